@@ -1,0 +1,28 @@
+"""The methods: what a user names with `pipeline_type`, and the project's table of contents.
+
+A method is a strategy (when to draft, send, judge and prune), a target (where segments are streamed) and a draft (who
+guesses). It knows nothing about their code: the composition root, scripts/launch.py, looks the names up.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: names of a strategy (pipeline/strategies.py), a target and a draft; `about` is one line for people."""
+
+    strategy: str
+    target: str
+    draft: str
+    about: str
+
+
+METHODS = {
+    "ar": Method("autoregressive", "ring", "none", "one token per round of the pipeline, no guesses"),
+    "serial": Method("serial", "ring", "eagle", "a token tree sent whole: one stage works, the others wait"),
+    "naive": Method("naive", "ring", "eagle", "a tree in equal shares, one per stage, judged once all are back"),
+    "pruned": Method("pruned", "ring", "eagle", "as naive, but judged share by share, and dead guesses pruned"),
+    "continuous": Method("continuous", "ring", "eagle", "FlowSpec: judge, prune and regrow at every return"),
+    "pipedec": Method("pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step"),
+}

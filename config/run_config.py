@@ -1,0 +1,181 @@
+"""What a run is: every option with its unit, its meaning and its default. Edit here, or say key=value at the command.
+
+It knows nothing about models or devices. Only the composition root reads a `RunConfig`; what is below receives values.
+The comment behind an option is also what `bash run_pipe.sh --help` prints.
+"""
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Iterator
+
+from config.methods import METHODS
+
+CHOICES = {
+    "pipeline_type": tuple(METHODS),
+    "template": ("vicuna", "llama-2", "own", "none"),
+    "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
+}
+AT_LEAST = {
+    "top_k": 0, "seed": 0, "max_new_tokens": 1, "question_begin": 0, "question_end": -1, "init_total_token": 1,
+    "init_topk": 1, "init_depth": 0, "expand_total_token": 1, "expand_topk": 1, "expand_depth": 0,
+    "none_expand_size": 0, "none_expand_depth": 0, "init_topk_pipedec": 1, "prefill_chunk": 1, "max_length": 2,
+    "threads_per_rank": 0,
+}
+ENDLESS = 1 << 30  # levels: deeper than any context
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a draft grows: the best `nodes` guesses stay, `depth` levels after the first, the best `width` of a level go
+    on with `width` children each; `segment` is the most rows that are sent at once (None: no bound)."""
+
+    nodes: int
+    depth: int
+    width: int
+    segment: int | None = None
+
+    def deeper(self, more: Growth) -> Growth:
+        """The same tree with this many nodes and levels more."""
+        return replace(self, nodes=self.nodes + more.nodes, depth=self.depth + more.depth)
+
+
+@dataclass(frozen=True)
+class TreeConfig:
+    """What strategies know: the growths after a miss, after a hit, in a turn without news, of one PipeDec layer."""
+
+    init: Growth = Growth(80, 6, 10, 16)
+    expand: Growth = Growth(64, 6, 10)
+    idle: Growth = Growth(48, 1, 10)
+    layer: Growth = Growth(256, ENDLESS, 16, 16)
+    chunk: int = 64  # the most rows of unsent text in one segment
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. A path counts from where the command was typed; an empty text means "not given"."""
+
+    # What runs
+    pipeline_type: str = "continuous"  # the method: ar, serial, naive, pruned, continuous or pipedec
+    model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
+    base_dir: str = ""  # folder of the whole model in Hugging Face form
+    eagle_dir: str = ""  # folder of the EAGLE draft head of that model
+    stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts), or the number of stages; empty: as split
+
+    # What is asked (one of the first three)
+    prompt: str = ""  # the question
+    prompt_ids: str = ""  # token ids with commas between, for models without a tokenizer
+    question_file: str = ""  # questions in the format of MT-bench, one JSON object a line
+    question_begin: int = 0  # first line of question_file that is asked, from 0
+    question_end: int = -1  # line before which to stop; -1: ask all
+    template: str = "vicuna"  # how a question is wrapped: vicuna, llama-2, own (the tokenizer's) or none
+
+    # How the answer is chosen, and when it ends
+    temperature: float = 0.0  # 0: always the likeliest token; above: sampled
+    top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
+    top_k: int = 0  # sample from this many likeliest tokens; 0: from all
+    seed: int = 0  # of the noise; with one seed every method writes the same text
+    max_new_tokens: int = 256  # tokens, at most
+    ignore_eos: bool = False  # go on after the end token (to measure speed)
+    stop: str = ""  # text that ends the answer; empty: none
+
+    # The tree after a miss, and of serial, naive and pruned
+    init_total_token: int = 80  # guesses in the tree
+    init_topk: int = 10  # children of a guess, and guesses of a level that get children
+    init_depth: int = 6  # levels after the first
+    init_subseq_token: int = 16  # rows per segment, at most; -1: no bound
+
+    # The tree that continuous grows after a hit, from fresh features
+    expand_total_token: int = 64  # guesses in the tree
+    expand_topk: int = 10  # children of a guess, and guesses of a level that get children
+    expand_depth: int = 6  # levels after the first
+    expand_subseq_token: int = -1  # rows per segment, at most; -1: no bound
+
+    # What continuous adds in a turn that settles nothing
+    none_expand: bool = True  # whether it deepens the tree at all
+    none_expand_size: int = 48  # more guesses
+    none_expand_depth: int = 1  # more levels
+
+    # Other habits of the pipeline
+    init_topk_pipedec: int = 16  # guesses in a layer of pipedec
+    prefill_chunk: int = 64  # rows of the prompt per segment, at most
+
+    # The machine
+    device: str = "auto"  # auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any
+    dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: what suits the device
+    max_length: int = 2048  # tokens of prompt and answer together
+    threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
+    processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
+    timeout: float = 10.0  # seconds after which a silent rank counts as dead
+    master_addr: str = "127.0.0.1"  # where the ranks meet: address of rank 0's machine
+    master_port: int = 0  # and its port; 0: any free one
+
+    # What is written
+    trace: str = ""  # folder for a timeline of every rank; empty: none
+    output: str = ""  # JSON file for the answers and their figures; empty: none
+    debug: bool = False  # show the traceback of an error
+
+    def __post_init__(self) -> None:
+        for problem in _problems(self):
+            raise ValueError(problem)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The numbers of `prompt_ids`."""
+        return tuple(int(word) for word in self.prompt_ids.split(",") if word.strip())
+
+    @property
+    def tree(self) -> TreeConfig:
+        """The values that the strategies receive."""
+        width = self.init_topk_pipedec
+        idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
+        return TreeConfig(
+            Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token)),
+            Growth(self.expand_total_token, self.expand_depth, self.expand_topk, _bound(self.expand_subseq_token)),
+            idle if self.none_expand else Growth(0, 0, self.expand_topk),
+            Growth(width * width, ENDLESS, width, width), self.prefill_chunk)
+
+
+def _bound(size: int) -> int | None:
+    return None if size == -1 else size
+
+
+def _problems(c: RunConfig) -> Iterator[str]:
+    """What is wrong with a configuration, each in a sentence that names the fix."""
+    values = {option.name: getattr(c, option.name) for option in fields(c)}
+    for name, choices in CHOICES.items():
+        if values[name] not in choices:
+            yield f"{name}={values[name]} is unknown: choose one of {', '.join(choices)}"
+    for name, least in AT_LEAST.items():
+        if values[name] < least:
+            yield f"{name}={values[name]} is too small: give {least} or more"
+    if not 0 <= c.temperature < math.inf:
+        yield f"temperature={c.temperature} is not possible: give 0 for the likeliest token, or more to sample"
+    if not 0 < c.top_p <= 1:
+        yield f"top_p={c.top_p} is not a share: give a number above 0 and at most 1"
+    if not 0 < c.timeout < math.inf:
+        yield f"timeout={c.timeout} is not possible: give the seconds to wait for a silent rank, above 0"
+    if c.seed >= 1 << 64:
+        yield f"seed={c.seed} is too large: give a number below 2**64"
+    if not 0 <= c.master_port < 1 << 16:
+        yield f"master_port={c.master_port} is no port: give 1 to 65535, or 0 for any free one"
+    yield from _problems_of_text(c)
+
+
+def _problems_of_text(c: RunConfig) -> Iterator[str]:
+    asked = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
+    if len(asked) > 1:
+        yield f"{' and '.join(asked)} are both given: give only one of them"
+    if c.prompt_ids and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", c.prompt_ids):
+        yield f"prompt_ids={c.prompt_ids} is not a list of token ids: write numbers with commas between, as 1,306,626"
+    if 0 <= c.question_end <= c.question_begin:
+        yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
+    for name in ("init_subseq_token", "expand_subseq_token"):
+        if getattr(c, name) < 1 and getattr(c, name) != -1:
+            yield f"{name}={getattr(c, name)} is not possible: give 1 or more rows, or -1 for no bound"
+    if c.stages and not re.fullmatch(r"0(\+0*[1-9]\d*)+|[1-9]\d*", c.stages):
+        yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
+               "and the others at least one, or the number of stages")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", c.device):
+        yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"

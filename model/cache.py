@@ -1,0 +1,131 @@
+"""The tree cache: keys and values of some layers, each slot tagged with the node that it belongs to.
+
+It knows nothing about tokens, positions or strategies. Slots [0, settled) hold text that every row sees and never
+move; behind them lies the tail, whose rows see what `sees` says. A dead node is never an ancestor of a live one, so
+pruning late, or never, costs time and cannot change a result.
+
+Shapes: T rows of a segment, S slots in use, K key/value heads, E head dimension.
+"""
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class TreeCache:
+    """Preallocated keys and values `[layers, K, capacity, E]`, and who sees whom in the tail."""
+
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device | str) -> None:
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty_like(self.keys)
+        self.capacity = shape[2]
+        self._sees = np.zeros((64, 64), dtype=bool)
+        # The additive mask. Left of `settled` it is zero for good, so a step writes the columns of the tail only.
+        self._mask = torch.zeros(64, self.capacity, dtype=dtype, device=device)
+        self._horizon = 0
+        self._keep: frozenset[int] = frozenset()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the request."""
+        self._mask.zero_()
+        self.settled = 0
+        self._hold([])
+
+    def drop(self) -> None:
+        """Forget the tail."""
+        self._ripen()
+        self._hold([])
+
+    @property
+    def nodes(self) -> list[int]:
+        """The nodes of the tail, in the order of their slots."""
+        return list(self._tail)
+
+    def alive(self, nodes: Sequence[int]) -> list[int]:
+        """The places in `nodes` of those that no prune has declared dead."""
+        return [i for i, node in enumerate(nodes) if node >= self._horizon or node in self._keep]
+
+    def admit(self, nodes: Sequence[int], parents: Sequence[int], text: int) -> None:
+        """Give the next slots to `nodes`, the first `text` of which are settled; a parent comes before its child."""
+        self._ripen()
+        start, rows = len(self._tail), len(nodes)
+        if self.settled + start + rows > self.capacity:
+            raise ValueError(f"the cache has {self.capacity} slots and needs {self.settled + start + rows}: "
+                             "raise max_length or draft fewer tokens")
+        self._grow(start + rows)
+        for i, (node, parent) in enumerate(zip(nodes, parents), start):
+            above = self._place.get(parent)  # a parent that is not in the tail is settled: all see it
+            self._sees[i] = False if above is None else self._sees[above]
+            self._sees[i, i] = True
+            self._place[node] = i
+            self._tail.append(node)
+        if start == 0:
+            self._ripe = text
+        blind = torch.from_numpy(~self._sees[start:start + rows, :start + rows]).to(self._mask.device)
+        self._rows, end = rows, self.settled + start + rows
+        self._mask[:rows, self.settled:end] = 0
+        self._mask[:rows, self.settled:end].masked_fill_(blind, float("-inf"))
+
+    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keep the admitted rows' keys and values; return all that they may attend to, and the mask `[T, S]`."""
+        end = self.settled + len(self._tail)
+        self.keys[layer, :, end - self._rows:end] = k_KTE
+        self.values[layer, :, end - self._rows:end] = v_KTE
+        return self.keys[layer, :, :end], self.values[layer, :, :end], self._mask[:self._rows, :end]
+
+    def prune(self, tip: int, parent: int, keep: Sequence[int], horizon: int) -> None:
+        """The text ends in `tip` below `parent`; of the nodes older than `horizon` only those and `keep` live.
+
+        Needs no earlier prune to have come: what is settled are the ancestors of `parent`, which every stage has
+        seen, since its answer made `tip`.
+        """
+        if horizon >= self._horizon:
+            self._horizon, self._keep = horizon, frozenset(keep).union((tip,))
+        self._ripen()
+        above = self._place.get(parent)
+        text = [] if above is None else np.flatnonzero(self._sees[above, :len(self._tail)]).tolist()
+        if tip in self._place:
+            text.append(self._place[tip])
+        wanted = set(keep).difference(self._tail[i] for i in text)
+        self._compact(text + [i for i, node in enumerate(self._tail)
+                              if node in wanted or node >= horizon])
+        self._ripe = len(text)
+        self._ripen()
+
+    def _compact(self, order: list[int]) -> None:
+        """Move the tail's rows `order` to its front; rows that are in place already are not touched."""
+        first = next((i for i, old in enumerate(order) if i != old), len(order))
+        if first < len(order):
+            source = torch.tensor(order[first:], device=self.keys.device) + self.settled
+            start, end = self.settled + first, self.settled + len(order)
+            self.keys[:, :, start:end] = self.keys.index_select(2, source)
+            self.values[:, :, start:end] = self.values.index_select(2, source)
+        self._sees[:len(order), :len(order)] = self._sees[np.ix_(order, order)]
+        self._hold([self._tail[i] for i in order])
+
+    def _ripen(self) -> None:
+        """Move the border behind the settled rows that lead the tail."""
+        ripe, self._ripe = self._ripe, 0
+        if ripe:
+            self._mask[:, self.settled:self.settled + ripe] = 0
+            self.settled += ripe
+            rest = len(self._tail) - ripe
+            self._sees[:rest, :rest] = self._sees[ripe:ripe + rest, ripe:ripe + rest].copy()
+            self._hold(self._tail[ripe:])
+
+    def _hold(self, tail: list[int]) -> None:
+        self._tail = tail
+        self._place = {node: i for i, node in enumerate(tail)}
+        self._ripe = 0
+
+    def _grow(self, size: int) -> None:
+        """Room for a tail, and so for a segment, of `size` rows."""
+        if size > len(self._sees):
+            sees, old = np.zeros((2 * size, 2 * size), dtype=bool), len(self._sees)
+            sees[:old, :old] = self._sees
+            self._sees = sees
+            self._mask = torch.zeros(2 * size, self.capacity, dtype=self._mask.dtype, device=self._mask.device)

@@ -1,0 +1,158 @@
+"""The token tree: settled text is its trunk, guesses are its branches.
+
+It knows nothing about tensors, models or ranks. A node is an id that is handed out once and never changes its
+meaning; token, parent and position belong to the id, so nothing is ever renumbered.
+"""
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import count
+from typing import Any, Iterable, Iterator
+
+
+class TokenTree:
+    """One request: the text so far and every live guess below its tip.
+
+    `limit` is the number of tokens the text may have in all; `ids` hands out node ids and is shared by all requests
+    of a pipeline, so that a message about an old node can never mean a new one.
+    """
+
+    def __init__(self, prompt: Iterable[int], limit: int, ids: Iterator[int] | None = None) -> None:
+        self._ids = count() if ids is None else ids
+        self.limit = limit
+        self.token: dict[int, int] = {}
+        self.parent: dict[int, int] = {}  # the root is its own parent
+        self.pos: dict[int, int] = {}
+        self.score: dict[int, float] = {}  # log-probability of the path, never above the parent's
+        self.children: dict[int, dict[int, int]] = {}  # node -> token -> child: adding twice is merging
+        self.trunk: list[int] = []
+        self.unsent: deque[int] = deque()  # settled nodes that the target was not sent yet
+        self.live: set[int] = set()  # guesses below the tip …
+        self.waiting: set[int] = set()  # … and those of them that were not sent yet
+        self.answer: dict[int, int] = {}  # the token that the target says follows a node
+        self.hidden: dict[int, Any] = {}  # the target's feature of a node, until a draft takes it
+        self.missed = 0  # settled tokens that had to be sent as text, since no sent guess foresaw them
+        for token in prompt:
+            self.settle(token)
+        if not self.trunk:
+            raise ValueError("the prompt is empty: give at least one token")
+        self.prompt_length, self.missed = len(self.trunk), 0
+
+    @property
+    def tip(self) -> int:
+        """The last settled node."""
+        return self.trunk[-1]
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the text may have."""
+        return self.limit - len(self.trunk)
+
+    @property
+    def horizon(self) -> int:
+        """An id above every node's so far."""
+        return self._last + 1
+
+    @property
+    def pending(self) -> int:
+        """How many nodes the next cuts could send."""
+        return len(self.unsent) + len(self.waiting)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The text so far, prompt included."""
+        return [self.token[node] for node in self.trunk]
+
+    def add(self, parent: int, token: int, score: float) -> int:
+        """Guess `token` after `parent`; a guess that is already there keeps its id and its score."""
+        found = self.children.get(parent, {}).get(token)
+        if found is not None:
+            return found
+        node = self._new(parent, token, min(score, self.score[parent]))
+        self.live.add(node)
+        self.waiting.add(node)
+        return node
+
+    def settle(self, token: int) -> None:
+        """The text goes on with `token`; every branch that said otherwise dies."""
+        branches = self.children.pop(self.tip, {}) if self.trunk else {}
+        node = branches.pop(token, None)
+        for dead in branches.values():
+            self.drop(dead)
+        if node is None:
+            parent = self.tip if self.trunk else None
+            node = self._new(parent, token, 0.0 if parent is None else self.score[parent])
+            self.waiting.add(node)
+        if node in self.waiting:
+            self.waiting.remove(node)
+            self.unsent.append(node)
+            self.missed += 1
+        self.live.discard(node)
+        self.trunk.append(node)
+
+    def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
+        """The next nodes to send: unsent text, at most `chunk` rows; then the best guesses, up to `size` rows in all.
+
+        Parents come before their children: a score never exceeds the parent's, and ties go to the older node.
+        """
+        text = [self.unsent.popleft() for _ in range(min(len(self.unsent), chunk or len(self.unsent)))]
+        if self.unsent:
+            return text
+        room = len(self.waiting) if size is None else max(0, size - len(text))
+        best = heapq.nsmallest(room, self.waiting, key=self._rank)
+        self.waiting.difference_update(best)
+        return text + best
+
+    def trim(self, size: int) -> None:
+        """Of the guesses that wait, keep those among the best `size` live ones."""
+        if len(self.live) > size:
+            for node in sorted(self.live, key=self._rank)[size:]:
+                if node in self.waiting:
+                    self.drop(node)
+
+    def floor(self, size: int) -> float:
+        """The score that a new guess must beat to be among the best `size` live ones."""
+        if len(self.live) < size:
+            return float("-inf")
+        return heapq.nlargest(size, (self.score[node] for node in self.live))[-1]
+
+    def forget(self) -> None:
+        """Drop every guess that was not sent."""
+        for node in list(self.waiting):
+            if node in self.waiting:
+                self.drop(node)
+
+    def drop(self, node: int) -> None:
+        """Remove a guess and all that stands on it."""
+        self.children.get(self.parent[node], {}).pop(self.token[node], None)
+        doomed = [node]
+        while doomed:
+            node = doomed.pop()
+            doomed.extend(self.children.pop(node, {}).values())
+            self.live.discard(node)
+            self.waiting.discard(node)
+            for facts in (self.token, self.parent, self.pos, self.score, self.answer, self.hidden):
+                facts.pop(node, None)  # type: ignore[attr-defined]
+
+    def _new(self, parent: int | None, token: int, score: float) -> int:
+        self._last = node = next(self._ids)
+        self.token[node] = token
+        self.parent[node] = node if parent is None else parent
+        self.pos[node] = 0 if parent is None else self.pos[parent] + 1
+        self.score[node] = score
+        if parent is not None:
+            self.children.setdefault(parent, {})[token] = node
+        return node
+
+    def _rank(self, node: int) -> tuple[float, int]:
+        return -self.score[node], node
+
+
+def verify(tree: TokenTree) -> list[int]:
+    """Walk on from the tip for as long as the target's answer is known; return the tokens that this settled."""
+    new: list[int] = []
+    while tree.tip in tree.answer:
+        new.append(tree.answer.pop(tree.tip))
+        tree.settle(new[-1])
+    return new

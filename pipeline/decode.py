@@ -1,0 +1,99 @@
+"""The decoder: a request in, a stream of settled tokens out.
+
+It knows nothing about text: prompts and answers are token ids. Any number of requests in a row use one pipeline; a
+request that is given up half-way is taken back from every stage.
+"""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Callable, Iterator, Sequence
+
+from config.run_config import TreeConfig
+from model.drafts import Draft
+from model.sample import Sampler
+from model.tree import TokenTree
+from pipeline.strategies import Strategy
+from pipeline.target import Ring
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to answer, and when to stop: at an `end` token, when `stop(token)` says so, or after `max_new_tokens`."""
+
+    prompt: Sequence[int]
+    sampler: Sampler = Sampler()
+    max_new_tokens: int = 256
+    end: frozenset[int] = frozenset()
+    stop: Callable[[int], bool] = lambda token: False
+
+
+@dataclass
+class Answer:
+    """What a request has brought so far. Times are in seconds."""
+
+    prompt_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    prefill_seconds: float = 0.0  # until the target had read the prompt and said the first token
+    decode_seconds: float = 0.0  # from then on
+    target_passes: int = 0  # after prefill: how often the target began at a token that no guess under way foresaw
+    segments: int = 0  # sent in all
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens by the whole time, prefill included."""
+        return self.new_tokens / max(self.prefill_seconds + self.decode_seconds, 1e-9)
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens per target pass, its own token included (EAGLE's tau); the token of the prefill does not count."""
+        return (self.new_tokens - 1) / self.target_passes if self.target_passes else float(self.new_tokens)
+
+
+class Decoder:
+    """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens."""
+
+    def __init__(self, target: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int) -> None:
+        self.target, self.draft, self.strategy, self.cfg, self.max_length = target, draft, strategy, cfg, max_length
+        self._ids = count()
+
+    def decode(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
+        """The answer, which fills while the stream of settled tokens is read; close the stream to give up."""
+        if len(request.prompt) >= self.max_length:
+            raise ValueError(f"the prompt has {len(request.prompt)} tokens and the context only {self.max_length}: "
+                             "shorten the prompt or raise max_length")
+        limit = min(self.max_length, len(request.prompt) + request.max_new_tokens)
+        tree = TokenTree(request.prompt, limit, self._ids)
+        answer = Answer(prompt_tokens=len(request.prompt))
+        return answer, self._stream(request, tree, answer)
+
+    def _stream(self, request: Request, tree: TokenTree, answer: Answer) -> Iterator[list[int]]:
+        self.target.sampler = request.sampler
+        start, sent = time.perf_counter(), self.target.segments
+        try:
+            for settled in self.strategy(tree, self.target, self.draft, self.cfg):
+                new, over = self._take(request, settled, tree.limit - answer.prompt_tokens - answer.new_tokens)
+                if new and not answer.token_ids:
+                    answer.prefill_seconds = time.perf_counter() - start
+                answer.token_ids += new
+                answer.decode_seconds = time.perf_counter() - start - answer.prefill_seconds
+                answer.target_passes, answer.segments = max(tree.missed - 1, 0), self.target.segments - sent
+                yield new
+                if over:
+                    return
+        finally:
+            self.target.reset(tree)
+            self.draft.reset()
+
+    @staticmethod
+    def _take(request: Request, settled: list[int], room: int) -> tuple[list[int], bool]:
+        """The settled tokens up to the end of the answer, and whether this is it."""
+        for i, token in enumerate(settled[:room], 1):
+            if token in request.end or request.stop(token):
+                return settled[:i], True
+        return settled[:room], len(settled) >= room

@@ -1,0 +1,55 @@
+"""The four messages of the pipeline.
+
+They know nothing about how they travel. Segment, Reset and Stop go round the ring in order; only a Prune may overtake,
+since node ids never change their meaning.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence, Union
+
+from torch import Tensor
+
+
+@dataclass
+class Segment:
+    """Rows on their way through the stages: `x` holds tokens `[T]` before the first stage, hidden states `[T, D]` after.
+
+    The first `text` rows are settled text, the others guesses; a parent comes before its children.
+    """
+
+    nodes: list[int]
+    parents: list[int]
+    pos: list[int]
+    text: int
+    x: Tensor
+
+    def take(self, rows: Sequence[int]) -> Segment:
+        """Only these rows, in this order; itself if they are all."""
+        if len(rows) == len(self.nodes):
+            return self
+        return Segment([self.nodes[i] for i in rows], [self.parents[i] for i in rows], [self.pos[i] for i in rows],
+                       sum(i < self.text for i in rows), self.x[list(rows)])
+
+
+@dataclass
+class Prune:
+    """The text ends in `tip` below `parent`; of the nodes older than `horizon` only those and `keep` live."""
+
+    tip: int
+    parent: int
+    horizon: int
+    keep: list[int]
+
+
+@dataclass
+class Reset:
+    """The request is over. Comes back to rank 0 when every stage has forgotten it."""
+
+
+@dataclass
+class Stop:
+    """The pipeline is over. Passed on, then obeyed."""
+
+
+Message = Union[Segment, Prune, Reset, Stop]

@@ -1,0 +1,65 @@
+"""The pulse: every rank says that it lives, and hears who does not.
+
+It knows nothing about messages. A broken connection is noticed at once by the neighbours; a peer that is silent, since
+its machine hangs or its cable is out, only by its missing pulse. Whoever notices first writes it down where all ranks
+read it, so that all name the same rank.
+"""
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable
+
+BEAT = 0.5  # seconds
+
+
+class Pulse:
+    """`store` is the rendezvous' key-value store; `on_loss` is told once, in words, and ends this rank's waiting."""
+
+    def __init__(self, store: Any, rank: int, world: int, timeout: float, on_loss: Callable[[str], None]) -> None:
+        self._store, self._rank, self._timeout, self._on_loss = store, rank, timeout, on_loss
+        self._others = [peer for peer in range(world) if peer != rank]
+        self._ended = threading.Event()
+        self._suspect = ""  # what this rank has noticed itself
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._store.set(f"pulse/{rank}", "0")
+        self._thread.start()
+
+    def report(self, loss: str) -> None:
+        """This rank has noticed a loss by itself: tell all with the next beat."""
+        self._suspect = self._suspect or loss
+
+    def stop(self) -> None:
+        """Say good-bye, so that the silence from now on alarms nobody."""
+        self._ended.set()
+        self._thread.join()
+        self._store.set(f"pulse/{self._rank}", "end")
+
+    def _beat(self) -> None:
+        heard = {peer: (b"", time.monotonic()) for peer in self._others}
+        beat = 0
+        while not self._ended.wait(BEAT if not self._suspect else 0):
+            beat += 1
+            try:
+                self._store.set(f"pulse/{self._rank}", str(beat))
+                loss = self._suspect or self._silent(heard)
+                told = self._store.compare_set("pulse/lost", "", loss) if loss else self._told()
+            except RuntimeError:
+                told = (self._suspect or "the rendezvous was lost: rank 0's machine or its launcher is gone").encode()
+            if told:
+                self._on_loss(told.decode())
+                return
+
+    def _told(self) -> bytes:
+        return self._store.get("pulse/lost") if self._store.check(["pulse/lost"]) else b""
+
+    def _silent(self, heard: dict[int, tuple[bytes, float]]) -> str:
+        """In words, the first peer whose pulse has not changed for too long."""
+        now = time.monotonic()
+        for peer in self._others:
+            pulse = self._store.get(f"pulse/{peer}") if self._store.check([f"pulse/{peer}"]) else b""
+            if pulse != heard[peer][0] or pulse == b"end":
+                heard[peer] = (pulse, now)
+            elif now - heard[peer][1] > self._timeout:
+                return f"rank {peer} was lost: it has been silent for {self._timeout:g} seconds"
+        return ""

@@ -1,0 +1,109 @@
+"""The target: where a strategy streams segments, and where the tree learns what follows each node.
+
+It knows nothing about strategies, and strategies know nothing else about the pipeline.
+"""
+from __future__ import annotations
+
+from typing import Callable, Protocol, Sequence, Union
+
+import torch
+from torch import Tensor
+
+from model.sample import Sampler
+from model.tree import TokenTree
+from pipeline.messages import Prune, Reset, Segment, Stop
+from pipeline.trace import NoTrace, Trace
+from pipeline.transport import Link
+
+
+class Target(Protocol):
+    """What a strategy may ask of the pipeline."""
+
+    depth: int  # segments that fill it
+    in_flight: int  # segments that were sent and have not come back
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next segment would find the pipeline not yet full."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a segment has come back and waits to be received."""
+
+    def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
+        """Send these nodes; does not wait."""
+
+    def recv(self, tree: TokenTree) -> None:
+        """Wait for the oldest segment and note in the tree what it says."""
+
+    def prune(self, tree: TokenTree) -> None:
+        """Tell every stage what has died."""
+
+
+class Ring:
+    """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head."""
+
+    def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
+                 trace: Union[Trace, NoTrace, None] = None) -> None:
+        self.link, self.lm_head, self.depth, self.device = link, lm_head, depth, device
+        self.trace = trace or NoTrace()
+        self.in_flight = 0
+        self.segments = 0  # sent since the start
+        self.sampler = Sampler()
+
+    @property
+    def has_room(self) -> bool:
+        return self.in_flight < self.depth
+
+    @property
+    def ready(self) -> bool:
+        return self.link.ready
+
+    def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
+        with self.trace.span("send", nodes=list(nodes)):
+            self.link.send(Segment(
+                list(nodes), [tree.parent[node] for node in nodes], [tree.pos[node] for node in nodes],
+                sum(node not in tree.live for node in nodes), torch.tensor([tree.token[node] for node in nodes])))
+        self.in_flight += 1
+        self.segments += 1
+
+    def recv(self, tree: TokenTree) -> None:
+        assert self.in_flight, "nothing is in flight, so nothing can come back"
+        with self.trace.span("wait"):
+            segment = self.link.recv()
+        assert isinstance(segment, Segment), f"a {type(segment).__name__} came back instead of a segment"
+        self.in_flight -= 1
+        with self.trace.span("recv", nodes=segment.nodes):
+            self._note(tree, segment)
+
+    def _note(self, tree: TokenTree, segment: Segment) -> None:
+        """Keep the features of nodes that live, and the answers of those that can still be asked for one."""
+        known = [i for i, node in enumerate(segment.nodes) if node in tree.token]
+        x_TD = segment.x.to(self.device)
+        for i in known:
+            tree.hidden[segment.nodes[i]] = x_TD[i]
+        asked = [i for i in known if segment.nodes[i] in tree.live or segment.nodes[i] == tree.tip]
+        if asked:
+            tokens = self.sampler(self.lm_head(x_TD[asked]), [segment.pos[i] + 1 for i in asked])
+            tree.answer.update(zip((segment.nodes[i] for i in asked), tokens))
+
+    def prune(self, tree: TokenTree) -> None:
+        with self.trace.span("prune", tip=tree.tip):
+            self._broadcast(tree, list(tree.live))
+
+    def _broadcast(self, tree: TokenTree, keep: list[int]) -> None:
+        self.link.broadcast(Prune(tree.tip, tree.parent[tree.tip], tree.horizon, keep))
+
+    def reset(self, tree: TokenTree) -> None:
+        """End a request: what is in flight is declared dead, and every stage has forgotten it on return."""
+        self._broadcast(tree, [])
+        self.link.send(Reset())
+        while not isinstance(self.link.recv(), Reset):
+            pass
+        self.in_flight = 0
+
+    def stop(self) -> None:
+        """End the pipeline: every stage has passed the message on when this returns."""
+        self.link.send(Stop())
+        while not isinstance(self.link.recv(), Stop):
+            pass

@@ -1,0 +1,79 @@
+"""The trace: what each rank did and when, one JSON line per span.
+
+It knows nothing about what is traced. Off, a span is one shared object that does nothing; on, the lines of all ranks
+are merged into a Chrome trace that https://ui.perfetto.dev opens.
+"""
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ContextManager, Iterator
+
+
+class NoTrace:
+    """A trace that is off."""
+
+    _nothing = nullcontext()
+
+    def span(self, name: str, **facts: Any) -> ContextManager[Any]:
+        return self._nothing
+
+    def close(self) -> None:
+        pass
+
+
+class Trace:
+    """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of the machine's monotonic clock."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.rank = rank
+        self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8")
+
+    @contextmanager
+    def span(self, name: str, **facts: Any) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            line = {"rank": self.rank, "name": name, "t0": start, "t1": time.monotonic(),
+                    "thread": threading.current_thread().name, **facts}
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def merge(folder: str) -> Path:
+    """Join the spans of all ranks into `folder/trace.json`, with an arrow along each segment's way; return its path."""
+    spans = [json.loads(line) for path in sorted(Path(folder).glob("rank_*.jsonl"))
+             for line in path.read_text(encoding="utf-8").splitlines()]
+    start = min((span["t0"] for span in spans), default=0.0)
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        for rank in sorted({span["rank"] for span in spans})]
+    for span in spans:
+        events.append({"ph": "X", "name": span["name"], "pid": span["rank"], "tid": span["thread"],
+                       "ts": (span["t0"] - start) * 1e6, "dur": (span["t1"] - span["t0"]) * 1e6,
+                       "args": {k: v for k, v in span.items() if k not in ("rank", "name", "t0", "t1", "thread")}})
+    events += _journeys(spans, start)
+    path = Path(folder) / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    return path
+
+
+def _journeys(spans: list[dict[str, Any]], start: float) -> list[dict[str, Any]]:
+    """Arrows from where a segment is sent through the stages that compute it."""
+    sent = sorted((span for span in spans if span["name"] == "send" and "nodes" in span), key=lambda span: span["t0"])
+    segment = {node: number for number, span in enumerate(sent) for node in span["nodes"]}
+    arrows = []
+    for span in sorted(spans, key=lambda span: span["t0"]):
+        nodes = span.get("nodes")
+        if nodes and span["name"] in ("send", "forward") and nodes[0] in segment:
+            arrows.append({"ph": "s" if span["name"] == "send" else "t", "name": "segment", "cat": "segment",
+                           "id": segment[nodes[0]], "pid": span["rank"], "tid": span["thread"],
+                           "ts": (span["t0"] - start) * 1e6})
+    return arrows

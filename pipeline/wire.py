@@ -1,0 +1,50 @@
+"""The wire format: a message is a header of eight numbers and one body of bytes.
+
+It knows nothing about sockets or ranks, and nothing of Python's pickle: a peer can send wrong numbers, but no code.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pipeline.messages import Message, Prune, Reset, Segment, Stop
+
+HEADER = 8  # int64: kind, rows, text or tip, parent, horizon, width, dtype, bytes of the body
+SEGMENT, PRUNE, RESET, STOP = range(4)
+DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def encode(msg: Message) -> tuple[Tensor, Tensor]:
+    """The header `int64[8]` and the body `uint8[n]`, both on the CPU."""
+    if isinstance(msg, Segment):
+        width = msg.x.shape[1] if msg.x.dim() == 2 else 0
+        payload = msg.x.contiguous().view(-1).cpu()
+        body = torch.cat((_bytes(torch.tensor(msg.nodes + msg.parents + msg.pos)), _bytes(payload)))
+        return _header(SEGMENT, len(msg.nodes), msg.text, 0, 0, width, DTYPES.index(msg.x.dtype), len(body)), body
+    if isinstance(msg, Prune):
+        body = _bytes(torch.tensor(msg.keep))
+        return _header(PRUNE, len(msg.keep), msg.tip, msg.parent, msg.horizon, 0, 0, len(body)), body
+    return _header(RESET if isinstance(msg, Reset) else STOP, *[0] * 7), torch.empty(0, dtype=torch.uint8)
+
+
+def decode(header: Tensor, body: Tensor) -> Message:
+    """The message; its payload is a view of `body`."""
+    kind, rows, first, parent, horizon, width, dtype, _ = header.tolist()
+    if kind == SEGMENT:
+        numbers = body[:24 * rows].view(torch.int64).tolist() if rows else []
+        x = body[24 * rows:].view(DTYPES[dtype]) if rows else torch.empty(0, dtype=DTYPES[dtype])
+        return Segment(numbers[:rows], numbers[rows:2 * rows], numbers[2 * rows:], first,
+                       x.view(rows, width) if width else x)
+    if kind == PRUNE:
+        return Prune(first, parent, horizon, body.view(torch.int64).tolist() if rows else [])
+    if kind in (RESET, STOP):
+        return Reset() if kind == RESET else Stop()
+    raise ValueError(f"a message of unknown kind {kind} came in: do all ranks run the same version of FlowSpec?")
+
+
+def _header(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Answers a question with a model that is split over a pipeline: bash run_pipe.sh [PRESET] [key=value ...], or --help.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/env.sh"
+make_env
+exec "$PY" -m scripts.generate "$@"

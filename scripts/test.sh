@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Every check of the project: ruff, mypy, then pytest, which gets the arguments: bash scripts/test.sh [pytest's options]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+make_env tests/requirements.txt
+cd "$ROOT"
+"$PY" -m ruff check .
+"$PY" -m mypy
+exec "$PY" -m pytest -q "$@"

@@ -1,0 +1,104 @@
+"""A cache after any prunes equals a cache that was built from scratch."""
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.tree import TokenTree, verify
+from tests.tiny import CONFIG, Tiny
+
+TINY = Tiny()
+
+
+def run(cache, tree, nodes, text=None):
+    """These nodes through the whole model, as a stage would: rows that are dead on arrival are dropped."""
+    nodes = [nodes[i] for i in cache.alive(nodes)]
+    if not nodes:
+        return {}
+    settled = sum(node not in tree.live for node in nodes) if text is None else text
+    cache.admit(nodes, [tree.parent[node] for node in nodes], settled)
+    out = TINY.whole(torch.tensor([tree.token[node] for node in nodes]),
+                     torch.tensor([tree.pos[node] for node in nodes]), cache)
+    return dict(zip(nodes, out))
+
+
+def reference(tree, node):
+    """The same node's feature, from its own path alone."""
+    path = [node]
+    while tree.parent[path[0]] != path[0]:
+        path.insert(0, tree.parent[path[0]])
+    cache = CONFIG.cache(CONFIG.layers, len(path), TINY.lm_head.weight)
+    cache.admit(path, [path[0], *path[:-1]], text=len(path))
+    return TINY.whole(torch.tensor([tree.token[n] for n in path]), torch.arange(len(path)), cache)[-1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0]))
+def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
+    rng = random.Random(seed)
+    tree = TokenTree([rng.randrange(50) for _ in range(5)], limit=100)
+    cache = CONFIG.cache(CONFIG.layers, 200, TINY.lm_head.weight)
+    for _ in range(6):
+        for _ in range(rng.randrange(8)):
+            parent = rng.choice([tree.tip, *sorted(tree.live)])
+            tree.add(parent, rng.randrange(4), tree.score[parent] - rng.random())
+        for node, feature in run(cache, tree, tree.cut(rng.randrange(1, 7), rng.randrange(1, 4))).items():
+            torch.testing.assert_close(feature, reference(tree, node), atol=1e-9, rtol=1e-9)
+        if not tree.unsent:  # the tip was sent, so that its answer can have come
+            tree.answer[tree.tip] = rng.randrange(4)
+            verify(tree)
+            if rng.random() >= loss:
+                cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
+
+
+def test_a_pruned_cache_equals_one_built_from_scratch():
+    tree = TokenTree([3, 1, 4], limit=100)
+    cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
+    a, x = tree.add(tree.tip, 5, -0.1), tree.add(tree.tip, 9, -0.2)
+    b, y = tree.add(a, 2, -0.3), tree.add(x, 6, -0.4)
+    c = tree.add(b, 7, -0.5)
+    run(cache, tree, tree.cut())
+    tree.answer.update({tree.tip: 5, a: 2})
+    verify(tree)
+    cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
+    fresh = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
+    run(fresh, tree, [*tree.trunk, c], text=5)
+    assert cache.settled == 5 and cache.nodes == [c] and y not in cache.nodes
+    torch.testing.assert_close(cache.keys[:, :, :6], fresh.keys[:, :, :6], atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(cache.values[:, :, :6], fresh.values[:, :, :6], atol=1e-10, rtol=1e-10)
+
+
+def test_settled_slots_never_move():
+    tree = TokenTree(list(range(20)), limit=100)
+    cache = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
+    run(cache, tree, tree.cut())
+    before = cache.keys[:, :, :20].clone()
+    tree.add(tree.tip, 3, -0.1), tree.add(tree.tip, 4, -0.2)
+    run(cache, tree, tree.cut())
+    tree.answer[tree.trunk[-1]] = 4
+    verify(tree)
+    cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
+    assert cache.settled == 21 and torch.equal(cache.keys[:, :, :20], before)
+
+
+def test_rows_that_a_prune_declared_dead_are_dead_on_arrival():
+    cache = CONFIG.cache(1, 64, TINY.lm_head.weight)
+    cache.prune(tip=7, parent=3, keep=[9, 11], horizon=12)
+    assert [[6, 7, 9, 10, 11, 12][i] for i in cache.alive([6, 7, 9, 10, 11, 12])] == [7, 9, 11, 12]
+
+
+def test_an_older_prune_that_comes_late_revives_and_kills_nothing():
+    cache = CONFIG.cache(1, 64, TINY.lm_head.weight)
+    cache.prune(tip=7, parent=3, keep=[9], horizon=12)
+    cache.prune(tip=4, parent=3, keep=[5, 7, 9], horizon=10)
+    assert cache.alive([5, 7, 9, 11]) == [1, 2]
+
+
+def test_a_full_cache_says_what_to_do():
+    cache = CONFIG.cache(1, 4, TINY.lm_head.weight)
+    with pytest.raises(ValueError, match="raise max_length"):
+        cache.admit(list(range(5)), [0, 0, 1, 2, 3], 5)

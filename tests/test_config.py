@@ -1,0 +1,132 @@
+"""The configuration: what a person may write, and the sentence that answers a mistake."""
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from config.cli import help_text, options, parse
+from config.methods import METHODS
+from config.presets import PRESETS, ROOT
+from config.run_config import Growth, RunConfig, TreeConfig
+
+
+def test_nothing_said_means_the_toy_preset() -> None:
+    assert parse([]) == PRESETS["toy"] == parse(["toy"])
+    assert parse([]).pipeline_type == "continuous"
+
+
+def test_keys_are_read_as_the_type_the_dataclass_names() -> None:
+    cfg = parse(["toy", "temperature=1", "max_new_tokens=7", "ignore_eos=true", "none_expand=0", "prompt=a=b c"])
+    assert (cfg.temperature, cfg.max_new_tokens, cfg.ignore_eos, cfg.none_expand) == (1.0, 7, True, False)
+    assert isinstance(cfg.temperature, float) and cfg.prompt == "a=b c"
+
+
+def test_every_key_can_be_given_its_own_default() -> None:
+    for option in options():
+        text = str(option.default).lower() if option.kind == "bool" else str(option.default)
+        if text:
+            assert getattr(parse([f"{option.name}={text}"]), option.name) == option.default
+
+
+def test_a_key_takes_back_what_the_preset_says_beside_it() -> None:
+    cfg = parse(["prompt_ids=1, 2,3"])
+    assert cfg.prompt == "" and cfg.ids == (1, 2, 3)
+    cfg = parse(["model_dir=somewhere"])
+    assert (cfg.base_dir, cfg.eagle_dir, cfg.stages) == ("", "", "")
+    cfg = parse(["eagle_dir=head", "stages=3", "base_dir=whole"])
+    assert (Path(cfg.base_dir).name, Path(cfg.eagle_dir).name, cfg.stages) == ("whole", "head", "3")
+
+
+def test_paths_count_from_where_the_command_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = parse(["output=answer.json", "question_file=~/q.jsonl"])
+    assert cfg.output == str(tmp_path / "answer.json")
+    assert cfg.question_file == os.path.expanduser("~/q.jsonl")
+    assert cfg.base_dir == str(ROOT / "toy" / "llama")
+
+
+MISTAKES = {
+    "temprature=1": "did you mean temperature",
+    "init_tokens=1": "init_total_token",
+    "tyo": "did you mean toy",
+    "zzz=1": "zzz is no key (--help shows them all)",
+    "temperature=hot": "temperature=hot is not a number: write for example temperature=0.0",
+    "max_new_tokens=1.5": "is not a whole number",
+    "ignore_eos=yes": "is not true or false",
+    "seed = 3": "write seed=VALUE, without spaces",
+    "seed =3": "write seed=VALUE, without spaces",
+    "toy seed = 3": "write seed=VALUE, without spaces",
+    "toy =3": "write key=VALUE",
+    "--seed 3": "write seed=VALUE, without spaces or dashes",
+    "--seed=3": "write seed=3",
+    "seed=1 seed=1": "seed is given twice",
+    "seed=1 toy": "it goes first",
+    "prompt=Who are you": "goes in quotes",
+    "prompt=": "prompt is empty",
+    "prompt=a prompt_ids=1": "give only one of them",
+    "prompt_ids=1,x": "write numbers with commas between",
+    "temperature=-1": "give 0 for the likeliest token",
+    "temperature=nan": "temperature=nan is not possible",
+    "top_p=0": "above 0 and at most 1",
+    "top_p=1.1": "above 0 and at most 1",
+    "top_k=-1": "give 0 or more",
+    "seed=-1": "give 0 or more",
+    "seed=18446744073709551616": "below 2**64",
+    "max_new_tokens=0": "give 1 or more",
+    "pipeline_type=pipdec": "choose one of ar, serial, naive, pruned, continuous, pipedec",
+    "template=alpaca": "choose one of vicuna, llama-2, own, none",
+    "dtype=int8": "choose one of auto, float64",
+    "device=gpu": "choose auto, cpu, cuda or cuda:N",
+    "stages=2+2": "rank 0 has none",
+    "stages=0+2+0": "the others at least one",
+    "stages=0": "or the number of stages",
+    "init_subseq_token=0": "-1 for no bound",
+    "question_begin=3 question_end=3": "leaves no question",
+    "timeout=0": "above 0",
+    "master_port=70000": "0 for any free one",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_answered_by_one_sentence_that_names_the_fix(words: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse(words.split())
+    assert MISTAKES[words] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_help_tells_every_key_method_and_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(["toy", "--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0 and shown == help_text() + "\n"
+    names = [field.name for field in dataclasses.fields(RunConfig)]
+    assert [option.name for option in options()] == names, "every field of RunConfig needs a comment behind it"
+    assert all(re.search(rf"^  {name}=", shown, re.M) for name in names)
+    assert all(f"  {name} " in shown for name in [*METHODS, *PRESETS])
+    assert all(len(line) <= 120 for line in shown.splitlines())
+
+
+def test_the_examples_of_the_help_are_accepted() -> None:
+    for line in re.findall(r"^  bash run_pipe.sh ?(.*)$", help_text(), re.M):
+        parse([word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)])
+
+
+def test_the_strategies_receive_values_for_the_tree() -> None:
+    assert RunConfig().tree == TreeConfig()
+    tree = RunConfig(init_total_token=60, init_subseq_token=-1, none_expand=False, init_topk_pipedec=8,
+                     prefill_chunk=9).tree
+    assert tree.init == Growth(60, 6, 10, None) and tree.layer.segment == 8 and tree.chunk == 9
+    assert tree.expand.deeper(tree.idle) == tree.expand, "none_expand=false adds nothing"
+    assert Growth(5, 2, 3, 4).deeper(Growth(1, 1, 9)) == Growth(6, 3, 3, 4)
+
+
+def test_a_configuration_is_checked_when_it_is_made_in_python_too() -> None:
+    with pytest.raises(ValueError, match="temperature=-2"):
+        RunConfig(temperature=-2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig().seed = 1  # type: ignore[misc]

@@ -1,0 +1,32 @@
+"""Every way of decoding writes the one text of its seed."""
+from __future__ import annotations
+
+import pytest
+
+from model.sample import Sampler
+from pipeline.decode import Request
+from tests.tiny import Oracle, Tiny, pipeline, write
+
+TINY = Tiny()
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+NEW = 40
+SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
+TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
+SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]
+SHAPES = [(strategy, stages) for strategy in ["autoregressive", *SPECULATIVE] for stages in (1, 2, 4)]
+
+
+@pytest.mark.parametrize("temperature", SAMPLERS)
+@pytest.mark.parametrize("strategy, stages", SHAPES)
+def test_every_strategy_on_every_number_of_stages_writes_the_reference_text(strategy, stages, temperature):
+    with pipeline(TINY, stages, strategy, TINY.eagle()) as decoder:
+        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
+
+
+@pytest.mark.parametrize("temperature", SAMPLERS)
+@pytest.mark.parametrize("strategy", SPECULATIVE)
+def test_long_accepted_paths_change_nothing(strategy, temperature):
+    with pipeline(TINY, 4, strategy, Oracle(PROMPT + TEXT[temperature])) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[temperature], NEW))
+        assert [token for new in stream for token in new] == TEXT[temperature]
+    assert answer.mean_accepted_length > 2, "the oracle's guesses were not used"

@@ -1,0 +1,299 @@
+"""The shape of the code: floors, sizes and names, checked by `ast` over every file of the project.
+
+A rule is a function from a file to its problems. Each rule also meets a source that breaks it, so that it can fail.
+"""
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple
+
+import graphlib
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "eval": 4, "sim": 4, "serve": 4,
+          "scripts": 5, "toy": 5, "split_and_save_models": 5}
+ORDER = {  # in its own folder, a file imports only files that are named before it
+    "config": "methods run_config presets cli",
+    "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
+    "pipeline": "trace messages wire pulse transport emulate stage target strategies decode",
+}
+FUNCTION, ARGUMENTS, FILE, TEST_FILE, FOLDER = 40, 6, 250, 400, 10
+VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
+RANK = re.compile(r"(^|[._])rank(\(\))?$")
+ROLE = re.compile(r"(^|\.)_?is_(draft|first|last|main|master)(_stage|_rank|_process)?$")
+FOREIGN_PATH = re.compile(r"(?<![\w.}/-])/(home/|root/|work\b)")
+
+
+class Source(NamedTuple):
+    """One Python file: where it stands in the repository, and what it says."""
+
+    path: str
+    text: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return Path(self.path).with_suffix("").parts
+
+    @property
+    def floor(self) -> int | None:
+        """None for tests, which may import anything."""
+        return FLOORS.get(self.parts[0])
+
+    @property
+    def tree(self) -> ast.Module:
+        return _parse(self.text)
+
+
+Rule = Callable[[Source], Iterator[str]]
+
+
+@lru_cache(maxsize=None)
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@lru_cache(maxsize=None)
+def tracked() -> tuple[str, ...]:
+    """The project's files: what git knows or would add; outside of git, all but hidden folders."""
+    git = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True,
+                         capture_output=True)
+    names = git.stdout.splitlines() if git.returncode == 0 else [
+        path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")]
+    return tuple(name for name in names if (ROOT / name).is_file() and not name.startswith(".venv/"))
+
+
+def sources() -> list[Source]:
+    """Every Python file of the project."""
+    return [Source(name, (ROOT / name).read_text(encoding="utf-8")) for name in tracked()
+            if name.endswith(".py") and not any(part.startswith(".") for part in Path(name).parts)]
+
+
+def imports(source: Source) -> Iterator[str]:
+    """The modules that a file names, with the names taken from a package as modules of it."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own(source: Source) -> set[str]:
+    """The files of its own folder that a file imports, by name."""
+    folder = source.parts[:-1]
+    found = {tuple(name.split(".")) for name in imports(source)}
+    return {name[len(folder)] for name in found if len(name) > len(folder) and name[:len(folder)] == folder} - {"*"}
+
+
+def climbs(source: Source) -> Iterator[str]:
+    if source.floor is None and source.parts[0] != "tests":
+        yield f"stands on no floor: name its folder in {Path(__file__).name}"
+    for name in imports(source):
+        top = name.split(".")[0]
+        if name.startswith("."):
+            yield f"imports {name} by its place: write the whole name"
+        elif source.floor is not None and top in FLOORS and top != source.parts[0] and FLOORS[top] >= source.floor:
+            if source.floor < 5:
+                yield f"imports {name}, which is not on a lower floor"
+        elif source.floor == 0 and top not in sys.stdlib_module_names and top != "config":
+            yield f"imports {name}: config needs the standard library only"
+
+
+def distributes(source: Source) -> Iterator[str]:
+    if source.floor == 1 and any(name.startswith("torch.distributed") for name in imports(source)):
+        yield "imports torch.distributed: model knows one device"
+    for node in ast.walk(source.tree if source.floor == 1 else ast.Module([], [])):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed":
+            yield f"line {node.lineno} uses torch.distributed: model knows one device"
+
+
+def uses_tensors(source: Source) -> Iterator[str]:
+    if source.path == "model/tree.py":
+        yield from (f"imports {name}: the tree knows no tensors" for name in imports(source)
+                    if name.split(".")[0] in ("torch", "numpy"))
+
+
+def runs_ahead(source: Source) -> Iterator[str]:
+    folder, name = source.parts[0], source.parts[-1]
+    order = ORDER.get(folder, "").split()
+    if order and name != "__init__":
+        if name not in order:
+            yield f"is not in the order of {folder}/: name it in ORDER"
+        else:
+            later = own(source) & set(order[order.index(name):])
+            yield from (f"imports {other}, which comes later in {folder}/" for other in sorted(later))
+
+
+def sprawls(source: Source) -> Iterator[str]:
+    lines, limit = len(source.text.splitlines()), TEST_FILE if source.parts[0] == "tests" else FILE
+    if lines > limit:
+        yield f"has {lines} lines, more than {limit}"
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION:
+                yield f"{node.name} has {length} lines, more than {FUNCTION}"
+
+
+def asks_much(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            a = node.args
+            names = [arg.arg for arg in [*a.posonlyargs, *a.args, *a.kwonlyargs]]
+            count = len(names) - (names[:1] in (["self"], ["cls"])) + (a.vararg is not None) + (a.kwarg is not None)
+            if count > ARGUMENTS:
+                yield f"{node.name} has {count} arguments, more than {ARGUMENTS}"
+
+
+def is_vague(source: Source) -> Iterator[str]:
+    yield from (f"is called {part}: name what it is" for part in source.parts if VAGUE & set(part.split("_")))
+
+
+def asks_for_a_role(source: Source) -> Iterator[str]:
+    if source.path == "scripts/launch.py" or source.parts[0] in ("tests", "toy"):
+        return  # toy's recipe trains data-parallel: its ranks have no roles in a pipeline
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            ranks = [bool(RANK.search(ast.unparse(side))) for side in sides]
+            others = [side for side, is_rank in zip(sides, ranks) if not is_rank]
+            if any(ranks) and not all(isinstance(side, ast.Name) for side in others):  # `peer != rank` is no role
+                yield f"line {node.lineno} compares a rank: roles are objects, made in scripts/launch.py"
+        elif isinstance(node, (ast.Name, ast.Attribute)) and ROLE.search(ast.unparse(node)):
+            yield f"line {node.lineno} asks for a role: {ast.unparse(node)}"
+
+
+def needs_new_python(source: Source) -> Iterator[str]:
+    if source.floor is None or source.floor > 3 or not source.tree.body:
+        return
+    if "__future__.annotations" not in imports(source):
+        yield "lacks from __future__ import annotations"
+    try:
+        ast.parse(source.text, feature_version=(3, 8))
+    except SyntaxError as error:
+        yield f"line {error.lineno} is not Python 3.8: {error.msg}"
+
+
+def names_a_machine(source: Source) -> Iterator[str]:
+    yield from (f"line {number} names a path of one machine: {line.strip()[:60]}"
+                for number, line in enumerate(source.text.splitlines(), 1) if FOREIGN_PATH.search(line))
+
+
+def problems(rule: Rule, files: list[Source]) -> list[str]:
+    return [f"{source.path} {problem}" for source in files for problem in rule(source)]
+
+
+def test_a_file_imports_only_from_lower_floors_and_config_only_the_standard_library() -> None:
+    assert problems(climbs, sources()) == []
+
+
+def test_model_knows_one_device_and_nothing_of_torch_distributed() -> None:
+    assert problems(distributes, sources()) == []
+
+
+def test_the_tree_knows_no_tensors() -> None:
+    assert problems(uses_tensors, sources()) == []
+
+
+def test_in_its_own_folder_a_file_imports_only_files_named_earlier() -> None:
+    assert problems(runs_ahead, sources()) == []
+
+
+def test_no_folder_imports_in_circles() -> None:
+    graphs: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for source in sources():
+        graphs.setdefault(source.parts[:-1], {})[source.parts[-1]] = own(source) - {source.parts[-1]}
+    for graph in graphs.values():
+        graphlib.TopologicalSorter(graph).prepare()
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+
+
+def test_functions_have_at_most_40_lines_and_files_at_most_250() -> None:
+    assert problems(sprawls, sources()) == []
+
+
+def test_functions_have_at_most_6_arguments() -> None:
+    assert problems(asks_much, sources()) == []
+
+
+def test_folders_have_at_most_10_modules() -> None:
+    folders: dict[str, list[str]] = {}
+    for source in sources():
+        if source.parts[0] != "tests" and source.parts[-1] != "__init__":
+            folders.setdefault("/".join(source.parts[:-1]), []).append(source.parts[-1])
+    assert {folder: names for folder, names in folders.items() if len(names) > FOLDER} == {}
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    assert problems(is_vague, sources()) == []
+
+
+def test_only_the_composition_root_asks_for_a_rank_or_a_role() -> None:
+    assert problems(asks_for_a_role, sources()) == []
+
+
+def test_what_boards_run_is_written_in_python_3_8() -> None:
+    assert problems(needs_new_python, sources()) == []
+
+
+def test_no_text_names_a_path_of_one_machine() -> None:
+    texts = [(name, (ROOT / name).read_bytes()) for name in tracked() if (ROOT / name).stat().st_size < 1 << 21]
+    assert problems(names_a_machine, [Source(name, data.decode(errors="replace")) for name, data in texts
+                                      if b"\0" not in data]) == []
+
+
+BROKEN = [
+    (climbs, "config/cli.py", "import torch"),
+    (climbs, "config/cli.py", "from model.tree import verify"),
+    (climbs, "model/eagle.py", "def f():\n    from pipeline import stage"),
+    (climbs, "eval/bench.py", "import serve.engine"),
+    (climbs, "pipeline/stage.py", "from . import trace"),
+    (climbs, "extra/thing.py", ""),
+    (distributes, "model/llama.py", "from torch import distributed as d"),
+    (distributes, "model/llama.py", "import torch\ntorch.distributed.barrier()"),
+    (uses_tensors, "model/tree.py", "from torch import Tensor"),
+    (runs_ahead, "model/tree.py", "from model import cache"),
+    (runs_ahead, "pipeline/messages.py", "from pipeline.wire import pack"),
+    (runs_ahead, "pipeline/extra.py", ""),
+    (sprawls, "model/tree.py", "x = 1\n" * (FILE + 1)),
+    (sprawls, "model/tree.py", "def f():\n" + "    x = 1\n" * FUNCTION),
+    (asks_much, "model/tree.py", "class A:\n    def f(self, a, b, c, d, *e, f, g): ..."),
+    (is_vague, "model/tensor_utils.py", ""),
+    (is_vague, "pipeline/common/wire.py", ""),
+    (asks_for_a_role, "pipeline/stage.py", "if rank == 0: pass"),
+    (asks_for_a_role, "pipeline/stage.py", "x = 1 if self.rank < 2 else 0"),
+    (asks_for_a_role, "pipeline/stage.py", "if self.rank == world - 1: pass"),
+    (asks_for_a_role, "scripts/generate.py", "while dist.get_rank() != 0: pass"),
+    (asks_for_a_role, "pipeline/stage.py", "if config.is_first_stage: pass"),
+    (needs_new_python, "tp/layers.py", "x = 1"),
+    (needs_new_python, "tp/layers.py", "from __future__ import annotations\nmatch x:\n    case 1: pass"),
+    (names_a_machine, "docs/any.md", "cd /" + "work/main"),
+    (names_a_machine, "run_pipe.sh", "cache=/" + "home/me/models"),
+]
+SOUND = [
+    (climbs, "toy/recipe/train.py", "from model.llama import Slice\nfrom scripts import launch\nimport torch"),
+    (climbs, "tp/group.py", "from pipeline.target import Target\nimport torch"),
+    (runs_ahead, "model/eagle.py", "from model.tree import TokenTree"),
+    (asks_much, "model/tree.py", "class A:\n    def f(self, a, b, c, d, e, f): ..."),
+    (asks_for_a_role, "scripts/launch.py", "if rank == 0: pass"),
+    (asks_for_a_role, "pipeline/pulse.py", "others = [peer for peer in range(world) if peer != rank]"),
+    (asks_for_a_role, "model/tree.py", "key = self._rank(node)"),
+    (names_a_machine, "README.md", "see https://example.org/home/ and my/work and $HOME/work"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
+def test_every_rule_finds_a_file_that_breaks_it(rule: Rule, path: str, text: str) -> None:
+    assert problems(rule, [Source(path, text)])
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), SOUND, ids=lambda value: getattr(value, "__name__", None))
+def test_no_rule_troubles_a_file_that_keeps_it(rule: Rule, path: str, text: str) -> None:
+    assert not problems(rule, [Source(path, text)])

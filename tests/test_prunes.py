@@ -1,0 +1,97 @@
+"""Pruning is only an optimisation: prunes that are lost, late or in bursts change no text."""
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from model.sample import Sampler
+from pipeline.decode import Request
+from pipeline.messages import Prune
+from tests.tiny import Oracle, Tiny, pipeline, write
+
+TINY = Tiny()
+PROMPT = [8, 1, 33, 25, 46, 12, 9]
+NEW = 40
+SAMPLER = Sampler(1.0, seed=11)
+TEXT = TINY.text(PROMPT, NEW, SAMPLER)
+PRUNING = ["naive", "pruned", "continuous", "pipedec"]
+
+
+def losing(chance, seed):
+    """Links whose prunes are lost with this chance, for each stage by itself."""
+    rng = random.Random(seed)
+
+    def wrap(link):
+        def broadcast(msg):
+            for inbox in link._others:
+                if not isinstance(msg, Prune) or rng.random() >= chance:
+                    inbox.put(msg)
+        link.broadcast = broadcast
+        return link
+    return wrap
+
+
+def delaying(longest, seed):
+    """Links whose prunes come late, out of order and in bursts."""
+    rng = random.Random(seed)
+
+    def wrap(link):
+        held = []
+
+        def broadcast(msg):
+            held.append(msg)
+            if len(held) > rng.randrange(longest):
+                rng.shuffle(held)
+                for inbox in link._others:
+                    for late in held:
+                        inbox.put(late)
+                held.clear()
+        link.broadcast = broadcast
+        return link
+    return wrap
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize("strategy", PRUNING)
+def test_any_prune_may_be_lost_and_the_text_stays(strategy, chance):
+    for draft in (TINY.eagle(), Oracle(PROMPT + TEXT)):
+        with pipeline(TINY, 3, strategy, draft, wrap=losing(chance, seed=5)) as decoder:
+            assert write(decoder, PROMPT, NEW, SAMPLER) == TEXT
+
+
+@pytest.mark.parametrize("longest", [3, 8])
+@pytest.mark.parametrize("strategy", PRUNING)
+def test_any_prune_may_be_late_and_the_text_stays(strategy, longest):
+    for draft in (TINY.eagle(), Oracle(PROMPT + TEXT)):
+        with pipeline(TINY, 3, strategy, draft, wrap=delaying(longest, seed=6)) as decoder:
+            assert write(decoder, PROMPT, NEW, SAMPLER) == TEXT
+
+
+@pytest.mark.parametrize("strategy", PRUNING)
+def test_prunes_of_one_request_may_arrive_in_the_next(strategy):
+    with pipeline(TINY, 2, strategy, TINY.eagle(), wrap=delaying(40, seed=7)) as decoder:
+        for seed in range(6):
+            sampler = Sampler(1.0, seed=seed)
+            assert write(decoder, PROMPT[seed:], 12, sampler) == TINY.text(PROMPT[seed:], 12, sampler)
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "serial", *PRUNING])
+def test_requests_follow_one_another_and_may_be_given_up_in_mid_air(strategy):
+    with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
+        for left in (0, 1, 3):
+            _, stream = decoder.decode(Request(PROMPT, SAMPLER, NEW))
+            for _ in range(left):
+                next(stream)
+            stream.close()
+            assert decoder.target.in_flight == 0
+            assert write(decoder, PROMPT, NEW, SAMPLER) == TEXT
+
+
+def test_prunes_keep_the_caches_small():
+    with pipeline(TINY, 2, "continuous", Oracle(PROMPT + TEXT)) as decoder:
+        _, stream = decoder.decode(Request(PROMPT, SAMPLER, NEW))
+        widest = 0
+        for _ in stream:
+            widest = max(widest, *(len(stage.cache.nodes) for stage in decoder.stages))
+    assert 0 < widest < 80

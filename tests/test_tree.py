@@ -1,0 +1,149 @@
+"""The token tree keeps its promises, whatever is done to it."""
+from __future__ import annotations
+
+import random
+import sys
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.tree import TokenTree, verify
+
+WORDS = st.lists(st.tuples(st.sampled_from(["add", "settle", "cut", "trim", "forget", "guess"]), st.integers(0, 10**6)),
+                 max_size=60)
+
+
+def play(words):
+    """A tree after some random deeds, and all cuts in their order."""
+    tree, cuts = TokenTree([1, 2, 3], limit=1000), []
+    for word, number in words:
+        rng = random.Random(number)
+        if word == "add":
+            parent = rng.choice([tree.tip, *sorted(tree.live)])
+            tree.add(parent, rng.randrange(6), tree.score[parent] - rng.random())
+        elif word == "settle":
+            tree.settle(rng.randrange(6))
+        elif word == "cut":
+            cuts.append(tree.cut(rng.randrange(1, 6), rng.randrange(1, 4)))
+        elif word == "trim":
+            tree.trim(rng.randrange(1, 12))
+        elif word == "forget":
+            tree.forget()
+        else:
+            tree.answer[tree.tip] = rng.randrange(6)
+            verify(tree)
+    return tree, cuts
+
+
+@settings(deadline=None)
+@given(WORDS)
+def test_a_parent_is_older_than_its_child_and_one_position_before_it(words):
+    tree, _ = play(words)
+    for node in [*tree.trunk[1:], *tree.live]:
+        assert tree.parent[node] < node
+        assert tree.pos[node] == tree.pos[tree.parent[node]] + 1
+        assert tree.score[node] <= tree.score[tree.parent[node]]
+
+
+@settings(deadline=None)
+@given(WORDS)
+def test_cuts_send_each_node_once_and_no_node_before_its_parent(words):
+    tree, cuts = play(words)
+    sent = [node for cut in cuts for node in cut]
+    assert len(sent) == len(set(sent))
+    before = set()
+    for node in sent:
+        parent = tree.parent.get(node, node)  # a node that died since cannot be asked
+        assert parent == node or parent in before
+        before.add(node)
+
+
+@settings(deadline=None)
+@given(WORDS)
+def test_what_lives_hangs_on_the_tip_and_what_died_is_forgotten(words):
+    tree, _ = play(words)
+    for node in tree.live:
+        while node in tree.live:
+            node = tree.parent[node]
+        assert node == tree.tip
+    assert set(tree.token) == set(tree.trunk) | tree.live
+    assert tree.waiting <= tree.live
+
+
+def test_adding_twice_is_merging():
+    tree = TokenTree([1], limit=9)
+    node = tree.add(tree.tip, 5, -1.0)
+    assert tree.add(tree.tip, 5, -0.5) == node and tree.score[node] == -1.0
+    assert len(tree.live) == 1
+
+
+def test_ids_go_on_from_request_to_request():
+    ids = count()
+    first = TokenTree([1, 2, 3], 9, ids)
+    guess = first.add(first.tip, 4, -1.0)
+    second = TokenTree([1, 2, 3], 9, ids)
+    assert min(second.trunk) > guess
+
+
+def test_verify_walks_through_hits_and_stops_at_a_miss():
+    tree = TokenTree([1, 2], limit=20)
+    a = tree.add(tree.tip, 5, -0.1)
+    b = tree.add(a, 6, -0.2)
+    tree.add(a, 7, -0.3)
+    tree.cut()
+    tree.answer.update({tree.tip: 5, a: 6, b: 9})
+    assert verify(tree) == [5, 6, 9]
+    assert tree.tokens == [1, 2, 5, 6, 9] and not tree.live
+    assert list(tree.unsent) == [tree.tip] and tree.missed == 1
+
+
+def test_verify_waits_where_the_answer_is_not_known():
+    tree = TokenTree([1, 2], limit=20)
+    a = tree.add(tree.tip, 5, -0.1)
+    tree.cut()
+    tree.answer[tree.tip] = 5
+    assert verify(tree) == [5] and tree.tip == a
+    assert verify(tree) == [] and not tree.unsent
+
+
+def test_cut_sends_text_in_chunks_and_then_the_best_guesses():
+    tree = TokenTree(range(7), limit=20)
+    assert tree.cut(2, 4) == tree.trunk[:4]
+    low = tree.add(tree.tip, 1, -3.0)
+    high = tree.add(tree.tip, 2, -1.0)
+    deep = tree.add(high, 3, -2.0)
+    assert tree.cut(5, 4) == [*tree.trunk[4:], high, deep]
+    assert tree.cut(5, 4) == [low] and tree.cut(5, 4) == []
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        TokenTree([], limit=5)
+
+
+def test_a_turn_costs_no_more_in_a_long_text():
+    """Counted in executed lines, not in time: the same deeds at 100 and at 4,000 tokens."""
+    def turn(tree):
+        for rank in range(8):
+            tree.add(tree.add(tree.tip, rank, -1.0 - rank), 0, -2.0 - rank)
+        tree.cut(16, 64)
+        tree.answer[tree.tip] = 3
+        verify(tree)
+
+    def lines(length):
+        tree, steps = TokenTree(range(length), limit=10**6), 0
+        tree.cut()
+        turn(tree)
+
+        def tracer(frame, event, arg):
+            nonlocal steps
+            steps += 1
+            return tracer
+        sys.settrace(tracer)
+        turn(tree)
+        sys.settrace(None)
+        return steps
+
+    assert lines(100) == lines(4000)

@@ -1,0 +1,133 @@
+"""A tiny random LLaMA, its EAGLE head and pipelines of threads over them: what the tests decode with."""
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from config.run_config import Growth, TreeConfig
+from model.drafts import Draft, NoDraft
+from model.eagle import Eagle, EagleHead
+from model.llama import LlamaConfig, Slice, fill
+from model.sample import Sampler
+from pipeline.decode import Decoder, Request
+from pipeline.stage import Stage, serve
+from pipeline.strategies import STRATEGIES
+from pipeline.target import Ring
+from pipeline.transport import LocalLink, PeerLost
+
+CONFIG = LlamaConfig(hidden=32, layers=4, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=53, context=256,
+                     eps=1e-6, theta=10000.0)
+TREE = TreeConfig(init=Growth(20, 4, 4, 4), expand=Growth(16, 4, 4, None), idle=Growth(6, 1, 4),
+                  layer=Growth(25, 1000, 5, 5), chunk=5)
+CAPACITY = 2048  # every guess of a request, for when all prunes are lost
+
+
+def weights(module: torch.nn.Module, seed: int, scale: float = 0.25) -> dict[str, Tensor]:
+    """Random weights for a module that was built without memory; norms are ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.ones(p.shape, dtype=torch.float64) if p.dim() == 1 else
+            torch.randn(p.shape, generator=generator, dtype=torch.float64) * scale
+            for name, p in module.named_parameters()}
+
+
+class Tiny:
+    """The model whole, the weights of its slices, and a head that agrees with it about half of the time."""
+
+    def __init__(self) -> None:
+        self.whole = Slice(CONFIG, 0, CONFIG.layers)
+        self.tensors = weights(self.whole, seed=1)
+        fill(self.whole, self.tensors, torch.float64, "cpu")
+        generator = torch.Generator().manual_seed(2)
+        self.lm_head = torch.nn.Linear(CONFIG.hidden, CONFIG.vocab, bias=False, dtype=torch.float64)
+        self.lm_head.weight = torch.nn.Parameter(
+            torch.randn(CONFIG.vocab, CONFIG.hidden, generator=generator, dtype=torch.float64) * 0.4, False)
+
+    def slice(self, first: int, last: int) -> Slice:
+        part = Slice(CONFIG, first, last)
+        fill(part, {name: self.tensors[name] for name, _ in part.named_parameters()}, torch.float64, "cpu")
+        return part
+
+    def eagle(self) -> Eagle:
+        head = EagleHead(CONFIG, bias=True)
+        fill(head, weights(head, seed=3), torch.float64, "cpu")
+        return Eagle(head, self.lm_head, CAPACITY)
+
+    def logits(self, tokens: list[int]) -> Tensor:
+        """The reference: all tokens at once through the whole model, `[T, V]`."""
+        cache = CONFIG.cache(CONFIG.layers, len(tokens), self.lm_head.weight)
+        nodes = list(range(len(tokens)))
+        cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
+        return self.lm_head(self.whole(torch.tensor(tokens), torch.arange(len(tokens)), cache))
+
+    def text(self, prompt: list[int], new: int, sampler: Sampler) -> list[int]:
+        """The reference text: token by token, without any cache."""
+        tokens = list(prompt)
+        for _ in range(new):
+            tokens += sampler(self.logits(tokens)[-1:], [len(tokens)])
+        return tokens[len(prompt):]
+
+
+class Oracle:
+    """A draft that knows the text and guesses it, with some wrong guesses beside it: long accepted paths."""
+
+    def __init__(self, tokens: list[int], vocab: int = CONFIG.vocab) -> None:
+        self.tokens, self.vocab = tokens, vocab
+        self.refresh()
+
+    def grow(self, tree: Any, growth: Growth) -> bool:
+        frontier = [node for node in self._frontier if node in tree.live] or [tree.tip]
+        deep = tree.pos[frontier[0]] + 1
+        if len(tree.live) >= growth.nodes or deep >= min(tree.limit, tree.pos[tree.tip] + growth.depth + 2):
+            return False
+        self._frontier = []
+        for node in frontier[:1]:
+            right = self.tokens[deep] if deep < len(self.tokens) and deep % 7 else (tree.token[node] + 1) % self.vocab
+            for rank in range(growth.width):
+                self._frontier.append(tree.add(node, (right + rank) % self.vocab, tree.score[node] - 0.1 * (rank + 1)))
+        return True
+
+    def refresh(self) -> None:
+        self._frontier: list[int] = []
+
+    reset = refresh
+
+
+def work(stage: Stage, link: Any) -> None:
+    """Serve; a stage that fails ends the test instead of letting it wait."""
+    try:
+        serve(stage, link)
+    except BaseException as error:
+        link.fail(PeerLost(f"a stage failed: {error!r}"))
+        raise
+
+
+@contextmanager
+def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None, cfg: TreeConfig = TREE,
+             wrap: Callable[[Any], Any] = lambda link: link, max_length: int = 200) -> Iterator[Decoder]:
+    """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
+    links = [wrap(link) for link in LocalLink.ring(stages + 1)]
+    bounds = [CONFIG.layers * i // stages for i in range(stages + 1)]
+    workers = [Stage(tiny.slice(a, b), CONFIG.cache(b - a, CAPACITY, tiny.lm_head.weight))
+               for a, b in zip(bounds, bounds[1:])]
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, links[1:])]
+    for thread in threads:
+        thread.start()
+    ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
+    decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length)
+    decoder.stages = workers  # type: ignore[attr-defined]
+    yield decoder
+    ring.stop()
+    for thread in threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "a stage did not end"
+
+
+def write(decoder: Decoder, prompt: list[int], new: int, sampler: Sampler = Sampler()) -> list[int]:
+    answer, stream = decoder.decode(Request(prompt, sampler, new))
+    for _ in stream:
+        pass
+    return answer.token_ids
