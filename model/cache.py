@@ -8,7 +8,7 @@ Shapes: T rows of a segment, S slots in use, K key/value heads, E head dimension
 """
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Container, Sequence
 
 import numpy as np
 import torch
@@ -39,6 +39,11 @@ class TreeCache:
         """Forget the tail."""
         self._ripen()
         self._hold([])
+
+    def retain(self, nodes: Container[int]) -> None:
+        """Forget the rows of the tail that are not among `nodes`; nothing is settled."""
+        self._ripen()
+        self._compact([i for i, node in enumerate(self._tail) if node in nodes])
 
     @property
     def nodes(self) -> list[int]:

@@ -45,6 +45,7 @@ class Eagle:
     def __init__(self, head: EagleHead, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
         self.head, self.lm_head = head, lm_head
         self.cache = head.config.cache(1, capacity, head.fc.weight)
+        self._score = self._feature = head.fc.weight[:0]  # … their scores [T] and features [T, D]
         self.reset()
 
     def reset(self) -> None:
@@ -55,8 +56,8 @@ class Eagle:
 
     def refresh(self) -> None:
         """Begin again at the tip at the next growth, with the target's features instead of the head's own."""
-        self._origin: int | None = None
-        self._frontier: list[int] = []
+        self._origin: int | None = None  # the tip that the tree was begun at
+        self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
 
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
         """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
@@ -73,16 +74,17 @@ class Eagle:
         else:
             if self._origin == tree.tip or tree.room < 1:
                 return False
-            out_TD = self._follow(tree)
-            if out_TD is None:
+            followed = self._follow(tree)
+            if followed is None:
                 return False
+            out_TD = followed
         self._offer(tree, out_TD, growth.nodes, growth.width)
         return True
 
     def _follow(self, tree: TokenTree) -> Tensor | None:
         """Feed the pairs of newly settled text; the feature behind the tip, once its pair is known."""
         self.cache.drop()
-        out_TD = None
+        out_TD: Tensor | None = None
         while self._fed < len(tree.trunk) and (fresh := self._known(tree)):
             parents = [tree.parent[node] for node in fresh]
             self.cache.admit(fresh, parents, text=len(fresh))
@@ -91,7 +93,8 @@ class Eagle:
             self._fed += len(fresh)
         if out_TD is None or self._fed < len(tree.trunk):
             return None
-        self._origin, self._level, self._base = tree.tip, 0, tree.score[tree.tip]
+        self._origin = self._tip = tree.tip
+        self._level, self._base = 0, tree.score[tree.tip]
         self._frontier, self._score = [tree.tip], torch.zeros(1, dtype=out_TD.dtype, device=out_TD.device)
         return out_TD[-1:]
 
@@ -102,6 +105,9 @@ class Eagle:
 
     def _deepen(self, tree: TokenTree, alive: list[int]) -> Tensor:
         """Expand what lives of the frontier with the head's own features."""
+        if self._tip != tree.tip:  # text that settled since is seen with the head's features until the next refresh
+            self._tip = tree.tip
+            self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
         if len(alive) < len(self._frontier):
             self._frontier = [self._frontier[i] for i in alive]
             self._score, self._feature = self._score[alive], self._feature[alive]
@@ -119,7 +125,8 @@ class Eagle:
         gain = torch.log_softmax(self.lm_head(out_TD), -1).topk(min(width, self.head.config.vocab), -1)
         score, order = (self._score[:, None] + gain.values).flatten().sort(descending=True, stable=True)
         token, place = gain.indices.flatten()[order].tolist(), (order // gain.values.shape[1]).tolist()
-        floor, added = tree.floor(nodes), []
+        floor = tree.floor(nodes)
+        added: list[int] = []
         for value, tok, above in zip(score[:nodes].tolist(), token, place):
             if self._base + value <= floor:
                 break

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass
 class Segment:
-    """Rows on their way through the stages: `x` holds tokens `[T]` before the first stage, hidden states `[T, D]` after.
+    """Rows on their way through the stages; `x`: tokens `[T]` before the first stage, hidden states `[T, D]` after it.
 
     The first `text` rows are settled text, the others guesses; a parent comes before its children.
     """

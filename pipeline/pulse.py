@@ -14,15 +14,18 @@ BEAT = 0.5  # seconds
 
 
 class Pulse:
-    """`store` is the rendezvous' key-value store; `on_loss` is told once, in words, and ends this rank's waiting."""
+    """`store` is the rendezvous' key-value store; a peer that is silent for `timeout` seconds counts as lost."""
 
-    def __init__(self, store: Any, rank: int, world: int, timeout: float, on_loss: Callable[[str], None]) -> None:
-        self._store, self._rank, self._timeout, self._on_loss = store, rank, timeout, on_loss
+    def __init__(self, store: Any, rank: int, world: int, timeout: float) -> None:
+        self._store, self._rank, self._timeout = store, rank, timeout
         self._others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
         self._suspect = ""  # what this rank has noticed itself
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
-        self._store.set(f"pulse/{rank}", "0")
+
+    def start(self, on_loss: Callable[[str], None]) -> None:
+        """Begin to beat; `on_loss` is told once, in words, which peer was lost."""
+        self._on_loss = on_loss
         self._thread.start()
 
     def report(self, loss: str) -> None:

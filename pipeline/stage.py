@@ -5,8 +5,6 @@ follows.
 """
 from __future__ import annotations
 
-from typing import Union
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,7 @@ from pipeline.transport import Link
 class Stage:
     """Computes segments; `device` is where its weights lie."""
 
-    def __init__(self, part: Slice, cache: TreeCache, trace: Union[Trace, NoTrace, None] = None) -> None:
+    def __init__(self, part: Slice, cache: TreeCache, trace: Trace | NoTrace | None = None) -> None:
         self.part, self.cache, self.trace = part, cache, trace or NoTrace()
         self.device = cache.keys.device
 

@@ -5,7 +5,7 @@ affair, and keyed by position: so every strategy writes the same text, and only 
 """
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List
+from typing import Callable, Iterator, List
 
 from config.run_config import TreeConfig
 from model.drafts import Draft
@@ -97,5 +97,5 @@ def pipedec(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> I
                 yield new
 
 
-STRATEGIES: Dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
+STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
     autoregressive, serial, naive, pruned, continuous, pipedec)}

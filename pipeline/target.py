@@ -4,7 +4,7 @@ It knows nothing about strategies, and strategies know nothing else about the pi
 """
 from __future__ import annotations
 
-from typing import Callable, Protocol, Sequence, Union
+from typing import Callable, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class Ring:
     """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head."""
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
-                 trace: Union[Trace, NoTrace, None] = None) -> None:
+                 trace: Trace | NoTrace | None = None) -> None:
         self.link, self.lm_head, self.depth, self.device = link, lm_head, depth, device
         self.trace = trace or NoTrace()
         self.in_flight = 0
@@ -94,16 +94,22 @@ class Ring:
     def _broadcast(self, tree: TokenTree, keep: list[int]) -> None:
         self.link.broadcast(Prune(tree.tip, tree.parent[tree.tip], tree.horizon, keep))
 
+    def start(self) -> None:
+        """Wait until every stage is there."""
+        self._round(Reset())
+
     def reset(self, tree: TokenTree) -> None:
         """End a request: what is in flight is declared dead, and every stage has forgotten it on return."""
         self._broadcast(tree, [])
-        self.link.send(Reset())
-        while not isinstance(self.link.recv(), Reset):
-            pass
+        self._round(Reset())
         self.in_flight = 0
 
     def stop(self) -> None:
         """End the pipeline: every stage has passed the message on when this returns."""
-        self.link.send(Stop())
-        while not isinstance(self.link.recv(), Stop):
+        self._round(Stop())
+
+    def _round(self, msg: Reset | Stop) -> None:
+        """Send a message round the ring and drop what comes back before it."""
+        self.link.send(msg)
+        while not isinstance(self.link.recv(), type(msg)):
             pass

@@ -47,6 +47,19 @@ class Trace:
         self._file.close()
 
 
+class TracedDraft:
+    """A draft whose growth leaves spans."""
+
+    def __init__(self, draft: Any, trace: Trace | NoTrace) -> None:
+        self._draft, self._trace = draft, trace
+        self.refresh, self.reset = draft.refresh, draft.reset
+
+    def grow(self, tree: Any, growth: Any) -> bool:
+        with self._trace.span("grow", live=len(tree.live)):
+            grew: bool = self._draft.grow(tree, growth)
+        return grew
+
+
 def merge(folder: str) -> Path:
     """Join the spans of all ranks into `folder/trace.json`, with an arrow along each segment's way; return its path."""
     spans = [json.loads(line) for path in sorted(Path(folder).glob("rank_*.jsonl"))

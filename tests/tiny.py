@@ -107,7 +107,7 @@ def work(stage: Stage, link: Any) -> None:
 
 @contextmanager
 def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None, cfg: TreeConfig = TREE,
-             wrap: Callable[[Any], Any] = lambda link: link, max_length: int = 200) -> Iterator[Decoder]:
+             wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in LocalLink.ring(stages + 1)]
     bounds = [CONFIG.layers * i // stages for i in range(stages + 1)]
@@ -117,7 +117,7 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
     for thread in threads:
         thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
-    decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length)
+    decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length=200)
     decoder.stages = workers  # type: ignore[attr-defined]
     yield decoder
     ring.stop()

@@ -1,0 +1,213 @@
+"""Weights in files: a Hugging Face checkpoint read tensor by tensor, a safetensors file written tensor by tensor.
+
+It knows nothing about models or ranks: a tensor is a name, a type and a shape. It holds about one tensor in memory;
+only a `.bin` that torch cannot map (written before torch 1.6, or read by torch before 2.1) is held whole.
+"""
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# safetensors' names of types; a type that this torch does not have is left out
+CODES = {code: getattr(torch, name) for code, name in (
+    ("F64", "float64"), ("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("F8_E4M3", "float8_e4m3fn"),
+    ("F8_E5M2", "float8_e5m2"), ("I64", "int64"), ("I32", "int32"), ("I16", "int16"), ("I8", "int8"), ("U8", "uint8"),
+    ("BOOL", "bool")) if hasattr(torch, name)}
+NAMES = {dtype: code for code, dtype in CODES.items()}
+SOURCES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is known of a tensor before its data is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Bytes of one element."""
+        return torch.empty((), dtype=self.dtype).element_size()
+
+    @property
+    def bytes(self) -> int:
+        return self.width * math.prod(self.shape)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; copy the folder again, with all of its files") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); copy it again") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object; copy it again")
+    return content
+
+
+def _header(path: Path) -> dict[str, tuple[Form, int]]:
+    """The form of every tensor of a safetensors file, and where its data begins."""
+    size, found, end = path.stat().st_size, {}, 0
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(f"{path} is cut off ({size} bytes) or no safetensors file; copy or download it again")
+        try:
+            for name, entry in json.loads(file.read(length)).items():
+                if name != "__metadata__":
+                    form = Form(CODES[entry["dtype"]], tuple(entry["shape"]))
+                    start, stop = entry["data_offsets"]
+                    if stop - start != form.bytes:
+                        raise ValueError
+                    found[name], end = (form, 8 + length + start), max(end, stop)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{path} has a header that cannot be read; copy or download it again") from None
+    if 8 + length + end > size:
+        raise ValueError(f"{path} is cut off: it has {size} of {8 + length + end} bytes; copy or download it again")
+    return found
+
+
+def _mappable(path: Path) -> bool:
+    return "mmap" in inspect.signature(torch.load).parameters and zipfile.is_zipfile(path)
+
+
+def _load_bin(path: Path) -> dict[str, Tensor]:
+    """All tensors of a `.bin` file; mapped, so that nothing is read yet, where torch can do that."""
+    options: dict[str, Any] = {"map_location": "cpu"}
+    if "weights_only" in inspect.signature(torch.load).parameters:
+        options["weights_only"] = True
+    if _mappable(path):
+        options["mmap"] = True
+    try:
+        content = torch.load(str(path), **options)
+    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it ends too early"
+        raise ValueError(f"{path} cannot be read ({reason}); copy or download it again") from None
+    return {name: x.detach() for name, x in content.items() if isinstance(x, Tensor)}
+
+
+class Checkpoint:
+    """A Hugging Face folder (safetensors or .bin, sharded or not): forms at once, data when asked."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ValueError(f"there is no folder {self.folder}; give the path of a model in Hugging Face form")
+        present = [self.folder / name for name in SOURCES if (self.folder / name).is_file()]
+        if not present:
+            raise ValueError(f"{self.folder} holds no weights; one of {', '.join(SOURCES)} is needed")
+        self.config = read_json(self.folder / "config.json")
+        self._place: dict[str, tuple[Form, Path, int | None]] = {}
+        self._held: tuple[Path, dict[str, Tensor]] | None = None
+        names = read_json(present[0]).get("weight_map", {}) if present[0].suffix == ".json" else {}
+        shards = sorted(set(names.values())) or [present[0].name]
+        self.files = [self.folder / shard for shard in shards]
+        for path in self.files:
+            if not path.is_file():
+                raise ValueError(f"{path} is missing, which {present[0].name} names; copy or download it again")
+            self._list(path)
+        for name in names:
+            if name not in self._place:
+                raise ValueError(f"{self.folder / names[name]} does not hold {name}, which {present[0].name} says; "
+                                 f"download the model again")
+
+    def _list(self, path: Path) -> None:
+        if path.suffix == ".safetensors":
+            self._place.update((name, (form, path, at)) for name, (form, at) in _header(path).items())
+            return
+        for name, tensor in self._bin(path).items():
+            self._place[name] = Form(tensor.dtype, tuple(tensor.shape)), path, None
+
+    def _bin(self, path: Path) -> dict[str, Tensor]:
+        if _mappable(path):  # mapped again for every tensor: pages of a map that is kept would count as memory
+            return _load_bin(path)
+        if self._held is None or self._held[0] != path:
+            self._held = None
+            self._held = path, _load_bin(path)
+        return self._held[1]
+
+    def names(self) -> list[str]:
+        """File by file, so that reading in this order opens each file once."""
+        return list(self._place)
+
+    def form(self, name: str) -> Form:
+        return self._place[name][0]
+
+    def read(self, name: str) -> Tensor:
+        form, path, start = self._place[name]
+        if start is None:
+            return self._bin(path)[name].clone()
+        data = bytearray(form.bytes)
+        with path.open("rb") as file:
+            file.seek(start)
+            got = file.readinto(data)
+        if got != len(data):
+            raise ValueError(f"{path} is cut off in {name}; copy or download it again")
+        flat = torch.frombuffer(data, dtype=form.dtype) if data else torch.empty(0, dtype=form.dtype)
+        return flat.reshape(form.shape)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: self.read(name) for name in self._place}
+
+
+class Writer:
+    """A safetensors file written tensor after tensor; it appears under its name when the `with` ends well."""
+
+    def __init__(self, path: Path, forms: dict[str, Form]) -> None:
+        table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        self.path, self._left, end = path, list(forms.items()), 0
+        for name, form in self._left:
+            table[name] = {"dtype": NAMES[form.dtype], "shape": form.shape, "data_offsets": [end, end + form.bytes]}
+            end += form.bytes
+        header = json.dumps(table, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)  # data begins at a multiple of 8
+        self.bytes, self._hash = 0, hashlib.sha256()
+        self._new = path.with_name(path.name + ".part")
+        self._file = self._new.open("wb")
+        self._head = len(header).to_bytes(8, "little") + header
+
+    def _put(self, data: Any) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """The next tensor, in the order of the forms."""
+        if not self.bytes:
+            self._put(self._head)
+        assert (name, Form(tensor.dtype, tuple(tensor.shape))) == self._left.pop(0), f"{name} is out of turn"
+        self._put(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The file's line in a manifest."""
+        return {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            with self._file:
+                if error is None:
+                    assert not self._left, f"{self._left[0][0]} was not written"
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+            if error is None:
+                os.replace(self._new, self.path)
+        finally:
+            if self._new.exists():
+                self._new.unlink()

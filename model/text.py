@@ -1,0 +1,151 @@
+"""Text for a language model: a prompt becomes token ids, and settled ids become text as they come.
+
+It knows nothing about tensors or pipelines. `transformers` and `fschat` are imported when they are first needed,
+because a rank that only computes never needs them.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Iterable, Sequence
+
+from model.checkpoint import read_json
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+                   "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
+CONVERSATIONS = {"vicuna": "vicuna_v1.1", "llama-2": "llama-2"}  # our name -> fschat's
+TEMPLATES = (*CONVERSATIONS, "own", "none")
+# What LLaMA-2-Chat was trained with; the original asks its questions with it too.
+LLAMA2_SYSTEM = (
+    "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe.  "
+    "Your answers should not include any harmful, unethical, racist, sexist, toxic, dangerous, or illegal content. "
+    "Please ensure that your responses are socially unbiased and positive in nature.\n\n"
+    "If a question does not make any sense, or is not factually coherent, explain why instead of answering something "
+    "not correct. If you don't know the answer to a question, please don't share false information.")
+TURN_ENDS = ("<|eot_id|>",)  # end tokens that some Llama-3 configs forget
+BROKEN = "\ufffd"  # what half a character decodes to
+MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
+MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
+
+
+class Text:
+    """The tokenizer and the conversation templates of one model."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not any((self.folder / name).is_file() for name in VOCABULARIES):
+            raise ValueError(f"{self.folder} has no tokenizer ({', '.join(VOCABULARIES)}); copy the model's tokenizer "
+                             f"files there, or give token ids with prompt_ids=")
+        from transformers import AutoTokenizer
+
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True)
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            raise ValueError(f"the tokenizer in {self.folder} cannot be read ({str(error).splitlines()[0]}); "
+                             f"copy it again from the model, or give token ids with prompt_ids=") from error
+        self._configs = [read_json(self.folder / name) for name in ("generation_config.json", "config.json")
+                         if (self.folder / name).is_file()]
+        has = self._configs[-1].get("vocab_size") if self._configs else None
+        if has is not None and len(self.tokenizer) > has:
+            raise ValueError(f"the tokenizer in {self.folder} has {len(self.tokenizer)} tokens, but the model knows "
+                             f"{has}; take the tokenizer of this model")
+
+    @property
+    def end_ids(self) -> set[int]:
+        """Every token that ends an answer, wherever the model says so."""
+        found = [config.get("eos_token_id") for config in self._configs] + [self.tokenizer.eos_token_id]
+        ends = {end for entry in found for end in (entry if isinstance(entry, list) else [entry]) if end is not None}
+        known = self.tokenizer.get_vocab()
+        ends.update(known[token] for token in TURN_ENDS if token in known)
+        if not ends:
+            raise ValueError(f"{self.folder} names no end token; add eos_token_id to its generation_config.json, "
+                             f"or use ignore_eos=true")
+        return ends
+
+    def prompt_ids(self, turns: Sequence[str], template: str) -> list[int]:
+        """The prompt of the assistant's next answer; `turns` are the user's and the assistant's by turns."""
+        if not turns or not turns[-1].strip():
+            raise ValueError("the prompt is empty; say what to ask, as in prompt='Why is the sky blue?'")
+        if len(turns) % 2 == 0:
+            raise ValueError(f"the conversation has {len(turns)} turns, so the assistant would answer itself; "
+                             f"end it with a turn of the user")
+        text = self._wrap(list(turns), template)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        first = self.tokenizer.bos_token_id
+        # The tokenizer's own template has its first token in it, if there is one.
+        if template != "own" and first in self.tokenizer("")["input_ids"] and ids[:1] != [first]:
+            ids = [first, *ids]
+        return ids
+
+    def _wrap(self, turns: list[str], template: str) -> str:
+        if template == "none":
+            return "".join(turns)
+        if template == "own":
+            if not self.tokenizer.chat_template:
+                raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; "
+                                 f"use template=vicuna, template=llama-2 or template=none")
+            talk = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+            text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+            return text
+        if template not in CONVERSATIONS:
+            raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
+        from fastchat.conversation import get_conv_template
+
+        conversation = get_conv_template(CONVERSATIONS[template])
+        if template == "llama-2":
+            conversation.set_system_message(LLAMA2_SYSTEM)
+        for i, turn in enumerate([*turns, None]):  # None: the answer that is asked for
+            conversation.append_message(conversation.roles[i % 2], turn)
+        prompt: str = conversation.get_prompt()
+        return prompt + " " if template == "llama-2" else prompt  # the space as in the original
+
+    def stream(self) -> Stream:
+        return Stream(self.tokenizer)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """What a stream of these ids prints."""
+        stream = self.stream()
+        return stream.add(ids) + stream.finish()
+
+
+class Stream:
+    """Ids in, text out, never half a character; only the last few tokens are decoded again.
+
+    A token is decoded together with the piece before it, because a sentencepiece tokenizer drops the space in front
+    of the first word it decodes. Special tokens print nothing.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._size = tokenizer, len(tokenizer)
+        self._silent = set(tokenizer.all_special_ids)
+        self._silent.update(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self._window: list[int] = []
+        self._printed = 0  # tokens of the window that were printed
+        self._before = ""  # their text
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def add(self, ids: Iterable[int]) -> str:
+        """What can be printed now."""
+        return "".join(self._next(i) for i in ids if i not in self._silent and i < self._size)
+
+    def _next(self, i: int) -> str:
+        self._window.append(i)
+        text = self._decode(self._window)
+        if text.endswith(BROKEN) and len(self._window) - self._printed < MOST_HELD:
+            return ""
+        return self._print(text)
+
+    def _print(self, text: str) -> str:
+        piece = text[len(self._before):]
+        if piece.strip(" ") or len(self._window) > MOST_CONTEXT:  # spaces alone would be dropped as a context
+            self._window = self._window[self._printed:]
+            text = self._decode(self._window)
+        self._before, self._printed = text, len(self._window)
+        return piece
+
+    def finish(self) -> str:
+        """What was held back, though it be broken."""
+        return self._print(self._decode(self._window))

@@ -1,0 +1,90 @@
+"""The parts of a rank: from a configuration and a rank's folder to its stage, its ring or its draft.
+
+It knows nothing about processes or rank numbers.
+"""
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+
+from config.methods import METHODS
+from config.run_config import RunConfig
+from model.checkpoint import Checkpoint
+from model.drafts import Draft, NoDraft
+from model.eagle import Eagle, EagleHead
+from model.llama import LlamaConfig, Slice, fill
+from model.weights import Part
+from pipeline.decode import Decoder
+from pipeline.stage import Stage
+from pipeline.strategies import STRATEGIES
+from pipeline.target import Ring
+from pipeline.trace import NoTrace, Trace, TracedDraft
+from pipeline.transport import Link
+
+
+def build_stage(config: RunConfig, part: Part, trace: Trace | NoTrace) -> Stage:
+    """The slice of one rank and its cache."""
+    _prepare_torch(config, part)
+    sizes = LlamaConfig.read(part.config)
+    first, last = part.layers
+    body = Slice(sizes, first, last)
+    device, dtype = _device(config, part), _dtype(config, part)
+    fill(body, {name[len("model."):]: x for name, x in part.tensors().items()}, dtype, device)
+    cache = sizes.cache(last - first, _capacity(config, sizes), torch.empty(0, dtype=dtype, device=device))
+    return Stage(body, cache, trace)
+
+
+def build_ring(config: RunConfig, part: Part, link: Link, trace: Trace | NoTrace) -> Ring:
+    """The target, with the LM head that rank 0 holds."""
+    _prepare_torch(config, part)
+    sizes = LlamaConfig.read(part.config)
+    lm_head = torch.nn.Linear(sizes.hidden, sizes.vocab, bias=False, device="meta")
+    device = _device(config, part)
+    fill(lm_head, {"weight": part.tensors()["lm_head.weight"]}, _dtype(config, part), device)
+    return Ring(link, lm_head, len(part.stages), device, trace)
+
+
+def build_decoder(config: RunConfig, part: Part, ring: Ring, trace: Trace | NoTrace) -> Decoder:
+    """The strategy and the draft that the method names, over this target."""
+    method = METHODS[config.pipeline_type]
+    draft: Draft = NoDraft() if method.draft == "none" else _eagle(config, part, ring)
+    context = min(config.max_length, LlamaConfig.read(part.config).context)
+    return Decoder(ring, TracedDraft(draft, trace) if config.trace else draft, STRATEGIES[method.strategy],
+                   config.tree, context)
+
+
+def _eagle(config: RunConfig, part: Part, ring: Ring) -> Eagle:
+    if part.eagle is None:
+        raise ValueError(f"{part.folder} has no draft head: split the model again with --eagle DIR, "
+                         "or use pipeline_type=ar")
+    weights = Checkpoint(part.eagle)
+    sizes = replace(LlamaConfig.read(weights.config), context=LlamaConfig.read(part.config).context)
+    head = EagleHead(sizes, bias="fc.bias" in weights.names())
+    fill(head, weights.tensors(), _dtype(config, part), ring.device)
+    return Eagle(head, ring.lm_head, _capacity(config, sizes))
+
+
+def _capacity(config: RunConfig, sizes: LlamaConfig) -> int:
+    """Slots for the text, and for guesses that live or wait to be pruned."""
+    tree = config.tree
+    return min(config.max_length, sizes.context) + 8 * max(tree.init.nodes, tree.expand.nodes + tree.idle.nodes)
+
+
+def _prepare_torch(config: RunConfig, part: Part) -> None:
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(config.threads_per_rank or max(1, (os.cpu_count() or 1) // len(part.stages)))
+
+
+def _device(config: RunConfig, part: Part) -> torch.device:
+    if config.device != "auto":
+        return torch.device(config.device)
+    count = torch.cuda.device_count()
+    return torch.device(f"cuda:{part.rank % count}" if count else "cpu")
+
+
+def _dtype(config: RunConfig, part: Part) -> torch.dtype:
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)  # type: ignore[no-any-return]
+    return torch.float16 if _device(config, part).type == "cuda" else torch.float32

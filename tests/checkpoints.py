@@ -1,0 +1,41 @@
+"""Small checkpoints in folders, and how an error is expected: what the tests of weights and splits share."""
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+
+def refused(sentence: str) -> Any:
+    """The error is one sentence that says this."""
+    return pytest.raises(ValueError, match=f"(?s)^[^\n]*{re.escape(sentence)}[^\n]*$")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
+
+
+def save_llama(folder: Path, tied: bool = False, **options: Any) -> dict[str, torch.Tensor]:
+    """A random LLaMA of 3 layers, hidden size 16 and 40 tokens, written by `transformers`; its tensors."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+        max_position_embeddings=64, tie_word_embeddings=tied)).bfloat16()
+    llama.save_pretrained(folder, **options)
+    return dict(llama.state_dict())
+
+
+def save_head(folder: Path, hidden: int = 16, vocab: int = 40, **config: int) -> dict[str, torch.Tensor]:
+    """A draft head's file with tensors of several types; its tensors."""
+    tensors = {"fc.weight": torch.rand(hidden, 2 * hidden), "embed_tokens.weight": torch.rand(vocab, hidden),
+               "d2t": torch.arange(5), "t2d": torch.ones(vocab, dtype=torch.bool)}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"hidden_size": hidden, "vocab_size": vocab, **config}))
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return tensors

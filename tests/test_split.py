@@ -1,0 +1,225 @@
+"""A split holds every tensor of the model bit for bit, is resumable, and half of one is never taken for good."""
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import split_and_save_models as program
+from model.checkpoint import Checkpoint, Writer
+from model.weights import Part
+from split_and_save_models import check, main, split
+from tests.checkpoints import refused, same, save_head, save_llama
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYOUTS = {"safetensors": {}, "shards": {"max_shard_size": "4KB"}, ".bin": {"safe_serialization": False}}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The tiny model and a draft head in folders that no test changes."""
+    folder = tmp_path_factory.mktemp("models")
+    save_llama(folder / "base")
+    (folder / "base" / "tokenizer.model").write_bytes(b"any bytes")
+    save_head(folder / "eagle")
+    return folder
+
+
+@pytest.fixture
+def out(models, tmp_path) -> Path:
+    split(models / "base", tmp_path / "split", "0+1+2", models / "eagle", progress=False)
+    return tmp_path / "split"
+
+
+def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
+    parts = [Part(out / f"stage_{rank}") for rank in range(3)]
+    assert [part.layers for part in parts] == [(0, 0), (0, 1), (1, 3)]
+    assert [part.rank for part in parts] == [0, 1, 2] and {tuple(part.stages) for part in parts} == {(0, 1, 2)}
+    assert len({part.split_id for part in parts}) == 1
+    assert all(part.config == Checkpoint(models / "base").config for part in parts)
+    assert set(parts[0].tensors()) == {"lm_head.weight"}
+    assert "model.embed_tokens.weight" in parts[1].tensors() and "model.norm.weight" in parts[2].tensors()
+    assert (out / "stage_0" / "tokenizer.model").read_bytes() == b"any bytes"
+    assert (out / "stage_0" / "generation_config.json").exists() and not (out / "stage_1" / "tokenizer.model").exists()
+    eagle = torch.load(models / "eagle" / "pytorch_model.bin", weights_only=True)
+    assert parts[0].eagle and same(Checkpoint(parts[0].eagle).tensors(), eagle)
+    assert same(load_file(parts[0].eagle / "model.safetensors"), eagle) and parts[1].eagle is None
+    assert [part.rank for part in check(out)] == [0, 1, 2]
+    assert not list(out.glob("**/*.part"))
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("stages", ["1", "0+1+1+1"])
+def test_the_parts_together_are_the_model_bit_for_bit(tmp_path, stages, options, tied):
+    whole = save_llama(tmp_path / "base", tied, **options)
+    folders = split(tmp_path / "base", tmp_path / "split", stages, progress=False)
+    parts = [load_file(folder / "model.safetensors") for folder in folders]
+    assert sum(map(len, parts)) == len(whole), "a tensor is held twice"
+    assert same({name: tensor for part in parts for name, tensor in part.items()}, whole)
+
+
+def test_a_finished_folder_is_kept_and_an_unfinished_one_is_written_again(models, out):
+    def again(stages: str = "0+1+2", eagle: Path | None = models / "eagle") -> list[bool]:
+        for path in out.glob("stage_*/model.safetensors"):
+            os.utime(path, (0, 0))
+        folders = split(models / "base", out, stages, eagle, progress=False)
+        check(out)
+        return [(folder / "model.safetensors").stat().st_mtime == 0 for folder in folders]
+
+    assert again() == [True, True, True]
+    (out / "stage_1" / "manifest.json").unlink()
+    assert again() == [True, False, True]
+    (out / "stage_2" / "model.safetensors").write_bytes(b"half")
+    assert again() == [True, True, False]
+    assert again(eagle=None) == [False, False, False]
+    assert Part(out / "stage_0").eagle is None and not (out / "stage_0" / "eagle" / "model.safetensors").exists()
+    assert again("0+3") == [False, False]
+    with refused("has no manifest.json"):
+        Part(out / "stage_2")
+
+
+def test_a_model_that_was_trained_anew_is_split_anew(models, tmp_path):
+    shutil.copytree(models / "base", tmp_path / "base")
+    before = Part(split(tmp_path / "base", tmp_path / "split", "1", progress=False)[0])
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    tensors["lm_head.weight"] += 1
+    save_file(tensors, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    after = Part(split(tmp_path / "base", tmp_path / "split", "1", progress=False)[0])
+    assert before.split_id != after.split_id
+    assert torch.equal(after.tensors()["lm_head.weight"], tensors["lm_head.weight"])
+
+
+def test_the_sample_of_a_large_file_covers_its_beginning_middle_and_end(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(1000))
+    marks = {program.sample(tmp_path / "file", block=10, blocks=4)}
+    for place in (0, 335, 999):
+        data = bytearray(1000)
+        data[place] = 1
+        (tmp_path / "file").write_bytes(data)
+        marks.add(program.sample(tmp_path / "file", block=10, blocks=4))
+    assert len(marks) == 4
+
+
+def test_one_tensor_at_a_time_is_in_memory(models, tmp_path, monkeypatch):
+    read, last = Checkpoint.read, []
+
+    def watched(self: Checkpoint, name: str) -> torch.Tensor:
+        assert all(ref() is None for ref in last), "the tensor before is still held"
+        tensor = read(self, name)
+        last[:] = [weakref.ref(tensor)]
+        return tensor
+
+    monkeypatch.setattr(Checkpoint, "read", watched)
+    split(models / "base", tmp_path, "3", models / "eagle", progress=False)
+    assert last
+
+
+PEAK = """
+import re, sys
+from split_and_save_models import split
+def peak():
+    return int(re.search("VmHWM:\\\\s+(\\\\d+)", open("/proc/self/status").read())[1]) / 1024
+before = peak()
+split(sys.argv[1], sys.argv[1] + "/split", "2", progress=False)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
+@pytest.mark.parametrize("kind", ["safetensors", ".bin"])
+def test_the_peak_of_memory_is_about_the_largest_tensor(tmp_path, kind):
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "vocab_size": 1024, "num_hidden_layers": 24}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    names = ["lm_head.weight", "model.embed_tokens.weight", *(f"model.layers.{i}.w" for i in range(24))]
+    model = {name: torch.full((1024, 1024), 1.0) for name in names}
+    model["model.norm.weight"] = torch.ones(1024)
+    if kind == ".bin":
+        torch.save(model, tmp_path / "pytorch_model.bin")
+    else:
+        save_file(model, tmp_path / "model.safetensors")
+    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert float(done.stdout) < 40, f"{done.stdout} MB for 104 MB in tensors of 4 MB {done.stderr}"
+
+
+# Failure
+
+
+def spoil_limit(monkeypatch) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def spoil_kill(monkeypatch) -> None:
+    def write(self: Writer, name: str, tensor: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "write", write)
+
+
+@pytest.mark.parametrize(("spoil", "error", "sentence"), [
+    (spoil_limit, ValueError, "is full; free some space"), (spoil_kill, KeyboardInterrupt, None)])
+def test_what_was_half_written_is_not_taken_for_good(models, out, monkeypatch, spoil, error, sentence):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        spoil(monkeypatch)
+        with pytest.raises(error, match=sentence):
+            split(models / "base", out, "0+2+1", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    whole = [rank for rank in range(3) if (out / f"stage_{rank}" / "manifest.json").exists()]
+    assert len(whole) < 3
+    assert not list(out.glob("**/*.safetensors.part"))
+    monkeypatch.undo()
+    split(models / "base", out, "0+2+1", progress=False)
+    assert len(check(out)) == 3
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(program.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
+    with refused("choose another output folder or free some space"):
+        split(models / "base", tmp_path / "split", "3", progress=False)
+    assert not list((tmp_path / "split").glob("stage_*"))
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(models, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with refused("choose a model folder that you may read and an output folder that you may write"):
+        split(models / "base", tmp_path / "file" / "split", "3", progress=False)
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/there")
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with refused("/there: Permission denied; choose"):
+        split(models / "base", tmp_path / "split", "3", progress=False)
+
+
+def test_the_command_splits_checks_and_explains_its_errors(models, tmp_path):
+    def run(*args: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "split_and_save_models.py", *map(str, args)], cwd=ROOT,
+                              capture_output=True, text=True)
+
+    done = run(models / "base", tmp_path, "--stages", "2", "--eagle", models / "eagle")
+    assert done.returncode == 0, done.stderr
+    assert "stage_0: drafts" in done.stdout and "stage_2: layers 1 to 2" in done.stdout and "splitting" in done.stderr
+
+
+@pytest.mark.parametrize(("stages", "sentence"), [("0+2+2", "adds up to 4 layers, but the model has 3"),
+                                                  ("3+0", "must begin with 0")])
+def test_an_error_is_one_sentence_and_exit_code_two(models, tmp_path, capsys, stages, sentence):
+    assert main([str(models / "base"), str(tmp_path), "--stages", stages]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main([str(models / "base")])
+    assert "MODEL_DIR, OUT_DIR and --stages are needed" in capsys.readouterr().err

@@ -1,0 +1,230 @@
+"""Prompts become the right ids, and streamed text is the text, never half a character."""
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from model.text import LLAMA2_SYSTEM, Stream, Text
+from tests.checkpoints import refused
+
+CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind.", "  def add(a, b):", "naïve café",
+          "How are you today? I am fine, thank you.", "One two three four five six seven eight nine ten."]
+MIXED = "Grüße an 世界! 👩‍👧 costs 5 €,  two  spaces\n\tdone 🎉"
+
+
+def sentencepiece(folder: Path, tidy: bool = False) -> Path:
+    """A tokenizer as LLaMA's: BPE over whole characters, bytes for the rest."""
+    import sentencepiece as spm
+
+    folder.mkdir(exist_ok=True)
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 20), model_prefix=str(folder / "tokenizer"), vocab_size=380,
+        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=tidy,
+        hard_vocab_limit=False, minloglevel=2)
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": False, "bos_token": "<s>",
+                "eos_token": "</s>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 400, "eos_token_id": 2}))
+    return folder
+
+
+def bytelevel(folder: Path) -> Path:
+    """A tokenizer as Llama-3's: BPE over bytes, a chat template of its own, an end-of-turn token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    folder.mkdir(exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        vocab_size=320, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special[0], "eos_token": special[1],
+        "chat_template": "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|eot_id|>{% endfor %}"
+                         "{% if add_generation_prompt %}assistant:{% endif %}"}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 9]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("text")
+
+
+@pytest.fixture(scope="module")
+def llama(folder) -> Text:
+    return Text(sentencepiece(folder / "llama"))
+
+
+@pytest.fixture(scope="module")
+def llama3(folder) -> Text:
+    return Text(bytelevel(folder / "llama3"))
+
+
+@pytest.fixture(scope="module")
+def tokenizers(llama, llama3):
+    from transformers import LlamaTokenizer
+
+    slow = LlamaTokenizer.from_pretrained(str(llama.folder))
+    return {"sentencepiece": llama.tokenizer, "slow sentencepiece": slow, "byte level": llama3.tokenizer}
+
+
+KINDS = pytest.mark.parametrize("kind", ["sentencepiece", "slow sentencepiece", "byte level"])
+
+
+def pieces(tokenizer, ids: list[int]) -> list[str]:
+    stream = Stream(tokenizer)
+    return [*(stream.add([i]) for i in ids), stream.finish()]
+
+
+@KINDS
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.sampled_from("ab the é€世👩‍👧\u200d \n\t.")) | st.text(st.characters(codec="utf-8")))
+def test_streamed_pieces_together_are_the_decoded_text(tokenizers, kind, text):
+    tokenizer = tokenizers[kind]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True,
+                                                               clean_up_tokenization_spaces=False)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_ids_in_any_portions_give_one_text(llama, data):
+    ids = data.draw(st.lists(st.integers(0, 450), max_size=40))
+    stream, cuts = llama.stream(), sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=5)))
+    parts = [stream.add(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)])]
+    assert "".join(parts) + stream.finish() == llama.decode(ids)
+
+
+@KINDS
+def test_no_piece_holds_half_a_character(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    ids = tokenizer(MIXED, add_special_tokens=False)["input_ids"]
+    assert len(ids) > len(MIXED), "the test needs characters of several tokens"
+    found = pieces(tokenizer, ids)
+    assert "".join(found) == MIXED and not any("\ufffd" in piece for piece in found)
+    assert found[-1] == "", "nothing waits for the end"
+
+
+def test_a_character_that_is_cut_off_appears_at_the_end_only(llama):
+    ids = llama.tokenizer("so 🎉", add_special_tokens=False)["input_ids"][:-1]
+    stream = llama.stream()
+    assert stream.add(ids).strip() == "so"
+    assert set(stream.finish()) == {"\ufffd"}
+
+
+def test_a_character_that_never_becomes_whole_does_not_hold_the_text_back(llama):
+    broken = llama.tokenizer.convert_tokens_to_ids("<0xFF>")
+    stream = llama.stream()
+    assert "\ufffd" in stream.add([broken] * 100)
+
+
+def test_spaces_at_the_seams_are_kept_and_special_tokens_print_nothing(llama):
+    fox, dog = (llama.tokenizer(word, add_special_tokens=False)["input_ids"] for word in ("fox", "dog"))
+    assert llama.decode([1, *fox, 2, *dog, 2, 2]) == "fox dog"
+    stream = llama.stream()
+    assert [stream.add(fox), stream.add([2]), stream.add(dog)] == ["fox", "", " dog"]
+
+
+def test_a_tokenizer_that_drops_every_leading_space_still_keeps_those_within_the_text(folder):
+    from transformers import LlamaTokenizer
+
+    tidy = LlamaTokenizer.from_pretrained(str(sentencepiece(folder / "tidy", tidy=True)))
+    space, fox = tidy.convert_tokens_to_ids("▁"), tidy("fox", add_special_tokens=False)["input_ids"]
+    ids = [space, space, *fox, space, space, *fox]
+    assert "".join(pieces(tidy, ids)) == tidy.decode(ids) == "fox   fox"
+
+
+@pytest.mark.parametrize("word", [" the", " ", "</s>", "é", "\n"])
+def test_the_cost_of_a_token_does_not_grow_with_the_text(llama, word, monkeypatch):
+    longest, decode = [0], llama.tokenizer.decode
+    monkeypatch.setattr(llama.tokenizer, "decode", lambda ids, **how: longest.append(len(ids)) or decode(ids, **how))
+    stream = llama.stream()
+    stream.add(llama.tokenizer(word * 500, add_special_tokens=False)["input_ids"])
+    assert max(longest) < 100
+
+
+# Prompts
+
+
+def test_a_vicuna_prompt_is_fschats_with_one_first_token(llama):
+    ids = llama.prompt_ids(["How are you?", "Fine.", "And the dog?"], "vicuna")
+    text = llama.tokenizer.decode(ids, skip_special_tokens=False)
+    assert ids[0] == 1 and ids.count(1) == 1 and ids.count(2) == 1
+    assert text.startswith("<s> A chat between a curious user and an artificial intelligence assistant.")
+    assert re.search(r"USER: How are you\? ASSISTANT: Fine\.</s> *USER: And the dog\? ASSISTANT:$", text)
+
+
+def test_a_llama_2_prompt_has_its_system_prompt_and_the_originals_last_space(llama):
+    text = llama.tokenizer.decode(llama.prompt_ids(["How are you?"], "llama-2"), skip_special_tokens=False)
+    assert text.startswith("<s> [INST] <<SYS>>\nYou are a helpful, respectful and honest assistant. Always")
+    assert LLAMA2_SYSTEM in text and text.endswith("How are you? [/INST] ")
+
+
+def test_the_tokenizers_own_template_and_raw_text(llama, llama3):
+    own = llama3.prompt_ids(["Hi", "Ho", "Hu"], "own")
+    assert llama3.tokenizer.decode(own) == ("<|begin_of_text|>user: Hi<|eot_id|>assistant: Ho<|eot_id|>"
+                                            "user: Hu<|eot_id|>assistant:")
+    assert llama.prompt_ids(["the dog"], "none") == llama.tokenizer("the dog")["input_ids"]
+    assert llama.prompt_ids(["<s>the dog"], "none").count(1) == 1
+    assert llama3.tokenizer.decode(llama3.prompt_ids(["the dog"], "none")) == "the dog"
+
+
+def test_every_end_token_that_the_model_names_counts(llama, llama3, folder):
+    assert llama.end_ids == {2}
+    assert llama3.end_ids == {1, 2, 9}
+    endless = bytelevel(folder / "endless")
+    (endless / "generation_config.json").write_text("{}")
+    plain = (endless / "tokenizer.json").read_text().replace("<|eot_id|>", "<|other|>")
+    (endless / "tokenizer.json").write_text(plain)
+    settings = json.loads((endless / "tokenizer_config.json").read_text())
+    (endless / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": None}))
+    with refused("names no end token; add eos_token_id to its generation_config.json, or use ignore_eos=true"):
+        _ = Text(endless).end_ids
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(("turns", "template", "sentence"), [
+    ([], "vicuna", "the prompt is empty"), ([" \n"], "none", "the prompt is empty"),
+    (["a", "b"], "vicuna", "end it with a turn of the user"),
+    (["a"], "alpaca", "choose one of vicuna, llama-2, own, none"), (["a"], "own", "has no chat template of its own"),
+])
+def test_a_bad_prompt_is_refused(llama, turns, template, sentence):
+    with refused(sentence):
+        llama.prompt_ids(turns, template)
+
+
+def test_a_folder_without_a_tokenizer_says_how_to_do_without(tmp_path):
+    with refused("or give token ids with prompt_ids="):
+        Text(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"nonsense")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with refused("cannot be read"):
+        Text(tmp_path)
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_refused_with_both_numbers(llama, tmp_path):
+    for path in llama.folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 100}')
+    with refused(f"has {len(llama.tokenizer)} tokens, but the model knows 100"):
+        Text(tmp_path)
+
+
+def test_transformers_is_not_imported_before_it_is_needed():
+    import subprocess
+    import sys
+
+    code = "import sys, split_and_save_models, model.text; print({'transformers', 'fastchat'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr

@@ -1,0 +1,203 @@
+"""Checkpoints of every layout are read tensor by tensor, and files are written whole or not at all."""
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from model.checkpoint import Checkpoint, Form, Writer
+from model.weights import EMBED, HEAD, NORM, assign, check_head, check_model, parse_stages
+from tests.checkpoints import refused, same, save_head, save_llama
+
+LAYOUTS = {
+    "one safetensors file": {},
+    "safetensors shards": {"max_shard_size": "4KB"},
+    "one .bin file": {"safe_serialization": False},
+    ".bin shards": {"safe_serialization": False, "max_shard_size": "4KB"},
+}
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    save_llama(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_layout_gives_the_same_tensors(tmp_path, options):
+    whole = save_llama(tmp_path, **options)
+    source = Checkpoint(tmp_path)
+    assert same(source.tensors(), whole)
+    assert all(source.form(name) == Form(whole[name].dtype, tuple(whole[name].shape)) for name in source.names())
+    assert source.config["vocab_size"] == 40
+    assert len(source.files) > 1 or "max_shard_size" not in options
+
+
+@pytest.mark.parametrize("lacking", ["zip", "mmap"])
+def test_a_bin_file_that_cannot_be_mapped_is_read_whole(tmp_path, monkeypatch, lacking):
+    whole = save_llama(tmp_path, safe_serialization=False)
+    if lacking == "zip":
+        torch.save(whole, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    else:
+        load = torch.load
+        monkeypatch.setattr(torch, "load", lambda f, map_location=None: load(f, map_location=map_location))
+    assert same(Checkpoint(tmp_path).tensors(), whole)
+
+
+def test_every_type_and_shape_survives_the_writer(tmp_path):
+    tensors = {f"x.{dtype}": torch.arange(6).reshape(2, 3).to(dtype) for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)}
+    tensors.update(number=torch.tensor(2.5), nothing=torch.empty(0, 4), turned=torch.rand(3, 5).t())
+    with Writer(tmp_path / "model.safetensors", {n: Form(x.dtype, tuple(x.shape)) for n, x in tensors.items()}) as file:
+        for name, tensor in tensors.items():
+            file.write(name, tensor)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    assert file.entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert same(load_file(tmp_path / "model.safetensors"), tensors)
+    (tmp_path / "config.json").write_text("{}")
+    assert same(Checkpoint(tmp_path).tensors(), tensors)
+
+
+def test_a_writer_that_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), Writer(path, {"a": Form(torch.float32, (2,))}) as file:
+        file.write("a", torch.zeros(2))
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Bad input
+
+
+def test_a_missing_folder_and_a_folder_without_weights_are_refused(tmp_path):
+    with refused("there is no folder"):
+        Checkpoint(tmp_path / "nowhere")
+    with refused("holds no weights"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("length", [4, 100, -8])
+def test_a_cut_off_safetensors_file_is_refused(model, length):
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with refused("is cut off"):
+        Checkpoint(model)
+
+
+def test_a_header_that_makes_no_sense_is_refused(model):
+    (model / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"{[]}")
+    with refused("header that cannot be read"):
+        Checkpoint(model)
+
+
+@pytest.mark.parametrize("length", [0, 100, -8])
+def test_a_cut_off_bin_file_is_refused(tmp_path, length):
+    save_llama(tmp_path, safe_serialization=False)
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:length])
+    with refused("cannot be read"):
+        Checkpoint(tmp_path)
+
+
+def test_a_shard_that_is_missing_and_a_shard_that_lacks_a_tensor_are_refused(tmp_path):
+    save_llama(tmp_path, max_shard_size="4KB")
+    index = tmp_path / "model.safetensors.index.json"
+    shard = tmp_path / json.loads(index.read_text())["weight_map"][NORM]
+    shard.rename(tmp_path / "elsewhere")
+    with refused(f"{shard} is missing, which {index.name} names"):
+        Checkpoint(tmp_path)
+    save_file({"other": torch.zeros(1)}, shard)
+    with refused(f"{shard} does not hold"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "sentence"), [(None, "is missing"), ("{", "is not JSON"), ("[]", "a JSON object")])
+def test_a_bad_config_is_refused(model, content, sentence):
+    (model / "config.json").unlink() if content is None else (model / "config.json").write_text(content)
+    with refused(sentence):
+        Checkpoint(model)
+
+
+@pytest.mark.parametrize(("key", "value", "sentence"), [
+    ("architectures", ["GPT2LMHeadModel"], "holds a GPT2LMHeadModel, which is not supported"),
+    ("architectures", None, "holds a llama, which is not supported"),
+    ("vocab_size", 41, "has shape (40, 16) instead of (41, 16)"),
+    ("hidden_size", None, "does not give hidden_size"),
+    ("num_hidden_layers", 4, "lacks model.layers.3.input_layernorm.weight"),
+])
+def test_a_model_that_would_run_wrongly_is_refused(model, key, value, sentence):
+    source = Checkpoint(model)
+    check_model(source)
+    source.config[key] = value
+    with refused(sentence):
+        check_model(source)
+
+
+def head(folder: Path, *sizes: int, **config: int) -> Checkpoint:
+    save_head(folder, *sizes, **config)
+    return Checkpoint(folder)
+
+
+def test_a_draft_head_that_does_not_fit_is_refused_with_both_numbers(model, tmp_path):
+    source = Checkpoint(model)
+    check_head(head(tmp_path / "fits", 16, 40), source)
+    with refused("has hidden_size 8, but the model has 16"):
+        check_head(head(tmp_path / "narrow", 8, 40), source)
+    with refused("has vocab_size 41, but the model has 40"):
+        check_head(head(tmp_path / "wordy", 16, 41), source)
+    with refused("fc.weight in"):
+        check_head(head(tmp_path / "lying", 8, 40, hidden_size=16), source)
+    with refused("is not an EAGLE draft head"):
+        check_head(source, source)
+
+
+# Who holds what
+
+
+@pytest.mark.parametrize(("text", "counts"), [
+    ("0+1+1+6", [0, 1, 1, 6]), ("0+8", [0, 8]), (" 0 + 4+4", [0, 4, 4]), ("1", [0, 8]), ("4", [0, 2, 2, 2, 2]),
+    ("3", [0, 2, 3, 3]), ("8", [0] + [1] * 8),
+])
+def test_a_split_is_written_as_layers_per_rank_or_as_a_number_of_stages(text, counts):
+    assert parse_stages(text, 8) == counts
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("4+4", "must begin with 0, because rank 0 drafts and holds no layers: write 0+4+4"),
+    ("0+2+2", "adds up to 4 layers, but the model has 8; try 0+4+4"),
+    ("0+9+9", "adds up to 18 layers"),
+    ("0+4+0+4", "leaves rank 2 without a layer"),
+    ("9", "the model has 8 layers, so choose 1 to 8"),
+    ("0", "choose 1 to 8"),
+    ("", "is not a split"), ("two", "is not a split"), ("0+2+", "is not a split"), ("0+-8+16", "is not a split"),
+])
+def test_a_bad_split_is_refused_with_the_fix(text, sentence):
+    with refused(sentence):
+        parse_stages(text, 8)
+
+
+@given(st.integers(1, 60), st.data())
+def test_near_equal_shares_use_every_layer_and_larger_ones_come_last(layers, data):
+    shares = parse_stages(str(data.draw(st.integers(1, layers))), layers)
+    assert shares[0] == 0 and sum(shares) == layers
+    assert shares == sorted(shares) and shares[-1] - shares[1] <= 1
+
+
+def test_every_tensor_has_one_holder_and_buffers_have_none():
+    layer = "model.layers.{}.self_attn.q_proj.weight".format
+    names = [HEAD, EMBED, NORM, "model.layers.0.self_attn.rotary_emb.inv_freq", *map(layer, range(3))]
+    parts = assign(names, [0, 2, 1], tied=False)
+    assert [set(part) for part in parts] == [{HEAD}, {EMBED, layer(0), layer(1)}, {layer(2), NORM}]
+    tied = assign(names, [0, 2, 1], tied=True)
+    assert tied[0] == {HEAD: EMBED} and tied[1:] == parts[1:]
+    for extra in ("vision.weight", layer(3)):
+        with refused(f"holds {extra}, which no rank would take"):
+            assign([*names, extra], [0, 2, 1], tied=False)
