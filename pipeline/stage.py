@@ -11,15 +11,15 @@ from torch import Tensor
 from model.cache import TreeCache
 from model.llama import Slice
 from pipeline.messages import Message, Prune, Reset, Segment, Stop
-from pipeline.trace import NoTrace, Trace
+from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
 
 class Stage:
     """Computes segments; `device` is where its weights lie."""
 
-    def __init__(self, part: Slice, cache: TreeCache, trace: Trace | NoTrace | None = None) -> None:
-        self.part, self.cache, self.trace = part, cache, trace or NoTrace()
+    def __init__(self, part: Slice, cache: TreeCache, trace: NoTrace = OFF) -> None:
+        self.part, self.cache, self.trace = part, cache, trace
         self.device = cache.keys.device
 
     def apply(self, msg: Message) -> Message | None:
@@ -42,9 +42,9 @@ class Stage:
         """Admit the rows and run the layers; an empty segment only passes, so that rank 0's count stays true."""
         if not segment.nodes:
             return segment
+        self.cache.admit(segment.nodes, segment.parents, segment.text)
+        pos_T = torch.tensor(segment.pos, device=self.device)
         with self.trace.span("forward", nodes=segment.nodes):
-            self.cache.admit(segment.nodes, segment.parents, segment.text)
-            pos_T = torch.tensor(segment.pos, device=self.device)
             x: Tensor = self.part(segment.x.to(self.device), pos_T, self.cache)
         return Segment(segment.nodes, segment.parents, segment.pos, segment.text, x)
 
@@ -53,9 +53,13 @@ def serve(stage: Stage, link: Link) -> None:
     """The life of every rank but 0. A prune is obeyed before data that waits, and before what was computed leaves."""
     msg: Message | None = None
     while not isinstance(msg, Stop):
-        msg = link.recv()
+        with stage.trace.span("wait"):
+            msg = link.recv()
         answer = stage.apply(msg)
         while (prune := link.urgent()) is not None:
             stage.apply(prune)
+        if isinstance(answer, Segment):
+            answer = stage.living(answer)
         if answer is not None:
-            link.send(stage.living(answer) if isinstance(answer, Segment) else answer)
+            with stage.trace.span("send", nodes=getattr(answer, "nodes", [])):
+                link.send(answer)

@@ -12,7 +12,7 @@ from torch import Tensor
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.messages import Prune, Reset, Segment, Stop
-from pipeline.trace import NoTrace, Trace
+from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
 
@@ -44,9 +44,9 @@ class Ring:
     """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head."""
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
-                 trace: Trace | NoTrace | None = None) -> None:
+                 trace: NoTrace = OFF) -> None:
         self.link, self.lm_head, self.depth, self.device = link, lm_head, depth, device
-        self.trace = trace or NoTrace()
+        self.trace = trace
         self.in_flight = 0
         self.segments = 0  # sent since the start
         self.sampler = Sampler()
@@ -73,7 +73,7 @@ class Ring:
             segment = self.link.recv()
         assert isinstance(segment, Segment), f"a {type(segment).__name__} came back instead of a segment"
         self.in_flight -= 1
-        with self.trace.span("recv", nodes=segment.nodes):
+        with self.trace.span("judge", nodes=segment.nodes):
             self._note(tree, segment)
 
     def _note(self, tree: TokenTree, segment: Segment) -> None:

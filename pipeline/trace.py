@@ -19,52 +19,72 @@ class NoTrace:
     _nothing = nullcontext()
 
     def span(self, name: str, **facts: Any) -> ContextManager[Any]:
+        """Around what takes time."""
         return self._nothing
 
+    def note(self, name: str, since: float, **facts: Any) -> None:
+        """What took time, after it did: since a moment of `time.monotonic()` until now."""
+
     def close(self) -> None:
-        pass
+        """Write what is left."""
 
 
-class Trace:
+OFF = NoTrace()
+
+
+class Trace(NoTrace):
     """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of the machine's monotonic clock."""
 
     def __init__(self, folder: str, rank: int) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.rank = rank
         self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8")
+        self._lock = threading.Lock()  # a rank's threads share the file
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
-        start = time.monotonic()
+        since = time.monotonic()
         try:
             yield
         finally:
-            line = {"rank": self.rank, "name": name, "t0": start, "t1": time.monotonic(),
-                    "thread": threading.current_thread().name, **facts}
-            self._file.write(json.dumps(line) + "\n")
+            self.note(name, since, **facts)
+
+    def note(self, name: str, since: float, **facts: Any) -> None:
+        line = {"rank": self.rank, "name": name, "t0": since, "t1": time.monotonic(),
+                "thread": threading.current_thread().name, **facts}
+        with self._lock:
+            if not self._file.closed:  # a listener may outlive the work
+                self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        with self._lock:
+            self._file.close()
 
 
 class TracedDraft:
     """A draft whose growth leaves spans."""
 
-    def __init__(self, draft: Any, trace: Trace | NoTrace) -> None:
-        self._draft, self._trace = draft, trace
+    def __init__(self, draft: Any, trace: NoTrace) -> None:
+        self.draft, self._trace = draft, trace
         self.refresh, self.reset = draft.refresh, draft.reset
 
     def grow(self, tree: Any, growth: Any) -> bool:
         with self._trace.span("grow", live=len(tree.live)):
-            grew: bool = self._draft.grow(tree, growth)
+            grew: bool = self.draft.grow(tree, growth)
         return grew
+
+
+def read(folder: str) -> list[dict[str, Any]]:
+    """The spans of all ranks, in the order of their beginnings."""
+    spans = [json.loads(line) for path in Path(folder).glob("rank_*.jsonl")
+             for line in path.read_text(encoding="utf-8").splitlines()]
+    return sorted(spans, key=lambda span: span["t0"])
 
 
 def merge(folder: str) -> Path:
     """Join the spans of all ranks into `folder/trace.json`, with an arrow along each segment's way; return its path."""
-    spans = [json.loads(line) for path in sorted(Path(folder).glob("rank_*.jsonl"))
-             for line in path.read_text(encoding="utf-8").splitlines()]
-    start = min((span["t0"] for span in spans), default=0.0)
+    spans = read(folder)
+    start = spans[0]["t0"] if spans else 0.0
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         for rank in sorted({span["rank"] for span in spans})]
@@ -79,14 +99,14 @@ def merge(folder: str) -> Path:
 
 
 def _journeys(spans: list[dict[str, Any]], start: float) -> list[dict[str, Any]]:
-    """Arrows from where a segment is sent through the stages that compute it."""
-    sent = sorted((span for span in spans if span["name"] == "send" and "nodes" in span), key=lambda span: span["t0"])
+    """Arrows from where rank 0 sends a segment through the stages that compute it."""
+    sent = [span for span in spans if span["name"] == "send" and span["rank"] == 0]
     segment = {node: number for number, span in enumerate(sent) for node in span["nodes"]}
     arrows = []
-    for span in sorted(spans, key=lambda span: span["t0"]):
+    for span in spans:
         nodes = span.get("nodes")
-        if nodes and span["name"] in ("send", "forward") and nodes[0] in segment:
-            arrows.append({"ph": "s" if span["name"] == "send" else "t", "name": "segment", "cat": "segment",
-                           "id": segment[nodes[0]], "pid": span["rank"], "tid": span["thread"],
-                           "ts": (span["t0"] - start) * 1e6})
+        begins = span["name"] == "send" and span["rank"] == 0
+        if nodes and nodes[0] in segment and (begins or span["name"] == "forward"):
+            arrows.append({"ph": "s" if begins else "t", "name": "segment", "cat": "segment", "id": segment[nodes[0]],
+                           "pid": span["rank"], "tid": span["thread"], "ts": (span["t0"] - start) * 1e6})
     return arrows

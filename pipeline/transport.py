@@ -6,15 +6,17 @@ sending happen on threads of their own, beside the computing.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, Callable, Protocol, Sequence
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import torch
 import torch.distributed as dist
 
 from pipeline.messages import Message, Prune, Stop
+from pipeline.trace import OFF, NoTrace
 from pipeline.wire import HEADER, decode, encode
 
 IDLE = timedelta(days=30)  # a pipeline may wait for its next request as long as it likes; the pulse finds dead peers
@@ -47,13 +49,16 @@ class Link(Protocol):
 class Inbox:
     """Messages that have come in: prunes first, the others in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: NoTrace = OFF) -> None:
+        self._trace = trace
         self._prunes: deque[Message] = deque()
         self._others: deque[Message] = deque()
         self._news = threading.Condition()
         self._failure: PeerLost | None = None
 
-    def put(self, msg: Message) -> None:
+    def put(self, msg: Message, since: float | None = None) -> None:
+        """Take in a message whose first byte came at `since`, seconds of the monotonic clock."""
+        self._trace.note("recv", since or time.monotonic(), kind=type(msg).__name__, nodes=getattr(msg, "nodes", []))
         with self._news:
             (self._prunes if isinstance(msg, Prune) else self._others).append(msg)
             self._news.notify()
@@ -89,10 +94,10 @@ class LocalLink:
         self.send, self.recv, self.urgent = self._next.put, self._inbox.get, self._inbox.urgent
 
     @staticmethod
-    def ring(size: int) -> list[LocalLink]:
-        """The links of all ranks."""
-        inboxes = [Inbox() for _ in range(size)]
-        return [LocalLink(rank, inboxes) for rank in range(size)]
+    def ring(traces: Sequence[NoTrace]) -> list[LocalLink]:
+        """The links of as many ranks as there are traces."""
+        inboxes = [Inbox(trace) for trace in traces]
+        return [LocalLink(rank, inboxes) for rank in range(len(inboxes))]
 
     @property
     def ready(self) -> bool:
@@ -111,24 +116,32 @@ class LocalLink:
         pass
 
 
+class Peers(NamedTuple):
+    """The ranks that one rank talks to."""
+
+    previous: int
+    following: int
+    others: Sequence[int]  # to whom it may broadcast
+    root: int | None  # whose broadcasts it hears
+
+
 class DistLink:
     """One of the ranks of torch.distributed's gloo backend, which boards have too; tensors travel through host memory.
 
-    Data and control have process groups of their own, so that a prune never waits behind a segment. `others` are the
-    ranks that this one may broadcast to, `root` the one whose broadcasts it hears; `on_loss` is told of a lost peer.
+    Data and control have process groups of their own, so that a prune never waits behind a segment. `on_loss` is told
+    in words which peer was lost.
     """
 
-    def __init__(self, previous: int, following: int, others: Sequence[int], root: int | None,
-                 on_loss: Callable[[str], None]) -> None:
-        self._inbox, self._on_loss = Inbox(), on_loss
-        self._following, self._others = [following], others
+    def __init__(self, peers: Peers, on_loss: Callable[[str], None], trace: NoTrace = OFF) -> None:
+        self._inbox, self._on_loss = Inbox(trace), on_loss
+        self._following, self._others = [peers.following], peers.others
         ring, control = (dist.new_group(backend="gloo", timeout=IDLE) for _ in range(2))
         self._data: SimpleQueue[Any] = SimpleQueue()
         self._control: SimpleQueue[Any] = SimpleQueue()
         self._threads = [self._start(self._sender, self._data, ring), self._start(self._sender, self._control, control),
-                         self._start(self._listener, previous, ring)]
-        if root is not None:
-            self._threads.append(self._start(self._listener, root, control))
+                         self._start(self._listener, peers.previous, ring)]
+        if peers.root is not None:
+            self._threads.append(self._start(self._listener, peers.root, control))
         self.recv, self.urgent, self.fail = self._inbox.get, self._inbox.urgent, self._inbox.fail
 
     @property
@@ -173,10 +186,11 @@ class DistLink:
         try:
             while not isinstance(msg, Stop):
                 dist.recv(header, peer, group=group)
+                since = time.monotonic()
                 body = torch.empty(int(header[-1]), dtype=torch.uint8)
                 if len(body):
                     dist.recv(body, peer, group=group)
                 msg = decode(header, body)
-                self._inbox.put(msg)
+                self._inbox.put(msg, since)
         except RuntimeError:
             self._on_loss(f"rank {peer} was lost: its connection broke")

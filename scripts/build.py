@@ -20,11 +20,11 @@ from pipeline.decode import Decoder
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.target import Ring
-from pipeline.trace import NoTrace, Trace, TracedDraft
+from pipeline.trace import NoTrace, TracedDraft
 from pipeline.transport import Link
 
 
-def build_stage(config: RunConfig, part: Part, trace: Trace | NoTrace) -> Stage:
+def build_stage(config: RunConfig, part: Part, trace: NoTrace) -> Stage:
     """The slice of one rank and its cache."""
     _prepare_torch(config, part)
     sizes = LlamaConfig.read(part.config)
@@ -36,7 +36,7 @@ def build_stage(config: RunConfig, part: Part, trace: Trace | NoTrace) -> Stage:
     return Stage(body, cache, trace)
 
 
-def build_ring(config: RunConfig, part: Part, link: Link, trace: Trace | NoTrace) -> Ring:
+def build_ring(config: RunConfig, part: Part, link: Link, trace: NoTrace) -> Ring:
     """The target, with the LM head that rank 0 holds."""
     _prepare_torch(config, part)
     sizes = LlamaConfig.read(part.config)
@@ -46,7 +46,7 @@ def build_ring(config: RunConfig, part: Part, link: Link, trace: Trace | NoTrace
     return Ring(link, lm_head, len(part.stages), device, trace)
 
 
-def build_decoder(config: RunConfig, part: Part, ring: Ring, trace: Trace | NoTrace) -> Decoder:
+def build_decoder(config: RunConfig, part: Part, ring: Ring, trace: NoTrace) -> Decoder:
     """The strategy and the draft that the method names, over this target."""
     method = METHODS[config.pipeline_type]
     draft: Draft = NoDraft() if method.draft == "none" else _eagle(config, part, ring)

@@ -11,10 +11,9 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Callable, Iterator, NoReturn, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 import torch.distributed as dist
 
@@ -28,8 +27,8 @@ from model.weights import Part, parse_stages
 from pipeline.decode import Decoder
 from pipeline.pulse import Pulse
 from pipeline.stage import serve
-from pipeline.trace import NoTrace, Trace, merge
-from pipeline.transport import DistLink, Link, LocalLink, PeerLost
+from pipeline.trace import OFF, NoTrace, Trace, merge
+from pipeline.transport import DistLink, Link, LocalLink, PeerLost, Peers
 from scripts.build import build_decoder, build_ring, build_stage
 from split_and_save_models import split
 
@@ -43,14 +42,15 @@ class Session:
     config: RunConfig
     decoder: Decoder
     text: Text | None
-    trace: Trace | NoTrace
+    trace: NoTrace
 
 
 Main = Callable[[Session], None]
 
 
 def run(module: str, argv: Sequence[str], main: Main) -> int:
-    """The whole life of a command; its exit code. `module` is what torchrun shall start for each rank."""
+    """The whole life of a command; its exit code. `module`, with its first words if
+    it has any, is what torchrun shall start for each rank."""
     try:
         config = parse(argv)
         folder, world = prepare(config)
@@ -58,7 +58,7 @@ def run(module: str, argv: Sequence[str], main: Main) -> int:
             return _one_of_many(config, folder, main)
         if config.processes:
             return _spawn(module, argv, config, world)
-        _all_in_one(config, folder, world, main)
+        return _all_in_one(config, folder, world, main)
     except (ValueError, PeerLost) as error:
         if "debug=true" in argv:
             traceback.print_exc()
@@ -67,7 +67,6 @@ def run(module: str, argv: Sequence[str], main: Main) -> int:
     except KeyboardInterrupt:
         print("\nflowspec: stopped", file=sys.stderr)
         return INTERRUPTED
-    return 0
 
 
 def prepare(config: RunConfig) -> tuple[Path, int]:
@@ -118,7 +117,7 @@ def _spawn(module: str, argv: Sequence[str], config: RunConfig, world: int) -> i
     known = {option.name for option in fields(LaunchConfig)}
     launcher = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
     try:
-        elastic_launch(launcher, sys.executable)("-m", module, *argv)
+        elastic_launch(launcher, sys.executable)("-m", *module.split(), *argv)
     except ChildFailedError as error:
         return _verdict({rank: failure.exitcode for rank, failure in error.failures.items()})
     return 0
@@ -140,17 +139,17 @@ def _one_of_many(config: RunConfig, folder: Path, main: Main) -> int:
     dist.init_process_group("gloo")
     store = dist.distributed_c10d._get_default_store()
     pulse = Pulse(store, rank, world, config.timeout)
-    link = DistLink((rank - 1) % world, (rank + 1) % world, range(1, world) if rank == 0 else (),
-                    None if rank == 0 else 0, pulse.report)
+    trace = _trace(config, rank)
+    link = DistLink(Peers((rank - 1) % world, (rank + 1) % world, range(1, world) if rank == 0 else (),
+                          None if rank == 0 else 0), pulse.report, trace)
     pulse.start(lambda loss: link.fail(PeerLost(loss)))
     _same_split(store, folder, rank)
     code = 0
     try:
-        with _trace(config, rank) as trace:
-            if rank == 0:
-                code = _lead(config, folder, link, trace, main)
-            else:
-                serve(build_stage(config, Part(folder / f"stage_{rank}"), trace), link)
+        if rank == 0:
+            code = _lead(config, folder, link, trace, main)
+        else:
+            serve(build_stage(config, Part(folder / f"stage_{rank}"), trace), link)
     except PeerLost as error:
         if rank == 0:
             print(f"\nflowspec: {error}", file=sys.stderr)
@@ -159,10 +158,11 @@ def _one_of_many(config: RunConfig, folder: Path, main: Main) -> int:
         print(f"flowspec: rank {rank}: {error}", file=sys.stderr)
         _die(WRONG)
     link.close()
+    trace.close()
     pulse.stop()
     dist.destroy_process_group()
-    if rank == 0 and config.trace:
-        print(f"trace: {merge(config.trace)} (open it at https://ui.perfetto.dev)", file=sys.stderr)
+    if rank == 0:
+        _merge(config)
     return code
 
 
@@ -183,14 +183,14 @@ def _same_split(store: Any, folder: Path, rank: int) -> None:
 
 # --- all ranks in one process -----------------------------------------------------------------------------------------
 
-def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> None:
+def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> int:
     """Be all ranks at once, each a thread: for a debugger, and for tests."""
-    links = LocalLink.ring(world)
+    traces = [_trace(config, rank) for rank in range(world)]
+    links = LocalLink.ring(traces)
 
     def work(rank: int) -> None:
         try:
-            with _trace(config, rank) as trace:
-                serve(build_stage(config, Part(folder / f"stage_{rank}"), trace), links[rank])
+            serve(build_stage(config, Part(folder / f"stage_{rank}"), traces[rank]), links[rank])
         except BaseException as error:
             links[rank].fail(PeerLost(f"rank {rank} failed: {error}"))
             raise
@@ -199,15 +199,16 @@ def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> None
                for rank in range(1, world)]
     for thread in threads:
         thread.start()
-    with _trace(config, 0) as trace:
-        _lead(config, folder, links[0], trace, main)
+    code = _lead(config, folder, links[0], traces[0], main)
     for thread in threads:
         thread.join()
-    if config.trace:
-        print(f"trace: {merge(config.trace)} (open it at https://ui.perfetto.dev)", file=sys.stderr)
+    for trace in traces:
+        trace.close()
+    _merge(config)
+    return code
 
 
-def _lead(config: RunConfig, folder: Path, link: Link, trace: Trace | NoTrace, main: Main) -> int:
+def _lead(config: RunConfig, folder: Path, link: Link, trace: NoTrace, main: Main) -> int:
     """Be rank 0; whatever happens but the loss of a peer, the ring is stopped at the end."""
     part = Part(folder / "stage_0")
     ring = build_ring(config, part, link, trace)
@@ -230,10 +231,11 @@ def _lead(config: RunConfig, folder: Path, link: Link, trace: Trace | NoTrace, m
     return code
 
 
-@contextmanager
-def _trace(config: RunConfig, rank: int) -> Iterator[Trace | NoTrace]:
-    trace: Trace | NoTrace = Trace(config.trace, rank) if config.trace else NoTrace()
-    try:
-        yield trace
-    finally:
-        trace.close()
+def _trace(config: RunConfig, rank: int) -> NoTrace:
+    return Trace(config.trace, rank) if config.trace else OFF
+
+
+def _merge(config: RunConfig) -> None:
+    """Join the traces of all ranks that wrote to this machine."""
+    if config.trace:
+        print(f"trace: {merge(config.trace)} (open it at https://ui.perfetto.dev)", file=sys.stderr)

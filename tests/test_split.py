@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
 import resource
@@ -51,7 +52,7 @@ def test_an_example_of_everything_a_rank_finds_in_its_folder(models, out):
     assert "model.embed_tokens.weight" in parts[1].tensors() and "model.norm.weight" in parts[2].tensors()
     assert (out / "stage_0" / "tokenizer.model").read_bytes() == b"any bytes"
     assert (out / "stage_0" / "generation_config.json").exists() and not (out / "stage_1" / "tokenizer.model").exists()
-    eagle = torch.load(models / "eagle" / "pytorch_model.bin", weights_only=True)
+    eagle = torch.load(models / "eagle" / "pytorch_model.bin")
     assert parts[0].eagle and same(Checkpoint(parts[0].eagle).tensors(), eagle)
     assert same(load_file(parts[0].eagle / "model.safetensors"), eagle) and parts[1].eagle is None
     assert [part.rank for part in check(out)] == [0, 1, 2]
@@ -139,6 +140,8 @@ print(peak() - before)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
 @pytest.mark.parametrize("kind", ["safetensors", ".bin"])
 def test_the_peak_of_memory_is_about_the_largest_tensor(tmp_path, kind):
+    if kind == ".bin" and "mmap" not in inspect.signature(torch.load).parameters:
+        pytest.skip("this torch cannot map a .bin file, so it is read whole")
     config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "vocab_size": 1024, "num_hidden_layers": 24}
     (tmp_path / "config.json").write_text(json.dumps(config))
     names = ["lm_head.weight", "model.embed_tokens.weight", *(f"model.layers.{i}.w" for i in range(24))]

@@ -17,6 +17,7 @@ from pipeline.decode import Decoder, Request
 from pipeline.stage import Stage, serve
 from pipeline.strategies import STRATEGIES
 from pipeline.target import Ring
+from pipeline.trace import OFF
 from pipeline.transport import LocalLink, PeerLost
 
 CONFIG = LlamaConfig(hidden=32, layers=4, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=53, context=256,
@@ -109,7 +110,7 @@ def work(stage: Stage, link: Any) -> None:
 def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None, cfg: TreeConfig = TREE,
              wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
-    links = [wrap(link) for link in LocalLink.ring(stages + 1)]
+    links = [wrap(link) for link in LocalLink.ring([OFF] * (stages + 1))]
     bounds = [CONFIG.layers * i // stages for i in range(stages + 1)]
     workers = [Stage(tiny.slice(a, b), CONFIG.cache(b - a, CAPACITY, tiny.lm_head.weight))
                for a, b in zip(bounds, bounds[1:])]

@@ -1,0 +1,86 @@
+"""Sampling follows the target's distribution, as Hugging Face's processors shape it, and depends on (seed, position)."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from model.sample import Sampler, gumbel, warp
+from tests.tiny import Tiny, pipeline, write
+
+DRAWS = 20_000
+ALPHA = 1e-4
+
+
+def p_value(drawn, law):
+    """Of the chi-square test that `drawn` tokens come from `law`; cells that expect fewer than 5 are merged."""
+    seen = np.bincount(drawn, minlength=len(law)).astype(float)
+    want = np.asarray(law) * len(drawn)
+    rare = want < 5
+    if rare.any():
+        seen, want = np.append(seen[~rare], seen[rare].sum()), np.append(want[~rare], want[rare].sum())
+    if want[-1] == 0:
+        assert seen[-1] == 0, "a token that cannot come has come"
+        seen, want = seen[:-1], want[:-1]
+    return chisquare(seen, want * seen.sum() / want.sum()).pvalue
+
+
+@pytest.mark.parametrize("temperature, top_k, top_p", [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8),
+                                                       (0.7, 6, 0.9)])
+def test_tokens_follow_the_warped_distribution(temperature, top_k, top_p):
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1.5
+    drawn = Sampler(temperature, top_p, top_k, seed=9)(logits.expand(DRAWS, -1), range(DRAWS))
+    assert p_value(drawn, warp(logits[None], temperature, top_k, top_p).softmax(-1)[0]) > ALPHA
+
+
+def test_the_chi_square_test_sees_a_wrong_sampler():
+    """Negative control: noise that is too weak, and a law that is three hundredths off."""
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1.5
+    law = logits.softmax(-1).numpy()
+    weak = [int((logits + 0.9 * gumbel(9, position, 12)).argmax()) for position in range(DRAWS)]
+    assert p_value(weak, law) < ALPHA
+    moved = law.copy()
+    first, second = np.argsort(law)[-1], np.argsort(law)[-2]
+    moved[first] -= 0.03
+    moved[second] += 0.03
+    assert p_value(Sampler(1.0, seed=9)(logits.expand(DRAWS, -1), range(DRAWS)), moved) < ALPHA
+
+
+@pytest.mark.parametrize("top_k, top_p", [(0, 1.0), (5, 1.0), (0, 0.7), (8, 0.9), (3, 0.5), (1, 0.1)])
+def test_warping_equals_the_processors_of_transformers(top_k, top_p):
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
+    theirs = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
+    if top_k:
+        theirs.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        theirs.append(TopPLogitsWarper(top_p))
+    torch.testing.assert_close(warp(logits, 0.8, top_k, top_p), theirs(None, logits.clone()))
+
+
+def test_the_noise_of_a_position_is_one_whoever_asks_and_in_whatever_company():
+    logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    sampler = Sampler(1.0, seed=5)
+    together = sampler(logits, [3, 4, 5, 6, 7])
+    assert together == [sampler(logits[i:i + 1], [3 + i])[0] for i in range(5)]
+    assert not torch.equal(gumbel(5, 3, 30), gumbel(6, 3, 30)) and not torch.equal(gumbel(5, 3, 30), gumbel(5, 4, 30))
+
+
+def test_the_noise_is_the_same_on_every_machine():
+    """Philox is counter-based and its stream is fixed, so texts can be compared between boards."""
+    want = torch.tensor([0.9059206607564417, 0.7290180675134535, 2.3653348568454438], dtype=torch.float64)
+    torch.testing.assert_close(gumbel(1, 2, 3), want, atol=1e-12, rtol=0)
+
+
+def test_the_whole_pipeline_samples_the_models_distribution():
+    """First and second token of many seeds against the model's own law, speculation and pruning included."""
+    tiny, prompt, runs = Tiny(), [4, 9, 13], 1500
+    law = (tiny.logits(prompt)[-1] / 0.6).softmax(-1)
+    with pipeline(tiny, 2, "continuous", tiny.eagle()) as decoder:
+        texts = [write(decoder, prompt, 2, Sampler(0.6, seed=seed)) for seed in range(runs)]
+    assert p_value([text[0] for text in texts], law.numpy()) > ALPHA
+    first = int(law.argmax())
+    after = (tiny.logits([*prompt, first])[-1] / 0.6).softmax(-1)
+    assert p_value([text[1] for text in texts if text[0] == first], after.numpy()) > ALPHA

@@ -1,0 +1,91 @@
+"""Messages survive the wire, and the wire carries no code."""
+from __future__ import annotations
+
+import ast
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.messages import Prune, Reset, Segment, Stop
+from pipeline.transport import Inbox, PeerLost
+from pipeline.wire import DTYPES, decode, encode
+
+IDS = st.integers(0, 2**62)
+
+
+def same(a, b):
+    assert type(a) is type(b)
+    for name, value in vars(a).items():
+        other = getattr(b, name)
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == other.dtype and torch.equal(value.cpu(), other)
+        else:
+            assert value == other
+
+
+@given(st.lists(st.tuples(IDS, IDS, st.integers(0, 10**6)), max_size=70), st.sampled_from(DTYPES), st.integers(0, 9))
+def test_segments_of_every_type_and_size_come_out_as_they_went_in(rows, dtype, width):
+    shape = (len(rows), width) if width and rows else (len(rows),)
+    nodes, parents, pos = ([row[i] for row in rows] for i in range(3))
+    segment = Segment(nodes, parents, pos, len(rows) // 2, (torch.randn(shape) * 9).to(dtype))
+    same(decode(*encode(segment)), segment)
+
+
+@given(IDS, IDS, IDS, st.lists(IDS, max_size=90))
+def test_prunes_come_out_as_they_went_in(tip, parent, horizon, keep):
+    same(decode(*encode(Prune(tip, parent, horizon, keep))), Prune(tip, parent, horizon, keep))
+
+
+def test_reset_and_stop_are_headers_alone():
+    for msg in (Reset(), Stop()):
+        header, body = encode(msg)
+        assert len(body) == 0 and isinstance(decode(header, body), type(msg))
+
+
+def test_a_strided_view_is_sent_as_it_looks():
+    x = torch.arange(24.0).view(4, 6)[:, ::2]
+    segment = Segment([1, 2, 3, 4], [0, 1, 2, 3], [5, 6, 7, 8], 0, x)
+    same(decode(*encode(segment)), segment)
+
+
+def test_an_unknown_message_is_refused():
+    with pytest.raises(ValueError, match="same version"):
+        decode(torch.tensor([99, 0, 0, 0, 0, 0, 0, 0]), torch.empty(0, dtype=torch.uint8))
+
+
+def test_nothing_below_the_scripts_unpickles_what_a_peer_sent():
+    for path in (Path(__file__).parents[1] / "pipeline").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        assert not modules & {"pickle", "marshal"} and not names & {"broadcast_object_list", "send_object_list"}, path
+
+
+def test_a_prune_overtakes_data_and_the_rest_stays_in_order():
+    inbox = Inbox()
+    first, second = Segment([1], [0], [1], 0, torch.tensor([5])), Reset()
+    inbox.put(first)
+    inbox.put(second)
+    inbox.put(Prune(1, 0, 2, []))
+    assert isinstance(inbox.get(), Prune) and inbox.get() is first and inbox.get() is second
+
+
+def test_who_waits_for_a_lost_peer_is_told_its_name():
+    inbox, told = Inbox(), []
+
+    def wait():
+        try:
+            inbox.get()
+        except PeerLost as loss:
+            told.append(str(loss))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    inbox.fail(PeerLost("rank 3 was lost"))
+    inbox.fail(PeerLost("rank 2 was lost"))
+    thread.join(timeout=5)
+    assert told == ["rank 3 was lost"]
