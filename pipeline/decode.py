@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Callable, Iterator, Sequence
 
 from config.run_config import TreeConfig
@@ -60,7 +59,6 @@ class Decoder:
 
     def __init__(self, target: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int) -> None:
         self.target, self.draft, self.strategy, self.cfg, self.max_length = target, draft, strategy, cfg, max_length
-        self._ids = count()
 
     def decode(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up."""
@@ -68,7 +66,7 @@ class Decoder:
             raise ValueError(f"the prompt has {len(request.prompt)} tokens and the context only {self.max_length}: "
                              "shorten the prompt or raise max_length")
         limit = min(self.max_length, len(request.prompt) + request.max_new_tokens)
-        tree = TokenTree(request.prompt, limit, self._ids)
+        tree = TokenTree(request.prompt, limit, self.target.ids)
         answer = Answer(prompt_tokens=len(request.prompt))
         return answer, self._stream(request, tree, answer)
 

@@ -4,6 +4,7 @@ It knows nothing about strategies, and strategies know nothing else about the pi
 """
 from __future__ import annotations
 
+from itertools import count
 from typing import Callable, Protocol, Sequence
 
 import torch
@@ -49,6 +50,7 @@ class Ring:
         self.trace = trace
         self.in_flight = 0
         self.segments = 0  # sent since the start
+        self.ids = count()  # for the nodes of all requests, so that an old message can never mean a new node
         self.sampler = Sampler()
 
     @property

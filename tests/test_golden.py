@@ -1,4 +1,4 @@
-"""The EAGLE head and EAGLE-2's tree equal what the original implementation computed (reference data, if at hand)."""
+"""The EAGLE head and EAGLE-2's tree equal what the original implementation computed."""
 from __future__ import annotations
 
 import json
@@ -13,26 +13,35 @@ from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "eagle"
-pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the reference data lies outside the repository")
+TREES = Path(__file__).parent / "golden" / "eagle.safetensors"
+LOOP = Path(__file__).parents[2] / "shared" / "golden" / "eagle"
 
 
-def _base():
-    from safetensors.torch import load_file
+def _trees():
+    """The head, the LM head, how trees are grown, and the cases: by name, what the original was given and computed."""
+    from safetensors import safe_open
 
-    tensors = load_file(GOLDEN / "base" / "model.safetensors")
-    config = LlamaConfig.read(json.loads((GOLDEN / "base" / "config.json").read_text()))
-    base = Slice(config, 0, config.layers)
-    fill(base, {name[6:]: x for name, x in tensors.items() if name.startswith("model.")}, torch.float32, "cpu")
-    lm_head = torch.nn.Linear(config.hidden, config.vocab, bias=False)
-    lm_head.weight = torch.nn.Parameter(tensors["lm_head.weight"], False)
-    return base, lm_head
+    with safe_open(TREES, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        notes = file.metadata()
+    head = {name[5:]: x for name, x in tensors.items() if name.startswith("head.")}
+    growth = Growth(int(notes["total_tokens"]) - 1, int(notes["depth"]), int(notes["top_k"]))
+    cases: dict[str, dict[str, torch.Tensor]] = {}
+    for name, x in tensors.items():
+        if name.startswith("case."):
+            _, number, fact = name.split(".")
+            cases.setdefault(number, {})[fact] = x
+    return json.loads(notes["config"]), head, _linear(tensors["lm_head"]), growth, list(cases.values())
 
 
-def _eagle(lm_head):
-    tensors = torch.load(GOLDEN / "head" / "pytorch_model.bin", weights_only=True)
-    config = LlamaConfig.read(json.loads((GOLDEN / "head" / "config.json").read_text()))
-    head = EagleHead(config, bias="fc.bias" in tensors)
+def _linear(weight):
+    lm_head = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    lm_head.weight = torch.nn.Parameter(weight, False)
+    return lm_head
+
+
+def _eagle(config, tensors, lm_head):
+    head = EagleHead(LlamaConfig.read(config), bias="fc.bias" in tensors)
     fill(head, tensors, torch.float32, "cpu")
     return Eagle(head, lm_head, capacity=512)
 
@@ -65,8 +74,8 @@ def _facts(tree):
     return [tree.token[node] for node in order], mask, [len(path) - 1 for path in paths], leaves
 
 
-def _grow(tree, eagle, data):
-    while eagle.grow(tree, Growth(data["total_tokens"] - 1, data["depth"], data["top_k"], None)):
+def _grow(tree, eagle, growth):
+    while eagle.grow(tree, growth):
         pass
 
 
@@ -79,38 +88,39 @@ def _same(tree, want):
 
 
 def test_dynamic_trees_equal_the_original():
-    data = torch.load(GOLDEN / "trees.pt", weights_only=True)
-    _, lm_head = _base()
-    for case in data["cases"]:
-        tree = TokenTree([*case["input_ids"][0].tolist(), case["root_token"]], limit=512)
+    config, head, lm_head, growth, cases = _trees()
+    for case in cases:
+        tree = TokenTree([*case["input_ids"][0].tolist(), int(case["root_token"])], limit=512)
         tree.hidden = dict(zip(tree.trunk, case["hidden_states"][0]))
-        eagle = _eagle(lm_head)
-        _grow(tree, eagle, data)
+        _grow(tree, _eagle(config, head, lm_head), growth)
         _same(tree, case)
-        order = _level_order(tree)
-        score = torch.tensor([tree.score[node] for node in order])
+        score = torch.tensor([tree.score[node] for node in _level_order(tree)])
         torch.testing.assert_close(score, case["node_logprob"], atol=1e-4, rtol=0)
 
 
 def test_the_head_equals_the_original():
-    data = torch.load(GOLDEN / "trees.pt", weights_only=True)
-    _, lm_head = _base()
-    for case in data["cases"]:
-        eagle, ids = _eagle(lm_head), case["head_input_ids"][0]
+    config, head, lm_head, _, cases = _trees()
+    for case in cases:
+        eagle, ids = _eagle(config, head, lm_head), case["head_input_ids"][0]
         nodes = list(range(len(ids)))
         eagle.cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
         out = eagle.head(ids, case["hidden_states"][0], torch.arange(len(ids)), eagle.cache)
         torch.testing.assert_close(out, case["head_output"][0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(eagle.cache.keys[0, :, :len(ids)], case["head_kv"][0][0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(eagle.cache.keys[0, :, :len(ids)], case["keys"][0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(not LOOP.exists(), reason="the whole reference model lies outside the repository")
 def test_the_greedy_loop_equals_the_original():
-    base, lm_head = _base()
-    data = torch.load(GOLDEN / "loop_greedy.pt", weights_only=True)
-    growth = torch.load(GOLDEN / "trees.pt", weights_only=True)
-    for case in data:
-        tree, eagle = TokenTree(case["prompt"], limit=512), _eagle(lm_head)
-        cache = base.config.cache(base.config.layers, 512, lm_head.weight)
+    from safetensors.torch import load_file
+
+    tensors = load_file(LOOP / "base" / "model.safetensors")
+    sizes = LlamaConfig.read(json.loads((LOOP / "base" / "config.json").read_text()))
+    base = Slice(sizes, 0, sizes.layers)
+    fill(base, {name[6:]: x for name, x in tensors.items() if name.startswith("model.")}, torch.float32, "cpu")
+    config, head, lm_head, growth, _ = _trees()
+    for case in torch.load(LOOP / "loop_greedy.pt", weights_only=True):
+        tree, eagle = TokenTree(case["prompt"], limit=512), _eagle(config, head, lm_head)
+        cache = sizes.cache(sizes.layers, 512, lm_head.weight)
         _run(base, lm_head, cache, tree)
         verify(tree)
         assert tree.token[tree.tip] == case["first_token"]

@@ -1,0 +1,132 @@
+"""How much the pipeline costs beside the model: medians over one run.
+
+Usage: python -m scripts.bench overhead [PRESET] [key=value ...]
+Prints rank 0's own time per turn outside model forwards (tree, verification, sampling, messages), a stage's own time
+per segment outside its layers, the time from send to receive per link, and the speed of continuous over ar.
+"""
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from contextlib import closing
+from typing import Any, Iterable
+
+from model.drafts import NoDraft
+from model.sample import Sampler
+from pipeline.decode import Decoder, Request
+from pipeline.strategies import autoregressive
+from pipeline.trace import NoTrace, read
+from scripts.launch import Session, run
+
+QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
+             "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
+DEFAULTS = ("init_total_token=64", "expand_total_token=64", "max_new_tokens=64", "ignore_eos=true")
+WIDE = 48  # rows from which a segment counts as a wide one
+
+
+def main(session: Session) -> None:
+    """On rank 0: answer a few questions by turns with ar and with the chosen method."""
+    config, text = session.config, session.text
+    speculative = session.decoder
+    _watch(speculative, session.trace)
+    plain = Decoder(speculative.target, NoDraft(), autoregressive, config.tree, speculative.max_length)
+    prompts = [text.prompt_ids([q], config.template) for q in QUESTIONS] if text else [list(config.ids)] * len(QUESTIONS)
+    ratios = []
+    for i, prompt in enumerate([prompts[0], *prompts]):  # the first time round warms up
+        request = Request(prompt, Sampler(config.temperature, config.top_p, config.top_k, config.seed),
+                          config.max_new_tokens)
+        with session.trace.span("ar"):
+            slow = _decode(plain, request)
+        with session.trace.span("warm-up" if i == 0 else "method"):
+            fast = _decode(speculative, request)
+        assert fast.token_ids == slow.token_ids, "two methods wrote different texts"
+        if i:
+            ratios.append(fast.tokens_per_second / slow.tokens_per_second)
+            print(f"  {fast.tokens_per_second:8.1f} tokens/s, ar {slow.tokens_per_second:8.1f}, accepted length "
+                  f"{fast.mean_accepted_length:.2f}", flush=True)
+    print(f"{config.pipeline_type} over ar: {statistics.median(ratios):.2f}x (median of {len(ratios)} answers, one run)")
+
+
+def _decode(decoder: Decoder, request: Request) -> Any:
+    answer, stream = decoder.decode(request)
+    with closing(stream):  # type: ignore[type-var]
+        for _ in stream:
+            pass
+    return answer
+
+
+def _watch(decoder: Decoder, trace: NoTrace) -> None:
+    """Leave a span around every model forward on rank 0."""
+    def watched(forward: Any) -> Any:
+        def watching(*args: Any) -> Any:
+            with trace.span("model"):
+                return forward(*args)
+        return watching
+
+    eagle = decoder.draft.draft  # type: ignore[attr-defined]
+    decoder.target.lm_head = eagle.lm_head = watched(decoder.target.lm_head)
+    eagle.head.forward = watched(eagle.head.forward)
+
+
+def report(folder: str) -> None:
+    """The table, from the spans of all ranks."""
+    spans = read(folder)
+    windows = [(span["t0"], span["t1"]) for span in spans if span["name"] == "method"]
+    spans = [span for span in spans if any(a <= span["t0"] and span["t1"] <= b for a, b in windows)]
+    ranks = sorted({span["rank"] for span in spans})
+    print("\nmedian, and 90th percentile, in milliseconds")
+    _row("rank 0, own time per turn", _own(spans, 0, "model"))
+    for rank in ranks[1:]:
+        _row(f"rank {rank}, own time per segment", _own(spans, rank, "forward"))
+    for rank in ranks:
+        following = ranks[(rank + 1) % len(ranks)]
+        _row(f"link {rank} -> {following}", _flights(spans, rank, following, 1))
+        _row(f"link {rank} -> {following}, {WIDE} rows or more", _flights(spans, rank, following, WIDE))
+
+
+def _own(spans: list[dict[str, Any]], rank: int, model: str) -> list[float]:
+    """Seconds between two waits, without the model's forwards; turns without any forward do not count."""
+    mine = [span for span in spans if span["rank"] == rank]
+    waits = [span for span in mine if span["name"] == "wait"]
+    forwards = [span for span in mine if span["name"] == model]
+    own = []
+    for before, after in zip(waits, waits[1:]):
+        inside = [f["t1"] - f["t0"] for f in forwards if before["t1"] <= f["t0"] <= after["t0"]]
+        if inside:
+            own.append(after["t0"] - before["t1"] - sum(inside))
+    return own
+
+
+def _flights(spans: list[dict[str, Any]], sender: int, receiver: int, rows: int) -> list[float]:
+    """Seconds from the call that sends a segment of at least so many rows until it lies in the next rank's inbox."""
+    sent = {tuple(span["nodes"]): span["t0"] for span in spans
+            if span["name"] == "send" and span["rank"] == sender and len(span["nodes"]) >= rows}
+    return [span["t1"] - sent[tuple(span["nodes"])] for span in spans
+            if span["name"] == "recv" and span["rank"] == receiver and tuple(span["nodes"]) in sent]
+
+
+def _row(name: str, seconds: Iterable[float]) -> None:
+    values = sorted(1e3 * value for value in seconds)
+    if values:
+        print(f"  {name:<36}{statistics.median(values):8.3f}{values[int(0.9 * len(values))]:9.3f}   of {len(values)}")
+
+
+def overhead(argv: list[str]) -> int:
+    given = {word.partition("=")[0] for word in argv}
+    argv = argv + [word for word in DEFAULTS if word.partition("=")[0] not in given]
+    if "RANK" in os.environ:
+        return run("scripts.bench overhead", argv, main)
+    with tempfile.TemporaryDirectory() as folder:
+        code = run("scripts.bench overhead", argv if "trace" in given else [*argv, f"trace={folder}"], main)
+        if code == 0:
+            report(next((word[6:] for word in argv if word.startswith("trace=")), folder))
+    return code
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["overhead"]:
+        print(__doc__)
+        sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)
+    sys.exit(overhead(sys.argv[2:]))
