@@ -62,7 +62,7 @@ class Ring:
         return self.link.ready
 
     def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
-        with self.trace.span("send", nodes=list(nodes)):
+        with self.trace.span("send", nodes=nodes):
             self.link.send(Segment(
                 list(nodes), [tree.parent[node] for node in nodes], [tree.pos[node] for node in nodes],
                 sum(node not in tree.live for node in nodes), torch.tensor([tree.token[node] for node in nodes])))

@@ -1,8 +1,12 @@
-"""How much the pipeline costs beside the model: medians over one run.
+"""Measurements of one run: what the pipeline costs beside the model, and how well the draft guesses.
 
-Usage: python -m scripts.bench overhead [PRESET] [key=value ...]
-Prints rank 0's own time per turn outside model forwards (tree, verification, sampling, messages), a stage's own time
-per segment outside its layers, the time from send to receive per link, and the speed of continuous over ar.
+Usage: python -m scripts.bench overhead|acceptance [PRESET] [key=value ...]
+
+overhead    rank 0's own time per turn outside model forwards (tree, verification, sampling, messages), a stage's own
+            time per segment outside its layers, the time from send to receive per link (medians), and the speed of
+            the method over ar
+acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
+            the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
 """
 from __future__ import annotations
 
@@ -11,22 +15,26 @@ import statistics
 import sys
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Iterable
 
+from tqdm import tqdm
+
+from config.presets import ROOT
 from model.drafts import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
+from scripts.generate import answer, questions
 from scripts.launch import Session, run
 
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
-DEFAULTS = ("init_total_token=64", "expand_total_token=64", "max_new_tokens=64", "ignore_eos=true")
 WIDE = 48  # rows from which a segment counts as a wide one
 
 
-def main(session: Session) -> None:
+def compare(session: Session) -> None:
     """On rank 0: answer a few questions by turns with ar and with the chosen method."""
     config, text = session.config, session.text
     speculative = session.decoder
@@ -46,7 +54,7 @@ def main(session: Session) -> None:
             ratios.append(fast.tokens_per_second / slow.tokens_per_second)
             print(f"  {fast.tokens_per_second:8.1f} tokens/s, ar {slow.tokens_per_second:8.1f}, accepted length "
                   f"{fast.mean_accepted_length:.2f}", flush=True)
-    print(f"{config.pipeline_type} over ar: {statistics.median(ratios):.2f}x (median of {len(ratios)} answers, one run)")
+    print(f"{config.pipeline_type} over ar: {statistics.median(ratios):.2f}x (median of {len(ratios)} answers)")
 
 
 def _decode(decoder: Decoder, request: Request) -> Any:
@@ -114,19 +122,45 @@ def _row(name: str, seconds: Iterable[float]) -> None:
 
 
 def overhead(argv: list[str]) -> int:
-    given = {word.partition("=")[0] for word in argv}
-    argv = argv + [word for word in DEFAULTS if word.partition("=")[0] not in given]
-    if "RANK" in os.environ:
-        return run("scripts.bench overhead", argv, main)
-    with tempfile.TemporaryDirectory() as folder:
-        code = run("scripts.bench overhead", argv if "trace" in given else [*argv, f"trace={folder}"], main)
-        if code == 0:
-            report(next((word[6:] for word in argv if word.startswith("trace=")), folder))
+    argv = _with(argv, "init_total_token=64", "expand_total_token=64", "max_new_tokens=64", "ignore_eos=true")
+    if "RANK" not in os.environ:  # every rank shall trace into one folder
+        argv = _with(argv, f"trace={tempfile.mkdtemp(prefix='flowspec-')}")
+    code = run("scripts.bench overhead", argv, compare)
+    if code == 0 and "RANK" not in os.environ:
+        report(next(word[len("trace="):] for word in argv if word.startswith("trace=")))
     return code
 
 
+def acceptance(argv: list[str]) -> int:
+    tree = ("init_total_token=59", "init_depth=5", "init_topk=10")
+    return run("scripts.bench acceptance", _with(argv, "pipeline_type=serial", "max_new_tokens=128", *tree), judge)
+
+
+def judge(session: Session) -> None:
+    """On rank 0: answer every held-out question of every task."""
+    means = []
+    for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
+        config = replace(session.config, prompt="", question_file=str(path))
+        answers = []
+        for entry in tqdm(questions(config), desc=path.stem, leave=False):
+            answers.append(answer(session, entry["turns"][:1], lambda piece: None)[0])
+        passes = sum(a.target_passes for a in answers)
+        means.append(sum(a.new_tokens - 1 for a in answers) / passes)
+        print(f"  {path.stem:<12}{means[-1]:6.2f}   {len(answers)} answers, "
+              f"{sum(a.new_tokens for a in answers)} tokens", flush=True)
+    print(f"  {'mean':<12}{statistics.mean(means):6.2f}")
+
+
+def _with(argv: list[str], *defaults: str) -> list[str]:
+    """`argv` and those defaults whose keys it does not give."""
+    given = {word.partition("=")[0] for word in argv}
+    return argv + [word for word in defaults if word.partition("=")[0] not in given]
+
+
+COMMANDS = {"overhead": overhead, "acceptance": acceptance}
+
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["overhead"]:
-        print(__doc__)
-        sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)
-    sys.exit(overhead(sys.argv[2:]))
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
+    print(__doc__)
+    sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)

@@ -1,4 +1,4 @@
-"""Sampling follows the target's distribution, as Hugging Face's processors shape it, and depends on (seed, position)."""
+"""Sampling follows the target's law, as Hugging Face's processors shape it, and depends on (seed, position) alone."""
 from __future__ import annotations
 
 import numpy as np

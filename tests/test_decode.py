@@ -1,0 +1,76 @@
+"""An answer ends where it should, whatever the strategy had settled beyond."""
+from __future__ import annotations
+
+import pytest
+
+from model.sample import Sampler
+from pipeline.decode import Request
+from tests.tiny import Oracle, Tiny, pipeline
+
+TINY = Tiny()
+PROMPT = [6, 21, 44, 3]
+TEXT = TINY.text(PROMPT, 60, Sampler(1.0, seed=2))
+STRATEGIES = ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"]
+
+
+def answers(strategy, **wishes):
+    """The answer and the pieces in which it came, with guesses that settle many tokens at once."""
+    with pipeline(TINY, 2, strategy, Oracle(PROMPT + TEXT)) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, Sampler(1.0, seed=2), **wishes))
+        pieces = list(stream)
+        assert decoder.target.in_flight == 0
+    assert [token for piece in pieces for token in piece] == answer.token_ids
+    return answer
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_comes_after_an_end_token(strategy):
+    end = TEXT[25]
+    got = answers(strategy, max_new_tokens=60, end=frozenset([end])).token_ids
+    assert got == TEXT[:TEXT.index(end) + 1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_comes_after_the_token_that_completes_a_stop(strategy):
+    seen = []
+
+    def stop(token):
+        seen.append(token)
+        return len(seen) == 17
+
+    assert answers(strategy, max_new_tokens=60, stop=stop).token_ids == TEXT[:17] == seen
+
+
+@pytest.mark.parametrize("new", [1, 2, 31])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_there_are_never_more_tokens_than_wished(strategy, new):
+    assert answers(strategy, max_new_tokens=new).token_ids == TEXT[:new]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_context_ends_an_answer_too(strategy):
+    long = TINY.text(PROMPT, 1, Sampler()) * 193  # with the prompt three tokens short of the context of 200
+    with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT + long, max_new_tokens=60))
+        assert len([token for piece in stream for token in piece]) == 3
+        assert answer.prompt_tokens + answer.new_tokens == decoder.max_length
+
+
+def test_a_prompt_that_fills_the_context_is_refused():
+    with pipeline(TINY, 1, "naive", TINY.eagle()) as decoder:
+        with pytest.raises(ValueError, match="shorten the prompt or raise max_length"):
+            decoder.decode(Request([1] * 200))
+
+
+def test_accepted_length_counts_the_targets_own_token_and_not_the_prefill():
+    plain = answers("autoregressive", max_new_tokens=20)
+    assert (plain.target_passes, plain.mean_accepted_length) == (19, 1.0)
+    guessed = answers("serial", max_new_tokens=20)
+    assert guessed.mean_accepted_length == 19 / guessed.target_passes > 2
+
+
+def test_times_are_told():
+    answer = answers("continuous", max_new_tokens=20)
+    assert answer.prefill_seconds > 0 and answer.decode_seconds > 0
+    whole = answer.prefill_seconds + answer.decode_seconds
+    assert answer.tokens_per_second == pytest.approx(20 / whole)
