@@ -1,0 +1,48 @@
+"""The documentation says what the code does."""
+from __future__ import annotations
+
+import re
+
+from config.cli import options
+from config.methods import METHODS
+from config.presets import ROOT
+
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(path, language):
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+
+
+def test_the_lines_that_methods_md_quotes_are_the_lines_of_the_strategies():
+    code = (ROOT / "pipeline" / "strategies.py").read_text(encoding="utf-8")
+    quoted = blocks(ROOT / "docs" / "methods.md", "python")
+    assert len(quoted) == len(METHODS)
+    assert [block for block in quoted if block.strip() not in code] == []
+
+
+def test_the_readme_lists_every_method():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert [row for row in rows if row in METHODS] == list(METHODS)
+
+
+def test_every_key_that_a_command_of_the_documentation_gives_exists():
+    known = {option.name for option in options()}
+    for path in DOCS:
+        for line in re.findall(r"bash run_pipe\.sh[^`\n]*", path.read_text(encoding="utf-8")):
+            for key in re.findall(r"(?<![\w-])([a-z_]+)=", line):
+                assert key in known, f"{path.name}: {line}"
+
+
+def test_every_file_that_the_documentation_links_to_exists():
+    for path in DOCS:
+        for link in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
+            assert (path.parent / link).exists(), f"{path.name} links to {link}"
+
+
+def test_every_python_file_stands_in_the_readmes_tree():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for folder in ("config", "model", "pipeline", "scripts"):
+        for path in (ROOT / folder).glob("*.py"):
+            if path.name != "__init__.py":
+                assert f"  {path.name} " in text, f"{folder}/{path.name} is missing in README's tree"
