@@ -21,8 +21,8 @@ class Method:
 METHODS = {
     "ar": Method("autoregressive", "ring", "none", "one token per round of the pipeline, no guesses"),
     "serial": Method("serial", "ring", "eagle", "a token tree sent whole: one stage works, the others wait"),
-    "naive": Method("naive", "ring", "eagle", "a tree in equal shares, one per stage, judged once all are back"),
-    "pruned": Method("pruned", "ring", "eagle", "as naive, but judged share by share, and dead guesses pruned"),
+    "naive": Method("naive", "ring", "eagle", "equal shares of a tree, one per rank, judged once all are back"),
+    "pruned": Method("pruned", "ring", "eagle", "a tree in segments, each judged as it returns, what is dead pruned"),
     "continuous": Method("continuous", "ring", "eagle", "FlowSpec: judge, prune and regrow at every return"),
     "pipedec": Method("pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step"),
 }

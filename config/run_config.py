@@ -23,7 +23,7 @@ AT_LEAST = {
     "none_expand_size": 0, "none_expand_depth": 0, "init_topk_pipedec": 1, "prefill_chunk": 1, "max_length": 2,
     "threads_per_rank": 0,
 }
-ENDLESS = 1 << 30  # levels: deeper than any context
+ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TreeConfig:
     init: Growth = Growth(80, 6, 10, 16)
     expand: Growth = Growth(64, 6, 10)
     idle: Growth = Growth(48, 1, 10)
-    layer: Growth = Growth(256, ENDLESS, 16, 16)
+    layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)
     chunk: int = 64  # the most rows of unsent text in one segment
 
 
@@ -80,11 +80,11 @@ class RunConfig:
     ignore_eos: bool = False  # go on after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none
 
-    # The tree after a miss, and of serial, naive and pruned
+    # The tree that serial, naive and pruned draft, and continuous after a miss
     init_total_token: int = 80  # guesses in the tree
     init_topk: int = 10  # children of a guess, and guesses of a level that get children
     init_depth: int = 6  # levels after the first
-    init_subseq_token: int = 16  # rows per segment, at most; -1: no bound
+    init_subseq_token: int = 16  # rows per segment of pruned and continuous, at most; -1: no bound
 
     # The tree that continuous grows after a hit, from fresh features
     expand_total_token: int = 64  # guesses in the tree
@@ -134,7 +134,7 @@ class RunConfig:
             Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token)),
             Growth(self.expand_total_token, self.expand_depth, self.expand_topk, _bound(self.expand_subseq_token)),
             idle if self.none_expand else Growth(0, 0, self.expand_topk),
-            Growth(width * width, ENDLESS, width, width), self.prefill_chunk)
+            Growth(ENDLESS, ENDLESS, width, width), self.prefill_chunk)
 
 
 def _bound(size: int) -> int | None:

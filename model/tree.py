@@ -32,12 +32,11 @@ class TokenTree:
         self.waiting: set[int] = set()  # … and those of them that were not sent yet
         self.answer: dict[int, int] = {}  # the token that the target says follows a node
         self.hidden: dict[int, Any] = {}  # the target's feature of a node, until a draft takes it
-        self.missed = 0  # settled tokens that had to be sent as text, since no sent guess foresaw them
         for token in prompt:
             self.settle(token)
         if not self.trunk:
             raise ValueError("the prompt is empty: give at least one token")
-        self.prompt_length, self.missed = len(self.trunk), 0
+        self.passes = -len(self.trunk)  # tokens behind the prompt that were sent as text: no sent guess foresaw them
 
     @property
     def tip(self) -> int:
@@ -87,7 +86,6 @@ class TokenTree:
         if node in self.waiting:
             self.waiting.remove(node)
             self.unsent.append(node)
-            self.missed += 1
         self.live.discard(node)
         self.trunk.append(node)
 
@@ -97,6 +95,7 @@ class TokenTree:
         Parents come before their children: a score never exceeds the parent's, and ties go to the older node.
         """
         text = [self.unsent.popleft() for _ in range(min(len(self.unsent), chunk or len(self.unsent)))]
+        self.passes += len(text)
         if self.unsent:
             return text
         room = len(self.waiting) if size is None else max(0, size - len(text))

@@ -14,7 +14,7 @@ from model.drafts import Draft
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.strategies import Strategy
-from pipeline.target import Ring
+from pipeline.target import Target
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Answer:
 class Decoder:
     """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens."""
 
-    def __init__(self, target: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int) -> None:
+    def __init__(self, target: Target, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int) -> None:
         self.target, self.draft, self.strategy, self.cfg, self.max_length = target, draft, strategy, cfg, max_length
 
     def decode(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
@@ -80,7 +80,7 @@ class Decoder:
                     answer.prefill_seconds = time.perf_counter() - start
                 answer.token_ids += new
                 answer.decode_seconds = time.perf_counter() - start - answer.prefill_seconds
-                answer.target_passes, answer.segments = max(tree.missed - 1, 0), self.target.segments - sent
+                answer.target_passes, answer.segments = max(tree.passes, 0), self.target.segments - sent
                 yield new
                 if over:
                     return

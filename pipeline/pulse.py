@@ -40,15 +40,16 @@ class Pulse:
 
     def _beat(self) -> None:
         heard = {peer: (b"", time.monotonic()) for peer in self._others}
-        beat = 0
-        while not self._ended.wait(BEAT if not self._suspect else 0):
+        beat, suspect = 0, ""
+        while not self._ended.wait(BEAT):
             beat += 1
             try:
                 self._store.set(f"pulse/{self._rank}", str(beat))
-                loss = self._suspect or self._silent(heard)
+                # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
+                loss, suspect = suspect or self._silent(heard), self._suspect
                 told = self._store.compare_set("pulse/lost", "", loss) if loss else self._told()
             except RuntimeError:
-                told = (self._suspect or "the rendezvous was lost: rank 0's machine or its launcher is gone").encode()
+                told = b"the rendezvous was lost: rank 0's machine or its launcher is gone"
             if told:
                 self._on_loss(told.decode())
                 return

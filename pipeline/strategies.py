@@ -52,7 +52,7 @@ def naive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Ite
 
 
 def pruned(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Iterator[list[int]]:
-    """As naive, but best guesses first; judge every share as it returns, and prune what is still on its way."""
+    """Send a tree best guesses first; judge every segment as it returns, and prune what is still on its way."""
     while True:
         while draft.grow(tree, cfg.init):
             pass
@@ -79,7 +79,7 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
             draft.refresh()
             growth = cfg.init if tree.unsent else cfg.expand
             yield new
-        else:
+        elif tree.live:
             growth = growth.deeper(cfg.idle)
 
 

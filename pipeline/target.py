@@ -5,7 +5,7 @@ It knows nothing about strategies, and strategies know nothing else about the pi
 from __future__ import annotations
 
 from itertools import count
-from typing import Callable, Protocol, Sequence
+from typing import Callable, Iterator, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ class Target(Protocol):
 
     depth: int  # segments that fill it
     in_flight: int  # segments that were sent and have not come back
+    segments: int  # sent since the start
+    ids: Iterator[int]  # for the nodes of all requests, so that an old message can never mean a new node
+    sampler: Sampler  # of the present request
 
     @property
     def has_room(self) -> bool:
@@ -40,6 +43,9 @@ class Target(Protocol):
     def prune(self, tree: TokenTree) -> None:
         """Tell every stage what has died."""
 
+    def reset(self, tree: TokenTree) -> None:
+        """End a request."""
+
 
 class Ring:
     """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head."""
@@ -48,9 +54,8 @@ class Ring:
                  trace: NoTrace = OFF) -> None:
         self.link, self.lm_head, self.depth, self.device = link, lm_head, depth, device
         self.trace = trace
-        self.in_flight = 0
-        self.segments = 0  # sent since the start
-        self.ids = count()  # for the nodes of all requests, so that an old message can never mean a new node
+        self.in_flight, self.segments = 0, 0
+        self.ids: Iterator[int] = count()
         self.sampler = Sampler()
 
     @property

@@ -40,7 +40,7 @@ def compare(session: Session) -> None:
     speculative = session.decoder
     _watch(speculative, session.trace)
     plain = Decoder(speculative.target, NoDraft(), autoregressive, config.tree, speculative.max_length)
-    prompts = [text.prompt_ids([q], config.template) for q in QUESTIONS] if text else [list(config.ids)] * len(QUESTIONS)
+    prompts = [text.prompt_ids([q], config.template) if text else list(config.ids) for q in QUESTIONS]
     ratios = []
     for i, prompt in enumerate([prompts[0], *prompts]):  # the first time round warms up
         request = Request(prompt, Sampler(config.temperature, config.top_p, config.top_k, config.seed),
@@ -73,8 +73,8 @@ def _watch(decoder: Decoder, trace: NoTrace) -> None:
                 return forward(*args)
         return watching
 
-    eagle = decoder.draft.draft  # type: ignore[attr-defined]
-    decoder.target.lm_head = eagle.lm_head = watched(decoder.target.lm_head)
+    eagle, ring = decoder.draft.draft, decoder.target  # type: ignore[attr-defined]
+    ring.lm_head = eagle.lm_head = watched(ring.lm_head)  # type: ignore[attr-defined]
     eagle.head.forward = watched(eagle.head.forward)
 
 
@@ -94,9 +94,9 @@ def report(folder: str) -> None:
         _row(f"link {rank} -> {following}, {WIDE} rows or more", _flights(spans, rank, following, WIDE))
 
 
-def _own(spans: list[dict[str, Any]], rank: int, model: str) -> list[float]:
+def _own(spans: list[dict[str, Any]], which: int, model: str) -> list[float]:
     """Seconds between two waits, without the model's forwards; turns without any forward do not count."""
-    mine = [span for span in spans if span["rank"] == rank]
+    mine = [span for span in spans if span["rank"] == which]
     waits = [span for span in mine if span["name"] == "wait"]
     forwards = [span for span in mine if span["name"] == model]
     own = []

@@ -32,8 +32,8 @@ def build_stage(config: RunConfig, part: Part, trace: NoTrace) -> Stage:
     body = Slice(sizes, first, last)
     device, dtype = _device(config, part), _dtype(config, part)
     fill(body, {name[len("model."):]: x for name, x in part.tensors().items()}, dtype, device)
-    cache = sizes.cache(last - first, _capacity(config, sizes), torch.empty(0, dtype=dtype, device=device))
-    return Stage(body, cache, trace)
+    capacity = _capacity(config, sizes, len(part.stages))
+    return Stage(body, sizes.cache(last - first, capacity, torch.empty(0, dtype=dtype, device=device)), trace)
 
 
 def build_ring(config: RunConfig, part: Part, link: Link, trace: NoTrace) -> Ring:
@@ -63,13 +63,14 @@ def _eagle(config: RunConfig, part: Part, ring: Ring) -> Eagle:
     sizes = replace(LlamaConfig.read(weights.config), context=LlamaConfig.read(part.config).context)
     head = EagleHead(sizes, bias="fc.bias" in weights.names())
     fill(head, weights.tensors(), _dtype(config, part), ring.device)
-    return Eagle(head, ring.lm_head, _capacity(config, sizes))
+    return Eagle(head, ring.lm_head, _capacity(config, sizes, len(part.stages)))
 
 
-def _capacity(config: RunConfig, sizes: LlamaConfig) -> int:
-    """Slots for the text, and for guesses that live or wait to be pruned."""
-    tree = config.tree
-    return min(config.max_length, sizes.context) + 8 * max(tree.init.nodes, tree.expand.nodes + tree.idle.nodes)
+def _capacity(config: RunConfig, sizes: LlamaConfig, ranks: int) -> int:
+    """Slots for the text, and for guesses that live, are under way or wait to be pruned."""
+    tree, layer = config.tree, config.init_topk_pipedec
+    guesses = max(tree.init.nodes, tree.expand.nodes + ranks * tree.idle.nodes, ranks * layer)
+    return min(config.max_length, sizes.context) + 8 * guesses
 
 
 def _prepare_torch(config: RunConfig, part: Part) -> None:

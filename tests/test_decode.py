@@ -69,6 +69,14 @@ def test_accepted_length_counts_the_targets_own_token_and_not_the_prefill():
     assert guessed.mean_accepted_length == 19 / guessed.target_passes > 2
 
 
+@pytest.mark.parametrize("strategy", ["pruned", "continuous", "pipedec"])
+def test_a_pass_under_way_counts_though_the_answer_ends_in_it(strategy):
+    """The oracle errs at every seventh position, so the target begins anew at these, and nowhere else."""
+    begun = [position for position in range(len(PROMPT), len(PROMPT) + 14) if position % 7 == 0]
+    got = answers(strategy, max_new_tokens=14)
+    assert len(begun) <= got.target_passes <= len(begun) + 1  # the first token of all was not guessed either
+
+
 def test_times_are_told():
     answer = answers("continuous", max_new_tokens=20)
     assert answer.prefill_seconds > 0 and answer.decode_seconds > 0

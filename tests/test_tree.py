@@ -96,7 +96,8 @@ def test_verify_walks_through_hits_and_stops_at_a_miss():
     tree.answer.update({tree.tip: 5, a: 6, b: 9})
     assert verify(tree) == [5, 6, 9]
     assert tree.tokens == [1, 2, 5, 6, 9] and not tree.live
-    assert list(tree.unsent) == [tree.tip] and tree.missed == 1
+    assert list(tree.unsent) == [tree.tip] and tree.passes == 0
+    assert tree.cut() == [tree.tip] and tree.passes == 1
 
 
 def test_verify_waits_where_the_answer_is_not_known():
