@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from config.run_config import Growth
 from model.cache import TreeCache
-from model.llama import Layer, LlamaConfig, Rotary, linear
+from model.llama import Layer, LlamaConfig, Rotary, embedding, linear
 from model.tree import TokenTree
 
 CHUNK = 256  # pairs of a prompt that are fed to the head at once
@@ -28,7 +28,7 @@ class EagleHead(nn.Module):
     def __init__(self, c: LlamaConfig, bias: bool) -> None:
         super().__init__()
         self.config = c
-        self.embed_tokens = nn.Embedding(c.vocab, c.hidden, device="meta")
+        self.embed_tokens = embedding(c.vocab, c.hidden)
         self.fc = linear(2 * c.hidden, c.hidden, bias)
         self.layers = nn.ModuleList([Layer(c, input_norm=False)])
         self.rotary = Rotary(c.theta, c.head_dim, c.context)

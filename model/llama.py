@@ -108,6 +108,11 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=bias, device="meta")
 
 
+def embedding(size: int, hidden: int) -> nn.Embedding:
+    """Without memory; from a given weight, since the usual way would first load torch's tools for drawing one."""
+    return nn.Embedding.from_pretrained(torch.empty(size, hidden, device="meta"))
+
+
 class Attention(nn.Module):
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
@@ -156,7 +161,7 @@ class Slice(nn.Module):
     def __init__(self, c: LlamaConfig, first: int, last: int) -> None:
         super().__init__()
         self.config = c
-        self.embed_tokens = nn.Embedding(c.vocab, c.hidden, device="meta") if first == 0 else nn.Identity()
+        self.embed_tokens = embedding(c.vocab, c.hidden) if first == 0 else nn.Identity()
         self.layers = nn.ModuleDict({str(i): Layer(c) for i in range(first, last)})
         self.norm = RMSNorm(c.hidden, c.eps) if last == c.layers else nn.Identity()
         self.rotary = Rotary(c.theta, c.head_dim, c.context)

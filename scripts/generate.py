@@ -55,14 +55,14 @@ def request(config: RunConfig, prompt: list[int], text: Text | None, reader: Rea
 
 
 def answer(session: Session, turns: list[str], show: Callable[[str], Any]) -> tuple[Answer, Reader]:
-    """Decode one answer to the last of `turns`, or to `prompt_ids`, and show its text as it settles."""
+    """Decode one answer to the last of `turns`, or to `prompt_ids`, and show its text, or its ids, as they settle."""
     config, text = session.config, session.text
     prompt = text.prompt_ids(turns, config.template) if text else list(config.ids)
     reader = Reader(text, config.stop)
     got, stream = session.decoder.decode(request(config, prompt, text, reader))
     with closing(stream):  # type: ignore[type-var]
-        for _ in stream:
-            show(reader.take())
+        for new in stream:
+            show(reader.take() if text else "".join(f"{token} " for token in new))
     show(reader.take(last=True))
     return got, reader
 
@@ -108,9 +108,12 @@ def questions(config: RunConfig) -> list[dict[str, Any]]:
 def save(path: str, data: Any) -> None:
     """Write JSON whole or not at all."""
     draft = Path(path).with_name(Path(path).name + ".part")
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    draft.write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
-    os.replace(draft, path)
+    try:
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}): choose another output=") from error
 
 
 def ask_one(session: Session) -> None:
@@ -123,7 +126,7 @@ def ask_one(session: Session) -> None:
         print(piece, end="", flush=True)
 
     got, reader = answer(session, [config.prompt], show)
-    print(reader.text and "\n" or " ".join(map(str, got.token_ids)) + "\n")
+    print("\n")
     print(table([got]))
     if config.output:
         save(config.output, record(config, config.prompt, got, reader.text))

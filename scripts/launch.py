@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
+import time
 import traceback
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Callable, NoReturn, Sequence
 
 import torch.distributed as dist
 
@@ -30,9 +32,8 @@ from pipeline.stage import serve
 from pipeline.trace import OFF, NoTrace, Trace, merge
 from pipeline.transport import DistLink, Link, LocalLink, PeerLost, Peers
 from scripts.build import build_decoder, build_ring, build_stage
+from scripts.torchrun import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, die, live_no_longer_than_launcher, spawn
 from split_and_save_models import split
-
-WRONG, LOST, INTERRUPTED = 2, 75, 130  # exit codes: bad input, a peer is gone, Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -55,130 +56,122 @@ def run(module: str, argv: Sequence[str], main: Main) -> int:
         config = parse(argv)
         folder, world = prepare(config)
         if "RANK" in os.environ:
-            return _one_of_many(config, folder, main)
+            _one_of_many(config, folder, main)
         if config.processes:
-            return _spawn(module, argv, config, world)
-        return _all_in_one(config, folder, world, main)
-    except (ValueError, PeerLost) as error:
+            code = spawn([*module.split(), *argv], config.master_addr, config.master_port, world)
+        else:
+            code = _all_in_one(config, folder, world, main)
+    except (ValueError, OSError, PeerLost) as error:
         if "debug=true" in argv:
             traceback.print_exc()
         print(f"flowspec: {error}", file=sys.stderr)
         return LOST if isinstance(error, PeerLost) else WRONG
     except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code >= STOPPED:
         print("\nflowspec: stopped", file=sys.stderr)
-        return INTERRUPTED
+    return code
 
 
 def prepare(config: RunConfig) -> tuple[Path, int]:
-    """The folder of the split model, which is made if need be, and the number of ranks."""
-    if config.model_dir:
-        part = Part(Path(config.model_dir) / "stage_0")
-        if config.stages and parse_stages(config.stages, part.stages[-1] and sum(part.stages)) != part.stages:
-            held = "+".join(map(str, part.stages))
-            raise ValueError(f"{config.model_dir} is split as {held}, not as stages={config.stages}: leave stages out, "
-                             "or split the model again into another folder")
-        return part.folder.parent, len(part.stages)
+    """The folder of the split model, which is made if need be, and the number of ranks; refuses what cannot work."""
+    alone = "RANK" not in os.environ  # then this process sees to all ranks; else a rank's own folder may be all it has
+    folder = Path(config.model_dir) if config.model_dir else _split(config, alone)
+    part = _part(folder, int(os.environ.get("RANK", "0")))
+    held, vocab = "+".join(map(str, part.stages)), part.config["vocab_size"]
+    if config.stages and parse_stages(config.stages, sum(part.stages)) != part.stages:
+        raise ValueError(f"{folder} is split as {held}, not as stages={config.stages}: leave stages out, or split the "
+                         "model again into another folder")
+    if int(os.environ.get("WORLD_SIZE", len(part.stages))) != len(part.stages):
+        raise ValueError(f"{folder} is split as {held}: start {len(part.stages)} ranks, rank 0 included")
+    if max(config.ids, default=0) >= vocab:
+        raise ValueError(f"prompt_ids has {max(config.ids)}, but the model knows 0 to {vocab - 1} only: take ids of "
+                         "this model's tokenizer")
+    if alone:
+        for rank in range(1, len(part.stages)):
+            _check_split(_part(folder, rank), part.split_id)
+        for name, target in (("output", Path(config.output).parent if config.output else None),
+                             ("trace", Path(config.trace) if config.trace else None)):
+            _check_writable(name, target)
+    return folder, len(part.stages)
+
+
+def _split(config: RunConfig, write: bool) -> Path:
+    """The folder of the split of a whole model, written if it is not there."""
     if not config.base_dir:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
     layers = LlamaConfig.read(Checkpoint(config.base_dir).config).layers
-    stages = parse_stages(config.stages or "4", layers)
-    folder = ROOT / "splits" / f"{Path(config.base_dir).name}-{'+'.join(map(str, stages))}"
-    if "RANK" not in os.environ:
-        split(config.base_dir, folder, "+".join(map(str, stages)), config.eagle_dir or None)
-    return folder, len(stages)
+    stages = "+".join(map(str, parse_stages(config.stages or "4", layers)))
+    folder = ROOT / "splits" / f"{Path(config.base_dir).name}-{stages}"
+    if write:
+        split(config.base_dir, folder, stages, config.eagle_dir or None)
+    return folder
+
+
+def _part(folder: Path, rank: int) -> Part:
+    part = Part(folder / f"stage_{rank}")
+    if part.rank != rank:
+        raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{rank} of the split there")
+    return part
+
+
+def _check_split(part: Part, split_id: str) -> None:
+    """Refuse to run with parts of different splits."""
+    if part.split_id != split_id:
+        raise ValueError(f"{part.folder} is a part of another split than rank 0's: copy the parts of one split")
+
+
+def _check_writable(key: str, folder: Path | None) -> None:
+    """Better now than when the answer is there."""
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"{key}: {folder} cannot be written ({error.strerror}): choose another {key}=") from error
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _spawn(module: str, argv: Sequence[str], config: RunConfig, world: int) -> int:
-    """Start torchrun's agent with this command for every rank, and tell in a sentence how it ended."""
-    import logging
-    import socket
-
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches rank 0 too, which ends the others in good order
-    if config.master_port:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.master_addr, config.master_port))
-            except OSError as error:
-                raise ValueError(f"port {config.master_port} of {config.master_addr} cannot be used "
-                                 f"({error.strerror}): choose another master_port, or 0 for any free one") from error
-    wanted: dict[str, Any] = {
-        "min_nodes": 1, "max_nodes": 1, "nproc_per_node": world, "run_id": f"flowspec-{os.getpid()}",
-        "rdzv_backend": "static" if config.master_port else "c10d", "max_restarts": 0, "monitor_interval": 0.1,
-        "rdzv_endpoint": f"{config.master_addr}:{config.master_port}",
-        "rdzv_configs": {"rank": 0} if config.master_port else {},
-        "signals_to_handle": "SIGTERM,SIGHUP,SIGQUIT", "shutdown_timeout": 3}
-    known = {option.name for option in fields(LaunchConfig)}
-    launcher = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
-    try:
-        elastic_launch(launcher, sys.executable)("-m", *module.split(), *argv)
-    except ChildFailedError as error:
-        return _verdict({rank: failure.exitcode for rank, failure in error.failures.items()})
-    return 0
-
-
-def _verdict(codes: dict[int, int]) -> int:
-    """The exit code of a run in which ranks failed; a rank that could not tell its end itself is named here."""
-    told = [code for code in codes.values() if code > 0 and code != LOST]
-    for rank, code in codes.items():
-        if code < 0 and -code != signal.SIGTERM:
-            print(f"flowspec: rank {rank} was killed ({signal.Signals(-code).name})", file=sys.stderr)
-    return told[0] if told else LOST
-
-
-def _one_of_many(config: RunConfig, folder: Path, main: Main) -> int:
-    """Be one rank from the first handshake to the last good-bye."""
+def _one_of_many(config: RunConfig, folder: Path, main: Main) -> NoReturn:
+    """Be one rank from the first handshake to the last good-bye. A rank that fails dies at once."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     signal.signal(signal.SIGINT, signal.SIG_IGN if rank else signal.default_int_handler)
+    live_no_longer_than_launcher()
     dist.init_process_group("gloo")
     store = dist.distributed_c10d._get_default_store()
-    pulse = Pulse(store, rank, world, config.timeout)
-    trace = _trace(config, rank)
+    pulse, trace, code = Pulse(store, rank, world, config.timeout), _trace(config, rank), 0
     link = DistLink(Peers((rank - 1) % world, (rank + 1) % world, range(1, world) if rank == 0 else (),
                           None if rank == 0 else 0), pulse.report, trace)
     pulse.start(lambda loss: link.fail(PeerLost(loss)))
-    _same_split(store, folder, rank)
-    code = 0
     try:
+        part = _part(folder, rank)
+        store.set(f"split/{rank}", part.split_id)
+        _check_split(part, store.get("split/0").decode())
         if rank == 0:
             code = _lead(config, folder, link, trace, main)
         else:
-            serve(build_stage(config, Part(folder / f"stage_{rank}"), trace), link)
-    except PeerLost as error:
-        if rank == 0:
-            print(f"\nflowspec: {error}", file=sys.stderr)
-        _die(LOST)
-    except ValueError as error:
-        print(f"flowspec: rank {rank}: {error}", file=sys.stderr)
-        _die(WRONG)
+            serve(build_stage(config, part, trace), link)
+    except BaseException as error:
+        _unforeseen(config, error)
+        if rank == 0 or not isinstance(error, PeerLost):
+            print(f"\nflowspec: {error}" if rank == 0 else f"\nflowspec: rank {rank}: {error}", file=sys.stderr)
+        else:
+            time.sleep(GRACE)  # rank 0, which has the user's ear, shall tell it before torchrun ends all
+        die(LOST if isinstance(error, PeerLost) else WRONG)
     link.close()
     trace.close()
     pulse.stop()
     dist.destroy_process_group()
     if rank == 0:
         _merge(config)
-    return code
+    die(code)  # to take torch apart in good order would last longer than to bring it up
 
 
-def _die(code: int) -> NoReturn:
-    """End at once, without waiting for threads that wait for peers."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _same_split(store: Any, folder: Path, rank: int) -> None:
-    """Refuse to run with parts of different splits."""
-    mine = Part(folder / f"stage_{rank}").split_id
-    store.set(f"split/{rank}", mine)
-    if store.get("split/0").decode() != mine:
-        raise ValueError(f"rank {rank} holds a part of another split than rank 0: copy the parts of one split")
+def _unforeseen(config: RunConfig, error: BaseException) -> None:
+    """The traceback, unless a sentence says it all."""
+    if config.debug or not isinstance(error, (PeerLost, ValueError, OSError)):
+        traceback.print_exception(type(error), error, error.__traceback__)
 
 
 # --- all ranks in one process -----------------------------------------------------------------------------------------
@@ -192,8 +185,8 @@ def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> int:
         try:
             serve(build_stage(config, Part(folder / f"stage_{rank}"), traces[rank]), links[rank])
         except BaseException as error:
-            links[rank].fail(PeerLost(f"rank {rank} failed: {error}"))
-            raise
+            _unforeseen(config, error)
+            links[rank].fail(PeerLost(f"rank {rank}: {error}"))
 
     threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True)
                for rank in range(1, world)]
@@ -214,6 +207,7 @@ def _lead(config: RunConfig, folder: Path, link: Link, trace: NoTrace, main: Mai
     ring = build_ring(config, part, link, trace)
     code = 0
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see scripts/torchrun.py
         decoder = build_decoder(config, part, ring, trace)
         text = None if config.prompt_ids else Text(part.folder)
         ring.start()
@@ -223,9 +217,11 @@ def _lead(config: RunConfig, folder: Path, link: Link, trace: NoTrace, main: Mai
             traceback.print_exc()
         print(f"flowspec: {error}", file=sys.stderr)
         code = WRONG
+    except BrokenPipeError:  # whoever reads the answer has had enough; nothing more is to be flushed there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = STOPPED + signal.SIGPIPE
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        print("\nflowspec: stopped", file=sys.stderr)
         code = INTERRUPTED
     ring.stop()
     return code

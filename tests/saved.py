@@ -5,23 +5,33 @@ And the commands that are run with it: in this process, or as a person types the
 from __future__ import annotations
 
 import json
+import os
+import signal
 import string
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Callable, Iterator
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
+from config.presets import ROOT
+from scripts import generate
+from scripts.launch import run
 from split_and_save_models import split
 from tests.tiny import CONFIG, Tiny, weights
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
 SIGNS = string.ascii_lowercase + " .,:?!'\n" + string.digits  # one token each
 SPLITS = ("0+4", "0+2+2", "0+1+1+2", "0+1+1+1+1")
-FORM = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False,
+FORM = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "tie_word_embeddings": False,
         "hidden_size": CONFIG.hidden, "num_hidden_layers": CONFIG.layers, "num_attention_heads": CONFIG.heads,
         "num_key_value_heads": CONFIG.kv_heads, "head_dim": CONFIG.head_dim, "vocab_size": CONFIG.vocab,
-        "intermediate_size": CONFIG.intermediate, "max_position_embeddings": CONFIG.context,
+        "intermediate_size": CONFIG.intermediate, "max_position_embeddings": 1 << 15,
         "rms_norm_eps": CONFIG.eps, "rope_theta": CONFIG.theta, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -56,13 +66,72 @@ def save_tokenizer(folder: Path, more: int = 0) -> None:
         "eos_token": SPECIAL[2]}))
 
 
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `base`, `head` and a folder for each of the SPLITS; written once, whoever imports this."""
-    folder = tmp_path_factory.getbasetemp() / "saved"
+def models(folder: Path) -> Path:
+    """A folder with `base`, `head` and one for each of the SPLITS; written by the first who asks."""
     if not folder.is_dir():
         save_model(folder / "base")
         save_head(folder / "head")
         for stages in SPLITS:
             split(folder / "base", folder / stages, stages, folder / "head", progress=False)
     return folder
+
+
+def here(*words: str) -> int:
+    """A command with all ranks as threads of this process; its exit code."""
+    return run("scripts.generate", ["processes=false", "dtype=float64", *words], generate.main)
+
+
+def wait_until(happened: Callable[[], Any], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(happened())
+
+
+class Command:
+    """A command as a person types it in a terminal: `stdout` and `stderr` are what it has printed so far."""
+
+    def __init__(self, folder: Path, module: str, *words: str) -> None:
+        self._files = [folder / "stdout", folder / "stderr"]
+        with self._files[0].open("w") as out, self._files[1].open("w") as err:
+            self.process = subprocess.Popen([sys.executable, "-m", *module.split(), *words], cwd=ROOT, stdout=out,
+                                            stderr=err, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    @property
+    def stdout(self) -> str:
+        return self._files[0].read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._files[1].read_text()
+
+    def ranks(self) -> dict[int, int]:
+        """The processes of the ranks that have not ended, though the launcher may have."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words = dict(word.split("=", 1) for word in (path / "environ").read_text().split("\0") if "=" in word)
+                ended = (path / "stat").read_text().rpartition(") ")[2][0] in "ZX"
+            except (OSError, UnicodeDecodeError):
+                continue
+            if words.get("FLOWSPEC_LAUNCHER") == str(self.process.pid) and "RANK" in words and not ended:
+                found[int(words["RANK"])] = int(path.name)
+        return found
+
+    def end(self, seconds: float) -> int | None:
+        """The exit code, once all processes have ended; None if that takes too long."""
+        ended = wait_until(lambda: self.process.poll() is not None and not self.ranks(), seconds)
+        return self.process.returncode if ended else None
+
+
+@contextmanager
+def command(folder: Path, module: str, *words: str) -> Iterator[Command]:
+    """A command that leaves nothing behind, however the test ends."""
+    started = Command(folder, module, *words)
+    try:
+        yield started
+    finally:
+        for pid in [*started.ranks().values(), *([started.process.pid] if started.process.poll() is None else [])]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        started.process.wait()

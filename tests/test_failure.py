@@ -1,0 +1,254 @@
+"""What cannot work ends in one sentence that names the fix; what breaks ends everywhere, and leaves no process.
+
+Started as a program, this is a command whose rank 2 fails in mid-run.
+"""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from config.presets import ROOT
+from model.cache import TreeCache
+from scripts import generate
+from scripts.launch import run
+from split_and_save_models import split
+from tests.saved import command, here, models, save_tokenizer, wait_until
+
+FIVE = "0+1+1+1+1"
+ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture
+def own(saved, tmp_path):
+    """A split that a test may spoil."""
+    return shutil.copytree(saved / FIVE, tmp_path / "own")
+
+
+def sentence(text: str) -> str:
+    """What was told, if it is one sentence of ours."""
+    told = text.strip()
+    assert told.startswith("flowspec: ") and "\n" not in told and "Traceback" not in told, text
+    return told
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["prompt="], "prompt is empty: write what is asked"),
+    (["prompt= "], "prompt is empty"),
+    (["prompt_ids=,"], "prompt_ids=, is not a list of token ids: write numbers"),
+    (["prompt_ids=5,53"], "prompt_ids has 53, but the model knows 0 to 52 only: take ids of this model's tokenizer"),
+    (["prompt_ids=" + "5," * 20, "max_length=20"], "the prompt has 20 tokens and the context only 20: shorten"),
+    (["prompt=" + "a" * 300, "template=none", "max_length=300"],
+     "the prompt has 300 tokens and the context only 300: shorten"),
+    (["temperature=-0.5"], "temperature=-0.5 is not possible: give 0"),
+    (["pipeline_type=continuos"], "pipeline_type=continuos is unknown: choose one of ar, serial"),
+    (["temprature=1"], "temprature is no key, did you mean temperature"),
+    (["stages=0+2+2"], "is split as 0+1+1+1+1, not as stages=0+2+2: leave stages out"),
+    (["stages=3"], "is split as 0+1+1+1+1, not as stages=3: leave stages out"),
+    (["stages=0+2+2+2+2"], "adds up to 8 layers, but the model has 4; try 0+1+1+1+1"),
+    (["stages=0+0+4"], "write the layers of every rank"),
+    (["question_file=nowhere.jsonl"], "there is no question file"),
+    (["template=own"], "has no chat template of its own; use template=vicuna"),
+])
+def test_what_cannot_be_asked_is_answered_with_the_fix(saved, capsys, words, told):
+    asks = any(word.startswith(("prompt", "question")) for word in words)
+    assert here(f"model_dir={saved / FIVE}", *words, *([] if asks else ["prompt=hello"])) == 2
+    assert told in sentence(capsys.readouterr().err)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path, capsys):
+    assert here(f"model_dir={tmp_path / 'x'}", "prompt_ids=5") == 2
+    assert "x/stage_0; split the model first: python split_and_save" in sentence(capsys.readouterr().err)
+    assert here(f"base_dir={tmp_path / 'x'}", "prompt_ids=5") == 2
+    assert "give the path of a model in Hugging Face form" in sentence(capsys.readouterr().err)
+
+
+def other_manifest(own, **change):
+    path = own / "stage_3" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+
+def longer_file(own):
+    with (own / "stage_3" / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+
+
+def other_split(own):
+    shutil.rmtree(own / "stage_3")
+    split(own.parent.parent / "saved" / "base", own.parent / "other", "0+1+1+1+1", progress=False)
+    shutil.copytree(own.parent / "other" / "stage_3", own / "stage_3")
+
+
+@pytest.mark.parametrize(("spoil", "told"), [
+    (lambda own: shutil.rmtree(own / "stage_3"), "there is no folder"),
+    (lambda own: other_manifest(own, version=99), "split again"),
+    (lambda own: other_manifest(own, files={"config.json": {"bytes": 3, "sha256": ""}}), "split again"),
+    (longer_file, "but its manifest says"),
+    (other_split, "is a part of another split than rank 0's: copy the parts of one split"),
+    (lambda own: (shutil.rmtree(own / "stage_3"), shutil.copytree(own / "stage_2", own / "stage_3")),
+     "holds the part of rank 2: copy stage_3 of the split there"),
+])
+def test_parts_that_do_not_belong_together_are_refused_before_anything_starts(own, capsys, spoil, told):
+    spoil(own)
+    assert here(f"model_dir={own}", "prompt_ids=5") == 2
+    assert told in sentence(capsys.readouterr().err)
+
+
+def test_without_a_tokenizer_or_with_a_wrong_one_a_text_is_refused_and_ids_are_not(own, capsys):
+    (own / "stage_0" / "tokenizer.json").unlink()
+    manifest = own / "stage_0" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["files"]["tokenizer.json"]
+    manifest.write_text(json.dumps(content))
+    assert here(f"model_dir={own}", "prompt=hello") == 2
+    assert "has no tokenizer" in sentence(capsys.readouterr().err)
+    save_tokenizer(own / "stage_0", more=20)
+    assert here(f"model_dir={own}", "prompt=hello") == 2
+    assert "but the model knows 53; take the tokenizer of this model" in sentence(capsys.readouterr().err)
+    assert here(f"model_dir={own}", "prompt_ids=5", "max_new_tokens=3") == 0
+
+
+def test_a_split_without_a_draft_head_can_only_be_decoded_without_one(saved, tmp_path, capsys):
+    split(saved / "base", tmp_path / "headless", "0+4", progress=False)
+    assert here(f"model_dir={tmp_path / 'headless'}", "prompt_ids=5", "pipeline_type=continuous") == 2
+    assert "has no draft head: split the model again with --eagle DIR" in sentence(capsys.readouterr().err)
+    assert here(f"model_dir={tmp_path / 'headless'}", "prompt_ids=5", "pipeline_type=ar", "max_new_tokens=3") == 0
+
+
+@pytest.mark.parametrize("key", ["output", "trace"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_answer(saved, tmp_path, capsys, key):
+    (tmp_path / "file").write_text("")
+    assert here(f"model_dir={saved / FIVE}", "prompt_ids=5", f"{key}={tmp_path / 'file' / 'x'}") == 2
+    shown = capsys.readouterr()
+    assert f"choose another {key}=" in sentence(shown.err) and shown.out == ""
+
+
+def test_debug_shows_where_an_error_comes_from(saved, capsys):
+    assert here(f"model_dir={saved / FIVE}", "prompt_ids=5,53", "debug=true") == 2
+    told = capsys.readouterr().err
+    assert "Traceback" in told and "flowspec: prompt_ids has 53" in told
+
+
+def test_bad_input_ends_the_real_command_in_one_sentence_too(saved, tmp_path):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        with command(tmp_path, "scripts.generate", f"model_dir={saved / FIVE}", "prompt_ids=5",
+                     f"master_port={busy.getsockname()[1]}") as run:
+            assert run.end(60) == 2
+    assert "cannot be used (Address already in use): choose another master_port" in sentence(run.stderr)
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / FIVE}", "prompt_ids=5,5,5", "max_length=3") as run:
+        assert run.end(90) == 2  # found by rank 0, when all have started
+    assert "the prompt has 3 tokens and the context only 3" in sentence(run.stderr)
+
+
+# --- what breaks ------------------------------------------------------------------------------------------------------
+
+def started(folder, saved, *words):
+    """Five processes in mid-generation."""
+    return command(folder, "scripts.generate", f"model_dir={saved / FIVE}", *ENDLESS, *words)
+
+
+def in_full_flow(run) -> bool:
+    return wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90) and len(run.ranks()) == 5
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_when_a_rank_is_killed_all_end_and_its_name_is_told(saved, tmp_path, lost):
+    with started(tmp_path, saved) as run:
+        assert in_full_flow(run), run.stderr
+        printed = run.stdout
+        os.kill(run.ranks()[lost], signal.SIGKILL)
+        assert run.end(10) == 75, run.stderr
+    assert f"rank {lost} was " in run.stderr and "Traceback" not in run.stderr
+    assert run.stdout.startswith(printed)
+
+
+def test_when_a_rank_falls_silent_all_end_and_its_name_is_told(saved, tmp_path):
+    with started(tmp_path, saved, "timeout=2") as run:
+        assert in_full_flow(run), run.stderr
+        os.kill(run.ranks()[2], signal.SIGSTOP)
+        assert run.end(15) == 75, run.stderr
+    assert sentence(run.stderr) == "flowspec: rank 2 was lost: it has been silent for 2 seconds"
+
+
+def test_when_the_launcher_is_killed_no_rank_stays(saved, tmp_path):
+    with started(tmp_path, saved) as run:
+        assert in_full_flow(run), run.stderr
+        run.process.kill()
+        assert run.end(10) == -signal.SIGKILL, run.ranks()
+    assert "Traceback" not in run.stderr
+
+
+def test_when_the_launcher_is_killed_while_the_ranks_start_no_rank_stays(saved, tmp_path):
+    with started(tmp_path, saved) as run:
+        assert wait_until(run.ranks, 60), run.stderr
+        run.process.kill()
+        assert run.end(20) == -signal.SIGKILL, run.ranks()
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(("number", "early"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_ctrl_c_and_a_polite_kill_end_all_ranks_in_one_line(saved, tmp_path, number, early):
+    with started(tmp_path, saved) as run:
+        assert wait_until(run.ranks, 60) if early else in_full_flow(run), run.stderr
+        if number == signal.SIGINT:
+            os.killpg(run.process.pid, number)  # as a terminal does
+        else:
+            run.process.send_signal(number)
+        assert run.end(20 if early else 10) == 128 + number, run.stderr
+    assert sentence(run.stderr) == "flowspec: stopped"
+
+
+def test_a_reader_who_has_had_enough_ends_the_run_in_one_line(saved):
+    words = [f"model_dir={saved / FIVE}", *ENDLESS, "processes=false"]
+    with subprocess.Popen([sys.executable, "-m", "scripts.generate", *words], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout.read(20)
+        run.stdout.close()  # as `head` does
+        assert sentence(run.stderr.read()) == "flowspec: stopped"
+    assert run.returncode == 128 + signal.SIGPIPE
+
+
+def failing(part: int):
+    """A cache of which the one for `part` of all ranks has room for a few tokens only."""
+    admit = TreeCache.admit
+
+    def full(cache, nodes, parents, text):
+        if cache.settled > 20 and cache.keys.shape[0] == part:
+            raise ValueError("the cache is full: raise max_length")
+        admit(cache, nodes, parents, text)
+
+    return full
+
+
+def test_a_stage_that_fails_in_mid_run_ends_the_threads_with_its_name(saved, monkeypatch, capsys):
+    monkeypatch.setattr(TreeCache, "admit", failing(part=2))
+    assert here(f"model_dir={saved / '0+1+1+2'}", *ENDLESS, "pipeline_type=ar") == 75
+    shown = capsys.readouterr()
+    assert "rank 3: the cache is full: raise max_length" in sentence(shown.err) and shown.out.count(" ") > 10
+
+
+def test_a_stage_that_fails_in_mid_run_ends_the_processes_with_its_name(saved, tmp_path):
+    with command(tmp_path, "tests.test_failure", f"model_dir={saved / '0+1+1+2'}", *ENDLESS, "pipeline_type=ar") as run:
+        assert run.end(90) == 2, run.stderr
+    assert run.stderr.splitlines()[1] == "flowspec: rank 3: the cache is full: raise max_length"
+    assert run.stdout.count(" ") > 10
+
+
+if __name__ == "__main__":
+    TreeCache.admit = failing(part=2)  # type: ignore[method-assign]
+    sys.exit(run("tests.test_failure", sys.argv[1:], generate.main))

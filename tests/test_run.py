@@ -1,0 +1,138 @@
+"""Whole commands: from files, over threads or over processes, to the text, its figures and its timeline."""
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import pytest
+
+from model.sample import Sampler
+from model.text import Text
+from tests.saved import SPLITS, command, here, models
+from tests.tiny import Tiny
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+NEW = 30
+KEYS = ["prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds",
+        "ttft_seconds", "tokens_per_second", "target_passes", "mean_accepted_length", "config"]
+ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
+FAST = ("init_total_token=20", "init_topk=4", "init_depth=4", "expand_total_token=16", "expand_topk=4")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@lru_cache(maxsize=None)
+def reference(temperature: float) -> list[int]:
+    return Tiny().text(PROMPT, NEW, Sampler(temperature, seed=4))
+
+
+def result(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(params=["0", "1"])
+def temperature(request):
+    return request.param
+
+
+@pytest.mark.parametrize("stages", SPLITS[:3])
+@pytest.mark.parametrize("method", ["ar", "serial", "naive", "pruned", "continuous", "pipedec"])
+def test_every_method_on_every_split_writes_the_reference_text(saved, tmp_path, method, stages, temperature):
+    assert here(f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}",
+                f"output={tmp_path / 'out.json'}", *ASK, *FAST) == 0
+    assert result(tmp_path / "out.json")["token_ids"] == reference(float(temperature))
+
+
+@pytest.mark.parametrize("method", ["ar", "continuous"])
+def test_five_processes_write_what_threads_write(saved, tmp_path, method, temperature):
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+1+1+1+1'}", f"pipeline_type={method}",
+                 f"temperature={temperature}", f"output={tmp_path / 'out.json'}", f"trace={tmp_path / 'trace'}",
+                 "dtype=float64", *ASK, *FAST) as run:
+        assert run.end(120) == 0, run.stderr
+    got = result(tmp_path / "out.json")
+    assert got["token_ids"] == reference(float(temperature))
+    assert " ".join(map(str, got["token_ids"])) in run.stdout and "mean accepted length" in run.stdout
+    assert run.stderr.startswith("trace: ") and len(run.stderr.splitlines()) == 1
+    events = result(tmp_path / "trace" / "trace.json")["traceEvents"]
+    named = {(event["pid"], event["name"]) for event in events}
+    for rank in range(1, 5):
+        assert {(rank, "forward"), (rank, "prune")} <= named
+    assert {(0, "send"), (0, "recv"), (0, "wait")} <= named and ((0, "grow") in named) == (method != "ar")
+
+
+def test_ranks_that_are_started_by_hand_with_torchrun_write_the_same(saved, tmp_path):
+    with command(tmp_path, "torch.distributed.run --standalone --nproc-per-node 3 -m scripts.generate",
+                 f"model_dir={saved / '0+2+2'}", f"output={tmp_path / 'out.json'}", "dtype=float64", *ASK) as run:
+        assert run.end(120) == 0, run.stderr
+    assert result(tmp_path / "out.json")["token_ids"] == reference(0)
+
+
+def test_the_text_is_the_one_that_transformers_writes(saved):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    llama = AutoModelForCausalLM.from_pretrained(saved / "base", dtype=torch.float64)
+    llama.generation_config.eos_token_id = None
+    ids = llama.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=NEW)[0].tolist()
+    assert ids == PROMPT + reference(0)
+
+
+def test_a_result_has_every_figure_and_the_answer_is_printed(saved, tmp_path, capsys):
+    assert here(f"model_dir={saved / '0+2+2'}", "prompt=hello there", "template=none", "temperature=1", "seed=1",
+                "max_new_tokens=12", "ignore_eos=true", f"output={tmp_path / 'new' / 'out.json'}") == 0
+    got, shown = result(tmp_path / "new" / "out.json"), capsys.readouterr()
+    assert [key for key in KEYS if key not in got] == []
+    assert got["prompt"] == "hello there" and got["config"]["seed"] == 1 and got["prompt_tokens"] == 11
+    assert got["new_tokens"] == len(got["token_ids"]) == 12 and got["target_passes"] > 0
+    assert 0 < got["prefill_seconds"] == got["ttft_seconds"] and got["tokens_per_second"] > 0
+    assert got["text"] == Text(saved / "base").decode(got["token_ids"]) and got["text"] in shown.out
+    assert shown.err == "" and [path.name for path in tmp_path.glob("**/*") if path.is_file()] == ["out.json"]
+
+
+def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_path, capsys, monkeypatch):
+    from scripts import generate
+
+    lines = [{"question_id": 7, "turns": ["who?", "why?"]}, {"question_id": 8, "turns": ["where?"]}]
+    (tmp_path / "ask.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    saves, save = [], generate.save
+    monkeypatch.setattr(generate, "save", lambda path, data: (saves.append(len(data)), save(path, data)))
+    assert here(f"model_dir={saved / '0+2+2'}", f"question_file={tmp_path / 'ask.jsonl'}", "template=none",
+                "temperature=1", "max_new_tokens=5", "ignore_eos=true", f"output={tmp_path / 'out.json'}") == 0
+    got = result(tmp_path / "out.json")
+    assert saves == [1, 2, 3] and "3/3" in capsys.readouterr().err
+    asked = [(r["question_id"], r["turn"], r["prompt"]) for r in got]
+    assert asked == [(7, 0, "who?"), (7, 1, "why?"), (8, 0, "where?")]
+    talk = len("who?" + got[0]["text"] + "why?")
+    assert [r["prompt_tokens"] for r in got] == [4, talk, 6] and [r["new_tokens"] for r in got] == [5, 5, 5]
+
+
+def test_an_answer_ends_at_a_stop_string_at_the_end_token_and_at_the_end_of_the_context(saved, tmp_path):
+    def answer(*words):
+        assert here(f"model_dir={saved / '0+2+2'}", "prompt=abc", "template=none", "temperature=1",
+                    f"output={tmp_path / 'out.json'}", *words) == 0
+        return result(tmp_path / "out.json")
+
+    long = ("max_new_tokens=60", "ignore_eos=true")
+    free = answer(*long, "seed=2")
+    stop = free["text"][5:8]
+    cut = answer(*long, "seed=2", f"stop={stop}")
+    assert cut["text"] == free["text"][:free["text"].index(stop)] and cut["new_tokens"] < 60
+    assert free["token_ids"][:cut["new_tokens"]] == cut["token_ids"]
+    assert answer("max_length=20", "ignore_eos=true")["new_tokens"] == 17  # 3 tokens of prompt
+    seed = next(seed for seed in range(100) if 2 in answer(*long, f"seed={seed}")["token_ids"])
+    free, ended = answer(*long, f"seed={seed}"), answer("max_new_tokens=60", f"seed={seed}")
+    assert ended["token_ids"] == free["token_ids"][:free["token_ids"].index(2) + 1]
+
+
+def test_a_timeline_has_the_spans_of_every_rank(saved, tmp_path, capsys):
+    assert here(f"model_dir={saved / '0+2+2'}", f"trace={tmp_path / 'trace'}", *ASK, *FAST) == 0
+    spans = [json.loads(line) for rank in range(3)
+             for line in (tmp_path / "trace" / f"rank_{rank}.jsonl").read_text().splitlines()]
+    named = {(span["rank"], span["name"]) for span in spans}
+    assert {(0, name) for name in ("grow", "send", "recv", "prune", "wait")} <= named
+    assert {(rank, name) for rank in (1, 2) for name in ("forward", "prune")} <= named
+    assert all(span["t0"] <= span["t1"] for span in spans)
+    assert len(result(tmp_path / "trace" / "trace.json")["traceEvents"]) > len(spans)
