@@ -1,8 +1,8 @@
 """The composition root: from a configuration and a rank to a live pipeline.
 
 The only place that knows rank numbers; everything below it receives values. A command calls `run` with what rank 0
-shall do. Started by hand, it looks the input over and starts torchrun's launcher with one process per
-rank (or one thread per rank, with processes=false); started by torchrun, it is the rank that the environment says.
+shall do. Started by hand, it looks the input over and starts torchrun's launcher with one process per rank (or one
+thread per rank, with processes=false); started by torchrun, it is the rank that the environment says.
 """
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ Main = Callable[[Session], None]
 
 
 def run(module: str, argv: Sequence[str], main: Main) -> int:
-    """The whole life of a command; its exit code. `module`, with its first words if
-    it has any, is what torchrun shall start for each rank."""
+    """The whole life of a command; its exit code. `module`, with its first words, is what starts in each rank."""
     try:
         config = parse(argv)
         folder, world = prepare(config)
@@ -93,6 +92,8 @@ def prepare(config: RunConfig) -> tuple[Path, int]:
         for name, target in (("output", Path(config.output).parent if config.output else None),
                              ("trace", Path(config.trace) if config.trace else None)):
             _check_writable(name, target)
+        for old in Path(config.trace).glob("rank_*.jsonl") if config.trace else ():
+            old.unlink()  # an earlier run may have had more ranks
     return folder, len(part.stages)
 
 
