@@ -1,0 +1,91 @@
+"""The chat model and the drafters: LLaMAs of a few layers, and what they are trained on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+from toy.recipe.pack import Rows
+from toy.recipe.tokenizer import VOCABULARY
+from toy.recipe.train import Course, Plan, join, launch
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    hidden: int
+    heads: int
+    wide: int
+
+    def config(self) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=self.hidden, intermediate_size=self.wide, num_hidden_layers=self.layers,
+            num_attention_heads=self.heads, num_key_value_heads=self.heads, max_position_embeddings=2048,
+            rms_norm_eps=1e-6,
+            rope_theta=10000.0, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+
+def half_precision(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                   mask: torch.Tensor | None, **options: object) -> tuple[torch.Tensor, None]:
+    """Causal attention in bfloat16: rotation leaves float32 behind, whose backward pass takes three times as long."""
+    rows = (x.to(torch.bfloat16) for x in (query, key, value))
+    return F.scaled_dot_product_attention(*rows, is_causal=True).transpose(1, 2), None
+
+
+ATTENTION = "half_precision"
+AttentionInterface.register(ATTENTION, half_precision)
+
+
+def loss_of(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted mean of the next token's cross-entropy."""
+    each = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), ids[:, 1:].reshape(-1),
+                           reduction="none")
+    weight = weights[:, 1:].reshape(-1)
+    return (each * weight).sum() / weight.sum()
+
+
+def words_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """Logits in the precision of training."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(input_ids=ids, use_cache=False).logits
+
+
+@torch.no_grad()
+def held_out_loss(model: LlamaForCausalLM, rows: Rows) -> tuple[float, float]:
+    """Nats per token on the rows kept back: as weighted in training, and on answers and source code alone."""
+    pairs = []
+    for ids, weights in rows.held():
+        logits = words_of(model, ids)
+        pairs.append((loss_of(logits, ids, weights), loss_of(logits, ids, (weights == 1).float())))
+    weighted, answers = (float(torch.stack(part).mean()) for part in zip(*pairs))
+    return weighted, answers
+
+
+def export(model: LlamaForCausalLM, target: Path) -> None:
+    """The usual folder, in bfloat16."""
+    model.generation_config.update(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    model.to(torch.bfloat16).save_pretrained(str(target), safe_serialization=True)
+    described = json.loads((target / "config.json").read_text())
+    described["torch_dtype"] = described.pop("dtype", "bfloat16")  # the name that old and new versions both read
+    (target / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+
+
+def _train(rank: int, plan: Plan, port: int, shape: Shape, work: Path, target: Path) -> None:
+    join(rank, plan, port)
+    model = LlamaForCausalLM._from_config(shape.config(), attn_implementation=ATTENTION)
+    rows, course = Rows(work, plan.seed), Course(plan, model, work / f"{plan.name}.pt")
+    course.run(rows, lambda ids, weights: loss_of(words_of(model, ids), ids, weights), rank)
+    if rank == 0:
+        weighted, answers = held_out_loss(model.eval(), rows)
+        print(f"{plan.name}: {course.seconds:.0f} s, held-out loss {weighted:.3f} (answers {answers:.3f})", flush=True)
+        export(model, target)
+
+
+def fit(plan: Plan, shape: Shape, work: Path, target: Path) -> None:
+    """Train to the end, from the last checkpoint if there is one; write `target`."""
+    launch(_train, plan, shape, work, target)

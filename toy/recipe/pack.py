@@ -1,0 +1,99 @@
+"""The packed corpus: rows of token ids, and for each token how much its loss counts."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from toy.recipe.corpus import dialogue
+
+ANSWER = re.compile(r"ASSISTANT:(.*?</s>)", re.DOTALL)
+LENGTH = 1024
+HELD_ROWS = 64  # the last rows are never trained on
+QUESTION_WEIGHT = 40  # of 255: a question is worth reading, but the model is there to answer
+SOURCE_PIECE = 4000
+
+
+def documents(work: Path, seed: int = 5) -> list[str]:
+    """Dialogues and pieces of source code, shuffled together."""
+    with (work / "dialogues.jsonl").open(encoding="utf-8") as file:
+        found = [dialogue(*json.loads(line)) for line in file]
+    with (work / "library.jsonl").open(encoding="utf-8") as file:
+        for text in map(json.loads, file):
+            found += [text[i:i + SOURCE_PIECE] for i in range(0, len(text), SOURCE_PIECE)]
+    random.Random(seed).shuffle(found)
+    return found
+
+
+def weigh(text: str, offsets: list[tuple[int, int]]) -> list[int]:
+    """255 for answers and source code, less for questions."""
+    spans = [match.span(1) for match in ANSWER.finditer(text)]
+    if not spans:
+        return [255] * len(offsets)
+    weights, at = [], 0
+    for start, end in offsets:
+        while at < len(spans) and start >= spans[at][1]:
+            at += 1
+        inside = at < len(spans) and spans[at][0] <= start and end > start
+        weights.append(255 if inside else QUESTION_WEIGHT)
+    return weights
+
+
+def _batches(texts: list[str], size: int = 512) -> Iterator[list[str]]:
+    rest = iter(texts)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def pack(work: Path, tokenizer_dir: Path) -> None:
+    """Write rows.npy [rows, LENGTH] and weights.npy, documents one after the other, cut where a row ends."""
+    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir))
+    ids: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
+    texts = documents(work)
+    for batch in _batches(tqdm(texts, desc="tokens")):
+        coded = tokenizer(batch, return_offsets_mapping=True)
+        for text, tokens, offsets in zip(batch, coded["input_ids"], coded["offset_mapping"]):
+            ids.append(np.asarray(tokens, dtype=np.uint16))
+            weights.append(np.asarray(weigh(text, offsets), dtype=np.uint8))
+    all_ids, all_weights = np.concatenate(ids), np.concatenate(weights)
+    rows = len(all_ids) // LENGTH
+    np.save(work / "rows.npy", all_ids[:rows * LENGTH].reshape(rows, LENGTH))
+    np.save(work / "weights.npy", all_weights[:rows * LENGTH].reshape(rows, LENGTH))
+
+
+class Rows:
+    """The packed rows as training reads them: batch after batch, each process its own share."""
+
+    def __init__(self, work: Path, seed: int = 0) -> None:
+        self.ids = np.load(work / "rows.npy", mmap_mode="r")
+        self.weights = np.load(work / "weights.npy", mmap_mode="r")
+        self.seed = seed
+        self.count = len(self.ids) - HELD_ROWS
+
+    def _take(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.from_numpy(self.ids[rows].astype(np.int64))
+        return ids, torch.from_numpy(self.weights[rows].astype(np.float32)) / 255
+
+    def _order(self, number: int) -> np.ndarray:
+        """The rows, shuffled anew each time they have all been seen."""
+        return np.random.default_rng((self.seed, number)).permutation(self.count)
+
+    def batch(self, step: int, size: int, share: int = 0, shares: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """`size` rows of a step, and no row twice before all were seen."""
+        numbers = np.arange((step * shares + share) * size, (step * shares + share + 1) * size)
+        orders = {int(r): self._order(int(r)) for r in set(numbers // self.count)}
+        return self._take(np.array([orders[int(n // self.count)][n % self.count] for n in numbers]))
+
+    def held(self, size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for start in range(self.count, self.count + HELD_ROWS, size):
+            yield self._take(np.arange(start, start + size))
