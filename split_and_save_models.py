@@ -20,8 +20,10 @@ from typing import Any, Callable, Iterator, Sequence
 from tqdm import tqdm
 
 from model.checkpoint import Checkpoint, Writer
+from model.eagle import borrows_embedding
+from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES
-from model.weights import FORMAT, HEAD, MANIFEST, VERSION, Part, assign, check_head, check_model, parse_stages, span
+from model.weights import FORMAT, HEAD, MANIFEST, VERSION, Part, assign, check_model, plan_stages, span
 
 WEIGHTS = "model.safetensors"
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
@@ -79,10 +81,9 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     source = Checkpoint(model_dir)
     head = Checkpoint(eagle_dir) if eagle_dir else None
     check_model(source)
-    if head:
-        check_head(head, source)
-    counts = parse_stages(stages, source.config["num_hidden_layers"])
-    parts = assign(source.names(), counts, bool(source.config.get("tie_word_embeddings")))
+    borrows = head is not None and borrows_embedding(head, source.config)
+    counts = plan_stages(stages, source)
+    parts = assign(source.names(), counts, LlamaConfig.read(source.config).tied, borrows)
     text = {name: sample(source.folder / name) for name in TEXT_FILES if (source.folder / name).is_file()}
     identity = [VERSION, counts, describe(source), text, describe(head) if head else None]
     split_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
@@ -127,7 +128,7 @@ def copy(source: Checkpoint, names: dict[str, str], path: Path, tick: Callable[[
     order = sorted(names, key=lambda name: (-source.form(names[name]).width, place[names[name]]))
     with Writer(path, {name: source.form(names[name]) for name in order}) as file:
         for name in order:
-            file.write(name, source.read(names[name]))
+            file.write(name, source.sound(names[name]))
             tick(source.form(names[name]).bytes)
     return file.entry
 
@@ -224,8 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form")
     parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the folders stage_0, stage_1, ... go")
-    parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none), "
-                                                          "or a number of stages: equal shares, larger ones last")
+    parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
+                        "a number of stages: equal shares, larger ones last; or auto:4: 4 stages with bytes alike")
     parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of that model (safetensors or .bin)")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)

@@ -12,11 +12,11 @@ from dataclasses import fields, replace
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 from config.methods import METHODS
-from config.presets import PRESETS, ROOT
+from config.presets import PRESETS, ROOT, under
 from config.run_config import RunConfig
 
 DEFAULT_PRESET = "toy"
-PATHS = ("model_dir", "base_dir", "eagle_dir", "question_file", "trace", "output")
+PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
 TAKES_BACK = {
@@ -57,6 +57,8 @@ def parse(argv: Sequence[str], command: str = "bash run_pipe.sh") -> RunConfig:
         if key in given:
             raise ValueError(f"{key} is given twice: leave one of them out")
         given[key] = _read(key, value)
+    if given.get("models"):
+        preset = under(preset, given["models"])
     plain = RunConfig()
     free = {other: getattr(plain, other) for key in given for other in TAKES_BACK.get(key, ())}
     return replace(preset, **{**free, **given})

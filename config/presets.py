@@ -1,21 +1,54 @@
 """The presets: a name for a model and the options that go with it.
 
-Paths are made from the repository's own folder, so a preset works wherever the command is typed.
+Paths are made from the repository's own folder, so a preset works wherever the command is typed. All models but the
+bundled one lie under one root, in folders that have their names at Hugging Face.
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent  # the repository
+MODELS = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
+PROMPT = "Tell me a short story about a curious fox called Maya."
+
+
+def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
+    return RunConfig(base_dir=str(MODELS / base), eagle_dir=str(MODELS / head), stages=stages, template=template,
+                     prompt=PROMPT)
+
 
 PRESETS = {
-    "toy": RunConfig(
-        base_dir=str(ROOT / "toy" / "llama"),
-        eagle_dir=str(ROOT / "toy" / "eagle"),
-        stages="0+2+2+2+2",
-        template="vicuna",
-        prompt="Tell me a short story about a curious fox called Maya.",
-    ),
+    "toy": RunConfig(base_dir=str(ROOT / "toy" / "llama"), eagle_dir=str(ROOT / "toy" / "eagle"), stages="0+2+2+2+2",
+                     template="vicuna", prompt=PROMPT),
+    # those of the paper
+    "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),
+    "vicuna-13b": _hub("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "0+10+10+10+10", "vicuna"),
+    "llama2-7b": _hub("meta-llama/Llama-2-7b-chat-hf", "yuhuili/EAGLE-llama2-chat-7B", "0+8+8+8+8", "llama-2"),
+    "llama2-13b": _hub("meta-llama/Llama-2-13b-chat-hf", "yuhuili/EAGLE-llama2-chat-13B", "0+10+10+10+10", "llama-2"),
+    # and later ones, whose large embedding makes equal numbers of layers unequal
+    "llama3-8b": _hub("meta-llama/Meta-Llama-3-8B-Instruct", "yuhuili/EAGLE-LLaMA3-Instruct-8B", "auto:4", "own"),
+    "qwen3-8b": _hub("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "auto:4", "own"),
 }
+
+
+def under(preset: RunConfig, root: str) -> RunConfig:
+    """The preset with its models under another root."""
+    def moved(path: str) -> str:
+        return str(Path(root) / Path(path).relative_to(MODELS)) if MODELS in Path(path).parents else path
+
+    return replace(preset, models=root, base_dir=moved(preset.base_dir), eagle_dir=moved(preset.eagle_dir))
+
+
+def absent(config: RunConfig) -> str:
+    """What to do if a folder of a preset is not there; empty if all are, or if they are none of a preset."""
+    root = Path(config.models) if config.models else MODELS
+    folders = [Path(name) for name in (config.base_dir, config.eagle_dir) if name and root in Path(name).parents]
+    missing = [folder for folder in folders if not folder.is_dir()]
+    if not missing:
+        return ""
+    commands = " and ".join(f"hf download {folder.relative_to(root)} --local-dir {folder}" for folder in missing)
+    return (f"there is no folder {' and no folder '.join(map(str, missing))}: type {commands} (see docs/models.md), "
+            "or say with models=DIR where your models are")

@@ -14,6 +14,7 @@ from config.methods import METHODS
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
+    "draft": ("eagle", "model", "none"),
     "template": ("vicuna", "llama-2", "own", "none"),
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
 }
@@ -61,7 +62,10 @@ class RunConfig:
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
-    stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts), or the number of stages; empty: as split
+    draft: str = "eagle"  # who guesses: eagle (the head), model (the small one in draft_dir) or none
+    draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for draft=model
+    models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
+    stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
 
     # What is asked (one of the first three)
     prompt: str = ""  # the question
@@ -164,6 +168,8 @@ def _problems(c: RunConfig) -> Iterator[str]:
 
 
 def _problems_of_text(c: RunConfig) -> Iterator[str]:
+    if c.draft_dir and c.draft != "model":
+        yield f"draft_dir={c.draft_dir} is not looked at with draft={c.draft}: add draft=model, or leave it out"
     asked = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(asked) > 1:
         yield f"{' and '.join(asked)} are both given: give only one of them"
@@ -174,8 +180,8 @@ def _problems_of_text(c: RunConfig) -> Iterator[str]:
     for name in ("init_subseq_token", "expand_subseq_token"):
         if getattr(c, name) < 1 and getattr(c, name) != -1:
             yield f"{name}={getattr(c, name)} is not possible: give 1 or more rows, or -1 for no bound"
-    if c.stages and not re.fullmatch(r"0(\+0*[1-9]\d*)+|[1-9]\d*", c.stages):
+    if c.stages and not re.fullmatch(r"0(\+0*[1-9]\d*)+|[1-9]\d*|auto(:[1-9]\d*)?", c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
-               "and the others at least one, or the number of stages")
+               "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"

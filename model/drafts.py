@@ -1,13 +1,23 @@
-"""Who guesses: the protocol of a draft, and the draft that never does.
+"""Who guesses: what a draft is asked, EAGLE-2's dynamic tree grown level by level, and a small model that drafts.
 
-It knows nothing about pipelines or strategies.
+It knows nothing about pipelines or strategies. What a draft reads of a node is tagged with the node in the draft's
+own cache. How it reads, and what it makes of that, is the one thing that drafts differ in.
+
+Shapes: T rows, D what a draft makes of a row, W children of a row.
 """
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Callable, Protocol
+
+import torch
+from torch import Tensor
 
 from config.run_config import Growth
+from model.cache import TreeCache
+from model.llama import Slice
 from model.tree import TokenTree
+
+CHUNK = 256  # rows of a prompt that a draft reads at once
 
 
 class Draft(Protocol):
@@ -34,3 +44,139 @@ class NoDraft:
 
     def reset(self) -> None:
         pass
+
+
+class TreeDraft:
+    """The growth that all drafts share; a kind of draft says how it reads and what it guesses then."""
+
+    lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
+
+    def __init__(self, cache: TreeCache) -> None:
+        self.cache = cache
+        self._score = self._out = torch.empty(0)  # … their scores [T], and what was made of their parents [T, D]
+        self.reset()
+
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        """Those of the next nodes of the text that can be read by now."""
+        raise NotImplementedError
+
+    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        """What the target made of the tokens before these nodes of the text."""
+        raise NotImplementedError
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
+        """What the draft makes of rows that were admitted to its cache; a guess gets that of its parent as feature."""
+        raise NotImplementedError
+
+    def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens after each row, in the target's vocabulary: log-probabilities and ids, `[T, W]`."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget the request."""
+        self.cache.clear()
+        self._fed = self.lag  # trunk nodes that were read; as pairs the first token of a text has none
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Begin again at the tip at the next growth, with the target's features instead of the draft's own."""
+        self._origin: int | None = None  # the tip that the tree was begun at
+        self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
+
+    def grow(self, tree: TokenTree, growth: Growth) -> bool:
+        """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
+
+        The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
+        the best `nodes` stay (section 4.2). A tree is `depth` + 1 levels deep. It deepens for as long as a guess of
+        its last level lives, and begins anew at the tip otherwise.
+        """
+        alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
+        if alive:
+            if self._level > growth.depth or tree.pos[self._frontier[alive[0]]] + 1 >= tree.limit:
+                return False
+            out_TD = self._deepen(tree, alive)
+        else:
+            if self._origin == tree.tip or tree.room < 1:
+                return False
+            followed = self._follow(tree)
+            if followed is None:
+                return False
+            out_TD = followed
+        self._offer(tree, out_TD, growth.nodes, growth.width)
+        return True
+
+    def _follow(self, tree: TokenTree) -> Tensor | None:
+        """Read newly settled text; what was made of the tip, once it could be read."""
+        self.cache.drop()
+        out_TD: Tensor | None = None
+        while self._fed < len(tree.trunk) and (fresh := self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])):
+            self.cache.admit(fresh, [tree.parent[node] for node in fresh], text=len(fresh))
+            out_TD = self._read(tree, fresh, self.features(tree, fresh))
+            self._fed += len(fresh)
+        if out_TD is None or self._fed < len(tree.trunk):
+            return None
+        self._origin = self._tip = tree.tip
+        self._level, self._base = 0, tree.score[tree.tip]
+        self._frontier, self._score = [tree.tip], torch.zeros(1, dtype=out_TD.dtype, device=out_TD.device)
+        return out_TD[-1:]
+
+    def _deepen(self, tree: TokenTree, alive: list[int]) -> Tensor:
+        """Expand what lives of the frontier with the draft's own features."""
+        if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
+            self._tip = tree.tip
+            self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
+        if len(alive) < len(self._frontier):
+            self._frontier = [self._frontier[i] for i in alive]
+            self._score, self._out = self._score[alive], self._out[alive]
+        self.cache.admit(self._frontier, [tree.parent[node] for node in self._frontier], text=0)
+        return self._read(tree, self._frontier, self._out)
+
+    def _read(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor) -> Tensor:
+        device = self.cache.keys.device
+        token_T = torch.tensor([tree.token[node] for node in nodes], device=device)
+        pos_T = torch.tensor([tree.pos[node] - self.lag for node in nodes], device=device)
+        return self.read(token_T, feature_TD, pos_T)
+
+    def _offer(self, tree: TokenTree, out_TD: Tensor, nodes: int, width: int) -> None:
+        """Add the children that are among the best `nodes`; the best `width` of all make the next frontier."""
+        gain_TW, token_TW = self.guess(out_TD, width)
+        score, order = (self._score[:, None] + gain_TW).flatten().sort(descending=True, stable=True)
+        token, place = token_TW.flatten()[order].tolist(), order.div(gain_TW.shape[1], rounding_mode="floor").tolist()
+        floor = tree.floor(nodes)
+        added: list[int] = []
+        for value, tok, above in zip(score[:nodes].tolist(), token, place):
+            if self._base + value <= floor:
+                break
+            added.append(tree.add(self._frontier[above], tok, self._base + value))
+        tree.trim(nodes)
+        chosen = [i for i, node in enumerate(added[:width]) if node in tree.live]
+        self._frontier = [added[i] for i in chosen]
+        self._score, self._out = score[chosen], out_TD[[place[i] for i in chosen]]
+        self._level += 1
+
+
+class ModelDraft(TreeDraft):
+    """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
+
+    def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
+        self.model, self.lm_head = model, lm_head
+        super().__init__(cache)
+
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        """All, once the prompt is on its way: the pipeline shall not wait while its prompt is read here."""
+        return [] if len(tree.unsent) > 1 else fresh
+
+    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        return self._out  # not looked at
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
+        return self.model(token_T, pos_T, self.cache)  # type: ignore[no-any-return]
+
+    def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        return likeliest(self.lm_head(out_TD), width)
+
+
+def likeliest(logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and places of the `width` likeliest of each row, the likeliest first."""
+    gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(min(width, logits_TV.shape[-1]), -1)
+    return gain_TW, place_TW

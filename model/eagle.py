@@ -1,29 +1,43 @@
-"""The EAGLE draft head (EAGLE-1/2 weights) and EAGLE-2's dynamic tree, grown level by level.
+"""EAGLE's draft heads: those of EAGLE-1 and EAGLE-2, which share a form, and those of EAGLE-3.
 
-It knows nothing about pipelines. A draft pair is a token and the feature of the token before it; the pair of node n
-is tagged n in the head's own cache and has the position of n's parent (EAGLE, section 4.1). Pairs of settled nodes
-hold the target's features, pairs of guesses the head's own.
+They know nothing about pipelines. A draft pair is a token and the feature of the token before it, at
+the position of that token (EAGLE, section 4.1). Pairs of settled nodes hold the target's features, pairs of guesses
+the head's own: what it made of the pair before.
 
 Shapes: T rows, D model, V vocabulary.
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import takewhile
-from typing import Callable
+from typing import Any, Callable, Mapping, Union
 
 import torch
 from torch import Tensor, nn
 
-from config.run_config import Growth
 from model.cache import TreeCache
-from model.llama import Layer, LlamaConfig, Rotary, embedding, linear
+from model.checkpoint import Checkpoint
+from model.drafts import TreeDraft, likeliest
+from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, embedding, fill, linear
 from model.tree import TokenTree
+from model.weights import BUFFER
 
-CHUNK = 256  # pairs of a prompt that are fed to the head at once
+OWN_EMBEDDING = "embed_tokens.weight"
+MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
+
+
+def inner_layers(layers: int) -> tuple[int, ...]:
+    """The layers of a target whose inputs are the features of EAGLE-3; a target too small for that has none."""
+    return (2, layers // 2, layers - 3) if layers >= 7 else ()
 
 
 class EagleHead(nn.Module):
-    """`fc` over [embedding, feature], then one decoder layer without input norm; no norm at the end."""
+    """`fc` over [embedding, feature], then one decoder layer without input norm; no norm at the end.
+
+    The feature is the target's last hidden state, after its norm; the target's LM head makes logits of what it says.
+    """
+
+    shift = None
 
     def __init__(self, c: LlamaConfig, bias: bool) -> None:
         super().__init__()
@@ -31,7 +45,7 @@ class EagleHead(nn.Module):
         self.embed_tokens = embedding(c.vocab, c.hidden)
         self.fc = linear(2 * c.hidden, c.hidden, bias)
         self.layers = nn.ModuleList([Layer(c, input_norm=False)])
-        self.rotary = Rotary(c.theta, c.head_dim, c.context)
+        self.rotary = Rotary(c)
 
     def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: TreeCache) -> Tensor:
         """The head's guess of the feature of each token, `[T, D]`."""
@@ -39,101 +53,157 @@ class EagleHead(nn.Module):
         return self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
 
 
-class Eagle:
-    """A draft that guesses with an EAGLE head; `lm_head` maps features to the target's logits."""
+class MidLayer(nn.Module):
+    """EAGLE-3's decoder layer: attention looks at embedding and feature side by side, the residual is the feature."""
 
-    def __init__(self, head: EagleHead, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(c)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, linear(2 * c.hidden, narrow.out_features, narrow.bias is not None))
+        self.mlp = MLP(c)
+        self.hidden_norm = RMSNorm(c.hidden, c.eps)
+        self.input_layernorm = RMSNorm(c.hidden, c.eps)
+        self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
+
+    def forward(self, x_TD: Tensor, feature_TD: Tensor, turn: tuple[Tensor, Tensor], cache: TreeCache) -> Tensor:
+        both = torch.cat((self.input_layernorm(x_TD), self.hidden_norm(feature_TD)), -1)
+        x_TD = feature_TD + self.self_attn(both, turn, cache, 0)
+        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+
+
+class Eagle3Head(nn.Module):
+    """`fc` over three inner features of a target of size `target`, one `midlayer`, and an LM head of its own.
+
+    That LM head knows `vocab` tokens. If those are not all, its token i is the target's token i + `shift[i]`.
+    """
+
+    def __init__(self, c: LlamaConfig, target: int, vocab: int) -> None:
+        super().__init__()
+        self.config = c
+        self.shift: Tensor | None = None
+        self.embed_tokens = embedding(c.vocab, c.hidden)
+        self.fc = linear(3 * target, c.hidden)
+        self.midlayer = MidLayer(c)
+        self.norm = RMSNorm(c.hidden, c.eps)
+        self.lm_head = linear(c.hidden, vocab)
+        self.rotary = Rotary(c)
+
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: TreeCache) -> Tensor:
+        """What the head makes of each pair, `[T, D]`; `feature_TD` is the target's `[T, 3 * target]` or its own."""
+        if feature_TD.shape[-1] == self.fc.in_features:
+            feature_TD = self.fc(feature_TD)
+        x_TD = self.embed_tokens(token_T)
+        return self.midlayer(x_TD, feature_TD, self.rotary.at(pos_T, x_TD), cache)
+
+    def logits(self, out_TD: Tensor) -> Tensor:
+        """Over the head's own vocabulary."""
+        return self.lm_head(self.norm(out_TD))  # type: ignore[no-any-return]
+
+
+Head = Union[EagleHead, Eagle3Head]
+
+
+class Eagle(TreeDraft):
+    """A draft that guesses with a head; `lm_head` maps what it makes to logits."""
+
+    lag = 1
+
+    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
         self.head, self.lm_head = head, lm_head
-        self.cache = head.config.cache(1, capacity, head.fc.weight)
-        self._score = self._feature = head.fc.weight[:0]  # … their scores [T] and features [T, D]
-        self.reset()
+        super().__init__(head.config.cache(1, capacity, head.embed_tokens.weight))
 
-    def reset(self) -> None:
-        """Forget the request."""
-        self.cache.clear()
-        self._fed = 1  # trunk nodes whose pair is in the cache; the first token of a text has none
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Begin again at the tip at the next growth, with the target's features instead of the head's own."""
-        self._origin: int | None = None  # the tip that the tree was begun at
-        self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
-
-    def grow(self, tree: TokenTree, growth: Growth) -> bool:
-        """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
-
-        The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
-        the best `nodes` stay (section 4.2). A tree is `depth` + 1 levels deep. It deepens for as long as a guess of
-        its last level lives, and begins anew at the tip otherwise.
-        """
-        alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
-        if alive:
-            if self._level > growth.depth or tree.pos[self._frontier[alive[0]]] + 1 >= tree.limit:
-                return False
-            out_TD = self._deepen(tree, alive)
-        else:
-            if self._origin == tree.tip or tree.room < 1:
-                return False
-            followed = self._follow(tree)
-            if followed is None:
-                return False
-            out_TD = followed
-        self._offer(tree, out_TD, growth.nodes, growth.width)
-        return True
-
-    def _follow(self, tree: TokenTree) -> Tensor | None:
-        """Feed the pairs of newly settled text; the feature behind the tip, once its pair is known."""
-        self.cache.drop()
-        out_TD: Tensor | None = None
-        while self._fed < len(tree.trunk) and (fresh := self._known(tree)):
-            parents = [tree.parent[node] for node in fresh]
-            self.cache.admit(fresh, parents, text=len(fresh))
-            feature_TD = torch.stack([tree.hidden.pop(parent) for parent in parents])
-            out_TD = self._forward(tree, fresh, feature_TD)
-            self._fed += len(fresh)
-        if out_TD is None or self._fed < len(tree.trunk):
-            return None
-        self._origin = self._tip = tree.tip
-        self._level, self._base = 0, tree.score[tree.tip]
-        self._frontier, self._score = [tree.tip], torch.zeros(1, dtype=out_TD.dtype, device=out_TD.device)
-        return out_TD[-1:]
-
-    def _known(self, tree: TokenTree) -> list[int]:
-        """The next nodes of the text whose pair can be formed: the target's feature of the token before has come."""
-        fresh = tree.trunk[self._fed:self._fed + CHUNK]
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        """Those whose pair can be formed: the target's feature of the token before has come."""
         return list(takewhile(lambda node: tree.parent[node] in tree.hidden, fresh))
 
-    def _deepen(self, tree: TokenTree, alive: list[int]) -> Tensor:
-        """Expand what lives of the frontier with the head's own features."""
-        if self._tip != tree.tip:  # text that settled since is seen with the head's features until the next refresh
-            self._tip = tree.tip
-            self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
-        if len(alive) < len(self._frontier):
-            self._frontier = [self._frontier[i] for i in alive]
-            self._score, self._feature = self._score[alive], self._feature[alive]
-        self.cache.admit(self._frontier, [tree.parent[node] for node in self._frontier], text=0)
-        return self._forward(tree, self._frontier, self._feature)
+    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        return torch.stack([tree.hidden.pop(tree.parent[node]) for node in fresh])
 
-    def _forward(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor) -> Tensor:
-        device = feature_TD.device
-        token_T = torch.tensor([tree.token[node] for node in nodes], device=device)
-        pos_T = torch.tensor([tree.pos[node] - 1 for node in nodes], device=device)
-        return self.head(token_T, feature_TD, pos_T, self.cache)
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
+        return self.head(token_T, feature_TD, pos_T, self.cache)  # type: ignore[no-any-return]
 
-    def _offer(self, tree: TokenTree, out_TD: Tensor, nodes: int, width: int) -> None:
-        """Add the children that are among the best `nodes`; the best `width` of all make the next frontier."""
-        gain = torch.log_softmax(self.lm_head(out_TD), -1).topk(min(width, self.head.config.vocab), -1)
-        score, order = (self._score[:, None] + gain.values).flatten().sort(descending=True, stable=True)
-        token, place = gain.indices.flatten()[order].tolist(), (order // gain.values.shape[1]).tolist()
-        floor = tree.floor(nodes)
-        added: list[int] = []
-        for value, tok, above in zip(score[:nodes].tolist(), token, place):
-            if self._base + value <= floor:
-                break
-            added.append(tree.add(self._frontier[above], tok, self._base + value))
-        tree.trim(nodes)
-        chosen = [i for i, node in enumerate(added[:width]) if node in tree.live]
-        self._frontier = [added[i] for i in chosen]
-        self._score, self._feature = score[chosen], out_TD[[place[i] for i in chosen]]
-        self._level += 1
+    def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        gain_TW, place_TW = likeliest(self.lm_head(out_TD), width)
+        return gain_TW, place_TW if self.head.shift is None else place_TW + self.head.shift[place_TW]
 
+
+def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
+    """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
+    forms = {name: source.form(name).shape for name in source.names() if not BUFFER.search(name)}
+    if "fc.weight" not in forms:
+        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
+    third = any(name.startswith("midlayer.") for name in forms)
+    its = source.config
+    wide = its.get("hidden_size")  # a head of EAGLE-3 with an embedding of its own may differ from its target
+    for key, one, two in (("hidden_size", its.get("target_hidden_size", wide) if third else wide, base["hidden_size"]),
+                          ("vocab_size", its.get("vocab_size"), base["vocab_size"])):
+        if one != two:
+            raise ValueError(f"the draft head in {source.folder} has {key} {one}, but the model has {two}; "
+                             "take the head that was trained for this model")
+    sizes = LlamaConfig.read(its)
+    family = replace(sizes.family, qkv_bias=any(name.endswith(".q_proj.bias") for name in forms),
+                     head_norms=any(name.endswith(".q_norm.weight") for name in forms))
+    sizes = replace(sizes, context=LlamaConfig.read(base).context, family=family)
+    if not third:
+        head: Head = EagleHead(sizes, bias="fc.bias" in forms)
+        _check_names(source, forms, head, set())
+        return head
+    _check_layers(source, LlamaConfig.read(base).layers)
+    vocab = its.get("draft_vocab_size") or sizes.vocab
+    head = Eagle3Head(sizes, base["hidden_size"], vocab)
+    free = set(MAPS) if vocab == sizes.vocab and not forms.keys() & MAPS else set()
+    _check_names(source, forms, head, free if wide != base["hidden_size"] else {*free, OWN_EMBEDDING})
+    if forms.keys() & MAPS:
+        head.shift, has_V = source.read("d2t"), source.read("t2d")
+        if not torch.equal(has_V.nonzero()[:, 0], (torch.arange(vocab) + head.shift).sort().values):
+            raise ValueError(f"d2t and t2d in {source.folder} contradict each other; download the head again")
+    return head
+
+
+def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
+    """Whether a head uses the embedding of its base; one that does not fit is refused."""
+    fit_head(source, base)
+    return OWN_EMBEDDING not in source.names()
+
+
+def _check_layers(source: Checkpoint, layers: int) -> None:
+    """Refuse a head of EAGLE-3 that cannot get its features from a target with so many layers."""
+    inner = inner_layers(layers)
+    if not inner:
+        raise ValueError(f"the head in {source.folder} is one of EAGLE-3, which needs a model of 7 layers or more, and "
+                         f"the model has {layers}; take an EAGLE-1 or EAGLE-2 head")
+    ids = (source.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    if ids and tuple(ids) != inner:
+        raise ValueError(f"the head in {source.folder} wants the layers eagle_aux_hidden_state_layer_ids={ids}, which "
+                         f"is not supported (only {list(inner)} is, for a model of {layers} layers)")
+
+
+def _check_names(source: Checkpoint, forms: Mapping[str, tuple[int, ...]], head: Head, free: set[str]) -> None:
+    """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
+    wanted = {name: tuple(p.shape) for name, p in head.named_parameters()}
+    if isinstance(head, Eagle3Head):
+        wanted.update(zip(MAPS, ((head.lm_head.out_features,), (head.config.vocab,))))
+    missing, extra = sorted(set(wanted) - set(forms) - free), sorted(set(forms) - set(wanted))
+    if missing or extra:
+        said = [f"it lacks {', '.join(missing[:4])}"] * bool(missing) + [f"it has {', '.join(extra[:4])}"] * bool(extra)
+        raise ValueError(f"{source.folder} does not hold an EAGLE head as it is published: {' and '.join(said)}; "
+                         "download the head again")
+    for name, shape in forms.items():
+        if shape != wanted[name]:
+            raise ValueError(f"{name} in {source.folder} has shape {shape} instead of {wanted[name]}; "
+                             "take weights and config.json of one head, made for this model")
+
+
+def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor], dtype: torch.dtype,
+              device: torch.device | str) -> Head:
+    """The head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
+    head = fit_head(source, base)
+    tensors = {name: x for name, x in source.tensors().items() if name not in MAPS and not BUFFER.search(name)}
+    if isinstance(head, Eagle3Head) and head.shift is not None:
+        head.shift = head.shift.to(device)
+    if OWN_EMBEDDING not in tensors:
+        tensors[OWN_EMBEDDING] = embed()
+    fill(head, tensors, dtype, device)
+    return head

@@ -1,25 +1,29 @@
-"""A slice of a LLaMA: layers [a, b), which read and write a tree cache.
+"""A slice of a decoder: layers [a, b) of a LLaMA or a relative, which read and write a tree cache.
 
 It knows nothing about where its input comes from: the first slice embeds tokens, the last one norms, and those
-between pass hidden states on. Parameter names are those of Hugging Face checkpoints.
+between pass hidden states on. Parameter names are those of LLaMA's checkpoints; `weights.py` translates OPT's.
 
 Shapes: T rows, D model, H heads, K key/value heads, S cache slots, E head dimension, V vocabulary.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from config.families import FAMILIES, ROTARY, Family, accepted
 from model.cache import TreeCache
+
+OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a LLaMA, as its `config.json` gives them."""
+    """The sizes of a model and what its layers are made of, as its `config.json` gives them."""
 
     hidden: int
     layers: int
@@ -31,25 +35,28 @@ class LlamaConfig:
     context: int
     eps: float
     theta: float
+    scaling: Mapping[str, float] = field(default_factory=dict)  # of rotary positions
+    family: Family = FAMILIES["llama"]
+    tied: bool = False  # the LM head is the embedding
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> LlamaConfig:
         """From the fields of a `config.json`; what this decoder would compute wrongly is refused by name."""
-        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        for name, got, supported in (("rope_scaling", kind, "default"), ("hidden_act", config["hidden_act"], "silu"),
-                                     ("attention_bias", config.get("attention_bias", False), False),
-                                     ("mlp_bias", config.get("mlp_bias", False), False)):
-            if got != supported:
-                raise ValueError(f"config.json says {name}={got!r}, which is not supported (only {supported!r} is)")
-        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        given = accepted(config)
+        family, hidden, heads = FAMILIES[given["model_type"]], given["hidden_size"], given["num_attention_heads"]
+        context = given.get("max_position_embeddings") or 2048
+        # within one window, sliding attention is plain attention
+        window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
         return LlamaConfig(
-            hidden=hidden, layers=config["num_hidden_layers"], heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            intermediate=config["intermediate_size"], vocab=config["vocab_size"],
-            context=config.get("max_position_embeddings", 2048), eps=config["rms_norm_eps"],
-            theta=scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
+            hidden=hidden, layers=given["num_hidden_layers"], heads=heads,
+            kv_heads=given.get("num_key_value_heads") or heads,
+            head_dim=given.get("head_dim") or hidden // heads,
+            intermediate=given["intermediate_size"], vocab=given["vocab_size"],
+            context=min(context, window or context), eps=given["rms_norm_eps"],
+            theta=given.get("rope_theta") or 10000.0,
+            scaling={name: given[name] for name in ROTARY[given["rope_type"]]},
+            family=replace(family, qkv_bias=given.get("qkv_bias", family.qkv_bias)),  # EAGLE's heads of Qwen2 say it
+            tied=bool(given.get("tie_word_embeddings", family.tied)))
 
     def cache(self, layers: int, capacity: int, like: Tensor) -> TreeCache:
         """An empty cache for so many layers, in the type and on the device of `like`."""
@@ -72,17 +79,30 @@ def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor) -> Tens
 class Rotary(nn.Module):
     """Rotary positions in the half-rotation layout: cosines and sines `[positions, E]`, computed once in float32."""
 
-    def __init__(self, theta: float, dim: int, positions: int) -> None:
+    def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
-        frequency = theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-        angle = torch.arange(positions, dtype=torch.float32)[:, None] * torch.cat((frequency, frequency))
-        self.cos, self.sin = angle.cos(), angle.sin()
-        self.sin[:, :dim // 2] *= -1  # so that turning is one roll and two products
+        self.config = c
+        self.cos = self.sin = torch.empty(0, device="meta")  # until they are needed
+
+    def frequency(self) -> Tensor:
+        """Radians per position of each pair of dimensions; those of long waves are lowered if the config says so."""
+        dim, scaling = self.config.head_dim, self.config.scaling
+        plain = 1.0 / self.config.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+        if "low_freq_factor" not in scaling:
+            return plain / scaling.get("factor", 1.0)
+        turns = scaling["original_max_position_embeddings"] / (2 * math.pi) * plain  # in the context of its training
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        return plain * (kept + (1 - kept) / scaling["factor"])
 
     def at(self, pos_T: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of both tables, in the type of `like`."""
         if self.cos.dtype != like.dtype or self.cos.device != like.device:
-            self.cos, self.sin = self.cos.to(like), self.sin.to(like)
+            frequency = self.frequency()
+            angle = torch.arange(self.config.context, dtype=torch.float32)[:, None] * torch.cat((frequency, frequency))
+            sin = angle.sin()
+            sin[:, :len(frequency)] *= -1  # so that turning is one roll and two products
+            self.cos, self.sin = angle.cos().to(like), sin.to(like)
         return self.cos[pos_T], self.sin[pos_T]
 
 
@@ -104,6 +124,10 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x_TD.dtype)
 
 
+def norm(c: LlamaConfig) -> nn.Module:
+    return RMSNorm(c.hidden, c.eps) if c.family.rms else nn.LayerNorm(c.hidden, c.eps, device="meta")
+
+
 def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=bias, device="meta")
 
@@ -117,27 +141,33 @@ class Attention(nn.Module):
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.head_dim = c.head_dim
-        self.q_proj = linear(c.hidden, c.heads * c.head_dim)
-        self.k_proj = linear(c.hidden, c.kv_heads * c.head_dim)
-        self.v_proj = linear(c.hidden, c.kv_heads * c.head_dim)
-        self.o_proj = linear(c.heads * c.head_dim, c.hidden)
+        self.q_proj = linear(c.hidden, c.heads * c.head_dim, c.family.qkv_bias)
+        self.k_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
+        self.v_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
+        self.o_proj = linear(c.heads * c.head_dim, c.hidden, c.family.bias)
+        self.q_norm = RMSNorm(c.head_dim, c.eps) if c.family.head_norms else nn.Identity()
+        self.k_norm = RMSNorm(c.head_dim, c.eps) if c.family.head_norms else nn.Identity()
 
-    def forward(self, x_TD: Tensor, turn: tuple[Tensor, Tensor], cache: TreeCache, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, turn: tuple[Tensor, Tensor] | None, cache: TreeCache, layer: int) -> Tensor:
         q, k, v = (project(x_TD).view(len(x_TD), -1, self.head_dim).transpose(0, 1)
                    for project in (self.q_proj, self.k_proj, self.v_proj))
-        out_HTE = attend(rotate(q, *turn), *cache.store(layer, rotate(k, *turn), v))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if turn is not None:
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        out_HTE = attend(q, *cache.store(layer, k, v))
         return self.o_proj(out_HTE.transpose(0, 1).reshape(len(x_TD), -1))
 
 
 class MLP(nn.Module):
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = linear(c.hidden, c.intermediate)
-        self.up_proj = linear(c.hidden, c.intermediate)
-        self.down_proj = linear(c.intermediate, c.hidden)
+        self.gate_proj = linear(c.hidden, c.intermediate) if c.family.gated else None
+        self.up_proj = linear(c.hidden, c.intermediate, c.family.bias)
+        self.down_proj = linear(c.intermediate, c.hidden, c.family.bias)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD))
+        up = self.up_proj(x_TD)
+        return self.down_proj(F.relu(up) if self.gate_proj is None else F.silu(self.gate_proj(x_TD)) * up)
 
 
 class Layer(nn.Module):
@@ -145,32 +175,41 @@ class Layer(nn.Module):
 
     def __init__(self, c: LlamaConfig, input_norm: bool = True) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(c.hidden, c.eps) if input_norm else nn.Identity()
+        self.input_layernorm = norm(c) if input_norm else nn.Identity()
         self.self_attn = Attention(c)
-        self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
+        self.post_attention_layernorm = norm(c)
         self.mlp = MLP(c)
 
-    def forward(self, x_TD: Tensor, turn: tuple[Tensor, Tensor], cache: TreeCache, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, turn: tuple[Tensor, Tensor] | None, cache: TreeCache, layer: int) -> Tensor:
         x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), turn, cache, layer)
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
 
 
 class Slice(nn.Module):
-    """Layers [first, last) of a LLaMA, keyed by their numbers in the whole model."""
+    """Layers [first, last), keyed by their numbers in the whole model."""
 
     def __init__(self, c: LlamaConfig, first: int, last: int) -> None:
         super().__init__()
         self.config = c
         self.embed_tokens = embedding(c.vocab, c.hidden) if first == 0 else nn.Identity()
         self.layers = nn.ModuleDict({str(i): Layer(c) for i in range(first, last)})
-        self.norm = RMSNorm(c.hidden, c.eps) if last == c.layers else nn.Identity()
-        self.rotary = Rotary(c.theta, c.head_dim, c.context)
+        self.norm = norm(c) if last == c.layers else nn.Identity()
+        self.rotary = Rotary(c) if c.family.rotary else None
+        learned = first == 0 and not c.family.rotary
+        self.embed_positions = embedding(c.context + OPT_OFFSET, c.hidden) if learned else None
 
-    def forward(self, x: Tensor, pos_T: Tensor, cache: TreeCache) -> Tensor:
-        """`x`: tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`."""
+    def forward(self, x: Tensor, pos_T: Tensor, cache: TreeCache, inner: dict[int, Tensor] | None = None) -> Tensor:
+        """`x`: tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`.
+
+        The inputs of the layers that are keys of `inner` are put there.
+        """
         x_TD = self.embed_tokens(x)
-        turn = self.rotary.at(pos_T, x_TD)
-        for place, layer in enumerate(self.layers.values()):
+        if self.embed_positions is not None:
+            x_TD = x_TD + self.embed_positions(pos_T + OPT_OFFSET)
+        turn = self.rotary.at(pos_T, x_TD) if self.rotary else None
+        for place, (number, layer) in enumerate(self.layers.items()):
+            if inner and int(number) in inner:
+                inner[int(number)] = x_TD
             x_TD = layer(x_TD, turn, cache, place)
         return self.norm(x_TD)
 

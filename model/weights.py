@@ -7,16 +7,23 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 from torch import Tensor
 
+from config.families import FAMILIES
 from model.checkpoint import Checkpoint, read_json
+from model.llama import LlamaConfig, Slice
 
-EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-BUFFER = re.compile(r"rotary_emb\.inv_freq$")  # computed anew by whoever needs it
-ARCHITECTURES = {"LlamaForCausalLM"}  # those whose names and layers are as here
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # what goes with the first and last layer
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed anew by whoever needs it, or by nobody
+OPT = [(re.compile(theirs), ours) for theirs, ours in (  # its names -> LLaMA's
+    (r"^(model\.)?decoder\.final_layer_norm\.", "model.norm."), (r"^(model\.)?decoder\.", "model."),
+    (r"\.self_attn_layer_norm\.", ".input_layernorm."), (r"\.final_layer_norm\.", ".post_attention_layernorm."),
+    (r"\.out_proj\.", ".o_proj."), (r"\.fc1\.", ".mlp.up_proj."), (r"\.fc2\.", ".mlp.down_proj."))]
+AUTO = re.compile(r"auto(?::([1-9]\d*))?")  # a split by bytes, into so many stages
 MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
 BLOCK = 1 << 24  # bytes hashed at once
 
@@ -43,65 +50,116 @@ def parse_stages(text: str, layers: int) -> list[int]:
     return counts
 
 
-def assign(names: Iterable[str], stages: list[int], tied: bool) -> list[dict[str, str]]:
-    """What each rank holds: the name in its part -> the name in the checkpoint. Layers keep their numbers."""
+def plan_stages(text: str, source: Checkpoint) -> list[int]:
+    """Layers per rank, as `parse_stages`; or for "auto:4" so that the largest of 4 stages has the fewest bytes."""
+    layers = LlamaConfig.read(source.config).layers
+    auto = AUTO.fullmatch(text.strip())
+    if not auto:
+        return parse_stages(text, layers)
+    check_model(source)
+    stages = int(auto[1] or min(4, layers))
+    if stages > layers:
+        raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose at most auto:{layers}")
+    loads = [0] * layers
+    for name in source.names():
+        ours = translate(name)
+        layer = LAYER.match(ours)
+        if layer or FIRST.match(ours) or LAST.match(ours):
+            loads[int(layer[1]) if layer else 0 if FIRST.match(ours) else -1] += source.form(name).bytes
+    return [0, *balance(loads, stages)]
+
+
+def is_split_as(text: str, stages: list[int]) -> bool:
+    """Whether a split that exists is the one that is asked for; of "auto:4" only the number of stages can be told."""
+    auto = AUTO.fullmatch(text)
+    if auto:
+        return int(auto[1] or len(stages) - 1) == len(stages) - 1
+    return parse_stages(text, sum(stages)) == stages
+
+
+def balance(loads: Sequence[int], shares: int) -> list[int]:
+    """How many neighbours make each share, so that the largest share is smallest, and then all are most alike."""
+    def longer(share: tuple[int, int, list[int]], begin: int, end: int) -> tuple[int, int, list[int]]:
+        load = sum(loads[begin:end])
+        return max(share[0], load), share[1] + load ** 2, [*share[2], end - begin]
+
+    impossible: tuple[int, int, list[int]] = (sum(loads) + 1, 0, [])
+    none: tuple[int, int, list[int]] = (0, 0, [])
+    best = [none] + [impossible] * len(loads)  # of the first i loads: the largest share, squares, the counts
+    for _ in range(shares):
+        best = [min((longer(best[begin], begin, end) for begin in range(end)), default=impossible)
+                for end in range(len(loads) + 1)]
+    return best[-1][2]
+
+
+def translate(name: str) -> str:
+    """The name of a tensor here, where all families have LLaMA's names."""
+    for theirs, ours in OPT:
+        name = theirs.sub(ours, name)
+    return name
+
+
+def assign(names: Iterable[str], stages: list[int], tied: bool, borrows: bool = False) -> list[dict[str, str]]:
+    """What each rank holds: the name in its part -> the name in the checkpoint. Layers keep their numbers.
+
+    `borrows` says that the draft head of rank 0 uses the model's embedding; a tied LM head is that.
+    """
     owner = [rank for rank, count in enumerate(stages) for _ in range(count)]
     parts: list[dict[str, str]] = [{} for _ in stages]
-    for name in names:
+    for theirs in names:
+        name = translate(theirs)
         layer = LAYER.match(name)
-        if BUFFER.search(name) or (name == HEAD and tied):
+        if BUFFER.search(theirs) or (name == HEAD and tied):
             continue
         if layer and int(layer[1]) < len(owner):
-            parts[owner[int(layer[1])]][name] = name
-        elif name in (EMBED, NORM, HEAD):
-            parts[{EMBED: 1, NORM: -1, HEAD: 0}[name]][name] = name
+            parts[owner[int(layer[1])]][name] = theirs
+        elif name == HEAD or FIRST.match(name) or LAST.match(name):
+            parts[0 if name == HEAD else 1 if FIRST.match(name) else -1][name] = theirs
         else:
-            raise ValueError(f"the checkpoint holds {name}, which no rank would take; "
+            raise ValueError(f"the checkpoint holds {theirs}, which no rank would take; "
                              f"its config.json belongs to another model, or this kind of model is not supported")
     if tied and EMBED in parts[1]:
-        parts[0][HEAD] = EMBED
+        parts[0][HEAD] = parts[1][EMBED]
+    elif borrows:
+        parts[0][EMBED] = parts[1][EMBED]
     return parts
 
 
 def check_model(source: Checkpoint) -> None:
-    """Refuse what would be split or run wrongly."""
+    """Refuse what would be split or run wrongly: the tensors must be those of the model that the config describes."""
     config = source.config
     kinds = config.get("architectures") or [str(config.get("model_type"))]
-    if not ARCHITECTURES.intersection(kinds):
+    known = [family.architecture for family in FAMILIES.values()]
+    if not set(known).intersection(kinds):
         raise ValueError(f"{source.folder} holds a {kinds[0]}, which is not supported; choose a model of the kind "
-                         f"{' or '.join(sorted(ARCHITECTURES))}")
-    for key in ("num_hidden_layers", "vocab_size", "hidden_size"):
-        if not isinstance(config.get(key), int):
-            raise ValueError(f"{source.folder / 'config.json'} does not give {key}; copy it again from the model")
-    names = {name for name in source.names() if not BUFFER.search(name)}
-    suffixes = sorted({match[2] for match in map(LAYER.match, names) if match})
-    needed = [EMBED, NORM] if config.get("tie_word_embeddings") else [EMBED, NORM, HEAD]
-    needed += [f"model.layers.{i}.{end}" for i in range(config["num_hidden_layers"]) for end in suffixes or ["*"]]
-    missing = [name for name in needed if name not in names]
+                         f"{', '.join(known[:-1])} or {known[-1]}")
+    try:
+        c = LlamaConfig.read(config)
+    except ValueError as error:
+        raise ValueError(f"{source.folder}: {error}") from None
+    if c.family.architecture not in kinds:
+        raise ValueError(f"{source.folder / 'config.json'} says architectures={kinds} and "
+                         f"model_type={config.get('model_type')!r}; copy it again from the model")
+    whole = {f"model.{name}": tuple(p.shape) for name, p in Slice(c, 0, c.layers).named_parameters()}
+    names = {translate(name): name for name in source.names() if not BUFFER.search(name)}
+    if c.tied:
+        names.pop(HEAD, None)
+    else:
+        whole[HEAD] = (c.vocab, c.hidden)
+    missing, extra = [name for name in whole if name not in names], [name for name in names if name not in whole]
     if missing:
         raise ValueError(f"{source.folder} lacks {missing[0]} ({len(missing)} missing in all); download it again")
-    check_shape(source, EMBED, (config["vocab_size"], config["hidden_size"]))
+    if extra:
+        raise ValueError(f"{source.folder} holds {names[extra[0]]}, which its config.json has no place for; "
+                         f"take weights and config.json of one model")
+    for name, shape in whole.items():
+        check_shape(source, names[name], shape)
 
 
 def check_shape(source: Checkpoint, name: str, wanted: tuple[int, ...]) -> None:
     if source.form(name).shape != wanted:
         raise ValueError(f"{name} in {source.folder} has shape {source.form(name).shape} instead of {wanted}; "
                          f"take weights and config.json of one model")
-
-
-def check_head(head: Checkpoint, source: Checkpoint) -> None:
-    """Refuse a draft head that was made for another model."""
-    if "fc.weight" not in head.names():
-        raise ValueError(f"{head.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
-    for key in ("hidden_size", "vocab_size"):
-        its, ours = head.config.get(key), source.config[key]
-        if its != ours:
-            raise ValueError(f"the draft head in {head.folder} has {key} {its}, but the model has {ours}; "
-                             f"take the head that was trained for this model")
-    hidden, vocab = source.config["hidden_size"], source.config["vocab_size"]
-    check_shape(head, "fc.weight", (hidden, *head.form("fc.weight").shape[1:]))
-    if "embed_tokens.weight" in head.names():
-        check_shape(head, "embed_tokens.weight", (vocab, hidden))
 
 
 def span(stages: list[int], rank: int) -> tuple[int, int]:

@@ -15,7 +15,8 @@ from torch import Tensor
 class Segment:
     """Rows on their way through the stages; `x`: tokens `[T]` before the first stage, hidden states `[T, D]` after it.
 
-    The first `text` rows are settled text, the others guesses; a parent comes before its children.
+    The first `text` rows are settled text, the others guesses; a parent comes before its children. `inner`, where a
+    draft wants it, collects what each stage keeps of its layers' inputs, `[T, 0]` at first; else it is absent.
     """
 
     nodes: list[int]
@@ -23,13 +24,15 @@ class Segment:
     pos: list[int]
     text: int
     x: Tensor
+    inner: Tensor | None = None
 
     def take(self, rows: Sequence[int]) -> Segment:
         """Only these rows, in this order; itself if they are all."""
         if len(rows) == len(self.nodes):
             return self
         return Segment([self.nodes[i] for i in rows], [self.parents[i] for i in rows], [self.pos[i] for i in rows],
-                       sum(i < self.text for i in rows), self.x[list(rows)])
+                       sum(i < self.text for i in rows), self.x[list(rows)],
+                       None if self.inner is None else self.inner[list(rows)])
 
 
 @dataclass

@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable
 
 BEAT = 0.5  # seconds
+END = 1 << 40  # more beats than a rank can live
 
 
 class Pulse:
@@ -36,34 +37,40 @@ class Pulse:
         """Say good-bye, so that the silence from now on alarms nobody."""
         self._ended.set()
         self._thread.join()
-        self._store.set(f"pulse/{self._rank}", "end")
+        self._store.add(f"pulse/{self._rank}", END)
 
     def _beat(self) -> None:
-        heard = {peer: (b"", time.monotonic()) for peer in self._others}
-        beat, suspect = 0, ""
+        heard = {peer: (0, time.monotonic()) for peer in self._others}
+        suspect = ""
         while not self._ended.wait(BEAT):
-            beat += 1
             try:
-                self._store.set(f"pulse/{self._rank}", str(beat))
+                self._store.add(f"pulse/{self._rank}", 1)
                 # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
-                told = self._store.compare_set("pulse/lost", "", loss) if loss else self._told()
+                told = self._first(loss)
             except RuntimeError:
-                told = b"the rendezvous was lost: rank 0's machine or its launcher is gone"
+                told = "the rendezvous was lost: rank 0's machine or its launcher is gone"
             if told:
-                self._on_loss(told.decode())
+                self._on_loss(told)
                 return
 
-    def _told(self) -> bytes:
-        return self._store.get("pulse/lost") if self._store.check(["pulse/lost"]) else b""
+    def _first(self, loss: str) -> str:
+        """The loss that was noted first, by this rank or another; empty if there is none."""
+        noted = self._store.add("pulse/losses", 1 if loss else 0)
+        if loss and noted == 1:
+            self._store.set("pulse/lost", loss)
+        first: bytes = self._store.get("pulse/lost") if noted else b""
+        return first.decode()
 
-    def _silent(self, heard: dict[int, tuple[bytes, float]]) -> str:
+    def _silent(self, heard: dict[int, tuple[int, float]]) -> str:
         """In words, the first peer whose pulse has not changed for too long."""
         now = time.monotonic()
         for peer in self._others:
-            pulse = self._store.get(f"pulse/{peer}") if self._store.check([f"pulse/{peer}"]) else b""
-            if pulse != heard[peer][0] or pulse == b"end":
-                heard[peer] = (pulse, now)
+            # Of what every torch has, only `add` reads at once: `get` waits for a first beat, 1.11 has no `check`, and
+            # 2.3 crashes in `compare_set` when other threads run.
+            beats = self._store.add(f"pulse/{peer}", 0)
+            if beats != heard[peer][0] or beats >= END:
+                heard[peer] = (beats, now)
             elif now - heard[peer][1] > self._timeout:
                 return f"rank {peer} was lost: it has been silent for {self._timeout:g} seconds"
         return ""

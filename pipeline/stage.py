@@ -5,6 +5,8 @@ follows.
 """
 from __future__ import annotations
 
+from typing import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,13 @@ from pipeline.transport import Link
 
 
 class Stage:
-    """Computes segments; `device` is where its weights lie."""
+    """Computes segments; `device` is where its weights lie.
 
-    def __init__(self, part: Slice, cache: TreeCache, trace: NoTrace = OFF) -> None:
-        self.part, self.cache, self.trace = part, cache, trace
+    `keep` are those of its layers whose inputs a segment gets that asks for inner features.
+    """
+
+    def __init__(self, part: Slice, cache: TreeCache, trace: NoTrace = OFF, keep: Sequence[int] = ()) -> None:
+        self.part, self.cache, self.trace, self.keep = part, cache, trace, keep
         self.device = cache.keys.device
 
     def apply(self, msg: Message) -> Message | None:
@@ -44,9 +49,13 @@ class Stage:
             return segment
         self.cache.admit(segment.nodes, segment.parents, segment.text)
         pos_T = torch.tensor(segment.pos, device=self.device)
+        inner = segment.inner
+        kept: dict[int, Tensor] = {} if inner is None else dict.fromkeys(self.keep, inner)
         with self.trace.span("forward", nodes=segment.nodes):
-            x: Tensor = self.part(segment.x.to(self.device), pos_T, self.cache)
-        return Segment(segment.nodes, segment.parents, segment.pos, segment.text, x)
+            x: Tensor = self.part(segment.x.to(self.device), pos_T, self.cache, kept)
+            if inner is not None:
+                inner = torch.cat([inner.to(x), *kept.values()], -1)
+        return Segment(segment.nodes, segment.parents, segment.pos, segment.text, x, inner)
 
 
 def serve(stage: Stage, link: Link) -> None:

@@ -55,6 +55,7 @@ class Ring:
         self.link, self.lm_head, self.depth, self.device = link, lm_head, depth, device
         self.trace = trace
         self.in_flight, self.segments = 0, 0
+        self.inner = False  # whether the draft's features are inner ones, which segments must ask the stages for
         self.ids: Iterator[int] = count()
         self.sampler = Sampler()
 
@@ -68,9 +69,11 @@ class Ring:
 
     def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
         with self.trace.span("send", nodes=nodes):
+            token_T = torch.tensor([tree.token[node] for node in nodes])
             self.link.send(Segment(
                 list(nodes), [tree.parent[node] for node in nodes], [tree.pos[node] for node in nodes],
-                sum(node not in tree.live for node in nodes), torch.tensor([tree.token[node] for node in nodes])))
+                sum(node not in tree.live for node in nodes), token_T,
+                token_T.new_empty(len(nodes), 0) if self.inner else None))
         self.in_flight += 1
         self.segments += 1
 
@@ -87,8 +90,9 @@ class Ring:
         """Keep the features of nodes that live, and the answers of those that can still be asked for one."""
         known = [i for i, node in enumerate(segment.nodes) if node in tree.token]
         x_TD = segment.x.to(self.device)
+        feature_TD = x_TD if segment.inner is None else segment.inner.to(self.device)
         for i in known:
-            tree.hidden[segment.nodes[i]] = x_TD[i]
+            tree.hidden[segment.nodes[i]] = feature_TD[i]
         asked = [i for i in known if segment.nodes[i] in tree.live or segment.nodes[i] == tree.tip]
         if asked:
             tokens = self.sampler(self.lm_head(x_TD[asked]), [segment.pos[i] + 1 for i in asked])

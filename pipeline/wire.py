@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.messages import Message, Prune, Reset, Segment, Stop
 
-HEADER = 8  # int64: kind, rows, text or tip, parent, horizon, width, dtype, bytes of the body
+HEADER = 8  # int64: kind, rows, text or tip, parent or inner width + 1, horizon, width, dtype, bytes of the body
 SEGMENT, PRUNE, RESET, STOP = range(4)
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -18,9 +18,13 @@ def encode(msg: Message) -> tuple[Tensor, Tensor]:
     """The header `int64[8]` and the body `uint8[n]`, both on the CPU."""
     if isinstance(msg, Segment):
         width = msg.x.shape[1] if msg.x.dim() == 2 else 0
-        payload = msg.x.contiguous().view(-1).cpu()
-        body = torch.cat((_bytes(torch.tensor(msg.nodes + msg.parents + msg.pos)), _bytes(payload)))
-        return _header(SEGMENT, len(msg.nodes), msg.text, 0, 0, width, DTYPES.index(msg.x.dtype), len(body)), body
+        inner = 0 if msg.inner is None else msg.inner.shape[1] + 1
+        parts = [torch.tensor(msg.nodes + msg.parents + msg.pos), msg.x]
+        if inner > 1:
+            assert msg.inner is not None and msg.inner.dtype == msg.x.dtype, "one message has one type"
+            parts.append(msg.inner)
+        body = torch.cat([_bytes(part.contiguous().view(-1).cpu()) for part in parts])
+        return _header(SEGMENT, len(msg.nodes), msg.text, inner, 0, width, DTYPES.index(msg.x.dtype), len(body)), body
     if isinstance(msg, Prune):
         body = _bytes(torch.tensor(msg.keep))
         return _header(PRUNE, len(msg.keep), msg.tip, msg.parent, msg.horizon, 0, 0, len(body)), body
@@ -32,9 +36,10 @@ def decode(header: Tensor, body: Tensor) -> Message:
     kind, rows, first, parent, horizon, width, dtype, _ = header.tolist()
     if kind == SEGMENT:
         numbers = body[:24 * rows].view(torch.int64).tolist() if rows else []
-        x = body[24 * rows:].view(DTYPES[dtype]) if rows else torch.empty(0, dtype=DTYPES[dtype])
+        payload = body[24 * rows:].view(DTYPES[dtype]) if rows else torch.empty(0, dtype=DTYPES[dtype])
+        x, inner = payload[:rows * (width or 1)], payload[rows * (width or 1):]
         return Segment(numbers[:rows], numbers[rows:2 * rows], numbers[2 * rows:], first,
-                       x.view(rows, width) if width else x)
+                       x.view(rows, width) if width else x, inner.view(rows, parent - 1) if parent else None)
     if kind == PRUNE:
         return Prune(first, parent, horizon, body.view(torch.int64).tolist() if rows else [])
     if kind in (RESET, STOP):

@@ -73,9 +73,9 @@ def _watch(decoder: Decoder, trace: NoTrace) -> None:
                 return forward(*args)
         return watching
 
-    eagle, ring = decoder.draft.draft, decoder.target  # type: ignore[attr-defined]
-    ring.lm_head = eagle.lm_head = watched(ring.lm_head)  # type: ignore[attr-defined]
-    eagle.head.forward = watched(eagle.head.forward)
+    draft = decoder.draft.draft  # type: ignore[attr-defined]
+    for owner, name in ((decoder.target, "lm_head"), (draft, "lm_head"), (draft, "read")):
+        setattr(owner, name, watched(getattr(owner, name)))
 
 
 def report(folder: str) -> None:

@@ -20,12 +20,11 @@ from typing import Callable, NoReturn, Sequence
 import torch.distributed as dist
 
 from config.cli import parse
-from config.presets import ROOT
+from config.presets import ROOT, absent
 from config.run_config import RunConfig
 from model.checkpoint import Checkpoint
-from model.llama import LlamaConfig
 from model.text import Text
-from model.weights import Part, parse_stages
+from model.weights import Part, is_split_as, plan_stages
 from pipeline.decode import Decoder
 from pipeline.pulse import Pulse
 from pipeline.stage import serve
@@ -78,7 +77,7 @@ def prepare(config: RunConfig) -> tuple[Path, int]:
     folder = Path(config.model_dir) if config.model_dir else _split(config, alone)
     part = _part(folder, int(os.environ.get("RANK", "0")))
     held, vocab = "+".join(map(str, part.stages)), part.config["vocab_size"]
-    if config.stages and parse_stages(config.stages, sum(part.stages)) != part.stages:
+    if config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{folder} is split as {held}, not as stages={config.stages}: leave stages out, or split the "
                          "model again into another folder")
     if int(os.environ.get("WORLD_SIZE", len(part.stages))) != len(part.stages):
@@ -101,8 +100,9 @@ def _split(config: RunConfig, write: bool) -> Path:
     """The folder of the split of a whole model, written if it is not there."""
     if not config.base_dir:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
-    layers = LlamaConfig.read(Checkpoint(config.base_dir).config).layers
-    stages = "+".join(map(str, parse_stages(config.stages or "4", layers)))
+    if problem := absent(config):
+        raise ValueError(problem)
+    stages = "+".join(map(str, plan_stages(config.stages or "4", Checkpoint(config.base_dir))))
     folder = ROOT / "splits" / f"{Path(config.base_dir).name}-{stages}"
     if write:
         split(config.base_dir, folder, stages, config.eagle_dir or None)

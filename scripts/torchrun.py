@@ -22,11 +22,14 @@ WRONG, LOST, STOPPED = 2, 75, 128  # exit codes: bad input, a peer is gone, ende
 INTERRUPTED = STOPPED + signal.SIGINT
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 GRACE = 3  # seconds for a rank to end in good order, before it is killed
+OPTIONS = {option.name for option in fields(LaunchConfig)}  # of this torch's agent
 
 
 def spawn(command: Sequence[str], address: str, port: int, world: int) -> int:
     """Run `python -m command` once for each rank; the exit code, once all have ended."""
-    _check_port(address, port)
+    found = _usable_port(address, port)
+    if "local_addr" not in OPTIONS:  # before torch 1.13, ranks without a port would meet where the host's name leads
+        port = found
     _prepare(os.environ)
     logging.disable(logging.CRITICAL)  # the agent would tell every end in tracebacks of its own
     _quicken()
@@ -40,11 +43,13 @@ def spawn(command: Sequence[str], address: str, port: int, world: int) -> int:
     return 0
 
 
-def _check_port(address: str, port: int) -> None:
+def _usable_port(address: str, port: int) -> int:
+    """The port itself, or a free one if it is 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
+            return int(probe.getsockname()[1])
         except OSError as error:
             raise ValueError(f"port {port} of {address} cannot be used ({error.strerror}): choose another master_port, "
                              "or 0 for any free one") from error
@@ -64,8 +69,7 @@ def _launch_config(address: str, port: int, world: int) -> LaunchConfig:
         "rdzv_backend": "static" if port else "c10d", "rdzv_endpoint": f"{address}:{port}", "local_addr": address,
         "rdzv_configs": {"rank": 0} if port else {}, "max_restarts": 0, "monitor_interval": 0.1,
         "signals_to_handle": "SIGINT,SIGTERM,SIGHUP,SIGQUIT"}
-    known = {option.name for option in fields(LaunchConfig)}
-    return LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
+    return LaunchConfig(**{name: value for name, value in wanted.items() if name in OPTIONS})
 
 
 def _quicken() -> None:

@@ -3,11 +3,15 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from model.eagle import EagleHead
+from model.llama import LlamaConfig
 
 
 def refused(sentence: str) -> Any:
@@ -19,13 +23,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
 
 
-def save_llama(folder: Path, tied: bool = False, **options: Any) -> dict[str, torch.Tensor]:
-    """A random LLaMA of 3 layers, hidden size 16 and 40 tokens, written by `transformers`; its tensors."""
+def save_llama(folder: Path, tied: bool = False, layers: int = 3, vocab: int = 40,
+               **options: Any) -> dict[str, torch.Tensor]:
+    """A random LLaMA of hidden size 16, written by `transformers`; its tensors."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(
-        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+        vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2,
         max_position_embeddings=64, tie_word_embeddings=tied)).bfloat16()
     llama.save_pretrained(folder, **options)
     return dict(llama.state_dict())
@@ -33,9 +38,12 @@ def save_llama(folder: Path, tied: bool = False, **options: Any) -> dict[str, to
 
 def save_head(folder: Path, hidden: int = 16, vocab: int = 40, **config: int) -> dict[str, torch.Tensor]:
     """A draft head's file with tensors of several types; its tensors."""
-    tensors = {"fc.weight": torch.rand(hidden, 2 * hidden), "embed_tokens.weight": torch.rand(vocab, hidden),
-               "d2t": torch.arange(5), "t2d": torch.ones(vocab, dtype=torch.bool)}
+    form = {"hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 24, "hidden_act": "silu", "rms_norm_eps": 1e-6}
+    types = cycle([torch.float32, torch.float16, torch.float64, torch.bfloat16])
+    tensors = {name: torch.rand(p.shape).to(dtype) for (name, p), dtype in zip(
+        EagleHead(LlamaConfig.read(form), bias=True).named_parameters(), types)}
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"hidden_size": hidden, "vocab_size": vocab, **config}))
+    (folder / "config.json").write_text(json.dumps({**form, **config}))
     torch.save(tensors, folder / "pytorch_model.bin")
     return tensors

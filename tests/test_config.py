@@ -10,8 +10,9 @@ import pytest
 
 from config.cli import help_text, options, parse
 from config.methods import METHODS
-from config.presets import PRESETS, ROOT
+from config.presets import PRESETS, ROOT, absent
 from config.run_config import Growth, RunConfig, TreeConfig
+from scripts.launch import prepare
 
 
 def test_nothing_said_means_the_toy_preset() -> None:
@@ -49,8 +50,37 @@ def test_paths_count_from_where_the_command_is_typed(tmp_path: Path, monkeypatch
     assert cfg.base_dir == str(ROOT / "toy" / "llama")
 
 
+def test_the_models_of_presets_lie_under_one_root_that_is_named_once(tmp_path: Path) -> None:
+    assert {"vicuna-7b", "vicuna-13b", "llama2-7b", "llama2-13b", "llama3-8b", "qwen3-8b"} < set(PRESETS)
+    for name, preset in PRESETS.items():
+        there = parse([name, f"models={tmp_path}", "prompt=Hello"])
+        if name == "toy":
+            assert there.base_dir == preset.base_dir
+        else:
+            assert preset.base_dir == str(ROOT / "models" / Path(there.base_dir).relative_to(tmp_path))
+            assert preset.eagle_dir == str(ROOT / "models" / Path(there.eagle_dir).relative_to(tmp_path))
+            assert (there.stages, there.template) == (preset.stages, preset.template)
+    assert parse(["vicuna-7b"]).stages == "0+8+8+8+8" and parse(["llama2-13b"]).template == "llama-2"
+    assert parse(["qwen3-8b", f"models={tmp_path}", "base_dir=mine"]).eagle_dir == ""
+
+
+def test_a_preset_without_its_model_says_how_to_get_it(tmp_path: Path) -> None:
+    config = parse(["vicuna-7b", f"models={tmp_path}"])
+    base, head = "lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3"
+    assert (f"hf download {base} --local-dir {tmp_path / base} and hf download {head} --local-dir {tmp_path / head}"
+            in absent(config))
+    (tmp_path / base).mkdir(parents=True)
+    assert f"there is no folder {tmp_path / head}: type hf download {head}" in absent(config)
+    (tmp_path / head).mkdir(parents=True)
+    assert absent(config) == "" == absent(parse(["base_dir=nowhere", "eagle_dir=neither"]))
+    with pytest.raises(ValueError, match="type hf download Qwen/Qwen3-8B"):
+        prepare(parse(["qwen3-8b", f"models={tmp_path}"]))
+
+
 MISTAKES = {
     "temprature=1": "did you mean temperature",
+    "draft=head": "choose one of eagle, model, none",
+    "draft_dir=small": "is not looked at with draft=eagle: add draft=model, or leave it out",
     "init_tokens=1": "init_total_token",
     "tyo": "did you mean toy",
     "zzz=1": "zzz is no key (--help shows them all)",
@@ -84,6 +114,8 @@ MISTAKES = {
     "stages=2+2": "rank 0 has none",
     "stages=0+2+0": "the others at least one",
     "stages=0": "or the number of stages",
+    "stages=auto:0": "or auto:4, 4 stages with bytes alike",
+    "stages=auto4": "or auto:4, 4 stages with bytes alike",
     "init_subseq_token=0": "-1 for no bound",
     "question_begin=3 question_end=3": "leaves no question",
     "timeout=0": "above 0",

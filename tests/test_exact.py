@@ -7,11 +7,12 @@ from model.sample import Sampler
 from pipeline.decode import Request
 from tests.tiny import Oracle, Tiny, pipeline, write
 
-TINY = Tiny()
+TINY, DEEP = Tiny(), Tiny(layers=8)
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 40
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
 TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
+DEEP_TEXT = {t: DEEP.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
 SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]
 SHAPES = [(strategy, stages) for strategy in ["autoregressive", *SPECULATIVE] for stages in (1, 2, 4)]
 
@@ -30,3 +31,27 @@ def test_long_accepted_paths_change_nothing(strategy, temperature):
         answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[temperature], NEW))
         assert [token for new in stream for token in new] == TEXT[temperature]
     assert answer.mean_accepted_length > 2, "the oracle's guesses were not used"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("strategy", SPECULATIVE)
+def test_a_head_with_inner_features_changes_nothing(strategy, stages, temperature):
+    with pipeline(DEEP, stages, strategy, DEEP.eagle3()) as decoder:
+        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == DEEP_TEXT[temperature]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("strategy", ["autoregressive", *SPECULATIVE])
+def test_a_model_as_draft_changes_nothing(strategy, stages, temperature):
+    with pipeline(TINY, stages, strategy, TINY.twin(noise=0.02)) as decoder:
+        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
+
+
+@pytest.mark.parametrize("strategy", SPECULATIVE)
+def test_no_draft_changes_nothing(strategy):
+    with pipeline(TINY, 3, strategy) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], NEW))
+        assert [token for new in stream for token in new] == TEXT[1.0]
+    assert answer.mean_accepted_length == 1

@@ -5,12 +5,14 @@ import errno
 import inspect
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import split_and_save_models as program
 from model.checkpoint import Checkpoint, Writer
+from model.llama import LlamaConfig, Slice
 from model.weights import Part
 from split_and_save_models import check, main, split
 from tests.checkpoints import refused, same, save_head, save_llama
@@ -126,6 +129,36 @@ def test_one_tensor_at_a_time_is_in_memory(models, tmp_path, monkeypatch):
     assert last
 
 
+def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked(tmp_path, monkeypatch):
+    whole = save_llama(tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").unlink()
+    shards = {f"model-{i + 1:05}-of-00013.safetensors": list(whole)[i::13] for i in range(13)}
+    for shard, names in shards.items():
+        save_file({name: whole[name] for name in names}, tmp_path / "base" / shard)
+    places = {name: shard for shard, names in shards.items() for name in names}
+    (tmp_path / "base" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    write, written = Writer.write, []
+
+    def until_the_last_rank(self: Writer, name: str, tensor: torch.Tensor) -> None:
+        written.append(name)
+        if len(written) == len(whole):
+            raise KeyboardInterrupt
+        write(self, name, tensor)
+
+    monkeypatch.setattr(Writer, "write", until_the_last_rank)
+    with pytest.raises(KeyboardInterrupt):
+        split(tmp_path / "base", tmp_path / "split", "auto:3", progress=False)
+    assert [path.parent.name for path in sorted(tmp_path.glob("split/*/manifest.json"))] == [
+        "stage_0", "stage_1", "stage_2"]
+    folders = split(tmp_path / "base", tmp_path / "split", "auto:3", progress=False)
+    assert all(re.match(r"model\.(layers\.2|norm)\.", name) for name in written[len(whole):]), "one rank was left"
+    assert same({name: x for part in check(tmp_path / "split") for name, x in part.tensors().items()}, whole)
+    data = (folders[1] / "model.safetensors").read_bytes()
+    (folders[1] / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with refused("has changed since it was written"):
+        check(tmp_path / "split")
+
+
 PEAK = """
 import re, sys
 from split_and_save_models import split
@@ -142,17 +175,18 @@ print(peak() - before)
 def test_the_peak_of_memory_is_about_the_largest_tensor(tmp_path, kind):
     if kind == ".bin" and "mmap" not in inspect.signature(torch.load).parameters:
         pytest.skip("this torch cannot map a .bin file, so it is read whole")
-    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "vocab_size": 1024, "num_hidden_layers": 24}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    names = ["lm_head.weight", "model.embed_tokens.weight", *(f"model.layers.{i}.w" for i in range(24))]
-    model = {name: torch.full((1024, 1024), 1.0) for name in names}
-    model["model.norm.weight"] = torch.ones(1024)
+    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "vocab_size": 1024, "num_hidden_layers": 3,
+             "num_attention_heads": 8, "rms_norm_eps": 1e-6}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes}))
+    whole = Slice(LlamaConfig.read(sizes), 0, 3).state_dict()
+    model = {f"model.{name}": torch.full(x.shape, 1.0) for name, x in whole.items()}
+    model["lm_head.weight"] = torch.full((1024, 1024), 1.0)
     if kind == ".bin":
         torch.save(model, tmp_path / "pytorch_model.bin")
     else:
         save_file(model, tmp_path / "model.safetensors")
     done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert float(done.stdout) < 40, f"{done.stdout} MB for 104 MB in tensors of 4 MB {done.stderr}"
+    assert float(done.stdout) < 40, f"{done.stdout} MB for 96 MB in tensors of 4 MB {done.stderr}"
 
 
 # Failure
@@ -185,6 +219,42 @@ def test_what_was_half_written_is_not_taken_for_good(models, out, monkeypatch, s
     monkeypatch.undo()
     split(models / "base", out, "0+2+1", progress=False)
     assert len(check(out)) == 3
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 12 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(folder)], capture_output=True,
+                             text=True) if shutil.which("mount") else None
+    if not mounted or mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here ({mounted.stderr.strip() if mounted else 'no mount'})")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_others_fill_meanwhile_ends_the_split_and_leaves_nothing_half(models, small_disk, monkeypatch):
+    with refused("choose another output folder or free some space"):  # it is seen beforehand, if nobody interferes
+        split(models / "base", small_disk, "1", progress=False)
+    monkeypatch.setattr(program.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 0, 1 << 30))
+    with refused(f"the disk of {small_disk} is full; free some space and type the command again"):
+        split(models / "base", small_disk, "1", progress=False)
+    assert not list(small_disk.glob("**/*.part")) and not (small_disk / "stage_1" / "manifest.json").exists()
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    split(models / "base", small_disk, "1", progress=False)
+    assert len(check(small_disk)) == 2
+
+
+def test_weights_that_are_not_numbers_end_the_split(models, tmp_path):
+    shutil.copytree(models / "base", tmp_path / "base")
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, tmp_path / "base" / "model.safetensors")
+    with refused("model.layers.1.mlp.up_proj.weight in"):
+        split(tmp_path / "base", tmp_path / "split", "0+1+2", progress=False)
+    with refused("stage_2 has no manifest.json, so it is not whole"):
+        Part(tmp_path / "split" / "stage_2")
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(models, tmp_path, monkeypatch):

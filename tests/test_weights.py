@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import accumulate, combinations
 from pathlib import Path
+from typing import Sequence
 
 import pytest
 import torch
@@ -11,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from model import checkpoint
 from model.checkpoint import Checkpoint, Form, Writer
-from model.weights import EMBED, HEAD, NORM, assign, check_head, check_model, parse_stages
+from model.eagle import fit_head
+from model.weights import EMBED, HEAD, assign, balance, check_model, is_split_as, parse_stages, plan_stages
 from tests.checkpoints import refused, same, save_head, save_llama
 
+NORM = "model.norm.weight"
 LAYOUTS = {
     "one safetensors file": {},
     "safetensors shards": {"max_shard_size": "4KB"},
@@ -119,6 +124,21 @@ def test_a_shard_that_is_missing_and_a_shard_that_lacks_a_tensor_are_refused(tmp
         Checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_a_tensor_that_is_not_finite_is_refused_with_its_name_and_file(tmp_path, monkeypatch, dtype, broken):
+    monkeypatch.setattr(checkpoint, "BLOCK", 4)
+    tensors = {"good": torch.full((3, 3), torch.finfo(dtype).max, dtype=dtype), "bad": torch.zeros(3, 3, dtype=dtype),
+               "ids": torch.arange(3), "nothing": torch.zeros(0, 3, dtype=dtype)}
+    tensors["bad"][2, 2] = broken
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    source = Checkpoint(tmp_path)
+    assert all(torch.equal(source.sound(name), tensors[name]) for name in ("good", "ids", "nothing"))
+    with refused(f"bad in {tmp_path / 'model.safetensors'} is not finite (NaN or infinity); download the model again"):
+        source.sound("bad")
+
+
 @pytest.mark.parametrize(("content", "sentence"), [(None, "is missing"), ("{", "is not JSON"), ("[]", "a JSON object")])
 def test_a_bad_config_is_refused(model, content, sentence):
     (model / "config.json").unlink() if content is None else (model / "config.json").write_text(content)
@@ -147,16 +167,16 @@ def head(folder: Path, *sizes: int, **config: int) -> Checkpoint:
 
 
 def test_a_draft_head_that_does_not_fit_is_refused_with_both_numbers(model, tmp_path):
-    source = Checkpoint(model)
-    check_head(head(tmp_path / "fits", 16, 40), source)
+    source = Checkpoint(model).config
+    fit_head(head(tmp_path / "fits", 16, 40), source)
     with refused("has hidden_size 8, but the model has 16"):
-        check_head(head(tmp_path / "narrow", 8, 40), source)
+        fit_head(head(tmp_path / "narrow", 8, 40), source)
     with refused("has vocab_size 41, but the model has 40"):
-        check_head(head(tmp_path / "wordy", 16, 41), source)
-    with refused("fc.weight in"):
-        check_head(head(tmp_path / "lying", 8, 40, hidden_size=16), source)
+        fit_head(head(tmp_path / "wordy", 16, 41), source)
+    with refused("weight in"):
+        fit_head(head(tmp_path / "lying", 8, 40, hidden_size=16), source)
     with refused("is not an EAGLE draft head"):
-        check_head(source, source)
+        fit_head(Checkpoint(model), source)
 
 
 # Who holds what
@@ -189,6 +209,34 @@ def test_near_equal_shares_use_every_layer_and_larger_ones_come_last(layers, dat
     shares = parse_stages(str(data.draw(st.integers(1, layers))), layers)
     assert shares[0] == 0 and sum(shares) == layers
     assert shares == sorted(shares) and shares[-1] - shares[1] <= 1
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.data())
+def test_a_split_by_bytes_has_the_smallest_largest_stage_that_is_possible(loads, data):
+    shares = data.draw(st.integers(1, len(loads)))
+
+    def largest(ends: Sequence[int]) -> int:
+        return max(sum(loads[a:b]) for a, b in zip((0, *ends), (*ends, len(loads))))
+
+    counts = balance(loads, shares)
+    assert len(counts) == shares and min(counts) >= 1 and sum(counts) == len(loads)
+    assert largest([*accumulate(counts)][:-1]) == min(map(largest, combinations(range(1, len(loads)), shares - 1)))
+
+
+@pytest.mark.parametrize(("text", "counts"), [
+    ("auto:2", [0, 2, 4]), ("auto", [0, 1, 2, 2, 1]), ("auto:6", [0, 1, 1, 1, 1, 1, 1]), ("auto:1", [0, 6]),
+    ("2", [0, 3, 3]), ("0+1+5", [0, 1, 5])])
+def test_a_split_by_bytes_counts_the_embedding_with_the_first_stage(tmp_path, text, counts):
+    save_llama(tmp_path, layers=6, vocab=300)  # an embedding as large as about two layers
+    assert plan_stages(text, Checkpoint(tmp_path)) == counts
+    assert is_split_as(text, counts)
+    assert not is_split_as("auto:5", counts) and not is_split_as("0+5+1", counts)
+
+
+def test_a_split_by_bytes_into_more_stages_than_layers_is_refused(model):
+    assert plan_stages("auto", Checkpoint(model)) == [0, 1, 1, 1]
+    with refused("stages=auto:4 does not fit: the model has 3 layers, so choose at most auto:3"):
+        plan_stages("auto:4", Checkpoint(model))
 
 
 def test_every_tensor_has_one_holder_and_buffers_have_none():

@@ -35,6 +35,16 @@ def test_segments_of_every_type_and_size_come_out_as_they_went_in(rows, dtype, w
     same(decode(*encode(segment)), segment)
 
 
+@given(st.integers(0, 40), st.sampled_from(DTYPES), st.integers(0, 9))
+def test_inner_features_travel_with_a_segment_that_asks_for_them(rows, dtype, width):
+    ids, x = list(range(rows)), (torch.randn(rows, 3) * 9).to(dtype)
+    for state in (x, x.reshape(-1)[:rows].clone()):
+        segment = Segment(ids, ids, ids, 0, state, (torch.randn(rows, width) * 9).to(dtype))
+        back = decode(*encode(segment))
+        same(back.take(range(0, rows, 2)), segment.take(range(0, rows, 2)))
+    assert len(encode(Segment(ids, ids, ids, 0, x))[1]) == len(encode(Segment(ids, ids, ids, 0, x, x[:, :0]))[1])
+
+
 @given(IDS, IDS, IDS, st.lists(IDS, max_size=90))
 def test_prunes_come_out_as_they_went_in(tip, parent, horizon, keep):
     same(decode(*encode(Prune(tip, parent, horizon, keep))), Prune(tip, parent, horizon, keep))

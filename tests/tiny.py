@@ -1,16 +1,17 @@
-"""A tiny random LLaMA, its EAGLE head and pipelines of threads over them: what the tests decode with."""
+"""Tiny random LLaMAs, drafts for them and pipelines of threads over both: what the tests decode with."""
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
-from model.drafts import Draft, NoDraft
-from model.eagle import Eagle, EagleHead
+from model.drafts import Draft, ModelDraft, NoDraft
+from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
@@ -36,10 +37,11 @@ def weights(module: torch.nn.Module, seed: int, scale: float = 0.25) -> dict[str
 
 
 class Tiny:
-    """The model whole, the weights of its slices, and a head that agrees with it about half of the time."""
+    """The model whole, the weights of its slices, and drafts that agree with it now and then."""
 
-    def __init__(self) -> None:
-        self.whole = Slice(CONFIG, 0, CONFIG.layers)
+    def __init__(self, layers: int = CONFIG.layers) -> None:
+        self.config = replace(CONFIG, layers=layers)
+        self.whole = Slice(self.config, 0, layers)
         self.tensors = weights(self.whole, seed=1)
         fill(self.whole, self.tensors, torch.float64, "cpu")
         generator = torch.Generator().manual_seed(2)
@@ -48,7 +50,7 @@ class Tiny:
             torch.randn(CONFIG.vocab, CONFIG.hidden, generator=generator, dtype=torch.float64) * 0.4, False)
 
     def slice(self, first: int, last: int) -> Slice:
-        part = Slice(CONFIG, first, last)
+        part = Slice(self.config, first, last)
         fill(part, {name: self.tensors[name] for name, _ in part.named_parameters()}, torch.float64, "cpu")
         return part
 
@@ -57,9 +59,25 @@ class Tiny:
         fill(head, weights(head, seed=3), torch.float64, "cpu")
         return Eagle(head, self.lm_head, CAPACITY)
 
+    def eagle3(self, vocab: int = 40) -> Eagle:
+        """A head of EAGLE-3, whose tokens are every one but the first `CONFIG.vocab` - `vocab` of even number."""
+        head = Eagle3Head(CONFIG, CONFIG.hidden, vocab)
+        fill(head, weights(head, seed=4), torch.float64, "cpu")
+        absent = {2 * i for i in range(CONFIG.vocab - vocab)}
+        head.shift = torch.tensor([i for i in range(CONFIG.vocab) if i not in absent]) - torch.arange(vocab)
+        return Eagle(head, head.logits, CAPACITY)
+
+    def twin(self, noise: float = 0.0) -> ModelDraft:
+        """A model as draft: this one itself, its weights a little off."""
+        model, off = Slice(self.config, 0, self.config.layers), weights(self.whole, seed=5, scale=noise)
+        fill(model, {name: x + off[name] if x.dim() > 1 else x for name, x in self.tensors.items()}, torch.float64,
+             "cpu")
+        cache = self.config.cache(self.config.layers, CAPACITY, self.lm_head.weight)
+        return ModelDraft(model, self.lm_head, cache)
+
     def logits(self, tokens: list[int]) -> Tensor:
         """The reference: all tokens at once through the whole model, `[T, V]`."""
-        cache = CONFIG.cache(CONFIG.layers, len(tokens), self.lm_head.weight)
+        cache = self.config.cache(self.config.layers, len(tokens), self.lm_head.weight)
         nodes = list(range(len(tokens)))
         cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
         return self.lm_head(self.whole(torch.tensor(tokens), torch.arange(len(tokens)), cache))
@@ -111,13 +129,15 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
              wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in LocalLink.ring([OFF] * (stages + 1))]
-    bounds = [CONFIG.layers * i // stages for i in range(stages + 1)]
-    workers = [Stage(tiny.slice(a, b), CONFIG.cache(b - a, CAPACITY, tiny.lm_head.weight))
-               for a, b in zip(bounds, bounds[1:])]
+    layers = tiny.config.layers
+    bounds = [layers * i // stages for i in range(stages + 1)]
+    workers = [Stage(tiny.slice(a, b), CONFIG.cache(b - a, CAPACITY, tiny.lm_head.weight),
+                     keep=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
     threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, links[1:])]
     for thread in threads:
         thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
+    ring.inner = isinstance(getattr(draft, "head", None), Eagle3Head)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length=200)
     decoder.stages = workers  # type: ignore[attr-defined]
     yield decoder

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Whether a board with Python 3.8 and torch 1.11 (JetPack 5) writes what the current torch writes; a stand-in on CPU.
+#
+#   bash scripts/check_legacy.sh [key=value ...]
+#
+# Makes .venv-legacy from requirements_jetson.txt's legacy section and PyPI's torch 1.11 (once; some minutes), asks the
+# doctor, splits the bundled model there, and runs it in five processes, in both environments, in float32: ar and
+# continuous at temperature 0 and 1. The token ids must be the same. Python 3.8 is taken from the PATH, from pyenv, or
+# from PYTHON38=FILE; further keys go to every run.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+LEGACY="$ROOT/.venv-legacy"
+TORCH=1.11.0
+
+is_38() {
+    "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 8))' 2>/dev/null
+}
+
+find_python38() {
+    local name
+    for name in ${PYTHON38:+"$PYTHON38"} python3.8 "$(pyenv prefix 3.8 2>/dev/null)/bin/python3.8"; do
+        if is_38 "$name"; then
+            echo "$name"
+            return
+        fi
+        [ "$name" != "${PYTHON38:-}" ] || fail "PYTHON38=$PYTHON38 is not Python 3.8: name another, or unset PYTHON38."
+    done
+    fail "no Python 3.8 was found: install one (pyenv install 3.8), or name it as in PYTHON38=FILE $0"
+}
+
+# The CPU build is smaller, but stands on torch's own index; one look there, no retries. Then the general one from PyPI.
+install_torch() {
+    local pip=("$LEGACY/bin/python" -m pip install --disable-pip-version-check -qq)
+    "${pip[@]}" --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu "torch==$TORCH+cpu" \
+        >/dev/null 2>&1 || "${pip[@]}" "torch==$TORCH" >&2
+}
+
+make_legacy() {
+    local python sum stamp="$LEGACY/.installed"
+    sum="$TORCH $(cksum <"$ROOT/requirements_jetson.txt")"
+    if [ "$sum" = "$(cat "$stamp" 2>/dev/null)" ]; then return; fi
+    python="$(find_python38)" || exit 1
+    echo "flowspec: making the environment .venv-legacy with $("$python" --version) and torch $TORCH ..." >&2
+    "$python" -m venv --clear "$LEGACY" >&2 || fail "$python could not make .venv-legacy: install its venv module."
+    install_torch && "$LEGACY/bin/python" -m pip install --disable-pip-version-check -qq -r \
+        "$ROOT/requirements_jetson.txt" >&2 ||
+        fail "pip could not make .venv-legacy (its reason stands above): check the network, then start again."
+    echo "$sum" >"$stamp"
+}
+
+# ask NAME PYTHON METHOD TEMPERATURE: one answer in five processes, saved as NAME-METHOD-TEMPERATURE.json
+ask() {
+    local log="$OUT/$1-$3-$4.log"
+    "$2" -m scripts.generate "model_dir=$OUT/split" device=cpu dtype=float32 seed=7 max_new_tokens=96 \
+        "pipeline_type=$3" "temperature=$4" "output=$OUT/$1-$3-$4.json" "${KEYS[@]}" >"$log" 2>&1 ||
+        fail "the run of $3 at temperature $4 in the $1 environment failed: $(tail -n 3 "$log")"
+}
+
+make_env
+make_legacy
+KEYS=("$@")
+OUT="$(mktemp -d)"
+trap 'rm -rf "$OUT"' EXIT
+cd "$ROOT"
+"$LEGACY/bin/python" -m scripts.doctor || fail "the doctor is not content with .venv-legacy: do what it says above."
+"$LEGACY/bin/python" split_and_save_models.py toy/llama "$OUT/split" --stages 0+2+2+2+2 --eagle toy/eagle \
+    >"$OUT/split.log" 2>&1 || fail "the split in .venv-legacy failed: $(tail -n 3 "$OUT/split.log")"
+for method in ar continuous; do
+    for temperature in 0 1; do
+        ask current "$PY" "$method" "$temperature"
+        ask legacy "$LEGACY/bin/python" "$method" "$temperature"
+    done
+done
+CURRENT="$("$PY" -c 'import torch; print(torch.__version__)')"
+OLD="$("$LEGACY/bin/python" -c 'import torch; print(torch.__version__)')"
+"$PY" - "$OUT" "torch $CURRENT" "torch $OLD" <<'END'
+import json
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+folder, current, legacy = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+differing = 0
+for path in sorted(folder.glob("current-*.json")):
+    new, old = (json.loads((folder / f"{kind}-{path.stem[8:]}.json").read_text()) for kind in ("current", "legacy"))
+    pairs = list(zip(new["token_ids"], old["token_ids"]))
+    same = new["token_ids"] == old["token_ids"]
+    differing += not same
+    print(f"  {new['config']['pipeline_type']:<11} temperature {new['config']['temperature']:g}:",
+          f"the same {len(pairs)} tokens" if same else
+          f"they differ behind token {sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))}")
+print(f"flowspec: {legacy} on Python 3.8 and {current}:", f"FAILED, {differing} texts differ" if differing else
+      "ok, the same token ids in every run")
+sys.exit(bool(differing))
+END

@@ -1,0 +1,236 @@
+"""Tells what this machine lacks to run FlowSpec, one line for each thing: "ok: ..." or "missing: ...; do ...".
+
+Usage: python -m scripts.doctor. The exit code is 0 if all that is needed is there.
+
+It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
+the network interface that ranks would use, disk, memory, and the packages. It knows nothing about models, starts
+nothing that stays, and imports torch only when it has told whether it can.
+"""
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib
+import multiprocessing
+import os
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable, Iterator, NamedTuple
+
+from config.presets import ROOT
+
+GIB = 1 << 30
+DISK, MEMORY = 1 * GIB, 2 * GIB  # for five ranks with the bundled model; a model of your own needs its size in addition
+PATIENCE = 60  # seconds for two processes to start and find each other
+GPU_NODES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")  # on a PC, on JetPack 5, on JetPack 6
+ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
+INSTALL = "install requirements.txt, or requirements_jetson.txt on a Jetson board (docs/jetson.md)"
+PACKAGES = (("numpy", "numpy"), ("transformers", "transformers"), ("sentencepiece", "sentencepiece"),
+            ("fastchat.conversation", "fschat"), ("jinja2", "jinja2"), ("tqdm", "tqdm"))
+
+
+class Finding(NamedTuple):
+    """One line of the report; without a `remedy` all is well."""
+
+    about: str
+    remedy: str = ""
+    needed: bool = True
+
+    def __str__(self) -> str:
+        return f"missing: {self.about}; do {self.remedy}" if self.remedy else f"ok: {self.about}"
+
+
+def python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding(f"Python {version}", "" if sys.version_info >= (3, 8) else
+                  "use Python 3.10 or newer, or 3.8 on boards with JetPack 5")
+
+
+def torch_itself() -> Iterator[Finding]:
+    """torch, and what of it all ranks need."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding(f"torch cannot be imported ({_line(error)})",
+                      f"{INSTALL}; on a board NVIDIA's own torch wheel comes first")
+        return
+    old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (1, 11)
+    yield Finding(f"torch {torch.__version__}", "install torch 1.11 or newer" if old else "")
+    try:
+        from torch.distributed import distributed_c10d
+        from torch.distributed.launcher.api import elastic_launch  # noqa: F401
+        gloo = hasattr(distributed_c10d, "ProcessGroupGloo")
+    except (ImportError, AttributeError):
+        gloo = False
+    yield Finding("torch.distributed with gloo" if gloo else f"torch {torch.__version__} was built without "
+                  "torch.distributed or gloo", "" if gloo else "install a wheel that has it, see docs/jetson.md")
+
+
+def kernels() -> Iterator[Finding]:
+    """A small product on the CPU and on every CUDA device."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for name in ["cpu", *(f"cuda:{i}" for i in range(count))]:
+        try:
+            product = torch.ones(8, 8, device=name) @ torch.ones(8, 8, device=name)
+            wrong = "" if bool((product == 8).all()) else "8 is not 8 there"
+        except RuntimeError as error:
+            wrong = _line(error)
+        yield Finding(f"a kernel on {name} fails ({wrong})" if wrong else f"a kernel on {name} works",
+                      "install the torch wheel that was built for this device, or use device=cpu" if wrong else "")
+    if not count and any(Path(node).exists() for node in GPU_NODES):
+        yield Finding(f"this machine has an NVIDIA GPU that torch {torch.__version__} cannot use",
+                      "install a torch build with CUDA, on a board NVIDIA's own, or use device=cpu", needed=False)
+
+
+def reduce_ones(store: str, rank: int, world: int) -> int:
+    """Join a gloo group over a file, and add up a one of every rank."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world,
+                            timeout=timedelta(seconds=PATIENCE / 2))
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    dist.destroy_process_group()
+    return int(ones)
+
+
+def all_reduces() -> Iterator[Finding]:
+    """In this process, then between two that are started for it."""
+    remedy = "name a working network interface in GLOO_SOCKET_IFNAME (below), as in export GLOO_SOCKET_IFNAME=lo"
+    with tempfile.TemporaryDirectory() as folder:
+        for world in (1, 2):
+            store, about = str(Path(folder) / f"{world}"), f"an all-reduce over {world} process{'es' * (world - 1)}"
+            try:
+                got = [reduce_ones(store, 0, 1)] if world == 1 else _in_two(store)
+                wrong = "" if got == [world] * world else f"it gave {got}"
+            except multiprocessing.TimeoutError:
+                wrong = f"no answer for {PATIENCE} seconds"
+            except (RuntimeError, ValueError) as error:
+                wrong = _line(error)
+            yield Finding(f"{about} fails ({wrong})" if wrong else f"{about} works", remedy if wrong else "")
+
+
+def _in_two(store: str) -> list[int]:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        return pool.starmap_async(reduce_ones, [(store, 0, 2), (store, 1, 2)], chunksize=1).get(PATIENCE)
+
+
+def interface() -> Iterator[Finding]:
+    """Where gloo would meet the other ranks: GLOO_SOCKET_IFNAME, else where the host's name leads."""
+    addresses = _addresses()
+    others = [name for name in addresses if not addresses[name].startswith("127.")]
+    pick = f"export GLOO_SOCKET_IFNAME={others[0] if others else 'lo'}"
+    named, host = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0], socket.gethostname()
+    if named and named not in addresses:
+        yield Finding(f"GLOO_SOCKET_IFNAME is {named}, which has no IPv4 address here", f"{pick} (there are: "
+                      f"{', '.join(addresses)})")
+        return
+    try:
+        address = addresses[named] if named else socket.gethostbyname(host)
+    except OSError:
+        yield Finding(f"the host's name {host} leads to no address", pick)
+        return
+    name = named or next((name for name, own in addresses.items() if own == address), "")
+    why = "GLOO_SOCKET_IFNAME" if named else f"the host's name {host}"
+    if address.startswith("127."):
+        hint = f", for other machines {pick}" if others else ""
+        yield Finding(f"ranks meet at {address} ({name or 'lo'}, by {why}): loopback, this machine only{hint}")
+    elif name:
+        yield Finding(f"ranks meet at {address} ({name}, by {why}): other machines can reach it")
+    else:
+        yield Finding(f"{why} leads to {address}, which is no address of this machine", pick)
+
+
+def _addresses() -> dict[str, str]:
+    """Every network interface that has an IPv4 address."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(answer[20:24])
+            except OSError:
+                continue  # it has none
+    return found
+
+
+def room() -> Iterator[Finding]:
+    """Disk below the repository, and memory."""
+    free = shutil.disk_usage(ROOT).free
+    yield Finding(f"{free / GIB:.1f} GiB of disk free in {ROOT}", "" if free >= DISK else
+                  f"make room: at least {DISK / GIB:.0f} GiB, and the size of your model for its split")
+    memory = _available()
+    yield Finding(f"{memory / GIB:.1f} GiB of memory free", "" if memory >= MEMORY else
+                  f"end other programs or add swap: at least {MEMORY / GIB:.0f} GiB, and the weights of the ranks here")
+
+
+def _available() -> int:
+    """Bytes that a new process could have; on boards CPU and GPU share them."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def packages() -> Iterator[Finding]:
+    for module, name in PACKAGES:
+        try:
+            found: Any = importlib.import_module(module)
+            version = getattr(found, "__version__", "")
+            yield Finding(f"{name} {version}".strip())
+        except (ImportError, OSError, RuntimeError) as error:
+            yield Finding(f"{name} cannot be imported ({_line(error)})", INSTALL)
+
+
+def bitsandbytes() -> Iterator[Finding]:
+    """Optional. A wheel for other devices can be imported, and fails in its first kernel only."""
+    why = "which only quantized weights need"
+    try:
+        import torch
+        from bitsandbytes.functional import quantize_4bit
+        quantize_4bit(torch.ones(64, 64, dtype=torch.float16, device="cuda" if torch.cuda.is_available() else "cpu"))
+        yield Finding("bitsandbytes, with a kernel that works")
+    except (ImportError, OSError, RuntimeError, AttributeError, NotImplementedError) as error:
+        yield Finding(f"bitsandbytes, {why} ({_line(error)})", "pip install bitsandbytes (boards: docs/jetson.md)",
+                      needed=False)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, each as soon as it is known; what stands on torch only where torch can be imported."""
+    yield from python()
+    stands = True
+    for finding in torch_itself():
+        stands = stands and not finding.remedy
+        yield finding
+    checks: list[Callable[[], Iterator[Finding]]] = [kernels, all_reduces, bitsandbytes] if stands else []
+    for check in [*checks[:2], interface, room, packages, *checks[2:]]:
+        yield from check()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(argv)
+    warnings.simplefilter("ignore")  # of packages about themselves; what matters is told here
+    lacking = 0
+    for finding in examine():
+        lacking += bool(finding.remedy) and finding.needed
+        print(finding, flush=True)
+    print(f"\n{lacking} of the things that are needed {'is' if lacking == 1 else 'are'} missing." if lacking else
+          "\nAll that is needed is there.")
+    return min(lacking, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

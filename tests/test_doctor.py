@@ -1,0 +1,179 @@
+"""The doctor finds what a machine has and lacks, in one line each, and its exit code says whether that suffices."""
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+
+import pytest
+import transformers  # noqa: F401  # it looks for torch once, when it is imported, so not while a test hides torch
+
+from config.presets import ROOT
+from scripts import doctor
+
+
+def lines(check):
+    return [str(finding) for finding in check()]
+
+
+def only(check):
+    (line,) = lines(check)
+    return line
+
+
+def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there():
+    run = subprocess.run([sys.executable, "-m", "scripts.doctor"], cwd=ROOT, text=True, capture_output=True,
+                         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=180)
+    assert run.returncode == 0 and run.stderr == "", run.stdout + run.stderr
+    told, _, end = run.stdout.rpartition("\n\n")
+    assert end == "All that is needed is there.\n"
+    for line in told.splitlines():
+        assert re.match(r"ok: |missing: (bitsandbytes, |this machine has an NVIDIA GPU).*; do ", line)
+    for thing in ("Python 3.", "torch ", "torch.distributed with gloo", "a kernel on cpu works",
+                  "an all-reduce over 1 process works", "an all-reduce over 2 processes works",
+                  "ranks meet at 127.0.0.1 (lo, by GLOO_SOCKET_IFNAME): loopback", "of disk free", "of memory free",
+                  "transformers 4.", "sentencepiece 0.", "fschat"):
+        assert f"ok: {thing}" in told or re.search(f"^ok: .*{re.escape(thing)}", told, re.M), thing
+
+
+def test_the_help_tells_what_is_looked_at():
+    run = subprocess.run([sys.executable, "-m", "scripts.doctor", "--help"], cwd=ROOT, text=True, capture_output=True)
+    assert run.returncode == 0 and "python -m scripts.doctor" in run.stdout and "all-reduce" in run.stdout
+
+
+@pytest.mark.parametrize(("findings", "code", "end"), [
+    ([doctor.Finding("a")], 0, "All that is needed is there."),
+    ([doctor.Finding("a"), doctor.Finding("b", "this", needed=False)], 0, "All that is needed is there."),
+    ([doctor.Finding("a", "this"), doctor.Finding("b")], 1, "1 of the things that are needed is missing."),
+    ([doctor.Finding("a", "this"), doctor.Finding("b", "that")], 1, "2 of the things that are needed are missing."),
+])
+def test_the_exit_code_counts_only_what_is_needed(monkeypatch, capsys, findings, code, end):
+    monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
+    assert doctor.main([]) == code
+    told = capsys.readouterr().out.splitlines()
+    assert told == [*map(str, findings), "", end]
+    assert str(doctor.Finding("b", "this")) == "missing: b; do this"
+
+
+def test_an_old_python_is_told(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 7, 9))
+    assert only(doctor.python) == "missing: Python 3.7.9; do use Python 3.10 or newer, or 3.8 on boards with JetPack 5"
+
+
+def test_without_torch_the_rest_is_examined_all_the_same(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    told = list(map(str, doctor.examine()))
+    assert "missing: torch cannot be imported" in told[1] and "NVIDIA's own torch wheel" in told[1]
+    assert not any("kernel" in line or "all-reduce" in line for line in told)
+    assert any("ranks meet" in line for line in told) and any("transformers" in line for line in told)
+
+
+def test_a_torch_that_is_too_old_or_without_gloo_is_told(monkeypatch):
+    import torch
+    from torch.distributed import distributed_c10d
+
+    monkeypatch.setattr(torch, "__version__", "1.10.2")
+    monkeypatch.delattr(distributed_c10d, "ProcessGroupGloo")
+    assert lines(doctor.torch_itself) == [
+        "missing: torch 1.10.2; do install torch 1.11 or newer",
+        "missing: torch 1.10.2 was built without torch.distributed or gloo; do install a wheel that has it, see "
+        "docs/jetson.md"]
+
+
+def test_a_gpu_that_torch_was_not_built_for_is_told(monkeypatch):
+    import torch
+
+    def ones(*shape, device):
+        if device != "cpu":
+            raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+        return torch.full(shape, 1.0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "ones", ones)
+    assert lines(doctor.kernels) == [
+        "ok: a kernel on cpu works",
+        "missing: a kernel on cuda:0 fails (CUDA error: no kernel image is available for execution on the device); do "
+        "install the torch wheel that was built for this device, or use device=cpu"]
+
+
+def test_a_gpu_that_torch_does_not_see_is_told_but_the_cpu_will_do(monkeypatch, tmp_path):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "GPU_NODES", (str(tmp_path),))
+    found = list(doctor.kernels())
+    assert "an NVIDIA GPU that torch" in str(found[1]) and not found[1].needed
+
+
+@pytest.mark.parametrize(("failure", "told"), [
+    (RuntimeError("connect timed out\nmore"), "2 processes fails (connect timed out); do name a working network"),
+    (multiprocessing.TimeoutError(), "2 processes fails (no answer for 60 seconds); do name a working network"),
+    ([2, 1], "2 processes fails (it gave [2, 1]); do name a working network"),
+])
+def test_an_all_reduce_that_fails_is_told_with_its_reason(monkeypatch, failure, told):
+    def in_two(store):
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
+
+    monkeypatch.setattr(doctor, "reduce_ones", lambda store, rank, world: 1)
+    monkeypatch.setattr(doctor, "_in_two", in_two)
+    one, two = lines(doctor.all_reduces)
+    assert one == "ok: an all-reduce over 1 process works" and told in two
+
+
+@pytest.mark.parametrize(("named", "leads", "told"), [
+    ("eth7", "127.0.1.1", "missing: GLOO_SOCKET_IFNAME is eth7, which has no IPv4 address here; do export "
+                          "GLOO_SOCKET_IFNAME=eth0 (there are: lo, eth0)"),
+    ("eth0", "127.0.1.1", "ok: ranks meet at 192.168.1.5 (eth0, by GLOO_SOCKET_IFNAME): other machines can reach it"),
+    ("lo", "192.168.1.5", "ok: ranks meet at 127.0.0.1 (lo, by GLOO_SOCKET_IFNAME): loopback, this machine only, for "
+                          "other machines export GLOO_SOCKET_IFNAME=eth0"),
+    ("", "192.168.1.5", "ok: ranks meet at 192.168.1.5 (eth0, by the host's name board): other machines can reach it"),
+    ("", "127.0.1.1", "ok: ranks meet at 127.0.1.1 (lo, by the host's name board): loopback, this machine only, for "
+                      "other machines export GLOO_SOCKET_IFNAME=eth0"),
+    ("", "10.9.9.9", "missing: the host's name board leads to 10.9.9.9, which is no address of this machine; do export "
+                     "GLOO_SOCKET_IFNAME=eth0"),
+    ("", "", "missing: the host's name board leads to no address; do export GLOO_SOCKET_IFNAME=eth0"),
+])
+def test_the_interface_is_named_with_its_reason_and_its_reach(monkeypatch, named, leads, told):
+    def resolve(host):
+        if not leads:
+            raise socket.gaierror("Name or service not known")
+        return leads
+
+    monkeypatch.setattr(doctor, "_addresses", lambda: {"lo": "127.0.0.1", "eth0": "192.168.1.5"})
+    monkeypatch.setattr(socket, "gethostname", lambda: "board")
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    assert only(doctor.interface) == told
+
+
+def test_the_addresses_are_those_of_this_machine():
+    assert doctor._addresses().get("lo", "127.0.0.1") == "127.0.0.1"
+
+
+def test_too_little_disk_or_memory_is_told(monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 1 << 29))
+    monkeypatch.setattr(doctor, "_available", lambda: 1 << 30)
+    disk, memory = lines(doctor.room)
+    assert disk.startswith("missing: 0.5 GiB of disk free in ") and "; do make room: at least 1 GiB" in disk
+    assert memory.startswith("missing: 1.0 GiB of memory free; do end other programs or add swap: at least 2 GiB")
+
+
+def test_a_package_that_is_missing_or_broken_is_told_by_the_name_that_pip_knows(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastchat.conversation", None)
+    assert any(line.startswith("missing: fschat cannot be imported (") and "install requirements.txt" in line
+               for line in lines(doctor.packages))
+
+
+def test_bitsandbytes_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    (found,) = doctor.bitsandbytes()
+    assert not found.needed and "which only quantized weights need" in str(found)

@@ -1,0 +1,289 @@
+"""Every kind of draft gets what it needs, guesses as it should, and is refused if it does not fit the model."""
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from config.run_config import Growth
+from model.checkpoint import Checkpoint
+from model.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
+from model.llama import LlamaConfig
+from model.tree import TokenTree
+from model.weights import EMBED, HEAD, Part
+from pipeline.decode import Request
+from pipeline.messages import Segment
+from split_and_save_models import split
+from tests.checkpoints import refused
+from tests.saved import FORM, here, save_model
+from tests.tiny import CONFIG, Tiny, pipeline, weights
+
+DEEP = Tiny(layers=8)
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+NEW = 24
+SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]
+VOCAB = 40  # of the heads of EAGLE-3 here
+
+
+class Watcher:
+    """A draft that never guesses and looks at the features that come."""
+
+    def __init__(self, head):
+        self.head, self.seen = head, {}
+
+    def grow(self, tree, growth):
+        self.seen.update({tree.pos[node]: x for node, x in tree.hidden.items()})
+        return False
+
+    def refresh(self):
+        pass
+
+    reset = refresh
+
+
+# What travels
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+def test_inner_features_are_the_inputs_of_three_layers_wherever_these_lie(stages):
+    draft = Watcher(DEEP.eagle3().head)
+    with pipeline(DEEP, stages, "pruned", draft) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=8))
+        text = PROMPT + [token for new in stream for token in new]
+    want = dict.fromkeys(inner_layers(8))
+    cache, nodes = CONFIG.cache(8, len(text), DEEP.lm_head.weight), list(range(len(text)))
+    cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
+    DEEP.whole(torch.tensor(text), torch.tensor(nodes), cache, want)
+    assert list(want) == [2, 4, 5] and sorted(draft.seen) == list(range(len(text) - 2))
+    got = torch.stack([draft.seen[i] for i in range(len(text) - 2)])
+    torch.testing.assert_close(got, torch.cat(list(want.values()), -1)[:-2])
+
+
+@pytest.mark.parametrize("kind, wide", [("eagle", False), ("twin", False), ("eagle3", True)])
+def test_segments_carry_inner_features_only_for_a_head_that_needs_them(kind, wide):
+    sent = []
+
+    def watch(link):
+        send = link.send
+
+        def spy(msg):
+            if isinstance(msg, Segment) and msg.nodes:
+                sent.append(msg.inner)
+            send(msg)
+        link.send = spy
+        return link
+
+    with pipeline(DEEP, 2, "continuous", getattr(DEEP, kind)(), wrap=watch) as decoder:
+        for _ in decoder.decode(Request(PROMPT, max_new_tokens=8))[1]:
+            pass
+    assert {x is not None for x in sent} == {wide}
+    if wide:
+        assert {x.shape[1] for x in sent} == {0, CONFIG.hidden, 3 * CONFIG.hidden}
+
+
+# What is guessed
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("strategy", SPECULATIVE)
+def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
+    with pipeline(DEEP, stages, strategy, DEEP.twin()) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))
+        assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, decoder.target.sampler)
+    assert answer.target_passes <= 6, "some guesses were wrong"
+
+
+def test_a_small_model_waits_until_the_prompt_is_sent_and_then_does_not_wait_for_answers():
+    draft, tree = DEEP.twin(), TokenTree(PROMPT, limit=64)
+    growth = Growth(20, 4, 4)
+    assert not draft.grow(tree, growth)
+    tree.cut()
+    assert draft.grow(tree, growth) and tree.live
+
+
+def test_a_head_with_fewer_tokens_guesses_in_the_vocabulary_of_the_target():
+    draft = DEEP.eagle3(VOCAB)
+    own = draft.head.logits(torch.randn(3, CONFIG.hidden, dtype=torch.float64))
+    draft.lm_head = lambda out: own
+    gain, token = draft.guess(own, VOCAB)
+    assert sorted(token[0].tolist()) == [i for i in range(CONFIG.vocab) if i % 2 or i >= 2 * (CONFIG.vocab - VOCAB)]
+    best = own[0].argmax()
+    assert token[0, 0] == best + draft.head.shift[best]
+    torch.testing.assert_close(gain.exp().sum(-1), torch.ones(3, dtype=torch.float64))
+
+
+# Files
+
+
+def save_eagle3(folder: Path, vocab: int = VOCAB, change=lambda tensors: None, name: str = "pytorch_model.bin",
+                **config) -> Checkpoint:
+    """A head of EAGLE-3 for the tiny model, with what `change` does to its tensors and `config` to its config."""
+    head = DEEP.eagle3(vocab).head
+    tensors = {name: x for name, x in weights(head, seed=4).items() if name != "embed_tokens.weight"}
+    if vocab < CONFIG.vocab:
+        t2d = torch.zeros(CONFIG.vocab, dtype=torch.bool)
+        t2d[torch.arange(vocab) + head.shift] = True
+        tensors.update(d2t=head.shift, t2d=t2d)
+    change(tensors)
+    folder.mkdir(parents=True)
+    form = {**FORM, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": vocab}
+    (folder / "config.json").write_text(json.dumps({**form, **config}))
+    save_file(tensors, folder / name) if name.endswith("safetensors") else torch.save(tensors, folder / name)
+    return Checkpoint(folder)
+
+
+BASE = {**FORM, "num_hidden_layers": 8}
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+@pytest.mark.parametrize("vocab", [VOCAB, CONFIG.vocab])
+def test_a_head_of_eagle_3_is_read_from_either_kind_of_file_and_takes_the_type_of_the_model(tmp_path, vocab, name):
+    source = save_eagle3(tmp_path / "head", vocab, name=name)
+    embedding = torch.randn(CONFIG.vocab, CONFIG.hidden)
+    head = load_head(source, BASE, lambda: embedding, torch.float16, "cpu")
+    assert isinstance(head, Eagle3Head) and {p.dtype for p in head.parameters()} == {torch.float16}
+    assert torch.equal(head.embed_tokens.weight, embedding.half())
+    assert (head.shift is None) == (vocab == CONFIG.vocab)
+    draft = Eagle(head, head.logits, capacity=16)
+    tree = TokenTree([1, 2], limit=9)
+    tree.hidden[tree.trunk[0]] = torch.ones(3 * CONFIG.hidden).half()
+    assert draft.cache.keys.dtype == torch.float16
+    if hasattr(torch.nn.functional, "scaled_dot_product_attention"):  # older ones have no half precision on the CPU
+        assert draft.grow(tree, Growth(4, 2, 2)) and tree.live
+
+
+def swap(tensors):
+    down, up = "midlayer.mlp.down_proj.weight", "midlayer.mlp.up_proj.weight"
+    tensors[down], tensors[up] = tensors[up], tensors[down]
+
+
+BROKEN = {
+    "lacks midlayer.hidden_norm.weight": {"change": lambda t: t.pop("midlayer.hidden_norm.weight")},
+    "it lacks t2d": {"change": lambda t: t.pop("t2d")},
+    "it has fc.bias": {"change": lambda t: t.update({"fc.bias": torch.zeros(CONFIG.hidden)})},
+    "it has layers.0.norm.weight": {"change": lambda t: t.update({"layers.0.norm.weight": t["norm.weight"].clone()})},
+    "midlayer.mlp.up_proj.weight in": {"change": swap},
+    "d2t and t2d": {"change": lambda t: t["t2d"].logical_not_()},
+    "has hidden_size 16, but the model has 32": {"hidden_size": 16},
+    "has hidden_size 64, but the model has 32": {"target_hidden_size": 64},
+    "has vocab_size 54, but the model has 53": {"vocab_size": 54},
+    "lm_head.weight in": {"draft_vocab_size": 39},
+    "eagle_aux_hidden_state_layer_ids=[1, 3, 4], which is not supported (only [2, 4, 5] is": {
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}},
+}
+
+
+@pytest.mark.parametrize("sentence", BROKEN)
+def test_a_head_of_eagle_3_that_does_not_fit_is_refused_by_name(tmp_path, sentence):
+    with refused(sentence):
+        fit_head(save_eagle3(tmp_path / "head", **BROKEN[sentence]), BASE)
+
+
+def test_a_head_of_eagle_3_needs_seven_layers(tmp_path):
+    source = save_eagle3(tmp_path / "head")
+    fit_head(source, {**BASE, "num_hidden_layers": 7})
+    with refused("needs a model of 7 layers or more, and the model has 6; take an EAGLE-1 or EAGLE-2 head"):
+        fit_head(source, {**BASE, "num_hidden_layers": 6})
+
+
+def test_a_head_of_another_width_needs_an_embedding_of_its_own(tmp_path):
+    sizes = LlamaConfig.read({**FORM, "hidden_size": 16})
+    config = {"hidden_size": 16, "target_hidden_size": 32, "change": lambda t: t.update(
+        weights(Eagle3Head(sizes, 32, VOCAB), seed=1))}
+    assert fit_head(save_eagle3(tmp_path / "whole", **config), BASE).fc.in_features == 96
+    with refused("it lacks embed_tokens.weight"):
+        fit_head(save_eagle3(tmp_path / "bare", **{**config, "change": lambda t: (
+            config["change"](t), t.pop("embed_tokens.weight"))}), BASE)
+
+
+def save_eagle(folder: Path, bias: bool = True, change=lambda tensors: None) -> Checkpoint:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**FORM, "num_hidden_layers": 1}))
+    tensors = {name: x for name, x in weights(DEEP.eagle().head, seed=3).items() if bias or name != "fc.bias"}
+    change(tensors)
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return Checkpoint(folder)
+
+
+def test_an_older_head_has_the_bias_that_its_file_holds_and_no_other_name_may_differ(tmp_path):
+    assert fit_head(save_eagle(tmp_path / "with"), BASE).fc.bias is not None
+    assert fit_head(save_eagle(tmp_path / "without", bias=False), BASE).fc.bias is None
+    sizes = {"q": 32, "k": 16, "v": 16}
+    qkv = {f"layers.0.self_attn.{name}_proj.bias": torch.zeros(size) for name, size in sizes.items()}
+    of_qwen = fit_head(save_eagle(tmp_path / "qwen", change=lambda t: t.update(qkv)), BASE)
+    assert of_qwen.layers[0].self_attn.v_proj.bias is not None
+    with refused("it lacks embed_tokens.weight"):
+        fit_head(save_eagle(tmp_path / "bare", change=lambda t: t.pop("embed_tokens.weight")), BASE)
+    with refused("it lacks layers.0.self_attn.q_proj.weight and it has layers.0.self_attn.query.weight"):
+        fit_head(save_eagle(tmp_path / "other", change=lambda t: t.update(
+            {"layers.0.self_attn.query.weight": t.pop("layers.0.self_attn.q_proj.weight")})), BASE)
+
+
+# From the folders to the text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of 8 layers, heads for it, a smaller one with the same vocabulary, and the split with EAGLE-3."""
+    folder = tmp_path_factory.mktemp("drafts")
+    save_model(folder / "small")
+    tensors = {f"model.{name}": x for name, x in DEEP.tensors.items()}
+    for name, more, config in (("base", {"lm_head.weight": DEEP.lm_head.weight.detach()}, {}),
+                               ("tied", {}, {"tie_word_embeddings": True})):
+        shutil.copytree(folder / "small", folder / name)
+        save_file({**tensors, **more}, folder / name / "model.safetensors")
+        (folder / name / "config.json").write_text(json.dumps({**BASE, **config}))
+    save_eagle3(folder / "eagle3")
+    for name in ("base", "tied"):
+        split(folder / name, folder / f"{name}-split", "0+3+2+3", folder / "eagle3", progress=False)
+    return folder
+
+
+def text(capsys, folder: Path, *words: str, model: str = "base-split") -> str:
+    capsys.readouterr()
+    asked = ("prompt_ids=5,17,40,3,28,11,9", "max_new_tokens=20", "ignore_eos=true")
+    code = here(f"model_dir={folder / model}", *asked, *words)
+    got = capsys.readouterr()
+    assert code == 0, got.err
+    return got.out.strip().splitlines()[0]
+
+
+def test_rank_0_has_the_embedding_that_a_head_of_eagle_3_borrows_and_no_other_rank_has_more(folder):
+    base, tied = Part(folder / "base-split" / "stage_0"), Part(folder / "tied-split" / "stage_0")
+    assert set(base.weights.names()) == {HEAD, EMBED} and set(tied.weights.names()) == {HEAD}
+    whole = load_file(folder / "base" / "model.safetensors")
+    assert torch.equal(base.weights.read(EMBED), whole[EMBED])
+
+
+def test_the_text_is_the_same_whoever_drafts(folder, capsys):
+    plain = text(capsys, folder, "pipeline_type=ar")
+    assert len(plain.split()) == 20
+    for words in (["draft=eagle"], ["draft=none"], ["draft=model", f"draft_dir={folder / 'small'}"],
+                  ["draft=eagle", "pipeline_type=pipedec"], ["draft=model", f"draft_dir={folder / 'base'}"]):
+        assert text(capsys, folder, *words) == plain
+
+
+def test_a_tied_model_lends_its_lm_head_as_embedding(folder, capsys):
+    assert text(capsys, folder, model="tied-split") == text(capsys, folder, "pipeline_type=ar", model="tied-split")
+
+
+def test_a_draft_model_in_the_folder_of_rank_0_needs_no_name(folder, capsys, tmp_path):
+    shutil.copytree(folder / "base-split", tmp_path / "base-split")
+    with pytest.raises(AssertionError, match="there is no folder .*draft: give draft_dir=FOLDER"):
+        text(capsys, tmp_path, "draft=model")
+    shutil.copytree(folder / "small", tmp_path / "base-split" / "stage_0" / "draft")
+    assert text(capsys, tmp_path, "draft=model") == text(capsys, folder, "pipeline_type=ar")
+
+
+def test_a_draft_model_with_other_tokens_is_refused_with_both_numbers(folder, capsys, tmp_path):
+    shutil.copytree(folder / "small", tmp_path / "other")
+    wide = load_file(tmp_path / "other" / "model.safetensors")
+    wide.update({name: torch.cat((wide[name], wide[name][:1])) for name in (EMBED, HEAD)})
+    save_file(wide, tmp_path / "other" / "model.safetensors")
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**FORM, "vocab_size": 54}))
+    with pytest.raises(AssertionError, match="has vocab_size 54, but the model has 53"):
+        text(capsys, folder, "draft=model", f"draft_dir={tmp_path / 'other'}")
