@@ -36,6 +36,7 @@ class Growth:
     depth: int
     width: int
     segment: int | None = None
+    worth: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
 
     def deeper(self, more: Growth) -> Growth:
         """The same tree with this many nodes and levels more."""
@@ -103,6 +104,7 @@ class RunConfig:
 
     # Other habits of the pipeline
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
+    min_probability: float = 0.0  # guesses that the draft finds less likely, path and all, are not drafted; 0: none
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
     # The machine
@@ -132,13 +134,14 @@ class RunConfig:
     @property
     def tree(self) -> TreeConfig:
         """The values that the strategies receive."""
-        width = self.init_topk_pipedec
+        width, worth = self.init_topk_pipedec, math.log(self.min_probability) if self.min_probability else -math.inf
         idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
         return TreeConfig(
-            Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token)),
-            Growth(self.expand_total_token, self.expand_depth, self.expand_topk, _bound(self.expand_subseq_token)),
+            Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token), worth),
+            Growth(self.expand_total_token, self.expand_depth, self.expand_topk, _bound(self.expand_subseq_token),
+                   worth),
             idle if self.none_expand else Growth(0, 0, self.expand_topk),
-            Growth(ENDLESS, ENDLESS, width, width), self.prefill_chunk)
+            Growth(ENDLESS, ENDLESS, width, width, worth), self.prefill_chunk)
 
 
 def _bound(size: int) -> int | None:
@@ -158,6 +161,8 @@ def _problems(c: RunConfig) -> Iterator[str]:
         yield f"temperature={c.temperature} is not possible: give 0 for the likeliest token, or more to sample"
     if not 0 < c.top_p <= 1:
         yield f"top_p={c.top_p} is not a share: give a number above 0 and at most 1"
+    if not 0 <= c.min_probability < 1:
+        yield f"min_probability={c.min_probability} is not possible: give 0 for all guesses, or a number below 1"
     if not 0 < c.timeout < math.inf:
         yield f"timeout={c.timeout} is not possible: give the seconds to wait for a silent rank, above 0"
     if c.seed >= 1 << 64:

@@ -102,7 +102,7 @@ class TreeDraft:
             if followed is None:
                 return False
             out_TD = followed
-        self._offer(tree, out_TD, growth.nodes, growth.width)
+        self._offer(tree, out_TD, growth)
         return True
 
     def _follow(self, tree: TokenTree) -> Tensor | None:
@@ -137,21 +137,15 @@ class TreeDraft:
         pos_T = torch.tensor([tree.pos[node] - self.lag for node in nodes], device=device)
         return self.read(token_T, feature_TD, pos_T)
 
-    def _offer(self, tree: TokenTree, out_TD: Tensor, nodes: int, width: int) -> None:
-        """Add the children that are among the best `nodes`; the best `width` of all make the next frontier."""
-        gain_TW, token_TW = self.guess(out_TD, width)
+    def _offer(self, tree: TokenTree, out_TD: Tensor, growth: Growth) -> None:
+        """Add the children that are good enough; the best `width` of all make the next frontier."""
+        gain_TW, token_TW = self.guess(out_TD, growth.width)
         score, order = (self._score[:, None] + gain_TW).flatten().sort(descending=True, stable=True)
         token, place = token_TW.flatten()[order].tolist(), order.div(gain_TW.shape[1], rounding_mode="floor").tolist()
-        floor = tree.floor(nodes)
-        added: list[int] = []
-        for value, tok, above in zip(score[:nodes].tolist(), token, place):
-            if self._base + value <= floor:
-                break
-            added.append(tree.add(self._frontier[above], tok, self._base + value))
-        tree.trim(nodes)
-        chosen = [i for i, node in enumerate(added[:width]) if node in tree.live]
-        self._frontier = [added[i] for i in chosen]
-        self._score, self._out = score[chosen], out_TD[[place[i] for i in chosen]]
+        guesses = [(self._frontier[above], tok, self._base + value)
+                   for above, tok, value in zip(place, token, score.tolist())]
+        self._frontier = tree.offer(guesses, growth.nodes, tree.score[tree.tip] + growth.worth)[:growth.width]
+        self._score, self._out = score[:len(self._frontier)], out_TD[place[:len(self._frontier)]]
         self._level += 1
 
 

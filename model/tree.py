@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from itertools import count
-from typing import Any, Iterable, Iterator
+from itertools import count, takewhile
+from typing import Any, Iterable, Iterator, Sequence
 
 
 class TokenTree:
@@ -64,11 +64,13 @@ class TokenTree:
         return [self.token[node] for node in self.trunk]
 
     def add(self, parent: int, token: int, score: float) -> int:
-        """Guess `token` after `parent`; a guess that is already there keeps its id and its score."""
+        """Guess `token` after `parent`; a guess that is already there keeps its id, and the better of its scores."""
+        score = min(score, self.score[parent])
         found = self.children.get(parent, {}).get(token)
         if found is not None:
+            self.score[found] = max(score, self.score[found])
             return found
-        node = self._new(parent, token, min(score, self.score[parent]))
+        node = self._new(parent, token, score)
         self.live.add(node)
         self.waiting.add(node)
         return node
@@ -103,18 +105,25 @@ class TokenTree:
         self.waiting.difference_update(best)
         return text + best
 
-    def trim(self, size: int) -> None:
-        """Of the guesses that wait, keep those among the best `size` live ones."""
-        if len(self.live) > size:
-            for node in sorted(self.live, key=self._rank)[size:]:
-                if node in self.waiting:
-                    self.drop(node)
+    def offer(self, guesses: Sequence[tuple[int, int, float]], size: int, least: float) -> list[int]:
+        """Of guesses (parent, token, score), best first, add those that are among the best `size` live ones then, and
+        score `least` or more; their nodes, in order. A guess that is there already takes no place of its own."""
+        new = [score for parent, token, score in guesses if token not in self.children.get(parent, ())]
+        floor = max(self.trim(size, new), least)
+        return [self.add(*guess) for guess in takewhile(lambda guess: guess[2] >= floor, guesses)]
 
-    def floor(self, size: int) -> float:
-        """The score that a new guess must beat to be among the best `size` live ones."""
-        if len(self.live) < size:
+    def trim(self, size: int, offered: Iterable[float] = ()) -> float:
+        """Keep the best `size` of the live guesses and of the scores on offer; returns the score that this takes.
+
+        Guesses that wait and fall below it are dropped; what was sent is under way anyhow and stays.
+        """
+        scores = sorted([*offered, *(self.score[node] for node in self.live)], reverse=True)
+        if len(scores) <= size:
             return float("-inf")
-        return heapq.nlargest(size, (self.score[node] for node in self.live))[-1]
+        for node in [node for node in self.waiting if self.score[node] < scores[size - 1]]:
+            if node in self.waiting:
+                self.drop(node)
+        return scores[size - 1]
 
     def forget(self) -> None:
         """Drop every guess that was not sent."""
@@ -131,8 +140,9 @@ class TokenTree:
             doomed.extend(self.children.pop(node, {}).values())
             self.live.discard(node)
             self.waiting.discard(node)
-            for facts in (self.token, self.parent, self.pos, self.score, self.answer, self.hidden):
-                facts.pop(node, None)  # type: ignore[attr-defined]
+            del self.token[node], self.parent[node], self.pos[node], self.score[node]
+            self.answer.pop(node, None)
+            self.hidden.pop(node, None)
 
     def _new(self, parent: int | None, token: int, score: float) -> int:
         self._last = node = next(self._ids)

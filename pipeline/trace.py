@@ -12,6 +12,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
+MANY = 10_000  # spans
+
 
 class NoTrace:
     """A trace that is off."""
@@ -39,6 +41,7 @@ class Trace(NoTrace):
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.rank = rank
         self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8")
+        self._spans: list[dict[str, Any]] = []  # written many at a time, since writing takes longer than a span
         self._lock = threading.Lock()  # a rank's threads share the file
 
     @contextmanager
@@ -50,15 +53,21 @@ class Trace(NoTrace):
             self.note(name, since, **facts)
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        line = {"rank": self.rank, "name": name, "t0": since, "t1": time.monotonic(),
-                "thread": threading.current_thread().name, **facts}
-        with self._lock:
-            if not self._file.closed:  # a listener may outlive the work
-                self._file.write(json.dumps(line) + "\n")
+        self._spans.append({"rank": self.rank, "name": name, "t0": since, "t1": time.monotonic(),
+                            "thread": threading.current_thread().name, **facts})
+        if len(self._spans) >= MANY:
+            self._write()
 
     def close(self) -> None:
+        self._write()
         with self._lock:
             self._file.close()
+
+    def _write(self) -> None:
+        with self._lock:
+            spans, self._spans = self._spans, []
+            if not self._file.closed:  # a listener may outlive the work
+                self._file.writelines(json.dumps(span) + "\n" for span in spans)
 
 
 class TracedDraft:

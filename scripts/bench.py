@@ -2,9 +2,10 @@
 
 Usage: python -m scripts.bench overhead|acceptance [PRESET] [key=value ...]
 
-overhead    rank 0's own time per turn outside model forwards (tree, verification, sampling, messages), a stage's own
-            time per segment outside its layers, the time from send to receive per link (medians), and the speed of
-            the method over ar
+overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
+            messages), a stage's own time per segment outside its layers, and the time from send to receive per link
+            (medians); and the speed of the method over ar. pipeline_type=serial shows them without ranks that compute
+            at the same time and, on a machine with few cores, are in each other's way
 acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
 """
@@ -23,7 +24,7 @@ from tqdm import tqdm
 from config.presets import ROOT
 from model.drafts import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Answer, Decoder, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 from scripts.generate import answer, questions
@@ -35,29 +36,34 @@ WIDE = 48  # rows from which a segment counts as a wide one
 
 
 def compare(session: Session) -> None:
-    """On rank 0: answer a few questions by turns with ar and with the chosen method."""
-    config, text = session.config, session.text
-    speculative = session.decoder
-    _watch(speculative, session.trace)
-    plain = Decoder(speculative.target, NoDraft(), autoregressive, config.tree, speculative.max_length)
-    prompts = [text.prompt_ids([q], config.template) if text else list(config.ids) for q in QUESTIONS]
-    ratios = []
-    for i, prompt in enumerate([prompts[0], *prompts]):  # the first time round warms up
+    """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
+    config, text, usual = session.config, session.text, session.decoder
+    _watch(usual.draft.draft, usual.target, session.trace)  # type: ignore[attr-defined]
+    large = replace(config, init_total_token=64, expand_total_token=64, min_probability=0.0)
+    decoders = {
+        "ar": Decoder(usual.target, NoDraft(), autoregressive, config.tree, usual.max_length),
+        "64 nodes": Decoder(usual.target, usual.draft, usual.strategy, large.tree, usual.max_length),
+        "preset": usual}
+    speeds: dict[str, list[float]] = {name: [] for name in decoders}
+    for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
+        prompt = text.prompt_ids([question], config.template) if text else list(config.ids)
         request = Request(prompt, Sampler(config.temperature, config.top_p, config.top_k, config.seed),
-                          config.max_new_tokens)
-        with session.trace.span("ar"):
-            slow = _decode(plain, request)
-        with session.trace.span("warm-up" if i == 0 else "method"):
-            fast = _decode(speculative, request)
-        assert fast.token_ids == slow.token_ids, "two methods wrote different texts"
-        if i:
-            ratios.append(fast.tokens_per_second / slow.tokens_per_second)
-            print(f"  {fast.tokens_per_second:8.1f} tokens/s, ar {slow.tokens_per_second:8.1f}, accepted length "
-                  f"{fast.mean_accepted_length:.2f}", flush=True)
-    print(f"{config.pipeline_type} over ar: {statistics.median(ratios):.2f}x (median of {len(ratios)} answers)")
+                          config.max_new_tokens, frozenset(text.end_ids) if text else frozenset())
+        texts = []
+        for name, decoder in decoders.items():
+            with session.trace.span(name if i else "warm-up"):
+                answer = _decode(decoder, request)
+            texts.append(answer.token_ids)
+            speeds[name] += [answer.tokens_per_second] if i else []
+        assert texts[0] == texts[1] == texts[2], "two methods wrote different texts"
+    print("tokens/s, median of five answers in one run")
+    for name, speed in speeds.items():
+        ratio = statistics.median(a / b for a, b in zip(speed, speeds["ar"]))
+        print(f"  {name if name == 'ar' else f'{config.pipeline_type}, {name}':<36}{statistics.median(speed):8.1f}"
+              f"   {ratio:.2f}x ar")
 
 
-def _decode(decoder: Decoder, request: Request) -> Any:
+def _decode(decoder: Decoder, request: Request) -> Answer:
     answer, stream = decoder.decode(request)
     with closing(stream):  # type: ignore[type-var]
         for _ in stream:
@@ -65,23 +71,21 @@ def _decode(decoder: Decoder, request: Request) -> Any:
     return answer
 
 
-def _watch(decoder: Decoder, trace: NoTrace) -> None:
-    """Leave a span around every model forward on rank 0."""
+def _watch(draft: Any, ring: Any, trace: NoTrace) -> None:
+    """Leave a span around what models compute on rank 0: the draft's reading and guessing, the target's LM head."""
     def watched(forward: Any) -> Any:
         def watching(*args: Any) -> Any:
             with trace.span("model"):
                 return forward(*args)
         return watching
 
-    draft = decoder.draft.draft  # type: ignore[attr-defined]
-    for owner, name in ((decoder.target, "lm_head"), (draft, "lm_head"), (draft, "read")):
-        setattr(owner, name, watched(getattr(owner, name)))
+    draft.read, draft.guess, ring.lm_head = watched(draft.read), watched(draft.guess), watched(ring.lm_head)
 
 
 def report(folder: str) -> None:
     """The table, from the spans of all ranks."""
     spans = read(folder)
-    windows = [(span["t0"], span["t1"]) for span in spans if span["name"] == "method"]
+    windows = [(span["t0"], span["t1"]) for span in spans if span["name"] == "64 nodes"]
     spans = [span for span in spans if any(a <= span["t0"] and span["t1"] <= b for a, b in windows)]
     ranks = sorted({span["rank"] for span in spans})
     print("\nmedian, and 90th percentile, in milliseconds")
@@ -122,7 +126,7 @@ def _row(name: str, seconds: Iterable[float]) -> None:
 
 
 def overhead(argv: list[str]) -> int:
-    argv = _with(argv, "init_total_token=64", "expand_total_token=64", "max_new_tokens=64", "ignore_eos=true")
+    argv = _with(argv, "max_new_tokens=64")
     if "RANK" not in os.environ:  # every rank shall trace into one folder
         argv = _with(argv, f"trace={tempfile.mkdtemp(prefix='flowspec-')}")
     code = run("scripts.bench overhead", argv, compare)
@@ -132,7 +136,7 @@ def overhead(argv: list[str]) -> int:
 
 
 def acceptance(argv: list[str]) -> int:
-    tree = ("init_total_token=59", "init_depth=5", "init_topk=10")
+    tree = ("init_total_token=59", "init_depth=5", "init_topk=10", "min_probability=0")
     return run("scripts.bench acceptance", _with(argv, "pipeline_type=serial", "max_new_tokens=128", *tree), judge)
 
 

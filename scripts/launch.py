@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, NoReturn, Sequence
 
+import torch
 import torch.distributed as dist
 
 from config.cli import parse
@@ -179,6 +180,7 @@ def _unforeseen(config: RunConfig, error: BaseException) -> None:
 
 def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> int:
     """Be all ranks at once, each a thread: for a debugger, and for tests."""
+    torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
     traces = [_trace(config, rank) for rank in range(world)]
     links = LocalLink.ring(traces)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.tree import TokenTree, verify
 
-WORDS = st.lists(st.tuples(st.sampled_from(["add", "settle", "cut", "trim", "forget", "guess"]), st.integers(0, 10**6)),
+WORDS = st.lists(st.tuples(st.sampled_from(["add", "settle", "cut", "trim", "offer", "forget", "guess"]), st.integers(0, 10**6)),
                  max_size=60)
 
 
@@ -29,6 +29,10 @@ def play(words):
             cuts.append(tree.cut(rng.randrange(1, 6), rng.randrange(1, 4)))
         elif word == "trim":
             tree.trim(rng.randrange(1, 12))
+        elif word == "offer":
+            parent = rng.choice([tree.tip, *sorted(tree.live)])
+            scores = sorted((tree.score[parent] - rng.random() for _ in range(4)), reverse=True)
+            tree.offer([(parent, token, score) for token, score in enumerate(scores)], rng.randrange(1, 12), -3.0)
         elif word == "forget":
             tree.forget()
         else:
@@ -75,8 +79,22 @@ def test_what_lives_hangs_on_the_tip_and_what_died_is_forgotten(words):
 def test_adding_twice_is_merging():
     tree = TokenTree([1], limit=9)
     node = tree.add(tree.tip, 5, -1.0)
-    assert tree.add(tree.tip, 5, -0.5) == node and tree.score[node] == -1.0
+    assert tree.add(tree.tip, 5, -2.0) == node and tree.score[node] == -1.0
+    assert tree.add(tree.tip, 5, -0.5) == node and tree.score[node] == -0.5
     assert len(tree.live) == 1
+
+
+def test_an_offer_keeps_the_best_and_what_was_sent():
+    tree = TokenTree([1], limit=9)
+    sent = tree.add(tree.tip, 2, -4.0)
+    tree.cut()
+    weak, strong = tree.add(tree.tip, 3, -3.0), tree.add(tree.tip, 4, -1.0)
+    guesses = [(tree.tip, 4, -0.5), (strong, 5, -0.6), (strong, 6, -2.0), (strong, 7, -2.5)]
+    taken = tree.offer(guesses, size=3, least=-9.0)
+    assert [tree.token[node] for node in taken] == [4, 5, 6] and taken[0] == strong
+    assert tree.live == {sent, *taken} and weak not in tree.token
+    assert tree.score[strong] == -0.5
+    assert tree.offer([(strong, 8, -0.7)], size=9, least=-0.65) == []
 
 
 def test_ids_go_on_from_request_to_request():
