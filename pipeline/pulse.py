@@ -67,7 +67,7 @@ class Pulse:
         now = time.monotonic()
         for peer in self._others:
             # Of what every torch has, only `add` reads at once: `get` waits for a first beat, 1.11 has no `check`, and
-            # 2.3 crashes in `compare_set` when other threads run.
+            # the `compare_set` of 2.3 crashes where an empty text stands.
             beats = self._store.add(f"pulse/{peer}", 0)
             if beats != heard[peer][0] or beats >= END:
                 heard[peer] = (beats, now)

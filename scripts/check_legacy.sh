@@ -1,31 +1,39 @@
 #!/usr/bin/env bash
-# Whether a board with Python 3.8 and torch 1.11 (JetPack 5) writes what the current torch writes; a stand-in on CPU.
+# Whether a board would write what the current torch writes: a stand-in on CPU, with the board's Python and torch.
 #
-#   bash scripts/check_legacy.sh [key=value ...]
+#   [BOARD=jetpack6] bash scripts/check_legacy.sh [key=value ...]
 #
-# Makes .venv-legacy from requirements_jetson.txt's legacy section and PyPI's torch 1.11 (once; some minutes), asks the
-# doctor, splits the bundled model there, and runs it in five processes, in both environments, in float32: ar and
-# continuous at temperature 0 and 1. The token ids must be the same. Python 3.8 is taken from the PATH, from pyenv, or
-# from PYTHON38=FILE; further keys go to every run.
+# The board is jetpack5 (Python 3.8, torch 1.11) if nothing is said, or jetpack6 (Python 3.10, torch 2.3). Makes
+# .venv-legacy, or .venv-jetpack6, from requirements_jetson.txt and PyPI's torch (once; some minutes), asks the doctor,
+# splits the bundled model there, and runs it in five processes, in both environments, in float32: ar and continuous at
+# temperature 0 and 1. The token ids must be the same. Python is taken from the PATH, from pyenv, or from PYTHON38=FILE
+# (PYTHON310=FILE). Further keys go to every run.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-LEGACY="$ROOT/.venv-legacy"
-TORCH=1.11.0
+case "${BOARD:-jetpack5}" in
+    jetpack5) LEGACY="$ROOT/.venv-legacy" VERSION=3.8 TORCH=1.11.0 NAMED=PYTHON38 ;;
+    jetpack6) LEGACY="$ROOT/.venv-jetpack6" VERSION=3.10 TORCH=2.3.0 NAMED=PYTHON310 ;;
+    *) fail "BOARD=$BOARD is unknown: say jetpack5 or jetpack6." ;;
+esac
 
-is_38() {
-    "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 8))' 2>/dev/null
+is_it() {
+    "$1" -c 'import sys; sys.exit(".".join(map(str, sys.version_info[:2])) != sys.argv[1])' $VERSION 2>/dev/null
 }
 
-find_python38() {
+find_legacy_python() {
     local name
-    for name in ${PYTHON38:+"$PYTHON38"} python3.8 "$(pyenv prefix 3.8 2>/dev/null)/bin/python3.8"; do
-        if is_38 "$name"; then
+    if [ -n "${!NAMED:-}" ]; then
+        is_it "${!NAMED}" || fail "$NAMED=${!NAMED} is not Python $VERSION: name another, or unset $NAMED."
+        echo "${!NAMED}"
+        return
+    fi
+    for name in python$VERSION "$(pyenv prefix $VERSION 2>/dev/null)/bin/python"; do
+        if is_it "$name"; then
             echo "$name"
             return
         fi
-        [ "$name" != "${PYTHON38:-}" ] || fail "PYTHON38=$PYTHON38 is not Python 3.8: name another, or unset PYTHON38."
     done
-    fail "no Python 3.8 was found: install one (pyenv install 3.8), or name it as in PYTHON38=FILE $0"
+    fail "no Python $VERSION was found: install one (pyenv install $VERSION), or name it as in $NAMED=FILE bash $0"
 }
 
 # The CPU build is smaller, but stands on torch's own index; one look there, no retries. Then the general one from PyPI.
@@ -39,12 +47,12 @@ make_legacy() {
     local python sum stamp="$LEGACY/.installed"
     sum="$TORCH $(cksum <"$ROOT/requirements_jetson.txt")"
     if [ "$sum" = "$(cat "$stamp" 2>/dev/null)" ]; then return; fi
-    python="$(find_python38)" || exit 1
-    echo "flowspec: making the environment .venv-legacy with $("$python" --version) and torch $TORCH ..." >&2
-    "$python" -m venv --clear "$LEGACY" >&2 || fail "$python could not make .venv-legacy: install its venv module."
+    python="$(find_legacy_python)" || exit 1
+    echo "flowspec: making the environment ${LEGACY##*/} with $("$python" --version) and torch $TORCH ..." >&2
+    "$python" -m venv --clear "$LEGACY" >&2 || fail "$python could not make ${LEGACY##*/}: install its venv module."
     install_torch && "$LEGACY/bin/python" -m pip install --disable-pip-version-check -qq -r \
         "$ROOT/requirements_jetson.txt" >&2 ||
-        fail "pip could not make .venv-legacy (its reason stands above): check the network, then start again."
+        fail "pip could not fill ${LEGACY##*/} (its reason stands above): check the network, then start again."
     echo "$sum" >"$stamp"
 }
 
@@ -62,9 +70,9 @@ KEYS=("$@")
 OUT="$(mktemp -d)"
 trap 'rm -rf "$OUT"' EXIT
 cd "$ROOT"
-"$LEGACY/bin/python" -m scripts.doctor || fail "the doctor is not content with .venv-legacy: do what it says above."
+"$LEGACY/bin/python" -m scripts.doctor || fail "the doctor is not content with ${LEGACY##*/}: do what it says above."
 "$LEGACY/bin/python" split_and_save_models.py toy/llama "$OUT/split" --stages 0+2+2+2+2 --eagle toy/eagle \
-    >"$OUT/split.log" 2>&1 || fail "the split in .venv-legacy failed: $(tail -n 3 "$OUT/split.log")"
+    >"$OUT/split.log" 2>&1 || fail "the split in ${LEGACY##*/} failed: $(tail -n 3 "$OUT/split.log")"
 for method in ar continuous; do
     for temperature in 0 1; do
         ask current "$PY" "$method" "$temperature"
@@ -73,7 +81,7 @@ for method in ar continuous; do
 done
 CURRENT="$("$PY" -c 'import torch; print(torch.__version__)')"
 OLD="$("$LEGACY/bin/python" -c 'import torch; print(torch.__version__)')"
-"$PY" - "$OUT" "torch $CURRENT" "torch $OLD" <<'END'
+"$PY" - "$OUT" "torch $CURRENT" "torch $OLD on Python $VERSION" <<'END'
 import json
 import sys
 from itertools import takewhile
@@ -89,7 +97,7 @@ for path in sorted(folder.glob("current-*.json")):
     print(f"  {new['config']['pipeline_type']:<11} temperature {new['config']['temperature']:g}:",
           f"the same {len(pairs)} tokens" if same else
           f"they differ behind token {sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))}")
-print(f"flowspec: {legacy} on Python 3.8 and {current}:", f"FAILED, {differing} texts differ" if differing else
+print(f"flowspec: {legacy} and {current}:", f"FAILED, {differing} texts differ" if differing else
       "ok, the same token ids in every run")
 sys.exit(bool(differing))
 END
