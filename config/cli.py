@@ -20,8 +20,8 @@ PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
 TAKES_BACK = {
-    "model_dir": ("base_dir", "eagle_dir", "stages"),
-    "base_dir": ("model_dir", "eagle_dir", "stages"),
+    "model_dir": ("base_dir", "eagle_dir", "stages", "min_probability"),
+    "base_dir": ("model_dir", "eagle_dir", "stages", "min_probability"),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
