@@ -18,10 +18,11 @@ from config.run_config import RunConfig
 DEFAULT_PRESET = "toy"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
+TUNED = ("min_probability", "expand_depth", "none_expand")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
 TAKES_BACK = {
-    "model_dir": ("base_dir", "eagle_dir", "stages", "min_probability"),
-    "base_dir": ("model_dir", "eagle_dir", "stages", "min_probability"),
+    "model_dir": ("base_dir", "eagle_dir", "stages", *TUNED),
+    "base_dir": ("model_dir", "eagle_dir", "stages", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}

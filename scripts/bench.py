@@ -22,6 +22,7 @@ from typing import Any, Iterable
 from tqdm import tqdm
 
 from config.presets import ROOT
+from config.run_config import RunConfig
 from model.drafts import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Answer, Decoder, Request
@@ -39,7 +40,7 @@ def compare(session: Session) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
     config, text, usual = session.config, session.text, session.decoder
     _watch(usual.draft.draft, usual.target, session.trace)  # type: ignore[attr-defined]
-    large = replace(config, init_total_token=64, expand_total_token=64, min_probability=0.0)
+    large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
     decoders = {
         "ar": Decoder(usual.target, NoDraft(), autoregressive, config.tree, usual.max_length),
         "64 nodes": Decoder(usual.target, usual.draft, usual.strategy, large.tree, usual.max_length),

@@ -38,6 +38,7 @@ def test_a_key_takes_back_what_the_preset_says_beside_it() -> None:
     assert cfg.prompt == "" and cfg.ids == (1, 2, 3)
     cfg = parse(["model_dir=somewhere"])
     assert (cfg.base_dir, cfg.eagle_dir, cfg.stages) == ("", "", "")
+    assert (cfg.min_probability, cfg.tree) == (0.0, RunConfig().tree) != (parse([]).min_probability, parse([]).tree)
     cfg = parse(["eagle_dir=head", "stages=3", "base_dir=whole"])
     assert (Path(cfg.base_dir).name, Path(cfg.eagle_dir).name, cfg.stages) == ("whole", "head", "3")
 
