@@ -23,8 +23,8 @@ def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
 PRESETS = {
     "toy": RunConfig(base_dir=str(ROOT / "toy" / "llama"), eagle_dir=str(ROOT / "toy" / "eagle"), stages="0+2+2+2+2",
                      template="vicuna", prompt=PROMPT,
-                     # so small a model computes on a processor: each row and each drafted level costs time there, and only
-                     # likely guesses pay for it (`python -m scripts.bench overhead` compares)
+                     # on a processor each row and each drafted level of so small a model costs time, and only likely
+                     # guesses pay for it (`python -m scripts.bench overhead` compares)
                      min_probability=0.1, expand_depth=2, none_expand=False),
     # those of the paper
     "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),
