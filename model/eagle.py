@@ -1,8 +1,8 @@
 """EAGLE's draft heads: those of EAGLE-1 and EAGLE-2, which share a form, and those of EAGLE-3.
 
-They know nothing about pipelines. A draft pair is a token and the feature of the token before it, at
-the position of that token (EAGLE, section 4.1). Pairs of settled nodes hold the target's features, pairs of guesses
-the head's own: what it made of the pair before.
+They know nothing about pipelines. A draft pair is a token and the feature of the token before it, at the position of
+that token (EAGLE, section 4.1). Pairs of settled nodes hold the target's features, pairs of guesses the head's own:
+what it made of the pair before.
 
 Shapes: T rows, D model, V vocabulary.
 """

@@ -42,7 +42,7 @@ class Trace(NoTrace):
         self.rank = rank
         self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8")
         self._spans: list[dict[str, Any]] = []  # written many at a time, since writing takes longer than a span
-        self._lock = threading.Lock()  # a rank's threads share the file
+        self._lock = threading.Lock()  # a rank's threads share both
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
@@ -53,21 +53,22 @@ class Trace(NoTrace):
             self.note(name, since, **facts)
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        self._spans.append({"rank": self.rank, "name": name, "t0": since, "t1": time.monotonic(),
-                            "thread": threading.current_thread().name, **facts})
-        if len(self._spans) >= MANY:
-            self._write()
+        span = {"rank": self.rank, "name": name, "t0": since, "t1": time.monotonic(),
+                "thread": threading.current_thread().name, **facts}
+        with self._lock:
+            self._spans.append(span)
+            if len(self._spans) >= MANY:
+                self._write()
 
     def close(self) -> None:
-        self._write()
         with self._lock:
+            self._write()
             self._file.close()
 
     def _write(self) -> None:
-        with self._lock:
-            spans, self._spans = self._spans, []
-            if not self._file.closed:  # a listener may outlive the work
-                self._file.writelines(json.dumps(span) + "\n" for span in spans)
+        if not self._file.closed:  # a listener may outlive the work
+            self._file.writelines(json.dumps(span) + "\n" for span in self._spans)
+        self._spans.clear()
 
 
 class TracedDraft:

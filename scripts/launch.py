@@ -151,7 +151,7 @@ def _one_of_many(config: RunConfig, folder: Path, main: Main) -> NoReturn:
         store.set(f"split/{rank}", part.split_id)
         _check_split(part, store.get("split/0").decode())
         if rank == 0:
-            code = _lead(config, folder, link, trace, main)
+            code = _lead(config, part, link, trace, main)
         else:
             serve(build_stage(config, part, trace), link)
     except BaseException as error:
@@ -186,7 +186,7 @@ def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> int:
 
     def work(rank: int) -> None:
         try:
-            serve(build_stage(config, Part(folder / f"stage_{rank}"), traces[rank]), links[rank])
+            serve(build_stage(config, _part(folder, rank), traces[rank]), links[rank])
         except BaseException as error:
             _unforeseen(config, error)
             links[rank].fail(PeerLost(f"rank {rank}: {error}"))
@@ -195,7 +195,7 @@ def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> int:
                for rank in range(1, world)]
     for thread in threads:
         thread.start()
-    code = _lead(config, folder, links[0], traces[0], main)
+    code = _lead(config, _part(folder, 0), links[0], traces[0], main)
     for thread in threads:
         thread.join()
     for trace in traces:
@@ -204,9 +204,8 @@ def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> int:
     return code
 
 
-def _lead(config: RunConfig, folder: Path, link: Link, trace: NoTrace, main: Main) -> int:
+def _lead(config: RunConfig, part: Part, link: Link, trace: NoTrace, main: Main) -> int:
     """Be rank 0; whatever happens but the loss of a peer, the ring is stopped at the end."""
-    part = Part(folder / "stage_0")
     ring = build_ring(config, part, link, trace)
     code = 0
     try:
