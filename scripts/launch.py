@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -21,19 +20,17 @@ import torch
 import torch.distributed as dist
 
 from config.cli import parse
-from config.presets import ROOT, absent
 from config.run_config import RunConfig
-from model.checkpoint import Checkpoint
 from model.text import Text
-from model.weights import Part, is_split_as, plan_stages
+from model.weights import Part
 from pipeline.decode import Decoder
 from pipeline.pulse import Pulse
 from pipeline.stage import serve
 from pipeline.trace import OFF, NoTrace, Trace, merge
 from pipeline.transport import DistLink, Link, LocalLink, PeerLost, Peers
-from scripts.build import build_decoder, build_ring, build_stage
-from scripts.torchrun import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, die, live_no_longer_than_launcher, spawn
-from split_and_save_models import split
+from scripts.start.build import build_decoder, build_ring, build_stage
+from scripts.start.prepare import check_split, open_part, prepare
+from scripts.start.torchrun import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, die, live_no_longer_than_launcher, spawn
 
 
 @dataclass(frozen=True)
@@ -72,67 +69,6 @@ def run(module: str, argv: Sequence[str], main: Main) -> int:
     return code
 
 
-def prepare(config: RunConfig) -> tuple[Path, int]:
-    """The folder of the split model, which is made if need be, and the number of ranks; refuses what cannot work."""
-    alone = "RANK" not in os.environ  # then this process sees to all ranks; else a rank's own folder may be all it has
-    folder = Path(config.model_dir) if config.model_dir else _split(config, alone)
-    part = _part(folder, int(os.environ.get("RANK", "0")))
-    held, vocab = "+".join(map(str, part.stages)), part.config["vocab_size"]
-    if config.stages and not is_split_as(config.stages, part.stages):
-        raise ValueError(f"{folder} is split as {held}, not as stages={config.stages}: leave stages out, or split the "
-                         "model again into another folder")
-    if int(os.environ.get("WORLD_SIZE", len(part.stages))) != len(part.stages):
-        raise ValueError(f"{folder} is split as {held}: start {len(part.stages)} ranks, rank 0 included")
-    if max(config.ids, default=0) >= vocab:
-        raise ValueError(f"prompt_ids has {max(config.ids)}, but the model knows 0 to {vocab - 1} only: take ids of "
-                         "this model's tokenizer")
-    if alone:
-        for rank in range(1, len(part.stages)):
-            _check_split(_part(folder, rank), part.split_id)
-        for name, target in (("output", Path(config.output).parent if config.output else None),
-                             ("trace", Path(config.trace) if config.trace else None)):
-            _check_writable(name, target)
-        for old in Path(config.trace).glob("rank_*.jsonl") if config.trace else ():
-            old.unlink()  # an earlier run may have had more ranks
-    return folder, len(part.stages)
-
-
-def _split(config: RunConfig, write: bool) -> Path:
-    """The folder of the split of a whole model, written if it is not there."""
-    if not config.base_dir:
-        raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
-    if problem := absent(config):
-        raise ValueError(problem)
-    stages = "+".join(map(str, plan_stages(config.stages or "4", Checkpoint(config.base_dir))))
-    folder = ROOT / "splits" / f"{Path(config.base_dir).name}-{stages}"
-    if write:
-        split(config.base_dir, folder, stages, config.eagle_dir or None)
-    return folder
-
-
-def _part(folder: Path, rank: int) -> Part:
-    part = Part(folder / f"stage_{rank}")
-    if part.rank != rank:
-        raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{rank} of the split there")
-    return part
-
-
-def _check_split(part: Part, split_id: str) -> None:
-    """Refuse to run with parts of different splits."""
-    if part.split_id != split_id:
-        raise ValueError(f"{part.folder} is a part of another split than rank 0's: copy the parts of one split")
-
-
-def _check_writable(key: str, folder: Path | None) -> None:
-    """Better now than when the answer is there."""
-    try:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(f"{key}: {folder} cannot be written ({error.strerror}): choose another {key}=") from error
-
-
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
 def _one_of_many(config: RunConfig, folder: Path, main: Main) -> NoReturn:
@@ -147,9 +83,9 @@ def _one_of_many(config: RunConfig, folder: Path, main: Main) -> NoReturn:
                           None if rank == 0 else 0), pulse.report, trace)
     pulse.start(lambda loss: link.fail(PeerLost(loss)))
     try:
-        part = _part(folder, rank)
+        part = open_part(folder, rank)
         store.set(f"split/{rank}", part.split_id)
-        _check_split(part, store.get("split/0").decode())
+        check_split(part, store.get("split/0").decode())
         if rank == 0:
             code = _lead(config, part, link, trace, main)
         else:
@@ -186,7 +122,7 @@ def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> int:
 
     def work(rank: int) -> None:
         try:
-            serve(build_stage(config, _part(folder, rank), traces[rank]), links[rank])
+            serve(build_stage(config, open_part(folder, rank), traces[rank]), links[rank])
         except BaseException as error:
             _unforeseen(config, error)
             links[rank].fail(PeerLost(f"rank {rank}: {error}"))
@@ -195,7 +131,7 @@ def _all_in_one(config: RunConfig, folder: Path, world: int, main: Main) -> int:
                for rank in range(1, world)]
     for thread in threads:
         thread.start()
-    code = _lead(config, _part(folder, 0), links[0], traces[0], main)
+    code = _lead(config, open_part(folder, 0), links[0], traces[0], main)
     for thread in threads:
         thread.join()
     for trace in traces:
@@ -209,7 +145,7 @@ def _lead(config: RunConfig, part: Part, link: Link, trace: NoTrace, main: Main)
     ring = build_ring(config, part, link, trace)
     code = 0
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see scripts/torchrun.py
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see scripts/start/torchrun.py
         decoder = build_decoder(config, part, ring, trace)
         text = None if config.prompt_ids else Text(part.folder)
         ring.start()

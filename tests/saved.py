@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from config.presets import ROOT
 from scripts import generate
 from scripts.launch import run
-from split_and_save_models import split
+from scripts.split.write import split
 from tests.tiny import CONFIG, Tiny, weights
 
 SPECIAL = ["<unk>", "<s>", "</s>"]

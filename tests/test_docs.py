@@ -43,6 +43,6 @@ def test_every_file_that_the_documentation_links_to_exists():
 def test_every_python_file_stands_in_the_readmes_tree():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for folder in ("config", "model", "pipeline", "scripts"):
-        for path in (ROOT / folder).glob("*.py"):
+        for path in (ROOT / folder).rglob("*.py"):
             if path.name != "__init__.py":
                 assert f"  {path.name} " in text, f"{folder}/{path.name} is missing in README's tree"

@@ -17,7 +17,7 @@ from model.tree import TokenTree
 from model.weights import EMBED, HEAD, Part
 from pipeline.decode import Request
 from pipeline.messages import Segment
-from split_and_save_models import split
+from scripts.split.write import split
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_model
 from tests.tiny import CONFIG, Tiny, pipeline, weights

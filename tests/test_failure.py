@@ -18,7 +18,7 @@ from config.presets import ROOT
 from model.cache import TreeCache
 from scripts import generate
 from scripts.launch import run
-from split_and_save_models import split
+from scripts.split.write import split
 from tests.saved import command, here, models, save_tokenizer, wait_until
 
 FIVE = "0+1+1+1+1"

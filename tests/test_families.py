@@ -24,9 +24,9 @@ from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from pipeline.transport import LocalLink
 from scripts import generate
-from scripts.build import build_ring, build_stage
 from scripts.launch import run
-from split_and_save_models import split
+from scripts.split.write import split
+from scripts.start.build import build_ring, build_stage
 from tests.checkpoints import refused
 from tests.tiny import TREE, Oracle, weights, work, write
 

@@ -13,7 +13,7 @@ from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from split_and_save_models import split
+from scripts.split.write import split
 from tests.saved import here
 
 TREES = Path(__file__).parent / "golden"

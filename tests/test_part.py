@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from model.weights import Part
-from split_and_save_models import check, main, split
+from scripts.split.write import check, split
+from split_and_save_models import main
 from tests.checkpoints import refused, save_llama
 
 

@@ -18,11 +18,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import split_and_save_models as program
 from model.checkpoint import Checkpoint, Writer
 from model.llama import LlamaConfig, Slice
 from model.weights import Part
-from split_and_save_models import check, main, split
+from scripts.split import plan
+from scripts.split import write as program
+from scripts.split.write import check, split
+from split_and_save_models import main
 from tests.checkpoints import refused, same, save_head, save_llama
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,12 +108,12 @@ def test_a_model_that_was_trained_anew_is_split_anew(models, tmp_path):
 
 def test_the_sample_of_a_large_file_covers_its_beginning_middle_and_end(tmp_path):
     (tmp_path / "file").write_bytes(bytes(1000))
-    marks = {program.sample(tmp_path / "file", block=10, blocks=4)}
+    marks = {plan.sample(tmp_path / "file", block=10, blocks=4)}
     for place in (0, 335, 999):
         data = bytearray(1000)
         data[place] = 1
         (tmp_path / "file").write_bytes(data)
-        marks.add(program.sample(tmp_path / "file", block=10, blocks=4))
+        marks.add(plan.sample(tmp_path / "file", block=10, blocks=4))
     assert len(marks) == 4
 
 
@@ -161,7 +163,7 @@ def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked
 
 PEAK = """
 import re, sys
-from split_and_save_models import split
+from scripts.split.write import split
 def peak():
     return int(re.search("VmHWM:\\\\s+(\\\\d+)", open("/proc/self/status").read())[1]) / 1024
 before = peak()

@@ -1,0 +1,1 @@
+"""The library behind split_and_save_models.py."""

@@ -1,0 +1,1 @@
+"""What the composition root, scripts/launch.py, is made of."""
