@@ -20,7 +20,7 @@ DRAFTERS = {
 }
 # 600 steps of two processes make a head that is right too often (5.9 tokens a pass): stopped early, it is wrong about
 # as often as the public heads are, and the schedules that this repository compares have something to lose.
-HEAD = Plan("head", steps=240, processes=1, warm_up=30, matrix_rate=0.02, other_rate=2e-3, seed=3)
+HEAD = Plan("head", steps=240, processes=1, warm_up=30, rate=2e-3, seed=3)
 
 
 def data(work: Path, out: Path) -> None:

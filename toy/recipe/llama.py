@@ -12,7 +12,7 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from toy.recipe.pack import Rows
 from toy.recipe.tokenizer import VOCABULARY
-from toy.recipe.train import Course, Plan, join, launch
+from toy.recipe.train import Plan, begin, join, launch
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,15 @@ def export(model: LlamaForCausalLM, target: Path) -> None:
 def _train(rank: int, plan: Plan, port: int, shape: Shape, work: Path, target: Path) -> None:
     join(rank, plan, port)
     model = LlamaForCausalLM._from_config(shape.config(), attn_implementation=ATTENTION)
-    rows, course = Rows(work, plan.seed), Course(plan, model, work / f"{plan.name}.pt")
-    course.run(rows, lambda ids, weights: loss_of(words_of(model, ids), ids, weights), rank)
+    rows, course = Rows(work, plan.seed), begin(plan, model, work, rank)
+
+    def lesson(step: int) -> dict[str, float]:
+        ids, weights = rows.batch(step, plan.batch, rank, plan.processes)
+        loss = loss_of(words_of(model, ids), ids, weights)
+        loss.backward()
+        return {"loss": float(loss.detach())}
+
+    course.run(lesson)
     if rank == 0:
         weighted, answers = held_out_loss(model.eval(), rows)
         print(f"{plan.name}: {course.seconds:.0f} s, held-out loss {weighted:.3f} (answers {answers:.3f})", flush=True)

@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from scripts.training.data import draw
 from toy.recipe.corpus import dialogue
 
 ANSWER = re.compile(r"ASSISTANT:(.*?</s>)", re.DOTALL)
@@ -84,15 +85,9 @@ class Rows:
         ids = torch.from_numpy(self.ids[rows].astype(np.int64))
         return ids, torch.from_numpy(self.weights[rows].astype(np.float32)) / 255
 
-    def _order(self, number: int) -> np.ndarray:
-        """The rows, shuffled anew each time they have all been seen."""
-        return np.random.default_rng((self.seed, number)).permutation(self.count)
-
     def batch(self, step: int, size: int, share: int = 0, shares: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """`size` rows of a step, and no row twice before all were seen."""
-        numbers = np.arange((step * shares + share) * size, (step * shares + share + 1) * size)
-        orders = {int(r): self._order(int(r)) for r in set(numbers // self.count)}
-        return self._take(np.array([orders[int(n // self.count)][n % self.count] for n in numbers]))
+        return self._take(np.array(draw(self.count, self.seed, (step * shares + share) * size, size)))
 
     def held(self, size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for start in range(self.count, self.count + HELD_ROWS, size):

@@ -1,0 +1,134 @@
+"""The training loop: steps along gradients, with a bar, and a checkpoint from which the same loop goes on.
+
+It does not know what is learnt. A step is a function of the model and the step's number alone, so a course that was
+interrupted ends with the same bits as one that was not.
+"""
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+Lesson = Callable[[int], Mapping[str, float]]  # number of a step -> gradients on the model, and its loss by that name
+SHOWN = 50  # steps whose figures the bar averages
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far a model is trained, and how fast it learns."""
+
+    name: str
+    steps: int
+    rate: float  # of AdamW
+    matrix_rate: float = 0.0  # of Muon, for the matrices between embedding and vocabulary; 0: AdamW has them too
+    warm_up: int = 100  # steps
+    betas: tuple[float, float] = (0.9, 0.95)
+    seed: int = 0
+    saved_every: int = 100  # steps
+
+
+def optimizers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
+    """Of everything that is not frozen."""
+    learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in learnt
+                if plan.matrix_rate and p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name]
+    chosen = {id(p) for p in matrices}
+    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(
+        [p for _, p in learnt if id(p) not in chosen], lr=plan.rate, betas=plan.betas, weight_decay=0.01)]
+    if matrices:
+        found.append(torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=0.01, momentum=0.95))
+    return found
+
+
+def share(step: int, plan: Plan) -> float:
+    """Of the top rate: linear up, flat, then linear down to nothing over the second half."""
+    return min((step + 1) / plan.warm_up, 1.0, 2.0 * (plan.steps - step) / plan.steps)
+
+
+class Course:
+    """A model, its optimizers and the step they have reached; it can be put away and taken up again.
+
+    `terms` is what else decides the result: a checkpoint of other terms is refused. `average` makes the gradients of
+    several processes one; only one of them may be the `keeper`, which shows the bar and writes the checkpoint.
+    """
+
+    def __init__(self, plan: Plan, model: nn.Module, path: Path, terms: Mapping[str, Any] | None = None,
+                 average: Callable[[Iterable[Tensor]], None] | None = None, keeper: bool = True) -> None:
+        self.plan, self.model, self.path, self.average, self.keeper = plan, model, path, average, keeper
+        self.terms = dict(terms or {})
+        self.steppers, self.step, self.seconds = optimizers(model, plan), 0, 0.0
+        if path.exists():
+            self._resume()
+
+    @property
+    def _learnt(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def _resume(self) -> None:
+        try:
+            state = torch.load(self.path, weights_only=True, map_location="cpu")
+            terms, model = state["terms"], state["model"]
+        except Exception as error:  # what torch raises on a broken file is not written anywhere
+            raise ValueError(f"{self.path} cannot be read ({str(error).splitlines()[0]}); delete it to begin "
+                             "anew") from None
+        for name in sorted(terms.keys() | self.terms.keys()):
+            if terms.get(name) != self.terms.get(name):
+                raise ValueError(f"{self.path} is of a training with {name}={terms.get(name)!r} instead of "
+                                 f"{self.terms.get(name)!r}; give the same command as then, or another folder")
+        with torch.no_grad():
+            for name, parameter in self._learnt.items():
+                parameter.copy_(model[name])
+        for stepper, saved in zip(self.steppers, state["optimizers"]):
+            stepper.load_state_dict(saved)
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def save(self) -> None:
+        """Write the checkpoint; an interruption leaves the older one whole."""
+        state = {"model": {name: p.detach() for name, p in self._learnt.items()},
+                 "optimizers": [stepper.state_dict() for stepper in self.steppers],
+                 "step": self.step, "seconds": self.seconds, "terms": self.terms}
+        new = self.path.with_name(self.path.name + ".part")
+        try:
+            torch.save(state, new)
+            new.replace(self.path)
+        except (OSError, RuntimeError) as error:  # torch tells a full disk by the latter
+            new.unlink(missing_ok=True)
+            raise ValueError(f"{self.path} cannot be written ({str(error).splitlines()[0]}); make room there and give "
+                             "the same command again") from None
+
+    def advance(self) -> None:
+        """One step along the gradient."""
+        if self.average:
+            self.average(p.grad for p in self.model.parameters() if p.grad is not None)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for stepper, top in zip(self.steppers, (self.plan.rate, self.plan.matrix_rate)):
+            for group in stepper.param_groups:
+                group["lr"] = top * share(self.step, self.plan)
+            stepper.step()
+            stepper.zero_grad(set_to_none=False)
+        self.step += 1
+
+    def run(self, lesson: Lesson) -> None:
+        """To the last step."""
+        plan, begin = self.plan, time.monotonic() - self.seconds
+        seen: deque[Mapping[str, float]] = deque(maxlen=SHOWN)
+        with tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step", disable=not self.keeper,
+                  mininterval=1) as bar:
+            while self.step < plan.steps:
+                seen.append(lesson(self.step))
+                if not math.isfinite(seen[-1]["loss"]):
+                    raise ValueError(f"the loss is not finite at step {self.step}; begin anew with a lower rate")
+                self.advance()
+                self.seconds = time.monotonic() - begin
+                means = {name: sum(figures[name] for figures in seen) / len(seen) for name in seen[-1]}
+                bar.set_postfix({name: f"{mean:.3f}" for name, mean in means.items()}, refresh=False)
+                bar.update()
+                if self.keeper and (self.step % plan.saved_every == 0 or self.step == plan.steps):
+                    self.save()

@@ -1,0 +1,125 @@
+"""The data of a training: conversations from a file, as rows of token ids of which the answers count.
+
+It knows nothing about models. What a conversation looks like to the model is said by the templates of model/text.py.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from model.text import Text
+
+USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
+FORMS = ('{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
+         '{"messages": [{"role": "user", "content": "..."}, ...]} or {"turns": [...], "reference": [...]}')
+
+
+@dataclass(frozen=True)
+class Row:
+    """Token ids `[N]` in int32, and which of them are an answer's, its end token included, `[N]` in bool."""
+
+    ids: Tensor
+    answers: Tensor
+
+
+def read_conversations(path: Path) -> list[list[str]]:
+    """Turns of the user and the assistant, by turns; one JSON object a line, or one list of them.
+
+    What an assistant says before the first question and a last question without an answer are left out, and system
+    messages too: the template has its own.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); give a file of conversations with --data") from None
+    found = [_talk(entry, f"{where} of {path}") for where, entry in _entries(content, path)]
+    talks = [talk for talk in found if len(talk) > 1]
+    if len(talks) < 2:
+        raise ValueError(f"{path} holds {len(talks)} conversations with an answer; a training needs two at least, "
+                         "one of them to be held out")
+    return talks
+
+
+def _entries(content: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """Each conversation, and where it stands."""
+    try:
+        if content.lstrip()[:1] == "[":
+            yield from ((f"entry {number}", entry) for number, entry in enumerate(json.loads(content), 1))
+            return
+        for number, line in enumerate(content.splitlines(), 1):
+            if line.strip():
+                yield f"line {number}", json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); write one JSON object a line") from None
+
+
+def _talk(entry: Any, where: str) -> list[str]:
+    """The turns, up to where they stop to alternate or one is empty."""
+    try:
+        said = list(_said(entry))
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise ValueError(f"{where} is not a conversation; write {FORMS}") from None
+    talk: list[str] = []
+    for role, words in said:
+        if (not talk and role in ASSISTANT) or role == "system":
+            continue
+        if role not in (USER, ASSISTANT)[len(talk) % 2] or not words.strip():
+            break
+        talk.append(words)
+    return talk[:len(talk) // 2 * 2]
+
+
+def _said(entry: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(entry, dict) and "turns" in entry:
+        for asked, answer in zip(entry["turns"], entry["reference"]):
+            yield from (("user", str(asked)), ("assistant", str(answer)))
+        return
+    turns = entry if isinstance(entry, list) else entry["conversations" if "conversations" in entry else "messages"]
+    for turn in turns:
+        yield (turn["from"], str(turn["value"])) if "from" in turn else (turn["role"], str(turn["content"]))
+
+
+def make_row(text: Text, talk: Sequence[str], template: str, length: int) -> Row | None:
+    """A conversation as the model would have written it, cut after `length` tokens; None if no answer is left.
+
+    An answer begins where the prompt that asks for it ends, and ends with the first end token.
+    """
+    ids = torch.tensor(text.prompt_ids([*talk, "?"], template))  # one more question, so that the last answer ends
+    answers, last = torch.zeros(len(ids), dtype=torch.bool), 0
+    ends = torch.isin(ids, torch.tensor(sorted(text.end_ids)))
+    for turns in range(1, len(talk), 2):
+        prompt = torch.tensor(text.prompt_ids(talk[:turns], template))
+        size = min(len(prompt), len(ids))
+        different = (prompt[:size] != ids[:size]).nonzero()
+        begin = int(different[0]) if len(different) else size  # a token may straddle the border
+        end = ends[begin:].nonzero()
+        if begin >= length or not len(end):
+            break
+        last = begin + int(end[0]) + 1
+        answers[begin:last] = True
+    size = min(last, length)
+    return Row(ids[:size].int(), answers[:size]) if answers[2:size].any() else None
+
+
+def make_rows(text: Text, talks: Sequence[Sequence[str]], template: str, length: int) -> list[Row]:
+    rows = [make_row(text, talk, template, length) for talk in tqdm(talks, desc="tokens", unit="talk", leave=False)]
+    found = [row for row in rows if row is not None]
+    if not found:
+        raise ValueError(f"no conversation has an answer among its first {length} tokens that ends with an end token: "
+                         "raise --length, or choose the --template that the model was trained with")
+    return found
+
+
+def draw(count: int, seed: int, first: int, size: int) -> list[int]:
+    """Which rows are the `first` and following ones of a training: shuffled anew each time all were seen."""
+    numbers = range(first, first + size)
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count)
+              for epoch in sorted({number // count for number in numbers})}
+    return [int(orders[number // count][number % count]) for number in numbers]

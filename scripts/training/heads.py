@@ -1,0 +1,92 @@
+"""New heads: how one that is to be trained begins, and the folder that it ends in, as EAGLE publishes its heads.
+
+It knows nothing about training.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model.checkpoint import Form, Writer
+from model.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, inner_layers
+from model.llama import LlamaConfig, RMSNorm
+from scripts.split.write import WEIGHTS, store
+from scripts.training.data import Row
+from scripts.training.teacher import Teacher
+
+
+def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:
+    """The `config.json` of a head for this base; of EAGLE-3, with `vocab` words of its own, if that is given.
+
+    A head is one layer of a LLaMA, whatever the family of its base.
+    """
+    c, given = teacher.config, teacher.source.config
+    scaling = {"rope_type": "llama3" if "low_freq_factor" in c.scaling else "linear", **c.scaling}
+    found = {
+        "architectures": ["LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"], "model_type": "llama",
+        "hidden_act": "silu", "hidden_size": c.hidden, "num_hidden_layers": 1, "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "intermediate_size": c.intermediate,
+        "max_position_embeddings": c.context, "rms_norm_eps": c.eps, "rope_theta": c.theta,
+        "rope_scaling": scaling if c.scaling else None, "vocab_size": c.vocab, "tie_word_embeddings": False,
+        "bos_token_id": given.get("bos_token_id"), "eos_token_id": given.get("eos_token_id"),
+        "torch_dtype": str(teacher.stored).partition(".")[2]}
+    return found if vocab is None else {**found, "draft_vocab_size": vocab}
+
+
+def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
+    """The `size` tokens of `known` that answers use most, in the order of their ids; ties go to the lower id."""
+    counts = torch.zeros(known, dtype=torch.long)
+    for row in rows:
+        counts += torch.bincount(row.ids[row.answers].long(), minlength=known)
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: int) -> Head:
+    """A head to train, in the float32 that gradients need (float64 if the base is), with the base's frozen embedding.
+
+    A head of EAGLE-3 begins with the base's LM head, as far as it has those words: `own`.
+    """
+    c = LlamaConfig.read(config)
+    head: Head = EagleHead(c, bias=True) if own is None else Eagle3Head(c, c.hidden, len(own))
+    head.to_empty(device="cpu").to(torch.float64 if teacher.dtype == torch.float64 else torch.float32)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for part in head.modules():
+            if isinstance(part, nn.Linear):
+                part.reset_parameters()
+            elif isinstance(part, RMSNorm):
+                part.weight.fill_(1.0)
+        head.embed_tokens.weight.copy_(teacher.embedding)
+        if isinstance(head, Eagle3Head) and own is not None:
+            head.lm_head.weight.copy_(teacher.lm_head.weight[own])
+            head.shift = None if len(own) == c.vocab else (own - torch.arange(len(own))).to(teacher.device)
+    head.requires_grad_(True)
+    head.embed_tokens.requires_grad_(False)
+    return head.to(teacher.device)
+
+
+def check_layers(teacher: LlamaConfig, folder: Path) -> None:
+    """Refuse to make a head of EAGLE-3 for a base that has no features for it."""
+    if not inner_layers(teacher.layers):
+        raise ValueError(f"a head of EAGLE-3 needs a model of 7 layers or more, and the one in {folder} has "
+                         f"{teacher.layers}; leave out --eagle3")
+
+
+def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
+    """config.json and model.safetensors with the keys of the public heads, each there whole or not at all."""
+    tensors = {name: p.detach().to("cpu", dtype) for name, p in head.named_parameters()
+               if name != OWN_EMBEDDING or isinstance(head, EagleHead)}
+    if isinstance(head, Eagle3Head) and head.shift is not None:
+        shift = head.shift.cpu()
+        has_V = torch.zeros(head.config.vocab, dtype=torch.bool)
+        has_V[torch.arange(len(shift)) + shift] = True
+        tensors = {MAPS[0]: shift, **tensors, MAPS[1]: has_V}  # wide types first, so that every tensor is aligned
+    store(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+    with Writer(folder / WEIGHTS, {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}) as file:
+        for name, x in tensors.items():
+            file.write(name, x)

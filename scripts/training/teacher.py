@@ -1,0 +1,56 @@
+"""The base whose words a head learns to foretell: a whole model of any family, read row by row, never changed.
+
+It knows nothing about heads. It is the decoder of model/llama.py, so what a head is taught is what it will meet.
+
+Shapes: N tokens of a row, D model, V vocabulary.
+"""
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.checkpoint import Checkpoint
+from model.eagle import inner_layers
+from model.llama import LlamaConfig, Slice, fill, linear
+from model.quant import Recast
+from model.weights import EMBED, HEAD, assign, check_model
+from scripts.training.unroll import Causal
+
+
+class Teacher:
+    """The layers and the LM head of `source`, in `dtype` on `device`."""
+
+    def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        check_model(source)
+        self.source, self.dtype, self.device = source, dtype, device
+        self.config = LlamaConfig.read(source.config)
+        top, body = assign(source.names(), [0, self.config.layers], self.config.tied)
+        self.stored = source.form(body[EMBED]).dtype  # how its file holds its weights
+        self.body = Slice(self.config, 0, self.config.layers)
+        fill(self.body, Recast(source, {name[len("model."):]: held for name, held in body.items()}, sound=True), dtype,
+             device)
+        self.lm_head = linear(self.config.hidden, self.config.vocab)
+        fill(self.lm_head, {"weight": source.sound(top[HEAD])}, dtype, device)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.body.embed_tokens.weight  # type: ignore[return-value]
+
+    @property
+    def mark(self) -> str:
+        """Tells one base from another of the same sizes."""
+        row = self.source.read(self.source.names()[-1]).reshape(-1)[:4096]
+        return hashlib.sha256(row.double().numpy().tobytes()).hexdigest()[:16]
+
+    @torch.no_grad()
+    def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of each token the last hidden state, after the norm, `[N, D]`, and the inner features that EAGLE-3 wants,
+        `[N, 3D]`; None of these if the model is too small for them."""
+        cache: Any = Causal(len(ids_N), self.device)
+        kept: dict[int, Tensor] = dict.fromkeys(inner_layers(self.config.layers), ids_N)
+        pos_N = torch.arange(len(ids_N), device=self.device)
+        last_ND = self.body(ids_N.to(self.device, torch.long), pos_N, cache, kept)
+        return last_ND, torch.cat([kept[layer] for layer in kept], -1) if kept else None

@@ -1,0 +1,60 @@
+"""A head or a model read along a whole row at once, with gradients: what stands in for the cache in training.
+
+It knows nothing about losses. The modules are those of model/, and a layer is not told apart from one that decodes:
+it stores its keys and values, and gets back what its rows may look at.
+
+Shapes: N tokens of a row, T pairs of them (N - 1), D model, K key/value heads, S keys, E head dimension.
+"""
+from __future__ import annotations
+
+from typing import Iterator
+
+import torch
+from torch import Tensor
+
+from model.eagle import Head
+
+Seen = tuple[Tensor, Tensor, Tensor]  # keys and values [K, S, E], and for each row which of them it sees [T, S]
+
+
+class Causal:
+    """Every row sees itself and those before it; nothing is kept."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._mask = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
+
+    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
+        return k_KTE, v_KTE, self._mask
+
+
+class Unrolled:
+    """The passes of one layer (EAGLE-3, section 3.2).
+
+    Row p of pass s is the guess that follows s guesses after pair p. Of the first pass, which holds the target's
+    features, it sees the pairs up to p; of each later one the row p alone, which is its ancestor or itself. Each pass
+    is one row shorter than the one before.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
+        self._keys.append(k_KTE)
+        self._values.append(v_KTE)
+        sees = [torch.eye(k_KTE.shape[1], key.shape[1], dtype=torch.bool, device=key.device) for key in self._keys]
+        text = torch.ones_like(sees[0]).tril()
+        return torch.cat(self._keys, 1), torch.cat(self._values, 1), torch.cat([text, *sees[1:]], 1)
+
+
+def unroll(head: Head, token_T: Tensor, feature_TD: Tensor, passes: int) -> Iterator[Tensor]:
+    """What the head makes of each pair, `[T - s, D]` for pass s, each pass fed with what the one before made.
+
+    Pair p is token p + 1 with the target's feature of token p; row p of pass s foretells the feature of token
+    p + s + 1, with the token that follows.
+    """
+    cache = Unrolled()
+    for number in range(min(passes, len(token_T))):
+        pos_T = torch.arange(number, len(token_T), device=token_T.device)
+        feature_TD = head(token_T[number:], feature_TD[:len(pos_T)], pos_T, cache)
+        yield feature_TD
