@@ -1,0 +1,34 @@
+"""A measured curve: how much longer a pass of the pipeline takes with more rows, and so how many a segment should hold.
+
+Where a stage's time is flat, rows are free and a large segment brings more guesses; where it is sloped, or a link is
+slow, small ones come back sooner. It knows nothing about strategies.
+"""
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+
+from model.tree import TokenTree
+from pipeline.target import Ring
+
+SIZES = (16, 32, 64)  # rows
+FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewest rows counts as just as long
+
+
+@lru_cache(maxsize=1)
+def segment_rows(ring: Ring, context: int) -> int:
+    """The most rows, of `SIZES`, whose pass takes hardly longer than that of the fewest; a few passes to find out."""
+    sizes = [size for size in SIZES if size <= context] or [context]
+    takes = {size: _pass(ring, size) for size in (sizes[0], *sizes)}  # the first one warms up
+    return max(size for size in sizes if takes[size] <= FLAT * takes[sizes[0]])
+
+
+def _pass(ring: Ring, rows: int) -> float:
+    """Seconds of so many rows once round the ring."""
+    tree = TokenTree([0] * rows, rows, ring.ids)
+    start = time.perf_counter()
+    ring.send(tree, tree.cut())
+    ring.recv(tree)
+    seconds = time.perf_counter() - start
+    ring.reset(tree)
+    return seconds

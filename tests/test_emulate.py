@@ -1,0 +1,132 @@
+"""The emulated cluster takes at least the time that it models, and changes no text."""
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from config.cli import parse
+from config.profiles import PROFILES, Profile
+from model.sample import Sampler
+from pipeline.emulate import Lane, SlowDraft, SlowHead, SlowLink, SlowSlice, size
+from pipeline.messages import Prune, Reset, Segment
+from pipeline.trace import OFF
+from tests.tiny import CONFIG, Tiny, pipeline, write
+
+QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, tree=3, verdict=4,
+                latency=1, mbps=8, step=1)
+TINY = Tiny()
+PROMPT, NEW, SAMPLER = [8, 1, 33, 25, 46, 12, 9], 12, Sampler(1.0, seed=11)
+
+
+def segment(rows: int, width: int) -> Segment:
+    return Segment(list(range(rows)), [0] * rows, list(range(rows)), 0, torch.zeros(rows, width))
+
+
+def seconds(call) -> float:
+    start = time.monotonic()
+    call()
+    return time.monotonic() - start
+
+
+def test_a_stage_pays_for_its_share_of_the_layers_for_rows_beyond_the_free_ones_and_for_the_text_before():
+    assert QUICK.stage(1.0, rows=2, context=0) == 8e-3
+    assert QUICK.stage(0.5, rows=6, context=10) == pytest.approx(0.5 * (8 + 4 + 5) * 1e-3)
+    assert QUICK.transfer(1000) == 1e-3
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_slowed_down_is_the_same_cluster_in_slow_motion(name):
+    slow = PROFILES[name].slowed(4)
+    assert slow.stage(0.25, 80, 500) == pytest.approx(4 * PROFILES[name].stage(0.25, 80, 500))
+    assert slow.transfer(8192) == pytest.approx(4 * PROFILES[name].transfer(8192))
+    assert (slow.free, slow.layers, slow.latency) == (PROFILES[name].free, PROFILES[name].layers,
+                                                      4 * PROFILES[name].latency)
+
+
+def test_nothing_is_done_before_its_modelled_time():
+    cache = CONFIG.cache(4, 64, TINY.lm_head.weight)
+    cache.admit([0, 1, 2], [0, 0, 1], text=3)
+    tokens, pos = torch.tensor([1, 2, 3]), torch.arange(3)
+    part = SlowSlice(TINY.whole, QUICK, 1.0)
+    assert seconds(lambda: part(tokens, pos, cache, {})) >= QUICK.stage(1.0, 3, 2)
+    head = SlowHead(TINY.lm_head, QUICK)
+    assert seconds(lambda: head(torch.zeros(1, CONFIG.hidden, dtype=torch.float64))) >= 4e-3
+
+
+class Draft:
+    """Grows two levels."""
+
+    level = 0
+
+    def grow(self, tree, growth):
+        self.level += 1
+        return self.level <= 2
+
+    refresh = reset = None
+
+
+def test_the_first_level_of_a_tree_costs_its_beginning_too_and_a_level_that_did_not_grow_nothing():
+    draft = SlowDraft(Draft(), QUICK)
+    assert seconds(lambda: draft.grow(None, None)) >= 5e-3
+    assert 2e-3 <= seconds(lambda: draft.grow(None, None))
+    assert not draft.grow(None, None)
+
+
+def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
+    came, start = [], time.monotonic()
+    data, control = (Lane(lambda msg: came.append((type(msg), time.monotonic() - start)), QUICK, 0.0, OFF)
+                     for _ in range(2))
+    for rows in (20, 10):
+        data.put(segment(rows, 4))  # 20.5 and 10.2 ms on the wire
+    control.put(Prune(0, 0, 0, []))
+    control.close()
+    data.close()
+    assert [kind for kind, _ in came] == [Prune, Segment, Segment]
+    assert came[1][1] >= 21.48e-3 and came[2][1] >= 31.72e-3
+
+
+def test_a_latency_that_varies_changes_no_order():
+    came: list[int] = []
+    lane = Lane(lambda msg: came.append(msg.keep[0]), replace(QUICK, jitter=5), 0.0, OFF)
+    for number in range(6):
+        lane.put(Prune(0, 0, 0, [number]))
+    lane.close()
+    assert came == list(range(6))
+
+
+def test_the_size_of_a_message_is_that_of_the_model_that_it_stands_for():
+    inner = Segment([1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 4), torch.zeros(2, 12))
+    assert size(segment(3, 4), 1000) == 3 * 1024
+    assert size(inner, 1000) == 2 * (24 + 4 * 1000)
+    assert size(Segment([1], [0], [1], 0, torch.tensor([7])), 1000) == 32
+    assert (size(Prune(1, 0, 2, [5, 6]), 1000), size(Reset(), 1000), size(segment(0, 4), 1000)) == (16, 0, 0)
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"])
+def test_every_strategy_writes_its_text_in_an_emulated_cluster(strategy):
+    fast = QUICK.slowed(0.1)
+    draft = SlowDraft(TINY.eagle(), fast)
+    with pipeline(TINY, 2, strategy, draft, wrap=lambda link: SlowLink(link, fast)) as decoder:
+        assert write(decoder, PROMPT, NEW, SAMPLER) == TINY.text(PROMPT, NEW, SAMPLER)
+
+
+def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_count():
+    cluster = parse(["profile=jetson-7b", "rate_mbps=125", "delay_ms=2", "slowdown=2"]).cluster
+    assert (cluster.mbps, cluster.latency, cluster.step) == (62.5, 4.0, pytest.approx(2 * (2.9 + 0.5)))
+    assert parse([]).cluster is None
+    assert parse(["profile=jetson-7b"]).tree.init.worth == -math.inf
+    assert parse(["profile=jetson-7b", "min_probability=0.5"]).tree.init.worth == math.log(0.5)
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["rate_mbps=100"], "name one, as profile=jetson-7b"),
+    (["profile=jetson"], "choose one of none, jetson-7b"),
+    (["profile=wifi", "slowdown=0"], "slowdown=0.0 is not possible"),
+    (["profile=wifi", "rate_mbps=-1"], "rate_mbps=-1.0 is not possible")])
+def test_what_is_no_cluster_is_refused(words, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        parse(words)

@@ -1,0 +1,42 @@
+"""How many rows a segment holds follows from what rows cost."""
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from config.profiles import PROFILES
+from model.sample import Sampler
+from pipeline.emulate import SlowSlice
+from pipeline.stage import Stage
+from scripts.start.probe import SIZES, segment_rows
+from tests.tiny import Tiny, pipeline, write
+
+TINY = Tiny()
+BASE = replace(PROFILES["server"], model=40, free=16, token=0)
+
+
+@pytest.mark.parametrize("free, row, rows", [(64, 1.0, 64), (32, 1.0, 32), (16, 1.0, 16)])
+def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows, monkeypatch):
+    """With stages whose time is free of the test machine's: a clock that only emulated devices move."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    profile = replace(BASE, free=free, row=row)
+
+    class Clocked(SlowSlice):
+        def __call__(self, x, *rest):
+            now[0] += self.profile.stage(self.share, len(x), 0)
+            return self.part(x, *rest)
+
+    with pipeline(TINY, 2, "continuous") as decoder:
+        for stage in decoder.stages:
+            assert isinstance(stage, Stage)
+            stage.part = Clocked(stage.part, profile, 0.5)
+        assert segment_rows(decoder.target, 200) == rows
+        assert write(decoder, [5, 6, 7], 8, Sampler()) == TINY.text([5, 6, 7], 8, Sampler())
+
+
+def test_a_context_that_is_shorter_than_a_segment_bounds_it():
+    with pipeline(TINY, 1, "continuous") as decoder:
+        assert segment_rows(decoder.target, SIZES[0] - 3) == SIZES[0] - 3

@@ -1,0 +1,50 @@
+"""A stage gives up what died while it was computed, and its state stays a function of the messages it has had."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.messages import Prune, Segment
+from pipeline.stage import Stage
+from tests.tiny import CONFIG, Tiny
+
+TINY = Tiny()
+TEXT = Segment([0, 1, 2], [0, 0, 1], [0, 1, 2], 3, torch.tensor([5, 17, 40]))
+GUESSES = Segment([3, 4], [2, 2], [3, 3], 0, torch.tensor([8, 9]))
+MISS = Prune(tip=5, parent=2, horizon=6, keep=[])  # both guesses were wrong: node 5 is what follows node 2
+HIT = Prune(tip=4, parent=2, horizon=6, keep=[])
+AFTER_MISS = Segment([5, 6], [2, 5], [3, 4], 1, torch.tensor([30, 31]))
+AFTER_HIT = Segment([6], [4], [4], 0, torch.tensor([31]))
+
+
+def stage() -> Stage:
+    made = Stage(TINY.slice(0, 4), CONFIG.cache(4, 64, TINY.lm_head.weight))
+    made.apply(TEXT)
+    return made
+
+
+def after(questions: int, prune: Prune):
+    """News that comes before a layer: the prune, when it has been asked for so often."""
+    asked = iter([None] * questions + [prune])
+    return lambda: next(asked, None)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_segment_that_dies_is_given_up_between_two_layers_and_leaves_nothing_behind(layers):
+    calm, hurried = stage(), stage()
+    calm.apply(GUESSES)
+    calm.apply(MISS)
+    given_up = hurried.apply(GUESSES, after(layers, MISS))
+    assert isinstance(given_up, Segment) and given_up.nodes == []
+    assert torch.equal(hurried.apply(AFTER_MISS).x, calm.apply(AFTER_MISS).x)
+    assert hurried.cache.nodes == calm.cache.nodes
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_segment_of_which_a_row_lives_is_finished_before_the_prune_is_obeyed(layers):
+    calm, hurried = stage(), stage()
+    said = calm.apply(GUESSES)
+    calm.apply(HIT)
+    assert torch.equal(hurried.apply(GUESSES, after(layers, HIT)).x, said.x)
+    assert hurried.cache.nodes == calm.cache.nodes
+    assert torch.equal(hurried.apply(AFTER_HIT).x, calm.apply(AFTER_HIT).x)
