@@ -1,7 +1,7 @@
 """The trace: what each rank did and when, one JSON line per span.
 
 It knows nothing about what is traced. Off, a span is one shared object that does nothing; on, the lines of all ranks
-are merged into a Chrome trace that https://ui.perfetto.dev opens.
+are merged into a Chrome trace that https://ui.perfetto.dev opens, or become the page of scripts/timeline.py.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
 MANY = 10_000  # spans
+CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 
 
 class NoTrace:
@@ -72,26 +73,43 @@ class Trace(NoTrace):
 
 
 class TracedDraft:
-    """A draft whose growth leaves spans."""
+    """A draft whose growth leaves spans: which guesses it added, and which are gone since the growth before."""
 
     def __init__(self, draft: Any, trace: NoTrace) -> None:
         self.draft, self._trace = draft, trace
-        self.refresh, self.reset = draft.refresh, draft.reset
+        self.refresh = draft.refresh
+        self._live: set[int] = set()  # after the last growth
 
     def grow(self, tree: Any, growth: Any) -> bool:
-        with self._trace.span("grow", live=len(tree.live)):
+        live, first = len(tree.live), tree.horizon
+        facts: dict[str, list[Any]] = {name: [] for name in ("nodes", "tokens", "parents", "scores", "gone")}
+        with self._trace.span("grow", live=live, **facts):
             grew: bool = self.draft.grow(tree, growth)
+            new = [node for node in range(first, tree.horizon) if node in tree.live]
+            facts["nodes"] += new
+            for name, source in (("tokens", tree.token), ("parents", tree.parent), ("scores", tree.score)):
+                facts[name] += [source[node] for node in new]
+            facts["gone"] += self._live - tree.live
+            self._live = set(tree.live)
         return grew
 
+    def reset(self) -> None:
+        self._live = set()
+        self.draft.reset()
 
-def read(folder: str) -> list[dict[str, Any]]:
-    """The spans of all ranks, in the order of their beginnings."""
-    spans = [json.loads(line) for path in Path(folder).glob("rank_*.jsonl")
-             for line in path.read_text(encoding="utf-8").splitlines()]
+
+def read(folder: str | Path) -> list[dict[str, Any]]:
+    """The spans of all ranks by the clock of rank 0, in the order of their beginnings."""
+    spans: list[dict[str, Any]] = []
+    for path in sorted(Path(folder).glob("rank_*.jsonl")):
+        mine = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        ahead = next((span["ahead"] for span in mine if span["name"] == CLOCK), 0.0)
+        spans += [{**span, "t0": span["t0"] + ahead, "t1": span["t1"] + ahead}
+                  for span in mine if span["name"] != CLOCK]
     return sorted(spans, key=lambda span: span["t0"])
 
 
-def merge(folder: str) -> Path:
+def merge(folder: str | Path) -> Path:
     """Join the spans of all ranks into `folder/trace.json`, with an arrow along each segment's way; return its path."""
     spans = read(folder)
     start = spans[0]["t0"] if spans else 0.0

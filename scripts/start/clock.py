@@ -1,0 +1,45 @@
+"""One clock for the traces of several machines: by how much rank 0's clock is ahead of another rank's.
+
+It knows nothing about what is traced. Ranks of one machine share its monotonic clock; on another machine a rank asks
+rank 0 for the time, over the store of the rendezvous, and believes the answer that came quickest (Cristian, 1989).
+"""
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+from pipeline.trace import CLOCK, NoTrace
+
+PINGS = 8
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for all that shares a monotonic clock, containers included
+Clock = Callable[[], float]
+
+
+def machine() -> str:
+    return BOOT.read_text().strip()
+
+
+def tell_time(store: Any, peers: Sequence[int], here: str, clock: Clock = time.monotonic) -> None:
+    """On rank 0: answer the pings of those peers that are on another machine than `here`."""
+    store.set("clock/0", here)
+    for peer in peers:
+        if store.get(f"clock/{peer}").decode() != here:
+            for i in range(PINGS):
+                store.get(f"clock/{peer}/ask/{i}")
+                store.set(f"clock/{peer}/told/{i}", repr(clock()))
+
+
+def learn_time(store: Any, rank: int, here: str, trace: NoTrace) -> None:
+    """On any other rank: note in its trace by how many seconds rank 0's clock is ahead, if it has another one."""
+    store.set(f"clock/{rank}", here)
+    if store.get("clock/0").decode() == here:
+        return
+    answers = []
+    for i in range(PINGS):
+        asked = time.monotonic()
+        store.set(f"clock/{rank}/ask/{i}", "")
+        told = float(store.get(f"clock/{rank}/told/{i}"))
+        back = time.monotonic()
+        answers.append((back - asked, told - (asked + back) / 2))
+    trace.note(CLOCK, time.monotonic(), ahead=min(answers)[1])

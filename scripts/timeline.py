@@ -1,0 +1,105 @@
+"""A page that shows what a run did: each segment on its way through the ranks, beside it the token tree of the moment.
+
+Usage: python -m scripts.timeline TRACE_DIR [-o PAGE.html] [--requests FIRST:LAST]
+
+TRACE_DIR is what a run with trace=TRACE_DIR left behind; if it ran on several hosts, put the rank_N.jsonl files of all
+of them into one folder first. The page holds all that it needs and opens in any browser. The Chrome trace beside it,
+TRACE_DIR/trace.json, is written anew. It knows nothing about pipelines but the spans that their ranks leave.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any, Iterable
+
+import torch
+
+from config.run_config import RunConfig
+from model.text import Text
+from model.weights import Part
+from pipeline.trace import merge, read
+from scripts.story import Story
+
+PAGE = Path(__file__).with_suffix(".html")
+MARK = "/*DATA*/"  # where the page takes its data
+MOST = 20  # requests that a page shows when nothing is said: more make a slow one
+
+
+def describe(config: RunConfig, part: Part) -> None:
+    """Leave in the trace's folder what its spans do not tell, `run.json`: what ran, and the text of every token."""
+    asked = config.prompt or Path(config.question_file).name or config.prompt_ids
+    about = {"kind": "real" if config.profile == "none" else "emulated", "profile": config.profile,
+             "method": config.pipeline_type, "stages": "+".join(map(str, part.stages)),
+             "model": Path(config.base_dir or config.model_dir).name, "draft": config.draft, "prompt": asked,
+             "temperature": config.temperature, "seed": config.seed,
+             "versions": {"python": platform.python_version(), "torch": torch.__version__},
+             "tokens": {} if config.prompt_ids else texts(Text(part.folder).tokenizer, occurring(read(config.trace)))}
+    (Path(config.trace) / "run.json").write_text(json.dumps(about, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
+    """The ids of all tokens that the spans name."""
+    found: set[int] = set()
+    for span in spans:
+        found.update(span.get("tokens", ()), span.get("said", {}).values(), span.get("answer", ()))
+        found.update([span["token"]] if "token" in span else [])
+    return found
+
+
+def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
+    """Each token as it reads in the middle of a text; a part of a character as a number of its vocabulary."""
+    found = {}
+    for token in sorted(token for token in tokens if token < len(tokenizer)):
+        name, text = tokenizer.convert_ids_to_tokens(token), tokenizer.decode([token])
+        # Sentencepiece drops the space in front of the first word, which every token is when it stands alone.
+        found[token] = name.replace("\u2581", " ") if name.startswith("\u2581") else text
+        if "\ufffd" in found[token]:
+            found[token] = f"\u27e8{token}\u27e9"
+    return found
+
+
+def page(folder: Path, first: int = 0, last: int | None = None) -> str:
+    """The page of a trace, of these of its requests."""
+    spans = read(folder)
+    if not any("tokens" in span for span in spans):
+        raise ValueError(f"{folder} holds no trace of a run: give the folder of trace=FOLDER, with its rank_N.jsonl")
+    about = folder / "run.json"
+    run = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    story = Story(spans).tell(first, last)
+    used = {str(token) for node in story["nodes"] for token in (node[1], node[9])}
+    run["tokens"] = {token: text for token, text in run.get("tokens", {}).items() if token in used}
+    data = json.dumps({"run": run, **story}, ensure_ascii=False, separators=(",", ":"))
+    return PAGE.read_text(encoding="utf-8").replace(MARK, data.replace("<", "\\u003c"))
+
+
+def _slice(text: str) -> tuple[int, int | None]:
+    first, colon, last = text.partition(":")
+    if not all(not word or word.isdigit() for word in (first, last)):
+        raise ValueError(f"--requests {text} is no range: write FIRST:LAST, as 0:5 for the first five")
+    return int(first or 0), int(last) if last else None if colon else int(first or 0) + 1
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="what a run with trace=TRACE_DIR left behind")
+    parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
+    parser.add_argument("--requests", metavar="FIRST:LAST", default=f"0:{MOST}",
+                        help=f"which requests to show, from 0, the last not included; default 0:{MOST}; 0: for all")
+    wanted = parser.parse_args(argv)
+    out = wanted.out or wanted.folder / "timeline.html"
+    try:
+        html = page(wanted.folder, *_slice(wanted.requests))
+        out.write_text(html, encoding="utf-8")
+        merge(wanted.folder)
+    except (ValueError, OSError) as error:
+        print(f"flowspec: {error}", file=sys.stderr)
+        return 2
+    print(f"{out} ({len(html) / 1e6:.1f} MB): open it in a browser")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

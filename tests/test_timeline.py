@@ -1,0 +1,168 @@
+"""The timeline: what a run leaves behind, the story told from it, and the page in a real browser."""
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from pipeline.trace import CLOCK, Trace, read
+from scripts import timeline
+from scripts.start.clock import learn_time, tell_time
+from scripts.story import NODE, STOP, Story
+from tests.saved import here, models
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-component-update", "--disable-background-networking", "--virtual-time-budget=2000",
+         "--window-size=1400,900")
+SMALL = ("init_total_token=20", "init_topk=4", "init_depth=4", "expand_total_token=16", "expand_topk=4",
+         "init_subseq_token=4", "max_new_tokens=12", "ignore_eos=true", "template=none")
+QUESTIONS = ("what does a fox do?", "and a crow?")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture(scope="module", params=["ar", "naive", "continuous", "pipedec"])
+def ran(saved, tmp_path_factory, request):
+    """Two requests over three ranks: the trace's folder, and the token ids of the answers."""
+    folder = tmp_path_factory.mktemp(request.param)
+    asked = folder / "questions.jsonl"
+    asked.write_text("\n".join(json.dumps({"turns": [question]}) for question in QUESTIONS))
+    assert here(f"model_dir={saved / '0+2+2'}", f"pipeline_type={request.param}", f"question_file={asked}",
+                f"trace={folder / 'trace'}", f"output={folder / 'out.json'}", *SMALL) == 0
+    return folder / "trace", [record["token_ids"] for record in json.loads((folder / "out.json").read_text())]
+
+
+def story(folder):
+    told = Story(read(folder)).tell()
+    nodes = {row[0]: dict(zip(NODE, row)) for row in told["nodes"]}
+    for segment in told["segments"]:
+        segment["stops"] = [dict(zip(STOP, row)) for row in segment["stops"]]
+    return told, nodes
+
+
+def text(told, nodes, number):
+    """The settled tokens of a request behind its prompt, up from the node that nothing settled stands on."""
+    settled = {i: node for i, node in nodes.items() if node["request"] == number and node["settled"] is not None}
+    tip, = set(settled) - {node["parent"] for node in settled.values()}
+    chain = []
+    while settled[tip]["kind"] != "prompt":
+        chain.insert(0, settled[tip]["token"])
+        tip = settled[tip]["parent"]
+    return chain
+
+
+def test_the_settled_nodes_spell_the_answers(ran):
+    folder, answers = ran
+    told, nodes = story(folder)
+    assert [request["answer"] for request in told["requests"]] == answers
+    for number, answer in enumerate(answers):
+        assert text(told, nodes, number)[:len(answer)] == answer
+    assert all(node["settled"] is None or node["died"] is None for node in nodes.values())
+    guesses = [node for node in nodes.values() if node["kind"] == "guess"]
+    assert all((node["settled"] is None) != (node["died"] is None) for node in guesses)
+    for node in nodes.values():
+        if node["settled"] is not None and node["kind"] != "prompt":
+            assert nodes[node["parent"]]["said"] == node["token"]
+
+
+def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
+    told, nodes = story(ran[0])
+    for number, segment in enumerate(told["segments"]):
+        assert [stop["rank"] for stop in segment["stops"]] == [1, 2]
+        times, rows = [segment["sent"]], [len(segment["nodes"])]
+        for stop in segment["stops"]:
+            times += [at for at in (stop["came"], stop["from"], stop["to"], stop["left"]) if at is not None]
+            rows += [stop["rows"], stop["computed"], stop["passed"]]
+        assert times == sorted(times) and rows == sorted(rows, reverse=True)
+        assert [nodes[node]["segment"] for node in segment["nodes"]] == [number] * len(segment["nodes"])
+    sent = [node for segment in told["segments"] for node in segment["nodes"]]
+    assert len(sent) == len(set(sent)) and {event[1] for event in told["events"]} >= {"send", "judge", "settle", "end"}
+
+
+def test_what_ran_lies_beside_the_spans_with_the_texts_of_its_tokens(ran):
+    folder, answers = ran
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["kind"], run["profile"], run["stages"], run["temperature"]) == ("real", "none", "0+2+2", 0.0)
+    letters = {str(token) for answer in answers for token in answer} & set(run["tokens"])
+    assert letters and all(len(run["tokens"][token]) == 1 or run["tokens"][token].startswith("<") for token in letters)
+
+
+def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path, capsys):
+    folder, answers = ran
+    assert timeline.main([str(folder), "-o", str(tmp_path / "page.html"), "--requests", "1"]) == 0
+    html = (tmp_path / "page.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])
+    assert [request["answer"] for request in data["requests"]] == answers[1:] and data["left_out"] == 1
+    assert data["segments"][data["nodes"][0][NODE.index("segment")]]["nodes"][0] == data["nodes"][0][0]
+    assert not re.search(r"https?://|src=|<link|@import|url\((?!#)", html.replace(json.dumps(data), ""))
+    assert timeline.main([str(folder), "--requests", "7:"]) == 2 and "2 requests" in capsys.readouterr().err
+    assert timeline.main([str(tmp_path)]) == 2 and "trace=FOLDER" in capsys.readouterr().err
+
+
+def test_clocks_of_other_machines_are_set_by_rank_0s(tmp_path):
+    store, traces = dist.HashStore(), [Trace(str(tmp_path), rank) for rank in range(3)]
+    others = [threading.Thread(target=learn_time, args=(store, rank, name, traces[rank]))
+              for rank, name in ((1, "same"), (2, "other"))]
+    for thread in others:
+        thread.start()
+    tell_time(store, (1, 2), "same", lambda: time.monotonic() + 1000)
+    for thread in others:
+        thread.join()
+    now = time.monotonic()
+    for trace in traces:
+        trace.note("wait", now)
+        trace.close()
+    spans = {span["rank"]: span for span in read(tmp_path)}
+    assert CLOCK not in {span["name"] for span in spans.values()}
+    assert (spans[0]["t0"], spans[1]["t0"]) == (now, now) and abs(spans[2]["t0"] - now - 1000) < 0.5
+
+
+def body(page, profile, mark=""):
+    """The attributes that the page's script left at its body, once it ran in a browser."""
+    dumped = subprocess.run([BROWSER, *QUIET, f"--user-data-dir={profile}", "--dump-dom", f"file://{page}{mark}"],
+                            capture_output=True, text=True, timeout=60)
+    return dict(re.findall(r'data-(\w+)="([^"]*)"', re.search(r"<body[^>]*>", dumped.stdout)[0]))
+
+
+KEYS = """<script>
+const seen = [];
+const press = key => { document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true})); drawNow();
+  seen.push(document.body.dataset.event + ":" + document.body.dataset.settled); };
+["Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End", "."].forEach(press);
+document.body.dataset.seen = seen.join(" "); document.body.dataset.lit = String(view.lit);
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
+def test_in_a_browser_the_page_runs_and_steps_through_time(ran, tmp_path):
+    folder, answers = ran
+    page = tmp_path / "page.html"
+    assert timeline.main([str(folder), "-o", str(page)]) == 0
+    told, nodes = story(folder)
+    request, settles = told["requests"][1], [event for event in told["events"] if event[1] == "settle"]
+    at = [event for event in settles if event[0] > request["from"]][1]
+    got = body(page, tmp_path / "one", f"#t={at[0]}")
+    assert got["ready"] == "yes" and "error" not in got
+    assert (int(got["segments"]), int(got["nodes"])) == (len(told["segments"]), len(nodes))
+    settled = [node for node in nodes.values() if node["request"] == 1 and node["kind"] != "prompt"
+               and node["settled"] is not None and node["settled"] <= at[0]]
+    assert got["request"] == "1" and got["answer"] == ",".join(map(str, answers[1][:len(settled)]))
+    page.write_text(page.read_text().replace("</body>", KEYS + "</body>"))
+    seen = body(page, tmp_path / "two")
+    steps = [[int(number) for number in step.split(":")] for step in seen["seen"].split()]
+    assert "error" not in seen and seen["lit"] != "null"
+    moments = sorted({event[0] for event in told["events"]})
+    indices = [max(i for i, event in enumerate(told["events"]) if event[0] <= t) for t in moments[:3]]
+    assert [step[0] for step in steps[:4]] == [indices[0], indices[1], indices[2], indices[1]]
+    assert steps[4] == [len(told["events"]) - 1, len(answers[1])]
