@@ -1,0 +1,139 @@
+"""What an evaluation is: which methods answer which questions, how often, and where the answers go.
+
+It knows nothing about how a question is asked; all other keys are those of a single run.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Iterator, Sequence
+
+from config.methods import METHODS
+from config.presets import PRESETS, ROOT
+from config.run_config import RunConfig
+
+TREES = ("min_probability=0", "expand_depth=6", "none_expand=true")  # the paper's, whatever a preset is tuned to
+PAPER = (*TREES, "methods=naive,tp,galaxy,pipedec,continuous", "max_new_tokens=256")
+BOARDS = (*TREES, "methods=naive,pipedec,continuous", "max_new_tokens=256")  # each holds its part of a pipeline
+RESULTS = ROOT / "results"
+QUICK = ("profile=jetson-7b", "slowdown=0.5", "question_end=5", "max_new_tokens=64")  # half an hour on a laptop
+PROTOCOLS = {
+    "emulated": ("toy", *TREES, f"results={RESULTS}", *QUICK),
+    "tensor-parallel": ("toy", *TREES, "methods=naive,tp,galaxy", f"results={RESULTS / 'tp'}", *QUICK),
+    "paper-7b": ("llama2-7b", *PAPER, f"results={RESULTS / 'paper-7b'}"),
+    "paper-13b": ("llama2-13b", *PAPER, f"results={RESULTS / 'paper-13b'}", "quant=fp4"),
+    "boards-7b": ("llama2-7b", *BOARDS, f"results={RESULTS / 'boards-7b'}"),
+    "boards-13b": ("llama2-13b", *BOARDS, f"results={RESULTS / 'boards-13b'}", "quant=fp4"),
+}
+EMULATED = ("emulated", "tensor-parallel")
+EXAMPLES = """\
+  bash run_eval.sh
+  bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 question_end=2 results=quick
+  bash run_eval.sh profile=jetson-13b rate_mbps=125 results=slow
+  bash run_eval.sh vicuna-7b data=DIR question_begin=30 question_end=50"""
+
+
+@dataclass(frozen=True)
+class EvalConfig(RunConfig):
+    """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
+
+    EXAMPLES: ClassVar[str] = EXAMPLES
+
+    # What is compared (commas between)
+    methods: str = "ar,serial,naive,pruned,pipedec,continuous"  # those that answer
+    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets
+    data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
+    temperatures: str = "0,1"  # each question is asked at each of them
+    repeats: int = 1  # how often; the seed grows by 1 each time
+    results: str = "results"  # folder for answers, figures and tables; the same command goes on with what is there
+    launch: str = ""  # name of one start of the pipeline, in the answers and in the tally; given by the command itself
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for problem in _problems(self):
+            raise ValueError(problem)
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        """The methods, `ar` first, since the others are compared with it."""
+        return tuple(sorted(_words(self.methods), key=lambda name: name != "ar"))
+
+    @property
+    def chosen_sets(self) -> tuple[str, ...]:
+        return _words(self.sets)
+
+    @property
+    def chosen_temperatures(self) -> tuple[float, ...]:
+        return tuple(float(word) for word in _words(self.temperatures))
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The methods that can share one start of the pipeline: those of one target with one kind of draft."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for name in self.chosen_methods:
+            found.setdefault((METHODS[name].target, _draft(name, self.chosen_methods)), []).append(name)
+        return [tuple(names) for names in found.values()]
+
+
+def first(group: Sequence[str]) -> str:
+    """The method that a start of the pipeline is made for: one that needs a draft, if there is one."""
+    return next((name for name in group if METHODS[name].draft != "none"), group[0])
+
+
+def _draft(name: str, beside: Sequence[str]) -> str:
+    """The kind of draft of a method; one without a draft goes with the others of its target."""
+    drafts = [METHODS[other].draft for other in (name, *beside) if METHODS[other].target == METHODS[name].target]
+    return next((draft for draft in drafts if draft != "none"), "none")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _problems(c: EvalConfig) -> Iterator[str]:
+    """What is wrong with an evaluation, each in a sentence that names the fix."""
+    for name in _words(c.methods):
+        if name not in METHODS:
+            yield f"methods={c.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
+    for word in _words(c.temperatures):
+        try:
+            fine = 0 <= float(word) < float("inf")
+        except ValueError:
+            fine = False
+        if not fine:
+            yield f"temperatures={c.temperatures}: {word} is not possible: give numbers from 0, as 0,1"
+    for key, chosen in (("methods", c.chosen_methods), ("sets", c.chosen_sets),
+                        ("temperatures", c.chosen_temperatures)):
+        if not chosen:
+            yield f"{key} is empty: name at least one"
+        if len(set(chosen)) < len(chosen):
+            yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
+    if c.repeats < 1:
+        yield f"repeats={c.repeats} is too small: give 1 or more"
+    if c.temperature:
+        yield f"temperature={c.temperature} is of a single run: write temperatures={c.temperature:g}"
+    for key in ("prompt_ids", "question_file"):
+        if getattr(c, key):
+            yield f"{key} is of a single run: name data sets with sets=, and their folder with data="
+
+
+def words(protocol: str, argv: Sequence[str]) -> list[str]:
+    """The words of a command, and those of a protocol (the first of which is its preset) that they leave open.
+
+    `emulated`, `tensor-parallel`: the bundled model on an emulated cluster, a few questions; another model that is
+    named runs as it is, and answers all.
+    `paper-7b`, `paper-13b`: the comparison of the paper; its questions are the 30th to 49th of the real data sets.
+    `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need the model split another way.
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"{protocol} is no protocol: choose one of {', '.join(PROTOCOLS)}")
+    preset, *more = PROTOCOLS[protocol]
+    given = {word.partition("=")[0] for word in argv}
+    quick = [word for word in more if word.partition("=")[0] in {pair.partition("=")[0] for pair in QUICK}]
+    if protocol in EMULATED and ({"model_dir", "base_dir"} & given or set(argv[:1]) & set(PRESETS) - {preset}):
+        more = [word for word in more if word not in quick]
+    if "profile=none" in argv:
+        more = [word for word in more if not word.startswith("slowdown=")]
+    if protocol not in EMULATED and "data" in given and not {"question_begin", "question_end"} & given:
+        more += ["question_begin=30", "question_end=50"]
+    named = bool(argv) and "=" not in argv[0] and not argv[0].startswith("-")
+    return [*([] if named else [preset]), *argv, *(word for word in more if word.partition("=")[0] not in given)]

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Segment size: tokens/s by the rows that a segment may have.
+#   bash eval/sweeps/segment.sh [PRESET] [key=value ...]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/env.sh"
+make_env
+exec "$PY" -m scripts.sweep segment "$@"

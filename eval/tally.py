@@ -1,0 +1,112 @@
+"""The tally: what each rank spent its time on, one line of sums per request.
+
+It knows nothing about methods or answers. It is a trace that keeps no spans, so it may stay on while speed is measured.
+"""
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator
+
+from pipeline.trace import OFF, NoTrace
+
+BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
+TIMED = (*BEGIN, "wait", "judge", "prune")  # … and spends its time in these
+WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its model's bytes, and through a real one
+
+
+def lateness(folder: str | Path) -> float:
+    """By how much emulated devices and wires were too late so far, in seconds per second of computing on all ranks."""
+    lines = [json.loads(line) for path in Path(folder).glob("rank_*.jsonl") for line in path.read_text().splitlines()]
+    busy = sum(line["spans"].get(name, 0.0) for line in lines for name in ("forward", "grow", "judge"))
+    return sum(line["late"] for line in lines) / busy if busy else 0.0
+
+
+class Tally(NoTrace):
+    """One rank's sums, written to `folder/rank_<rank>.jsonl`; `behind` is a trace that gets every span as well.
+
+    A line has `rank`, `request` (how many came before it), `seconds` (from its first span to its last), `spans` (the
+    seconds in each kind of span, as they passed), `late` (seconds by which emulated devices and wires were too late)
+    and, of what this rank sent, `segments`, their `rows`, `bytes`, and those of prunes apart as `control`.
+    """
+
+    def __init__(self, folder: str | Path, rank: int, behind: NoTrace = OFF) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.rank, self.behind = rank, behind
+        self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8", buffering=1)
+        self._lock = threading.Lock()  # a rank's threads share all that follows
+        self._requests = 0
+        self._clear()
+
+    @contextmanager
+    def span(self, name: str, **facts: Any) -> Iterator[None]:
+        since = time.monotonic()
+        if name in BEGIN and (name != "send" or facts["nodes"]):
+            self._begin(since)
+        try:
+            with self.behind.span(name, **facts):
+                yield
+        finally:
+            self._add(name, since, facts)
+
+    def note(self, name: str, since: float, **facts: Any) -> None:
+        self._add(name, since, facts)
+        self.behind.note(name, since, **facts)
+
+    def close(self) -> None:
+        with self._lock:
+            self._write()
+            self._file.close()
+        self.behind.close()
+
+    def _clear(self) -> None:
+        self._start: float | None = None  # of the first span of a request
+        self._end: float | None = None  # of its last one; a sender may still be busy with what went before
+        self._late = 0.0
+        self._spans: dict[str, float] = defaultdict(float)
+        self._sums: Counter[str] = Counter()
+        self._bytes: dict[str, Counter[str]] = {name: Counter() for name in WIRES}  # by kinds of messages
+
+    def _begin(self, since: float) -> None:
+        with self._lock:
+            if self._end is not None:
+                self._write()
+            if self._start is None:
+                self._start = since
+
+    def _add(self, name: str, since: float, facts: dict[str, Any]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if self._start is None:
+                return  # between requests
+            if name in WIRES:
+                self._bytes[name][facts["kind"]] += facts["bytes"]
+            elif name == "late":
+                self._late += now - since
+            elif self._end is None:
+                self._spend(name, since, now, facts)
+
+    def _spend(self, name: str, since: float, now: float, facts: dict[str, Any]) -> None:
+        if name == "reset":  # rank 0 has the whole answer when it begins
+            self._end = since
+        elif name in TIMED:
+            self._spans[name] += now - since
+            if name == "send" and facts["nodes"]:
+                self._sums.update(segments=1, rows=len(facts["nodes"]))
+            if facts.get("kind") == "Reset":
+                self._end = now
+
+    def _write(self) -> None:
+        """The line of the request that ended, if one did, and a clean slate."""
+        if self._start is not None and self._end is not None and not self._file.closed:
+            sent = self._bytes["wire"] or self._bytes["sent"]
+            line = {"rank": self.rank, "request": self._requests, "seconds": self._end - self._start,
+                    "spans": dict(self._spans), "late": self._late, "segments": self._sums["segments"],
+                    "rows": self._sums["rows"], "bytes": sum(sent.values()) - sent["Prune"], "control": sent["Prune"]}
+            self._file.write(json.dumps(line) + "\n")
+            self._requests += 1
+        self._clear()

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Compares the methods, and ends with the paper's table: bash run_eval.sh [PRESET] [key=value ...], or --help.
+# As it is: the bundled model on an emulated cluster, five questions of each data set. Another model that is named runs
+# as it is, on all questions.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/env.sh"
+make_env
+exec "$PY" -m scripts.evaluate emulated "$@"

@@ -1,0 +1,131 @@
+"""The evaluation: methods, data sets and temperatures, over one pipeline after the other, and tables at the end.
+
+Usage: python -m scripts.evaluate PROTOCOL [PRESET] [key=value ...], which run_eval.sh and others call; --help shows all
+keys, docs/evaluation.md tells what comes out.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Sequence
+
+from config.cli import parse
+from config.eval_config import EvalConfig, first, words
+from eval.bench import Bench, plan
+from eval.datasets import BUNDLED, Question, load
+from eval.report import TOO_LATE, report
+from eval.results import Results
+from eval.tally import lateness
+from scripts.generate import Reader
+from scripts.launch import Session, run
+from scripts.start.hosts import BOARD, COMMAND, find_board
+from scripts.start.torchrun import STOPPED, WRONG
+
+MODULE = "scripts.evaluate start"  # what a rank is
+TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
+SLOWEST = 64  # times slower than modelled: a machine that cannot do that has other troubles
+
+
+def answer_all(session: Session) -> None:
+    """On rank 0: what the methods of this start of the pipeline have to say."""
+    config, text = session.config, session.text
+    assert isinstance(config, EvalConfig) and text
+    if _apart(config):
+        announce(config)
+    methods = next(group for group in config.groups if config.pipeline_type in group)
+    decoders = {name: session.decoder_for(replace(config, pipeline_type=name)) for name in methods}
+    bench = Bench(config, text, decoders, lambda: Reader(text, config.stop), session.scale, session.trace)
+    results = Results(config.results).open(config, session.scale)
+    try:
+        bench.run(plan(config, _sets(config), methods), results, lambda: _check_pace(config))
+    finally:
+        results.close()
+
+
+def _check_pace(config: EvalConfig) -> None:
+    """End this start if the machine does not keep the pace of the emulated cluster."""
+    late = lateness(Path(config.results) / "tally" / config.launch)
+    if config.cluster and late > TOO_LATE and config.slowdown < SLOWEST:
+        print(f"flowspec: what is emulated comes {late:.0%} too late on this machine: once more, and slower",
+              file=sys.stderr)
+        raise SystemExit(TOO_FAST)
+
+
+def _sets(config: EvalConfig) -> dict[str, list[Question]]:
+    return {name: load(config.data, name, config.question_begin, config.question_end) for name in config.chosen_sets}
+
+
+def announce(config: EvalConfig) -> None:
+    """Say what will be done, or refuse it."""
+    sets, results = _sets(config), Results(config.results)
+    results.check(config)
+    jobs = plan(config, sets, config.chosen_methods)
+    done = sum(job.key in results.texts for job in jobs)
+    counts = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
+    where = f"an emulated cluster, profile {config.profile}" if config.cluster else "this pipeline as it is"
+    rows = [("measured on", where), ("model", config.model_dir or config.base_dir),
+            ("methods", ", ".join(config.chosen_methods)), ("questions", ", ".join(counts)),
+            ("from", config.data or str(BUNDLED)), ("temperatures", config.temperatures),
+            ("seeds", f"{config.seed}" + (f" to {config.seed + config.repeats - 1}" if config.repeats > 1 else "")),
+            ("answers", f"{len(jobs)} of at most {config.max_new_tokens} tokens a turn"
+             + (f", of which {done} are there" if done else "")),
+            ("results", os.path.abspath(config.results))]
+    print("\n".join(["evaluation", *(f"  {name:<14}{value}" for name, value in rows)]), flush=True)
+
+
+def _apart(config: EvalConfig) -> bool:
+    """Whether each rank is on a host of its own, which has the results only if it is rank 0's."""
+    return bool(config.hosts or os.environ.get(BOARD))
+
+
+def evaluate(protocol: str, argv: Sequence[str]) -> int:
+    """The whole life of the command; its exit code. Each group of methods has a start of the pipeline of its own."""
+    try:
+        argv = words(protocol, argv)
+        if any(word.startswith("pipeline_type=") for word in argv):
+            raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
+        config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), EvalConfig)
+        assert isinstance(config, EvalConfig)
+        if not _apart(config):
+            announce(config)
+        find_board(config, os.environ)
+    except (ValueError, OSError) as error:
+        print(f"flowspec: {error}", file=sys.stderr)
+        return WRONG
+    results = Results(config.results)
+    code, slowdown = 0, config.slowdown
+    argv = [word for word in argv if not word.startswith("slowdown=")]
+    for group in config.groups:
+        while (code := _start(config, [*argv, f"slowdown={slowdown}", f"pipeline_type={first(group)}",
+                                       f"launch={results.starts}-{first(group)}"])) == TOO_FAST:
+            slowdown *= 2
+        if code:
+            break
+    if results.has_answers:
+        print(f"tables and plots: {report(config.results)}")
+        if code:
+            print("flowspec: what was answered is kept; the same command goes on from there", file=sys.stderr)
+    return code
+
+
+def _start(config: EvalConfig, argv: Sequence[str]) -> int:
+    """One start of the pipeline; its exit code. On several hosts a process becomes the rank of its host, and ends."""
+    if not _apart(config):
+        return run(MODULE, argv, answer_all, EvalConfig)
+    child = subprocess.Popen([sys.executable, "-m", *MODULE.split(), *argv])
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks
+    try:
+        code = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else STOPPED - code
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == MODULE.split()[1:]:
+        sys.exit(run(MODULE, sys.argv[2:], answer_all, EvalConfig))
+    sys.exit(evaluate((sys.argv[1:] or [""])[0], sys.argv[2:]))

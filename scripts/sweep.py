@@ -1,0 +1,64 @@
+"""Sweeps and ablations: the evaluation at each point of what is varied, then a table and a plot.
+
+Usage: python -m scripts.sweep NAME [PRESET] [key=value ...], which eval/sweeps/NAME.sh calls. Every key of run_eval.sh
+may be given, but those that the sweep varies; results=DIR holds a folder for each point (results/sweeps/NAME if it is
+not given), and the same command goes on with what is there.
+"""
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from config.presets import ROOT
+from eval.sweep import SWEEPS, Sweep, place, write
+from scripts.start.torchrun import WRONG
+
+
+def listing() -> str:
+    """What there is to choose from."""
+    return "\n".join(f"  {name:<18}{sweep.about}: {', '.join(sweep.points)}" for name, sweep in SWEEPS.items())
+
+
+def commands(name: str, sweep: Sweep, argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
+    """The folder of the sweep, and the words of each point's evaluation. Raises ValueError for a key that is varied."""
+    given = {word.partition("=")[0]: word for word in argv}
+    varied = {word.partition("=")[0] for keys in sweep.points.values() for word in keys}
+    for key in varied & given.keys():
+        raise ValueError(f"{key} is what {name} varies: leave {given[key]} out")
+    folder = Path(given.get("results", f"results={ROOT / 'results' / 'sweeps' / name}").partition("=")[2]).absolute()
+    asked = [word for word in argv if not word.startswith("results=")]
+    base = [word for word in sweep.base if word.partition("=")[0] not in given]
+    return folder, {point: [*asked, *(word for word in base if word.partition("=")[0] not in varied), *keys,
+                            f"results={place(folder, point)}"] for point, keys in sweep.points.items()}
+
+
+def run(name: str, argv: Sequence[str]) -> int:
+    """Evaluate point by point; the exit code of the first that fails. What was answered is shown in any case."""
+    try:
+        folder, points = commands(name, SWEEPS[name], argv)
+    except ValueError as error:
+        print(f"flowspec: {error}", file=sys.stderr)
+        return WRONG
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code tells of it
+    code = 0
+    for number, (point, words) in enumerate(points.items(), 1):
+        print(f"\n{name}: point {number} of {len(points)}, {point}", flush=True)
+        code = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words]).returncode
+        if code:
+            break
+    try:
+        path = write(folder, name, SWEEPS[name])
+        print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
+    except ValueError as error:
+        print(f"flowspec: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1] in SWEEPS:
+        sys.exit(run(sys.argv[1], sys.argv[2:]))
+    print(f"{__doc__}\n{listing()}")
+    sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else WRONG)

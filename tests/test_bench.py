@@ -1,0 +1,254 @@
+"""Evaluations: what is asked, in which order, what is written, and what an interruption leaves."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from config.cli import parse
+from config.eval_config import EvalConfig, words
+from config.methods import METHODS, Method
+from eval import results as results_module
+from eval.bench import Bench, plan
+from eval.datasets import Question
+from eval.results import Key, Results
+from model.sample import Sampler
+from model.text import Text
+from scripts.evaluate import evaluate
+from scripts.generate import Reader
+from tests.saved import models
+from tests.tiny import Tiny, pipeline
+
+TALK = {"question_id": 7, "category": "writing", "turns": ["who are you?", "why?"]}
+TIMES = ("tstamp", "ttft", "settled", "launch", "requests", "segments")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture
+def run(saved, tmp_path, monkeypatch):
+    """An evaluation in threads, of two methods on one question of two turns and two of one; its exit code."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "mt_bench.jsonl").write_text(json.dumps(TALK))
+    (data / "chatbot.json").write_text('["hello", "where is it?"]')
+    monkeypatch.setattr("eval.bench.WARM_UP", 2)
+    monkeypatch.setattr("scripts.evaluate.report", lambda folder: f"{folder}/report.md")
+
+    def run(results, *more):
+        given = {word.partition("=")[0] for word in more}
+        usual = ("methods=naive,ar", "sets=mt_bench,chatbot", "temperatures=0,1", "seed=5", "max_new_tokens=6")
+        fixed = (f"model_dir={saved / '0+2+2'}", f"data={data}", "template=none", "processes=false",
+                 "dtype=float64", "ignore_eos=true", "init_total_token=8", "init_topk=3")
+        return evaluate("emulated", [f"results={tmp_path / results}", *fixed, *more,
+                                     *(word for word in usual if word.partition("=")[0] not in given)])
+
+    return run
+
+
+def lines(folder):
+    return {str(path.relative_to(folder)): [json.loads(line) for line in path.read_text().splitlines()]
+            for path in sorted(folder.glob("answers/*/*.jsonl"))}
+
+
+def timeless(folder):
+    """The files without what is another every time."""
+    found = lines(folder)
+    for line in (line for file in found.values() for line in file):
+        for name in TIMES:
+            assert line.pop(name) is not None
+        assert all(seconds > 0 for seconds in line["choices"][0].pop("wall_time"))
+    return found
+
+
+def test_every_method_answers_every_question_at_every_temperature_by_turns(run, tmp_path, capsys):
+    assert run("a") == 0
+    files = lines(tmp_path / "a")
+    assert list(files) == [f"answers/{method}/{name}-t{t}.jsonl" for method in ("ar", "naive")
+                           for name in ("chatbot", "mt_bench") for t in (0, 1)]
+    answers = sorted((line for file in files.values() for line in file), key=lambda line: line["tstamp"])
+    assert [(line["set"], line["temperature"], line["question_id"], line["method"]) for line in answers] == [
+        (name, t, question, method) for name, ids in (("mt_bench", [7]), ("chatbot", [0, 1])) for t in (0, 1)
+        for question in ids for method in ("ar", "naive")]
+    assert [line["requests"] for line in answers][:4] == [[2, 3], [4, 5], [6, 7], [8, 9]], "0 and 1 warmed up"
+    shown = capsys.readouterr()
+    assert "answers       12 of at most 6 tokens" in shown.out and f"results       {tmp_path / 'a'}\n" in shown.out
+    assert shown.out.endswith(f"tables and plots: {tmp_path / 'a'}/report.md\n")
+    assert "12 answers, in" in shown.err and "12/12" in shown.err
+
+
+def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(run, saved, tmp_path):
+    assert run("a", "repeats=2", "sets=mt_bench") == 0
+    text = Text(saved / "base")
+    for file in lines(tmp_path / "a").values():
+        assert [(line["repeat"], line["seed"]) for line in file] == [(0, 5), (1, 6)]
+        for line in file:
+            [choice] = line["choices"]
+            sampler = Sampler(line["temperature"], seed=line["seed"])
+            first = text.prompt_ids(["who are you?"], "none")
+            second = text.prompt_ids(["who are you?", choice["turns"][0], "why?"], "none")
+            assert line["token_ids"] == [Tiny().text(prompt, 6, sampler) for prompt in (first, second)]
+            assert choice["turns"] == [text.decode(ids) for ids in line["token_ids"]]
+            assert line["prompt_tokens"] == [len(first), len(second)] and choice["new_tokens"] == [6, 6]
+            assert (line["question_id"], line["category"]) == (7, "writing") and choice["index"] == 0
+            assert choice["idxs"] == [passes - 1 for passes in line["target_passes"]]
+            assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - 2, "all but the prefills' tokens"
+            assert line["tau"] == [5 / passes for passes in line["target_passes"]]
+            for settled, seconds, ttft in zip(line["settled"], choice["wall_time"], line["ttft"]):
+                assert sum(count for _, count in settled) == 6 and all(count for _, count in settled)
+                assert settled[0][0] >= ttft and settled[-1][0] == pytest.approx(seconds) and settled == sorted(settled)
+            assert line["same_as_ar"] is (None if line["method"] == "ar" else True)
+            assert line["first_difference"] is None and line["emulated"] is False and line["profile"] == "none"
+
+
+def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_files(run, tmp_path, monkeypatch, capsys):
+    assert run("whole") == 0
+    add, count = Results.add, iter(range(100))
+    monkeypatch.setattr(signal, "signal", lambda *args: None)  # the tests shall stay interruptible
+
+    def fails(self, line):
+        if next(count) == 5:
+            raise KeyboardInterrupt
+        add(self, line)
+
+    monkeypatch.setattr(Results, "add", fails)
+    assert run("part") == 130
+    assert sum(map(len, lines(tmp_path / "part").values())) == 5
+    assert "the same command goes on" in capsys.readouterr().err
+    last = tmp_path / "part" / "answers" / "ar" / "mt_bench-t1.jsonl"
+    last.write_bytes(last.read_bytes()[:-20])  # the power failed while it was written
+    monkeypatch.setattr(Results, "add", add)
+    assert run("part") == 0
+    assert "of which 4 are there" in capsys.readouterr().out
+    assert timeless(tmp_path / "part") == timeless(tmp_path / "whole")
+    before = lines(tmp_path / "part")
+    assert run("part") == 0 and lines(tmp_path / "part") == before, "nothing is done twice"
+    env = json.loads((tmp_path / "part" / "env.json").read_text())
+    assert len(env["starts"]) == 3 and env["config"]["seed"] == 5 and env["emulated"] is False
+    assert {"python", "torch", "transformers"} <= set(env["versions"]) and {"cpu", "cores"} <= set(env["machine"])
+
+
+def test_more_methods_sets_questions_temperatures_and_repeats_may_be_asked_for_later(run, tmp_path):
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "question_end=1") == 0
+    before = lines(tmp_path / "a")
+    assert run("a", "repeats=2") == 0
+    after = lines(tmp_path / "a")
+    assert sum(map(len, after.values())) == 24
+    assert after["answers/ar/chatbot-t0.jsonl"][0] == before["answers/ar/chatbot-t0.jsonl"][0]
+
+
+def test_results_of_another_configuration_are_refused_in_one_sentence(run, tmp_path, capsys):
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0") == 0
+    before = lines(tmp_path / "a")
+    capsys.readouterr()
+    assert run("a", "max_new_tokens=5") == 2
+    assert capsys.readouterr().err == (
+        f"flowspec: {tmp_path / 'a'} holds answers with max_new_tokens=6, not 5: choose another results=, or ask for "
+        "max_new_tokens=6\n")
+    (tmp_path / "a" / "env.json").unlink()
+    assert run("a") == 2 and "its env.json is gone" in capsys.readouterr().err
+    assert lines(tmp_path / "a") == before
+
+
+def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
+    config = EvalConfig(results=str(tmp_path))
+    first = Results(tmp_path).open(config, 1.0)
+    with pytest.raises(ValueError, match="another evaluation writes to"):
+        Results(tmp_path).open(config, 1.0)
+    first.close()
+    Results(tmp_path).open(config, 1.0).close()
+
+
+def test_a_spoiled_line_is_named_and_a_half_one_is_cut_off(tmp_path):
+    config, path = EvalConfig(), Results(tmp_path).path("ar", "qa", 0.0)
+    Results(tmp_path).open(config, 1.0).close()
+    path.parent.mkdir(parents=True)
+    path.write_text('{"method": "ar"}\n{"half')
+    with pytest.raises(ValueError, match="line 1 of .*qa-t0.jsonl is no answer: delete this line"):
+        Results(tmp_path).open(config, 1.0)
+    assert path.read_text() == '{"method": "ar"}\n'
+    assert results_module._commit() is None or len(results_module._commit()) >= 40
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_its_token(saved, tmp_path, temperature):
+    tiny, config = Tiny(), EvalConfig(template="none", max_new_tokens=6, ignore_eos=True, seed=3, prompt="x",
+                                      methods="naive", sets="a", temperatures=f"{temperature}")
+    text, question = Text(saved / "base"), Question(1, "", ("hello",))
+    prompt, sampler = text.prompt_ids(["hello"], "none"), Sampler(temperature, seed=3)
+    right = tiny.text(prompt, 6, sampler)
+    wrong = [*right[:4], (right[4] + 1) % 53, *right[5:]]
+    with pipeline(tiny, 2, "naive", tiny.eagle()) as decoder:
+        bench = Bench(config, text, {"naive": decoder}, lambda: Reader(text, ""))
+        results = Results(tmp_path).open(config, 1.0)
+        results.texts[Key("ar", "a", temperature, 0, 1)] = [wrong]
+        bench.run(plan(config, {"a": [question]}, ["naive"]), results)
+        results.close()
+    [line] = lines(tmp_path)[f"answers/naive/a-t{temperature:g}.jsonl"]
+    margin = line["first_difference"].pop("margin")
+    assert line["token_ids"] == [right] and line["same_as_ar"] is False and bench.requests == 3
+    assert line["first_difference"] == {"turn": 0, "position": 4, "token": right[4], "ar_token": wrong[4]}
+    row = tiny.logits([*prompt, *right[:4]])[-1]
+    if temperature == 0:
+        assert margin == pytest.approx(float(row[wrong[4]] - row[right[4]]))
+    assert margin < 0, "the target sides with the method here, since what ar is said to have written is wrong"
+
+
+def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_path, capsys):
+    assert run("a", "max_length=20") == 2
+    assert "question 7 of mt_bench needs up to 22 tokens before its last answer, but the context has 20" in \
+        capsys.readouterr().err
+    assert lines(tmp_path / "a") == {}
+
+
+def test_methods_of_another_target_get_a_start_of_their_own(monkeypatch):
+    monkeypatch.setitem(METHODS, "tp", Method("serial", "tp", "eagle", ""))
+    monkeypatch.setitem(METHODS, "two", Method("serial", "ring", "two", ""))
+    assert EvalConfig(methods="tp,naive,ar,serial").groups == [("ar", "naive", "serial"), ("tp",)]
+    assert EvalConfig(methods="naive,two,ar").groups == [("ar", "naive"), ("two",)]
+    assert EvalConfig(methods="ar").groups == [("ar",)]
+
+
+@pytest.mark.parametrize(("protocol", "given", "expected"), [
+    ("emulated", [], {"profile": "jetson-7b", "question_end": 5, "max_new_tokens": 64, "stages": "0+2+2+2+2"}),
+    ("emulated", ["profile=wifi"], {"profile": "wifi", "question_end": 5}),
+    ("emulated", ["vicuna-7b"], {"profile": "none", "question_end": -1, "max_new_tokens": 256}),
+    ("emulated", ["toy", "seed=2"], {"profile": "jetson-7b", "seed": 2}),
+    ("tensor-parallel", ["data=there"], {"profile": "jetson-7b", "question_begin": 0, "question_end": 5}),
+    ("tensor-parallel", ["base_dir=there"], {"profile": "none", "question_end": -1, "methods": "naive,tp,galaxy"}),
+    ("paper-7b", [], {"question_begin": 0, "question_end": -1, "max_new_tokens": 256, "stages": "0+8+8+8+8"}),
+    ("paper-7b", ["data=there"], {"question_begin": 30, "question_end": 50}),
+    ("boards-7b", ["hosts=there"], {"hosts": os.path.abspath("there"), "methods": "naive,pipedec,continuous"}),
+    ("boards-13b", [], {"quant": "fp4", "stages": "0+10+10+10+10"}),
+    ("paper-13b", ["vicuna-13b", "data=there", "question_end=2"], {"question_begin": 0, "quant": "fp4"}),
+])
+def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected):
+    config = parse(words(protocol, given), kind=EvalConfig)
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert replace(config.tree.init, worth=0.0) == replace(EvalConfig().tree.init, worth=0.0)
+    assert config.tree == EvalConfig().tree, "the trees are the paper's"
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["methods=ar,nave"], "nave is unknown: choose among ar"),
+    (["methods=ar,ar"], "names something twice"),
+    (["sets=,"], "sets is empty"),
+    (["sets=mt_bench,moon"], "there is no data set moon"),
+    (["temperatures=0,hot"], "hot is not possible: give numbers from 0"),
+    (["temperature=1"], "write temperatures=1"),
+    (["repeats=0"], "give 1 or more"),
+    (["prompt_ids=1,2"], "name data sets with sets="),
+    (["pipeline_type=naive"], "write methods=NAME,NAME"),
+    (["question_begin=30", "question_end=50"], "leaves no question of"),
+])
+def test_a_mistake_is_answered_by_one_sentence_before_anything_starts(tmp_path, capsys, words, sentence):
+    assert evaluate("emulated", [f"results={tmp_path / 'r'}", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.startswith("flowspec: ") and error.count("\n") == 1
+    assert not (tmp_path / "r").exists()

@@ -1,0 +1,86 @@
+"""Data sets: the six real files' forms, SpecInfer's lists, and what is wrong with a file."""
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from config.eval_config import EvalConfig
+from eval.datasets import BUNDLED, Question, load
+
+# One line of each of the six files as EAGLE ships them, shortened.
+REAL = {
+    "mt_bench": {"question_id": 81, "category": "writing", "turns": ["Compose a travel post.", "Rewrite it."]},
+    "humaneval": {"question_id": 0, "category": "code", "turns": ["Complete the code.\n\ndef f(l: list):\n    \"\"\""],
+                  "reference": ["    return True\n"]},
+    "gsm8k": {"question_id": 0, "category": "math", "turns": ["7:11? \u2019tis 162."], "reference": ["<<7+11=18>>18"]},
+    "alpaca": {"question_id": 0, "category": "", "turns": ["What is best?"], "reference": ["Low impact."]},
+    "sum": {"question_id": 241, "category": "summarization", "turns": ["Summarize: a\u2028b"], "reference": ["c"]},
+    "qa": {"question_id": 321, "category": "qa", "turns": ["Who played anna?"]},
+}
+
+
+def write(path, *entries):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(map(json.dumps, entries)) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("form", ["{}/question.jsonl", "{}.jsonl"])
+def test_a_real_file_is_read_in_a_folder_of_its_own_or_by_its_name(tmp_path, name, form):
+    entry = REAL[name]
+    write(tmp_path / form.format(name), entry)
+    assert load(tmp_path, name) == [Question(entry["question_id"], entry["category"], tuple(entry["turns"]))]
+
+
+def test_signs_that_python_takes_for_line_ends_do_not_end_a_line(tmp_path):
+    (tmp_path / "sum.jsonl").write_text(json.dumps(REAL["sum"], ensure_ascii=False), encoding="utf-8")
+    assert load(tmp_path, "sum")[0].turns == ("Summarize: a\u2028b",)
+
+
+def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each():
+    sets = {name: load("", name) for name in EvalConfig().chosen_sets}
+    assert list(sets) == list(REAL) and {len(questions) for questions in sets.values()} == {20}
+    assert {path.stem for path in BUNDLED.glob("*.jsonl")} == set(REAL)
+    assert {len(question.turns) for question in sets["mt_bench"]} == {2}
+
+
+def test_a_slice_counts_lines_from_0_and_leaves_the_last_one_out(tmp_path):
+    write(tmp_path / "qa.jsonl", *({"question_id": i, "turns": [f"{i}?"]} for i in range(5)))
+    assert [question.id for question in load(tmp_path, "qa", 1, 3)] == [1, 2]
+    assert [question.id for question in load(tmp_path, "qa", 3)] == [3, 4]
+    assert load(tmp_path, "qa")[0].category == "qa"
+
+
+def test_a_list_of_texts_is_a_set_of_single_turns_which_may_repeat(tmp_path):
+    (tmp_path / "chatbot.json").write_text('["Hi.", "Who?", "Hi."]')
+    assert load(tmp_path, "chatbot") == [
+        Question(0, "chatbot", ("Hi.",)), Question(1, "chatbot", ("Who?",)), Question(2, "chatbot", ("Hi.",))]
+    assert [question.id for question in load(tmp_path, "chatbot", 1, 2)] == [1]
+
+
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("a.jsonl", '{"question_id": 1, "turns": ["x"]}\n{"turns": ["y"]}', "line 2 of"),
+    ("a.jsonl", '{"question_id": 1, "turns": ["x"]}\n\n{"question_id"', "line 3 of"),
+    ("a.jsonl", '{"question_id": 1, "turns": "x"}', "line 1 of"),
+    ("a.jsonl", '{"question_id": 1, "turns": []}', "a list of texts"),
+    ("a.jsonl", '{"question_id": 1, "turns": ["x", " "]}', "line 1 of"),
+    ("a.jsonl", '{"question_id": [1], "turns": ["x"]}', "line 1 of"),
+    ("a.jsonl", '["x"]', "line 1 of"),
+    ("a.jsonl", '{"question_id": 1, "turns": ["x"]}\n{"question_id": 1, "turns": ["y"]}', "of line 1"),
+    ("a.json", '["x"', "write a list of texts"),
+    ("a.json", '{"x": 1}', "is no list"),
+    ("a.json", '["x", 1]', "entry 2 of the list"),
+    ("b.jsonl", "", "there is no data set a in"),
+    ("a.jsonl", '{"question_id": 1, "turns": ["x"]}', "question_begin=1 leaves no question"),
+])
+def test_what_is_wrong_with_a_set_is_told_with_its_place_and_the_fix(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path, "a", 1)
+
+
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"question_id": 1, "turns": ["\xff"]}')
+    with pytest.raises(ValueError, match="save it as UTF-8"):
+        load(tmp_path, "a")

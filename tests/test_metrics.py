@@ -1,0 +1,208 @@
+"""Figures are what a person computes by hand from the same answers, and the tally sums what a rank did."""
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from config.profiles import PROFILES
+from eval import metrics
+from eval.tally import Tally
+from pipeline.emulate import Lane, size
+from pipeline.messages import Prune, Reset, Segment
+from pipeline.trace import NoTrace
+from pipeline.transport import Inbox
+
+
+def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):
+    """One line of a results folder."""
+    turns = len(tokens)
+    return {"question_id": question, "method": method, "set": "qa", "temperature": 0.0, "repeat": 0, "seed": 0,
+            "profile": "jetson-7b", "emulated": True, "scale": 1.0, "launch": "0-ar", "requests": list(range(turns)),
+            "choices": [{"index": 0, "new_tokens": list(tokens), "wall_time": list(seconds)}],
+            "target_passes": [3] * turns, "ttft": [0.5] * turns, "settled": [[[0.5, 1]]] * turns,
+            "token_ids": [list(range(n)) for n in tokens], "first_difference": None, **more}
+
+
+def test_speed_is_all_tokens_by_all_seconds():
+    answers = [answer(question=1, tokens=(10, 20), seconds=(2.0, 3.0)), answer(question=2, tokens=(6,), seconds=(4.0,))]
+    assert metrics.sample(answers).tolist() == [[30, 5], [6, 4]]
+    assert metrics.speed([metrics.sample(answers)]).value == 36 / 9
+    assert metrics.speed([metrics.sample(answers[:1]), metrics.sample(answers[1:])]).value == (30 / 5 + 6 / 4) / 2
+
+
+def test_repeats_of_a_question_are_one_row():
+    answers = [answer(repeat=0, seed=0), answer(repeat=1, seed=1, tokens=(12,), seconds=(1.0,))]
+    assert metrics.sample(answers).tolist() == [[22, 3]]
+
+
+def test_a_ratio_is_of_the_same_questions_only():
+    mine = [answer(question=1, tokens=(10,), seconds=(1.0,)), answer(question=2, tokens=(99,), seconds=(1.0,)),
+            answer(question=3, tokens=(20,), seconds=(2.0,))]
+    base = [answer("naive", question=3, tokens=(20,), seconds=(8.0,)),
+            answer("naive", question=1, tokens=(10,), seconds=(4.0,)),
+            answer("naive", question=1, tokens=(10,), seconds=(1.0,), temperature=1.0)]
+    assert metrics.paired(mine, base).tolist() == [[10, 1, 10, 4], [20, 2, 20, 8]]
+    assert metrics.speed_up([metrics.paired(mine, base)]) == (4.0, 4.0, 4.0)
+
+
+def test_the_mean_ratio_is_the_ratio_of_the_means():
+    one, two = np.array([[10, 1, 10, 2.0]]), np.array([[10, 2, 10, 10.0]])
+    assert metrics.speed_up([one, two]).value == ((10 + 5) / 2) / ((5 + 1) / 2)
+
+
+def test_bounds_enclose_the_value_are_the_same_each_time_and_absent_for_one_question():
+    random = np.random.default_rng(3)
+    rows = np.column_stack([random.integers(20, 60, 40), random.uniform(4, 8, 40)])
+    value, low, high = metrics.speed([rows])
+    assert low < value < high and metrics.speed([rows]) == (value, low, high)
+    wide = metrics.speed([rows[:10]])
+    assert wide.high - wide.low > high - low
+    one = metrics.speed([rows[:1]])
+    assert one.value == rows[0, 0] / rows[0, 1] and math.isnan(one.low) and math.isnan(one.high)
+    assert all(math.isnan(x) for x in metrics.speed([])) and math.isnan(metrics.speed_up([rows[:0]]).value)
+
+
+def test_bounds_hold_the_true_speed_about_as_often_as_they_say():
+    random, held = np.random.default_rng(4), 0
+    for _ in range(60):
+        seconds = random.gamma(9, 1.0, 30)
+        held += metrics.speed([np.column_stack([np.full(30, 9.0), seconds])]).low <= 1.0 <= metrics.speed(
+            [np.column_stack([np.full(30, 9.0), seconds])]).high
+    assert 51 <= held
+
+
+def test_the_mean_accepted_length_counts_the_bonus_token_and_not_that_of_the_prefill():
+    assert metrics.accepted([answer(tokens=(10, 7), seconds=(1.0, 1.0), target_passes=[3, 2])]) == (9 + 6) / 5
+    assert metrics.accepted([answer(tokens=(10,), target_passes=[9])]) == 1
+    assert math.isnan(metrics.accepted([answer(tokens=(1,), target_passes=[0])]))
+
+
+def test_times_of_tokens():
+    turns = [[[1.0, 1], [1.5, 5], [2.5, 2], [2.75, 1]], [[2.0, 2], [4.0, 2]]]  # 5 of 0.1, 2 of 0.5, 1 of 0.25, 2 of 1
+    answers = [answer(tokens=(9, 4), seconds=(2.75, 4.0), settled=turns, ttft=[1.0, 2.0])]
+    assert metrics.first_token(answers) == 1.5
+    assert [metrics.token_time(answers, share) for share in (0.5, 0.6, 0.7, 0.99)] == [0.1, 0.25, 0.5, 1.0]
+    assert math.isnan(metrics.token_time([answer()], 0.5))
+
+
+def test_equality_names_the_first_difference_and_its_margin():
+    base = [answer("ar", question=q, token_ids=[[1, 2, 3], [4, 5]]) for q in (1, 2, 3)]
+    same = [answer(question=q, token_ids=[[1, 2, 3], [4, 5]]) for q in (2, 1)]
+    assert metrics.equality(same, base) == "same" and metrics.equality(base, base) == "same"
+    other = [*same, answer(question=3, token_ids=[[1, 2, 3], [4, 6]], first_difference={"margin": 0.01234}),
+             answer(question=7, token_ids=[[9]])]
+    assert metrics.equality(other, base) == "1 of 3 differ, first question 3 turn 2 token 2, margin 0.012"
+    short = [answer(question=1, token_ids=[[1, 2], [4, 5]])]
+    assert metrics.equality(short, base) == "1 of 1 differ, first question 1 turn 1 token 3"
+    assert metrics.equality(same, []) == "" and metrics.equality([answer(question=1, seed=5)], base) == ""
+
+
+def line(rank, request, seconds, launch="0-ar", late=0.0, **spans):
+    return {"launch": launch, "rank": rank, "request": request, "seconds": seconds, "spans": spans, "late": late,
+            "segments": 3, "rows": 30 + rank, "bytes": 1000, "control": 0 if rank else 80}
+
+
+def test_shares_of_time_add_up():
+    lines = [line(0, 0, 10.0, grow=2.0, judge=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
+             line(0, 1, 10.0, grow=1.0, wait=9.0), line(1, 1, 10.0, forward=3.0, wait=6.0),
+             line(0, 2, 99.0), line(1, 0, 99.0, launch="1-tp"), line(0, 3, 5.0)]
+    told = metrics.shares(lines, {("0-ar", 0), ("0-ar", 1), ("0-ar", 3)})
+    assert told[0][:4] == (0.2, 0.75, 0.0, 0.05) and told[0].control == 80 and told[0].bytes == 1000
+    assert told[1][:4] == pytest.approx((0.4, 0.425, 0.1, 0.075)) and told[1].rows == 31
+    assert told[1].late == pytest.approx(0.1 / 8) and all(sum(share[:4]) == pytest.approx(1) for share in told.values())
+    assert metrics.shares(lines, set()) == {}
+
+
+class Spans(NoTrace):
+    """Another trace behind the tally."""
+
+    def __init__(self):
+        self.names = []
+
+    def note(self, name, since, **facts):
+        self.names.append(name)
+
+    def close(self):
+        self.names.append("closed")
+
+
+def test_a_tally_has_a_line_for_each_request_and_nothing_between(tmp_path):
+    behind = Spans()
+    tally = Tally(tmp_path, 1, behind)
+    with tally.span("wait"):
+        pass
+    with tally.span("send", kind="Reset", nodes=[]):  # that of the start
+        pass
+    for rows in (3, 2):
+        with tally.span("wait"):
+            time.sleep(0.01)
+        with tally.span("forward", nodes=[1] * rows):
+            time.sleep(0.02)
+        with tally.span("send", kind="Segment", nodes=[1] * rows):
+            pass
+        with tally.span("wait"):
+            time.sleep(0.005)
+        with tally.span("send", kind="Segment", nodes=[]):
+            pass
+        with tally.span("send", kind="Reset", nodes=[]):
+            pass
+        sender = threading.Thread(target=tally.note, args=("sent", 0.0), kwargs={"kind": "Segment", "bytes": 64 * rows})
+        sender.start()
+        sender.join()
+        tally.note("sent", 0.0, kind="Prune", bytes=8)
+        tally.note("late", time.monotonic() - 0.25)
+    tally.close()
+    lines = [json.loads(text) for text in (tmp_path / "rank_1.jsonl").read_text().splitlines()]
+    assert [(x["rank"], x["request"], x["segments"], x["rows"], x["bytes"], x["control"]) for x in lines] == [
+        (1, 0, 1, 3, 192, 8), (1, 1, 1, 2, 128, 8)]
+    for told in lines:
+        assert 0.02 <= told["spans"]["forward"] <= told["seconds"] and 0.25 <= told["late"]
+        assert 0.005 <= told["spans"]["wait"] < told["seconds"] - told["spans"]["forward"]
+    assert behind.names.count("sent") == 4 and behind.names[-1] == "closed"
+
+
+def test_rank_0_is_done_when_the_answer_is_there_and_an_emulated_wire_counts_the_bytes_of_its_model(tmp_path):
+    tally = Tally(tmp_path, 0)
+    with tally.span("grow", nodes=[]):
+        pass
+    with tally.span("send", nodes=[5, 6]):
+        pass
+    tally.note("sent", 0.0, kind="Segment", bytes=10)
+    tally.note("wire", 0.0, kind="Segment", bytes=8000)
+    with tally.span("reset", tip=1):
+        time.sleep(0.02)
+    with tally.span("wait"):
+        time.sleep(0.02)
+    tally.close()
+    (told,) = [json.loads(text) for text in (tmp_path / "rank_0.jsonl").read_text().splitlines()]
+    assert told["seconds"] < 0.02 and "wait" not in told["spans"] and told["bytes"] == 8000
+
+
+def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
+    tally, inbox = Tally(tmp_path, 0), Inbox()
+    lane = Lane(inbox.put, PROFILES["server"], 0.0, tally)
+    messages = [Segment([1, 2], [0, 1], [1, 2], 2, torch.tensor([5, 6])), Prune(2, 1, 9, [3, 4]), Reset()]
+    with tally.span("send", kind="Segment", nodes=[1, 2]):
+        for msg in messages:
+            lane.put(msg)
+    with tally.span("reset"):
+        lane.close()
+    tally.close()
+    (told,) = [json.loads(text) for text in (tmp_path / "rank_0.jsonl").read_text().splitlines()]
+    assert (told["bytes"], told["control"]) == (size(messages[0], 8192), size(messages[1], 8192)) == (64, 16)
+    assert told["late"] > 0
+
+
+def test_a_request_that_did_not_end_has_no_line(tmp_path):
+    tally = Tally(tmp_path, 2)
+    with tally.span("forward", nodes=[1]):
+        pass
+    tally.close()
+    tally.note("late", 0.0)
+    assert (tmp_path / "rank_2.jsonl").read_text() == ""

@@ -1,0 +1,137 @@
+"""A results folder becomes tables and plots that say where their figures come from, and what is missing."""
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from config.presets import ROOT
+from eval import report as reporting
+from eval import summary
+from tests.test_metrics import answer, line
+
+START = {"methods": "ar,naive,continuous", "sets": "qa,gsm8k", "temperatures": "0,1", "question_begin": 0,
+         "question_end": 2, "repeats": 1}
+SECONDS = {"ar": 8.0, "naive": 4.0, "continuous": 2.0}
+
+
+def put(folder, **more):
+    """Add one answer to a results folder."""
+    entry = answer(**more)
+    path = folder / "answers" / entry["method"] / f"{entry['set']}-t{entry['temperature']:g}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two questions of two sets at temperature 0, of three methods, and what two ranks did meanwhile."""
+    for number, (method, seconds) in enumerate(SECONDS.items()):
+        for name in ("qa", "gsm8k"):
+            for question in (1, 2):
+                put(tmp_path, method=method, set=name, question=question, tokens=(16,), seconds=(seconds * question,),
+                    requests=[number], target_passes=[5], settled=[[[1.0, 1], [seconds, 15]]])
+        for rank in (0, 1):
+            path = tmp_path / "tally" / "0-ar" / f"rank_{rank}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                told = line(rank, number, 10.0, forward=2.5 * number, wait=2.0)
+                file.write(json.dumps({key: value for key, value in told.items() if key != "launch"}) + "\n")
+    (tmp_path / "env.json").write_text(json.dumps({"starts": [START], "config": {"data": ""}}))
+    return tmp_path
+
+
+def table(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
+    reporting.report(folder)
+    rows = table(folder / "summary.csv")
+    assert [(row["method"], row["set"], row["temperature"]) for row in rows] == [
+        (method, name, "0") for name in ("gsm8k", "qa") for method in SECONDS]
+    assert list(rows[0])[:3] == ["method", "set", "temperature"]
+    assert {"xi", "sr_naive", "sr_ar", "tau", "ttft", "equal"} <= set(rows[0])
+    for row in rows:
+        seconds = SECONDS[row["method"]]
+        assert float(row["xi"]) == pytest.approx(32 / (3 * seconds), rel=1e-5)
+        assert float(row["sr_naive"]) == 4 / seconds and float(row["sr_ar"]) == 8 / seconds
+        assert (float(row["tau"]), float(row["ttft"]), row["n"], row["equal"]) == (3, 0.5, "2", "same")
+        assert float(row["tpt_p50"]) == pytest.approx((seconds - 1) / 15, rel=1e-5)
+        assert (row["emulated"], row["profile"]) == ("true", "jetson-7b")
+    assert [row["computed"] for row in rows[:3]] == ["0", "0.25", "0.5"] and rows[2]["waited"] == "0.2"
+
+
+def test_the_ranks_have_rows_of_their_own(folder):
+    reporting.report(folder)
+    rows = table(folder / "stages.csv")
+    assert len(rows) == 3 * 2 * 2
+    (row,) = [row for row in rows if (row["method"], row["set"], row["rank"]) == ("continuous", "qa", "1")]
+    assert [row[key] for key in ("computed", "waited", "other", "bytes", "rows")] == ["0.5", "0.2", "0.3", "1000", "31"]
+
+
+def test_every_table_and_plot_names_its_world(folder):
+    text = reporting.report(folder).read_text(encoding="utf-8")
+    for block in text.split("\n\n"):
+        if block.startswith("| method"):
+            lead = text[:text.index(block)].rstrip().splitlines()[-1]
+            assert "(emulated, profile jetson-7b)" in lead or "same text" in lead
+    assert "| naive | 2.67 (1.00) | 2.67 (1.00) | 2.67 (1.00; 1.00 to 1.00) |" in text
+    assert "| continuous | 5.33 (2.00) | 5.33 (2.00) | 5.33 (2.00; 2.00 to 2.00) |" in text
+    for name in ("speedup-t0.png", "progress-t0.png", "stages-t0.png"):
+        assert f"]({name})" in text and (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("more", "world"), [
+    ({"emulated": False, "profile": "none"}, "measured"),
+    ({"emulated": True, "profile": "wifi"}, "emulated, profile wifi"),
+    ({"emulated": False, "profile": "lan-1g", "simulated": True}, "simulated, profile lan-1g")])
+def test_figures_are_measured_emulated_or_simulated(more, world):
+    assert summary.world([answer(**more)]) == world
+
+
+def test_what_is_missing_is_said(folder):
+    text = reporting.report(folder).read_text(encoding="utf-8")
+    assert "missing: answers of 6 groups" in text
+    assert "ar has 0 of 2 answers on qa at temperature 1" in text
+    (folder / "answers" / "continuous" / "qa-t0.jsonl").write_text(json.dumps(answer()) + "\n" + '{"method": "conti')
+    gaps = summary.missing(summary.read(folder))
+    assert "continuous has 1 of 2 answers on qa at temperature 0" in gaps and len(gaps) == 7
+
+
+def test_a_text_may_hold_any_separator(tmp_path):
+    put(tmp_path, choices=[{"index": 0, "turns": ["a\u2028b\x85c"], "new_tokens": [10], "wall_time": [2.0]}])
+    assert [row["xi"] for row in summary.summary(summary.read(tmp_path))] == [5.0]
+
+
+def test_one_method_alone_is_reported_without_ratios(tmp_path):
+    put(tmp_path, method="continuous", emulated=False, profile="none")
+    text = reporting.report(tmp_path).read_text(encoding="utf-8")
+    (row,) = table(tmp_path / "summary.csv")
+    assert row["sr_naive"] == row["sr_ar"] == row["equal"] == row["computed"] == row["xi_low"] == ""
+    assert "| continuous | 5.00 (–) | 5.00 (–) |" in text and "env.json" in text and "speedup" not in text
+
+
+def test_a_text_that_differs_is_told(folder):
+    put(folder, method="pruned", set="qa", token_ids=[[7]], first_difference={"margin": 1e-4})
+    text = reporting.report(folder).read_text(encoding="utf-8")
+    assert "1 of 1 differ, first question 1 turn 1 token 1, margin 0.0001" in text
+
+
+def test_without_matplotlib_there_are_tables(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "eval.plots", raising=False)
+    monkeypatch.delattr("eval.plots", raising=False)
+    assert "matplotlib, which is not installed" in reporting.report(folder).read_text(encoding="utf-8")
+    assert not list(folder.glob("*.png"))
+
+
+def test_a_folder_without_answers_is_one_sentence(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "eval.report", tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "has no answers: make some with bash run_eval.sh results=" in done.stderr

@@ -1,0 +1,135 @@
+"""Ablations change the time that a text takes, never the text; and a sweep is its points, a table and a plot."""
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from config.cli import parse
+from config.eval_config import EvalConfig, words
+from config.presets import ROOT
+from config.run_config import RunConfig
+from eval.sweep import SWEEPS
+from eval.sweep import write as write_sweep
+from model.sample import Sampler
+from model.tree import TokenTree
+from scripts.start.build import unpruned
+from scripts.sweep import commands
+from tests.test_report import put
+from tests.tiny import TREE, Oracle, Tiny, pipeline, write
+
+TINY = Tiny()
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2]
+NEW = 40
+SAMPLER = Sampler(1.0, seed=4)
+TEXTS = {sampler: TINY.text(PROMPT, NEW, sampler) for sampler in (SAMPLER, Sampler())}
+TEXT = TEXTS[SAMPLER]
+OFF = {
+    "score_order": replace(TREE, best_first=False),
+    "expand": replace(TREE, expand=replace(TREE.init, nodes=0, depth=0)),
+    "none_expand": replace(TREE, idle=replace(TREE.idle, nodes=0, depth=0)),
+    "both": replace(TREE, expand=replace(TREE.init, nodes=0, depth=0), idle=replace(TREE.idle, nodes=0, depth=0)),
+}
+
+
+@pytest.mark.parametrize("oracle", [False, True])
+@pytest.mark.parametrize("name", OFF)
+def test_without_score_order_or_expansion_the_text_stays(name, oracle):
+    for strategy in ("pruned", "continuous"):
+        draft = Oracle(PROMPT + TEXT) if oracle else TINY.twin(noise=0.02)
+        with pipeline(TINY, 3, strategy, draft, OFF[name]) as decoder:
+            assert write(decoder, PROMPT, NEW, SAMPLER) == TEXT
+
+
+@pytest.mark.parametrize("strategy", ["serial", "naive", "pruned", "continuous", "pipedec"])
+def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strategy):
+    with pipeline(TINY, 3, strategy, TINY.twin(noise=0.05)) as decoder:
+        decoder.strategy = unpruned(decoder.strategy)
+        sent, back = [], []
+        send, note = decoder.target.send, decoder.target._note
+        decoder.target.send = lambda tree, nodes: (sent.append(list(nodes)), send(tree, nodes))
+        decoder.target._note = lambda tree, segment, said: (back.append(segment.nodes), note(tree, segment, said))
+        for sampler, text in TEXTS.items():
+            assert write(decoder, PROMPT, NEW, sampler) == text
+            assert back == sent[:len(back)]
+            sent.clear(), back.clear()
+        assert max(len(stage.cache.nodes) for stage in decoder.stages) == 0
+
+
+def test_guesses_are_cut_best_first_or_as_they_were_drafted():
+    for best_first in (True, False):
+        tree = TokenTree([1], limit=9, best_first=best_first)
+        poor, good = tree.add(tree.tip, 2, -3.0), tree.add(tree.tip, 3, -1.0)
+        below = tree.add(good, 4, -2.0)
+        assert tree.cut()[1:] == ([good, below, poor] if best_first else [poor, good, below])
+
+
+def test_a_growth_of_no_guesses_drafts_nothing():
+    tree = TokenTree(PROMPT, limit=60)
+    draft = TINY.twin()
+    tree.cut()
+    assert not draft.grow(tree, RunConfig(expand=False).tree.expand) and not tree.live
+    assert draft.grow(tree, TREE.expand)
+
+
+def test_the_switches_reach_what_strategies_know():
+    assert RunConfig().tree.best_first and not RunConfig(score_order=False).tree.best_first
+    off = RunConfig(expand=False, init_total_token=33, init_subseq_token=7, expand_total_token=55).tree
+    assert off.expand.nodes == off.expand.depth == 0 and off.expand.segment == 7 and off.init.nodes == 33
+    assert RunConfig(expand_total_token=55).tree.expand.nodes == 55
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_point_of_a_sweep_is_a_different_evaluation_that_can_be_asked_for(name):
+    folder, points = commands(name, SWEEPS[name], [])
+    configs = [parse(words("emulated", argv), kind=EvalConfig) for argv in points.values()]
+    assert folder == ROOT / "results" / "sweeps" / name
+    assert len({config.results for config in configs}) == len(configs)
+    assert len({replace(config, results="") for config in configs}) == len(configs)
+    assert all(config.profile == "jetson-7b" and config.max_new_tokens == 64 for config in configs)
+
+
+def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
+    argv = ["toy", "methods=continuous", "question_end=1", f"results={tmp_path}"]
+    folder, points = commands("bandwidth", SWEEPS["bandwidth"], argv)
+    assert folder == tmp_path and list(points) == ["125", "250", "500", "1000"]
+    config = parse(words("emulated", points["250"]), kind=EvalConfig)
+    assert (config.methods, config.question_end, config.rate_mbps) == ("continuous", 1, 250)
+    assert config.results == str(tmp_path / "250") and config.sets == "mt_bench,gsm8k"
+    with pytest.raises(ValueError, match="rate_mbps is what bandwidth varies: leave rate_mbps=5 out"):
+        commands("bandwidth", SWEEPS["bandwidth"], ["rate_mbps=5"])
+
+
+def test_a_sweep_has_a_script_that_names_its_figure_and_a_line_in_the_documentation():
+    scripts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "eval" / "sweeps").glob("*.sh")}
+    assert scripts.keys() == SWEEPS.keys()
+    documented = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    for name, text in scripts.items():
+        assert f'-m scripts.sweep {name} "$@"' in text and text.splitlines()[1].startswith("# ")
+        assert f"eval/sweeps/{name}.sh" in documented
+
+
+def test_a_sweep_that_is_not_complete_is_a_table_and_a_plot_of_what_is_there(tmp_path):
+    for point, seconds in (("125", 4.0), ("500", 2.0)):
+        for method, times in (("naive", 2), ("continuous", 1)):
+            put(tmp_path / point, method=method, tokens=(16,), seconds=(seconds * times,), token_ids=[[1, 2]])
+    put(tmp_path / "500", method="continuous", question=2, tokens=(16,), seconds=(2.0,), token_ids=[[3]])
+    put(tmp_path / "500", method="naive", question=2, tokens=(16,), seconds=(4.0,), token_ids=[[4]])
+    text = write_sweep(tmp_path, "bandwidth", SWEEPS["bandwidth"]).read_text(encoding="utf-8")
+    assert "(emulated, profile jetson-7b)" in text and "Missing: 250, 1000." in text
+    assert "| naive | 2.00 | – | 4.00 | – |" in text and "| continuous | 4.00 | – | 8.00 | – |" in text
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "sweep.csv").open(encoding="utf-8") as file:
+        rows = {(row["point"], row["method"]): row for row in csv.DictReader(file)}
+    assert len(rows) == 4 and rows["500", "continuous"]["sr_naive"] == "2" and rows["125", "naive"]["equal"] == "same"
+    assert sorted(row["equal"][:13] for row in rows.values()) == ["1 of 2 differ", "same", "same", "same"]
+
+
+def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match="has no answers at any point"):
+        write_sweep(tmp_path, "ablation", SWEEPS["ablation"])
+    put(tmp_path / "score_order", method="continuous")
+    put(tmp_path / "nothing", method="continuous", seconds=(1.0,))
+    text = write_sweep(tmp_path, "ablation", SWEEPS["ablation"]).read_text(encoding="utf-8")
+    assert "| continuous | 10.00 | 5.00 | – | – | – |" in text and (tmp_path / "sweep.png").is_file()
