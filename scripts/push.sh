@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Copies each board its own folder of a split model, from the hosts file that run_jetson.sh reads:
+#
+#   bash scripts/push.sh hosts=FILE split=DIR [ranks=0,3] [dry=true]
+#   bash scripts/push.sh hosts=FILE code=true [split=DIR] [ranks=0,3] [dry=true]
+#
+# DIR/stage_RANK goes to FOLDER/splits/NAME/stage_RANK on the board of that rank: FOLDER is folder= of its line (flowspec,
+# in the home of its user, if there is none), NAME is DIR's own. Afterwards the board compares every byte with the hashes
+# of the manifest. With code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
+#
+# Needs rsync here and on the boards, and ssh, which asks for passwords itself: none is kept anywhere (ssh-copy-id saves
+# the asking). Options of ssh go into $SSH, as in SSH="ssh -p 2222". If it is interrupted, type it again: what is there
+# is not copied twice. dry=true shows what would be copied, and copies nothing.
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" SSH="${SSH:-ssh}" PROGRESS=""
+if [ -t 1 ]; then PROGRESS=--info=progress2; fi
+
+fail() {
+    echo "flowspec: $*" >&2
+    exit 2
+}
+
+read_words() {
+    local word
+    for word in "$@"; do
+        case "$word" in
+            hosts=*) HOSTS="${word#*=}" ;;
+            split=*) SPLIT="${word#*=}" && SPLIT="${SPLIT%/}" ;;
+            ranks=*) RANKS="${word#*=}" ;;
+            dry=true) DRY=1 ;;
+            code=true) CODE=1 ;;
+            dry=false | code=false) ;;
+            -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" | head -n -1 && exit 0 ;;
+            *) fail "$word is not known: give hosts=FILE, split=DIR, ranks=0,3, code=true or dry=true" ;;
+        esac
+    done
+}
+
+find_python() {
+    local name
+    for name in ${PYTHON:-} "$ROOT/.venv/bin/python" python3; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then echo "$name" && return; fi
+    done
+    fail "no Python 3.8 or newer was found: name one, as in PYTHON=FILE bash scripts/push.sh"
+}
+
+# sums MANIFEST: what sha256sum --check reads
+sums() {
+    "$PY" -c 'import json, sys
+for name, entry in json.load(open(sys.argv[1]))["files"].items(): print(entry["sha256"], "", name)' "$1"
+}
+
+# over BOARD COMMAND: run it there; its standard input is ours
+over() {
+    $SSH "$1" "$2"
+}
+
+# copy BOARD FOLDER RSYNC'S WORDS ...: FOLDER is made there if need be
+copy() {
+    local board="$1" folder="$2"
+    shift 2
+    if [ -n "$DRY" ]; then
+        rsync -rlt --dry-run --itemize-changes -e "$SSH" "$@" "$board:$folder/"
+    else
+        rsync -rlt --partial $PROGRESS -e "$SSH" --rsync-path="mkdir -p '$folder' && rsync" "$@" "$board:$folder/"
+    fi
+}
+
+look() {
+    local board="$1" said
+    said="$(over "$board" 'command -v rsync sha256sum' </dev/null)" && return
+    [ -z "$said" ] || fail "$board has no rsync: install it there (sudo apt install rsync)"
+    fail "$board cannot be reached, or has no rsync: try $SSH $board, and install rsync there (sudo apt install rsync)"
+}
+
+push_code() {
+    local board="$1" folder="$2"
+    if ! (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard) >"$LIST" 2>/dev/null; then
+        (cd "$ROOT" && find . -path './.*' -prune -o \( -path ./splits -o -path ./models -o -name __pycache__ \) -prune \
+            -o -type f -print0) >"$LIST"
+    fi
+    (cd "$ROOT" && xargs -0 sh -c 'for name; do [ -e "$name" ] && printf "%s\0" "$name"; done; true' sh <"$LIST") >"$LIST.there"
+    copy "$board" "$folder" --from0 --files-from="$LIST.there" "$ROOT/"
+    copy "$board" "$folder" --no-relative "$HOSTS_COPY"
+}
+
+# push RANK BOARD FOLDER
+push() {
+    local rank="$1" board="$2" folder="$3" part="$SPLIT/stage_$1" there
+    there="$folder/splits/$(basename "$(realpath -m "${SPLIT:-.}")")/stage_$rank"
+    look "$board"
+    if [ -n "$CODE" ]; then
+        echo "rank $rank: the program to $board:$folder"
+        push_code "$board" "$folder" || fail "copying the program to $board failed (rsync tells why above): type it again to go on"
+    fi
+    [ -n "$SPLIT" ] || return 0
+    echo "rank $rank: $part to $board:$there"
+    copy "$board" "$there" "$part/" ||
+        fail "copying to $board failed (rsync tells why above): type the same command again to go on"
+    if [ -n "$DRY" ]; then return; fi
+    sums "$part/manifest.json" | over "$board" "cd '$there' && sha256sum --check --quiet -" ||
+        fail "$there on $board differs from its manifest (above): delete the file there, and type the same command again"
+    echo "rank $rank: compared with the hashes, all the same"
+}
+
+read_words "$@"
+[ -n "$HOSTS" ] || fail "which boards? Give hosts=FILE, with a line for each rank, as 192.168.1.11 user=nvidia"
+[ -n "$SPLIT$CODE" ] || fail "what shall be copied? Give split=DIR, as split_and_save_models.py wrote it, or code=true"
+command -v rsync >/dev/null || fail "rsync is missing: install it (sudo apt install rsync)"
+command -v "${SSH%% *}" >/dev/null || fail "${SSH%% *} is missing: install it (sudo apt install openssh-client)"
+PY="$(find_python)"
+TEMP="$(mktemp -d)"
+trap 'rm -rf "$TEMP"' EXIT
+LIST="$TEMP/list" HOSTS_COPY="$TEMP/hosts.txt"
+PYTHONPATH="$ROOT" "$PY" -m scripts.start.hosts "$HOSTS" >"$TEMP/boards" || exit 2
+cp "$HOSTS" "$HOSTS_COPY"
+for rank in ${RANKS//,/ }; do
+    grep -q "^$rank " "$TEMP/boards" || fail "ranks=$RANKS: $HOSTS has no line for rank $rank, only for 0 to $(($(wc -l <"$TEMP/boards") - 1))"
+done
+while read -r rank board folder <&3; do
+    case ",${RANKS:-$rank}," in *",$rank,"*) ;; *) continue ;; esac
+    [ -z "$SPLIT" ] || [ -f "$SPLIT/stage_$rank/manifest.json" ] ||
+        fail "there is no whole folder $SPLIT/stage_$rank for rank $rank of $HOSTS: split the model for $(wc -l <"$TEMP/boards") ranks first"
+    push "$rank" "$board" "$folder"
+done 3<"$TEMP/boards"
+if [ -n "$SPLIT" ]; then
+    echo "Type on each board, in its folder: bash run_jetson.sh hosts=hosts.txt model_dir=splits/$(basename "$(realpath "$SPLIT")")"
+fi

@@ -1,0 +1,234 @@
+"""The meeting of ranks on several hosts: they come in any order, compare what they are, and try the ways between them.
+
+It knows nothing about what a rank does afterwards. Rank 0 keeps the store that all write to, and judges; so whatever is
+wrong on one board ends all of them with one sentence, which names the board.
+"""
+from __future__ import annotations
+
+import atexit
+import errno
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable
+
+import torch.distributed as dist
+
+from config.run_config import RunConfig
+from model.weights import Part
+from pipeline.transport import PeerLost
+from scripts.start.compare import Facts, Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
+from scripts.start.hosts import Board, addresses, is_here
+from scripts.start.torchrun import LOST, die, usable_port
+from tp.links import Seats
+
+PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
+LOOK = 0.2  # seconds between two looks into the store
+LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
+        "with wait=")
+
+
+class Meeting:
+    """One rank's side of it. After `attend`, `names` has each rank as messages shall name it."""
+
+    apart = True  # each rank has a terminal of its own
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.names: list[str] = []
+        self._asked: float | None = None  # since when the store has owed an answer
+        os.environ.update(board.environment)
+        threading.Thread(target=self._watch, name="meeting", daemon=True).start()
+        print(f"flowspec: this is {board.named(board.rank, socket.gethostname())}; all ranks meet at {board.master}:"
+              f"{board.port} (MASTER_ADDR, MASTER_PORT), over {board.interface or 'the interface that leads there'} "
+              f"(GLOO_SOCKET_IFNAME), within {board.wait:g} seconds (wait=)", file=sys.stderr)
+        self._until = time.monotonic() + board.wait
+        self._store = self._open()
+
+    def attend(self, config: RunConfig, prepare: Callable[[RunConfig], tuple[Path, Seats]]) -> tuple[Path, Seats]:
+        """What `prepare` gives, once all ranks are here and belong together; raises ValueError or PeerLost."""
+        with socket.socket() as door:
+            facts: Facts = {"host": socket.gethostname(), "code": code_version(), "settings": settings(config)}
+            try:
+                folder, seats = prepare(config)
+                world = seats.world
+                interface, own = self.board.ground()
+                door.bind((own, 0))
+                door.listen()
+                threading.Thread(target=open_door, args=(door, self.board.rank), name="door", daemon=True).start()
+                part = Part(folder / f"stage_{self.board.rank}")
+                facts.update(split=part.split_id, world=world, address=own, interface=interface,
+                             port=door.getsockname()[1])
+            except (ValueError, OSError) as error:
+                self._put("facts", {**facts, "error": str(error)})
+                self._agree("facts", len(self.board.lines), lambda told: judge_facts(told, self.board))
+                raise
+            self._put("facts", facts)
+            told = self._agree("facts", world, lambda told: judge_facts(told, self.board))
+            self.names = [self.board.named(rank, told[rank]["host"], told[rank]["address"]) for rank in range(world)]
+            self._until = time.monotonic() + PATIENCE
+            with ThreadPoolExecutor(world) as pool:
+                reached = list(pool.map(reaches, told.values(), told))
+            self._put("ways", [rank for rank in told if not reached[rank]])
+            self._agree("ways", world, lambda ways: judge_ways(told, ways, self.names))
+        os.environ.update(GLOO_SOCKET_IFNAME=interface, WORLD_SIZE=str(world))
+        print(f"flowspec: all {world} ranks are here", file=sys.stderr)
+        return folder, seats
+
+    def connect(self) -> None:
+        """Join the process group of all ranks."""
+        try:
+            dist.init_process_group("gloo", store=self._store, rank=self.board.rank, world_size=len(self.names),
+                                    timeout=timedelta(seconds=PATIENCE))
+        except RuntimeError as error:
+            raise PeerLost(f"{self.names[self.board.rank]} could not connect to the others: a board was lost just now, "
+                           f"or a firewall is between them ({str(error).splitlines()[0]}); start all again") from error
+
+    def _open(self) -> Any:
+        raise NotImplementedError
+
+    def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
+        raise NotImplementedError
+
+    def _put(self, key: str, value: Any) -> None:
+        """Write down under this rank's name."""
+        key = f"{key}/{self.board.rank}"
+        self._ask(self._store.set, key, json.dumps(value))
+        if self._ask(self._store.add, f"{key}#", 1) > 1:
+            raise ValueError(f"rank {self.board.rank} is there already: end the run of which it is, or give this board "
+                             "a NODE_RANK of its own")
+
+    def _get(self, key: str) -> Any:
+        """What somebody wrote down; None if it is not there yet."""
+        # Of what every torch has, only `add` reads at once: `get` waits.
+        return json.loads(self._ask(self._store.get, key)) if self._ask(self._store.add, f"{key}#", 0) else None
+
+    def _ask(self, question: Callable[..., Any], *args: Any) -> Any:
+        self._asked = time.monotonic()
+        try:
+            return question(*args)
+        except RuntimeError as error:
+            raise PeerLost(f"{self.board.named(0)} was lost while the ranks met: its program has ended, and tells why "
+                           "on its board") from error
+        finally:
+            self._asked = None
+
+    def _watch(self) -> None:
+        """A store behind a broken wire never answers, and cannot be interrupted."""
+        while True:
+            time.sleep(1)
+            asked = self._asked
+            if asked and time.monotonic() - asked > PATIENCE:
+                print(f"flowspec: {self.board.named(0)} does not answer at {self.board.master}:{self.board.port}: look "
+                      "at the network between the boards, and whether that port is FlowSpec's", file=sys.stderr)
+                die(LOST)
+
+    def _missing(self, topic: str, world: int) -> str:
+        """In words, the ranks that have not written yet."""
+        ranks = [rank for rank in range(world) if not self._ask(self._store.add, f"{topic}/{rank}#", 0)]
+        return ", ".join(self.board.named(rank) for rank in ranks)
+
+    def _say(self, missing: str, said: str) -> str:
+        if missing != said and missing:
+            print(f"flowspec: waiting for {missing}, up to {max(0, self._until - time.monotonic()):.0f} seconds",
+                  file=sys.stderr)
+        return missing
+
+
+class Host(Meeting):
+    """Rank 0's side."""
+
+    def _open(self) -> Any:
+        board = self.board
+        if not is_here(board.master):
+            there = ", ".join(f"{name} {address}" for name, address in addresses().items())
+            raise ValueError(f"rank 0 runs here, but {board.master} is no address of this board, which has {there}: "
+                             "give one of them as MASTER_ADDR, or in the hosts file, on all boards alike")
+        usable_port(board.master, board.port)
+        return self._ask(lambda: dist.TCPStore(board.master, board.port, is_master=True, wait_for_workers=False,
+                                               timeout=timedelta(seconds=PATIENCE)))
+
+    def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
+        """What all have written, and that it is well; tells the others."""
+        told: dict[int, Any] = {}
+        said, verdict, world = "", Verdict(), max(world, 1)  # 0: rank 0's own folder could not tell
+        while not verdict.told and len(told) < world:
+            for rank in (rank for rank in range(world) if rank not in told):
+                found = self._get(f"{topic}/{rank}")
+                if found is not None:
+                    told[rank] = found
+            if topic == "facts" and any(fact.get("error") for fact in told.values()):
+                break
+            if time.monotonic() > self._until:
+                verdict = Verdict(self._absent(topic, world), lost=True)
+            said = self._say(self._missing("facts", world), said)
+            time.sleep(LOOK)
+        told = dict(sorted(told.items()))
+        verdict = verdict if verdict.told else Verdict(judge(told))
+        self._store.set(f"{topic}/all", json.dumps(list(told.items())))
+        self._store.set(f"{topic}/verdict", json.dumps(verdict))
+        self._store.add(f"{topic}/verdict#", 1)  # now they look
+        if verdict.told:
+            atexit.register(self._linger, topic, [rank for rank in range(1, world) if not verdict.lost or rank in told])
+        verdict.enforce()
+        return told
+
+    def _absent(self, topic: str, world: int) -> str:
+        missing = self._missing(topic, world)
+        if topic == "ways":
+            return f"{missing} fell silent while the ranks met: look at its board and network, then start all again"
+        return LATE.format(missing, self.board.wait)
+
+    def _linger(self, topic: str, ranks: list[int]) -> None:
+        """The store ends with this process: first let the others hear, also those that come only now."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and any(not self._store.add(f"{topic}/heard/{rank}", 0) for rank in ranks):
+            time.sleep(LOOK)
+
+
+class Guest(Meeting):
+    """The side of all other ranks."""
+
+    def _open(self) -> Any:
+        board = self.board
+        self._reach()
+        return self._ask(lambda: dist.TCPStore(board.master, board.port, is_master=False, wait_for_workers=False,
+                                               timeout=timedelta(seconds=PATIENCE)))
+
+    def _reach(self) -> None:
+        """Wait for rank 0's program. Its board must answer sooner, if only to refuse."""
+        board, silent, said = self.board, time.monotonic(), False
+        while True:
+            try:
+                socket.create_connection((board.master, board.port), timeout=3).close()
+                return
+            except OSError as error:
+                refused, why = error.errno == errno.ECONNREFUSED, error.strerror or str(error)
+            now = time.monotonic()
+            silent = now if refused else silent
+            if now - silent > PATIENCE:
+                raise PeerLost(f"{board.named(0)} cannot be reached at {board.master}:{board.port} from "
+                               f"{board.named(board.rank, socket.gethostname())} ({why}): check MASTER_ADDR or the "
+                               "hosts file, the cable and the firewall") from None
+            if now > self._until:
+                raise PeerLost(LATE.format(board.named(0), board.wait)) from None
+            said = said or bool(self._say(board.named(0), ""))
+            time.sleep(LOOK)
+
+    def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
+        """What all have written; raises what rank 0 says of it."""
+        said, verdict = "", None
+        while verdict is None:
+            verdict = self._get(f"{topic}/verdict")
+            said = self._say(self._missing("facts", world), said)
+            time.sleep(LOOK)
+        told = dict(json.loads(self._ask(self._store.get, f"{topic}/all")))
+        self._ask(self._store.add, f"{topic}/heard/{self.board.rank}", 1)
+        Verdict(*verdict).enforce()
+        return told

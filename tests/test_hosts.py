@@ -1,0 +1,388 @@
+"""Several hosts: each rank is started by itself, and whatever is wrong ends all of them with one sentence.
+
+Ranks meet over loopback, or, where the tests may make them, over network namespaces with wires that can be cut.
+"""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from config.presets import ROOT
+from config.run_config import RunConfig
+from model.sample import Sampler
+from scripts import generate
+from scripts.launch import run
+from scripts.split.write import split
+from scripts.start import meeting
+from scripts.start.compare import code_version, judge_facts, judge_ways
+from scripts.start.hosts import BOARD, Board, Line, find_board, read_hosts
+from tests.saved import models, wait_until
+from tests.tiny import Tiny
+
+ASK = ("prompt_ids=5,17,40", "max_new_tokens=12", "seed=4", "temperature=0.7", "ignore_eos=true", "dtype=float64")
+ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=2")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture(scope="module")
+def own(saved, tmp_path_factory):
+    """A folder for each board, with its own part and nothing else."""
+    folder = tmp_path_factory.mktemp("own")
+    for rank in range(3):
+        shutil.copytree(saved / "0+2+2" / f"stage_{rank}", folder / f"board{rank}" / f"stage_{rank}")
+    return folder
+
+
+def be_board(words, environment, space, files):
+    """What run_jetson.sh starts, in a process that has Python's modules already, perhaps in a namespace."""
+    for number, path in enumerate(files, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.environ.update({BOARD: "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **environment})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if space:
+        with open(f"/run/netns/{space}", "rb") as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0  # CLONE_NEWNET
+    if environment.get("OTHER_CODE"):
+        meeting.code_version = lambda: "d"
+    code = run("scripts.generate", words, generate.main)
+    atexit._run_exitfuncs()  # which multiprocessing leaves out
+    sys.stdout.flush()
+    os._exit(code)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_hosts"])
+    return context
+
+
+def starting(folder, own, processes):
+    """Yields what starts the rank of one board, which writes to `folder`; at the end, what still runs is ended."""
+    started = []
+
+    def begin(rank, *words, space="", folder=folder, **environment):
+        part = [] if any(word.startswith("model_dir") for word in words) else [f"model_dir={own / f'board{rank}'}"]
+        files = [str(folder / f"{name}{rank}") for name in ("out", "err")]
+        begun = processes.Process(target=be_board, args=([*part, *words], {"NODE_RANK": str(rank), **environment},
+                                                         space, files))
+        begun.start()
+        started.append(begun)
+        return begun
+
+    yield begin
+    for begun in started:
+        begun.kill()
+        begun.join()
+
+
+@pytest.fixture
+def start(tmp_path, own, processes):
+    yield from starting(tmp_path, own, processes)
+
+
+def meet_here(tmp_path):
+    """Keys of a hosts file whose boards are this machine, and of a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "hosts").write_text("127.0.0.1\n127.0.0.2\n127.0.0.3\n")
+    return f"hosts={tmp_path / 'hosts'}", f"master_port={port}", "wait=20"
+
+
+@pytest.fixture
+def loopback(tmp_path):
+    return meet_here(tmp_path)
+
+
+def ends(runs, seconds=30):
+    """The exit codes; None of those that go on."""
+    end = time.monotonic() + seconds
+    for begun in runs:
+        begun.join(max(0.1, end - time.monotonic()))
+    return [begun.exitcode for begun in runs]
+
+
+def said(tmp_path, rank):
+    """The last line on a board's terminal."""
+    text = (tmp_path / f"err{rank}").read_text()
+    assert "Traceback" not in text, text
+    return text.strip().splitlines()[-1]
+
+
+def reference():
+    return Tiny().text([5, 17, 40], 12, Sampler(0.7, seed=4))
+
+
+def flows(tmp_path, runs):
+    return wait_until(lambda: (tmp_path / "out0").stat().st_size > 50, 60) and all(begun.is_alive() for begun in runs)
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
+    (tmp_path / "hosts").write_text("# ours\n10.0.0.1\n\nme@b1 interface=eth1  # slow\nb2 user=you folder=/f\n")
+    assert read_hosts(str(tmp_path / "hosts")) == [
+        Line("10.0.0.1"), Line("b1", "me", interface="eth1"), Line("b2", "you", "/f")]
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("b0\n", "names 1 boards: write one line for each rank"),
+    ("b0\nb1 eth0\n", "line 2 of"), ("b0\nb1 iface=eth0\n", "is no board: write [USER@]ADDRESS"),
+    ("user=me\nb1\n", "line 1 of"), ("me@\nb1\n", "line 1 of"),
+])
+def test_a_line_that_is_no_board_is_named(tmp_path, text, told):
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(ValueError, match=told.replace("[", r"\[")):
+        read_hosts(str(tmp_path / "hosts"))
+
+
+def found(environment, text="", tmp_path=None, **keys):
+    if text:
+        (tmp_path / "hosts").write_text(text)
+        keys["hosts"] = str(tmp_path / "hosts")
+    return find_board(RunConfig(**keys), {BOARD: "1", **environment})
+
+
+def test_keys_go_before_the_environment_and_that_before_the_hosts_file(tmp_path):
+    text = "10.9.9.9 interface=a\n127.0.0.1 interface=b\n"
+    board = found({}, text, tmp_path)
+    assert board[:5] == (1, "10.9.9.9", 29500, "b", 300) and board.named(0) == "rank 0 (10.9.9.9)"
+    environment = {"NODE_RANK": "0", "MASTER_ADDR": "10.8.8.8", "MASTER_PORT": "7", "GLOO_SOCKET_IFNAME": "c"}
+    assert found(environment, text, tmp_path)[:4] == (0, "10.8.8.8", 7, "c")
+    assert found(environment, text, tmp_path, master_addr="10.7.7.7", master_port=8)[:4] == (0, "10.7.7.7", 8, "c")
+    assert found(environment)[:4] == (0, "10.8.8.8", 7, "c")
+
+
+def test_without_a_board_or_under_torchrun_no_others_are_waited_for():
+    assert find_board(RunConfig(), {"NODE_RANK": "1"}) is None and found({"RANK": "1"}) is None
+
+
+@pytest.mark.parametrize(("environment", "text", "told"), [
+    ({}, "", "which rank is this board"), ({"NODE_RANK": "1"}, "", "where is rank 0"),
+    ({"NODE_RANK": "x"}, "", "NODE_RANK=x is not possible"),
+    ({"NODE_RANK": "2"}, "b0\nb1\n", "give a number from 0 to 1"),
+    ({}, "203.0.113.1\n203.0.113.2\n", "no line of .* is this board, which has lo 127.0.0.1"),
+    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: say which"),
+])
+def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, told):
+    with pytest.raises(ValueError, match=told):
+        found(environment, text, tmp_path)
+
+
+def test_one_character_makes_another_version(tmp_path):
+    shutil.copytree(ROOT / "scripts" / "start", tmp_path / "scripts" / "start")
+    shutil.copy(ROOT / "scripts" / "launch.py", tmp_path / "scripts")
+    before = code_version(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert code_version(tmp_path / "copy") == before
+    with (tmp_path / "copy" / "scripts" / "start" / "hosts.py").open("a") as file:
+        file.write("#")
+    assert code_version(tmp_path / "copy") != before
+
+
+def facts(**change):
+    return {"host": "b", "address": "10.0.0.1", "code": "c", "world": 3, "split": "s", "settings": {"dtype": "auto"},
+            "interface": "eth0", **change}
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({}, ""), ({"error": "no disk"}, "rank 1 (b): no disk"),
+    ({"code": "d"}, "rank 1 (b, 10.0.0.1) has other code than rank 0 (d, not c): bring one version"),
+    ({"split": "t"}, "rank 1 (b, 10.0.0.1) holds a part of another split"),
+    ({"world": 2}, "rank 1 (b, 10.0.0.1) holds a part of another split"),
+    ({"settings": {"dtype": "float16"}}, "was started with dtype=float16, but rank 0 with auto: type the same keys"),
+])
+def test_what_does_not_fit_is_told_of_the_board(change, told):
+    sentence = judge_facts({0: facts(), 1: facts(**change)}, Board(0, "10.0.0.1", 1, "", 1, ()))
+    assert told in sentence and bool(told) == bool(sentence)
+
+
+def test_the_board_that_most_cannot_reach_is_named():
+    told, names = {rank: facts() for rank in range(3)}, ["rank 0 (x)", "rank 1 (y)", "rank 2 (z)"]
+    assert judge_ways(told, {0: [], 1: [], 2: []}, names) == ""
+    assert judge_ways(told, {0: [2], 1: [2], 2: [0, 1]}, names).startswith("rank 2 (z) cannot be reached by rank 0, 1")
+
+
+# --- namespaces -------------------------------------------------------------------------------------------------------
+
+def may_make_namespaces():
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
+        return False
+    name = f"flowspec-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    return made and subprocess.run(["ip", "netns", "del", name], capture_output=True).returncode == 0
+
+
+namespaces = pytest.mark.skipif(not may_make_namespaces(), reason="needs root, ip, tc and the right to make namespaces")
+
+
+def cluster(*words, **options):
+    return subprocess.Popen(["bash", str(ROOT / "scripts" / "netns_cluster.sh"), *words], text=True, cwd=ROOT,
+                            env={**os.environ, "PYTHON": sys.executable}, stdin=subprocess.DEVNULL, **options)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """The names of six namespaces with wires between them."""
+    logs = tmp_path_factory.mktemp("network")
+    with cluster("boards=6", f"logs={logs}", stdout=subprocess.PIPE) as run:
+        names = [run.stdout.readline().split()[2] for _ in range(6)]
+        assert "hosts file" in run.stdout.readline()
+        yield names
+        run.terminate()
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert not any(name in left for name in names)
+
+
+@pytest.fixture(scope="module")
+def astray(network, own, processes, tmp_path_factory):
+    """A board that looks for rank 0 where nobody is; it takes its time, beside the other tests."""
+    folder = tmp_path_factory.mktemp("astray")
+    for start in starting(folder, own, processes):
+        yield start(7, *ASK, "model_dir=x", space=network[0], MASTER_ADDR="10.77.0.99"), folder
+
+
+@namespaces
+def test_five_namespaces_write_the_reference_text_over_slow_wires(saved, astray, tmp_path):
+    words = [f"model_dir={saved / '0+1+1+1+1'}", *ASK, f"output={tmp_path / 'out.json'}"]
+    with cluster("boards=5", "rate_mbps=50", f"logs={tmp_path}", "--", *words, stdout=subprocess.PIPE,
+                 stderr=subprocess.PIPE) as run:
+        shown, told = run.communicate(timeout=90)
+    assert run.returncode == 0 and "rank 0 (board0, 10.77.0.1)" in told, told
+    assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference()
+    assert f"flowspec-{run.pid}" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+@namespaces
+def test_a_board_whose_wire_is_cut_in_mid_run_ends_and_so_do_all(start, network, tmp_path):
+    runs, folders = {}, {0: tmp_path / "0", 2: tmp_path / "2"}
+    for first, (lost, folder) in zip((0, 3), folders.items()):  # three namespaces for each
+        folder.mkdir()
+        (folder / "hosts").write_text("".join(f"10.77.0.{first + rank + 1}\n" for rank in range(3)))
+        runs[lost] = [start(rank, f"hosts={folder / 'hosts'}", *ENDLESS, space=network[first + rank], folder=folder)
+                      for rank in range(3)]
+    assert all(flows(folder, runs[lost]) for lost, folder in folders.items())
+    wires = [("-n", network[0]), ("-n", network[5])]
+    for wire in wires:
+        subprocess.run(["ip", *wire, "link", "set", "eth0", "down"], check=True)
+    try:
+        assert ends(runs[0]) == ends(runs[2]) == [75, 75, 75]
+    finally:
+        for wire in wires:
+            subprocess.run(["ip", *wire, "link", "set", "eth0", "up"], check=True)
+    for lost, address in ((0, "10.77.0.1"), (2, "10.77.0.6")):
+        last = [said(folders[lost], rank) for rank in range(3)]
+        assert all(f"rank {lost} ({socket.gethostname()}, {address})" in told for told in last), last
+
+
+@namespaces
+def test_a_wrong_interface_is_told_on_all_boards(start, network, tmp_path):
+    (tmp_path / "hosts").write_text("10.77.0.1\n10.77.0.2 interface=lo\n10.77.0.3\n")
+    runs = [start(rank, f"hosts={tmp_path / 'hosts'}", *ASK, space=network[rank]) for rank in range(3)]
+    assert ends(runs) == [2, 2, 2]
+    last = [said(tmp_path, rank) for rank in range(3)]
+    assert last[0] == last[1] == last[2], last
+    assert "127.0.0.1) cannot be reached by rank 0, 2 at its interface lo: name the interface of the cable" in last[0]
+
+
+# --- ranks over loopback ----------------------------------------------------------------------------------------------
+
+def test_the_command_teaches_and_asks_for_what_it_cannot_know():
+    environment = {**os.environ, "PYTHON": sys.executable}
+    told = subprocess.run(["bash", ROOT / "run_jetson.sh", "--help"], env=environment, text=True, capture_output=True)
+    assert told.returncode == 0 and "NODE_RANK" in told.stdout and "usage: bash run_jetson.sh [PRESET]" in told.stdout
+    for given, said in (({}, "which rank is this board?"), ({"PYTHON": "no"}, "PYTHON=no has no torch: name")):
+        wrong = subprocess.run(["bash", ROOT / "run_jetson.sh"], env={**environment, **given}, text=True,
+                               capture_output=True)
+        assert wrong.returncode and wrong.stderr.startswith("flowspec: " + said) and wrong.stdout == ""
+
+
+def test_boards_with_their_own_parts_alone_write_the_reference_text(start, loopback, tmp_path):
+    runs = [start(rank, *loopback, *ASK, f"output={tmp_path / 'out.json'}") for rank in (2, 0, 1)]
+    assert ends(runs, 60) == [0, 0, 0], said(tmp_path, 0)
+    assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference()
+    assert "flowspec: waiting for rank " in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
+    assert said(tmp_path, 2) == "flowspec: all 3 ranks are here"
+
+
+def other_split(saved, tmp_path):
+    split(saved / "base", tmp_path / "other", "0+2+2", progress=False)
+    return [f"model_dir={tmp_path / 'other'}"]
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ("code", ", 127.0.0.1) has other code than rank 0"),
+    ("split", ", 127.0.0.1) holds a part of another split than rank 0's"),
+    ("keys", ", 127.0.0.1) was started with max_length=77, but rank 0 with 2048"),
+    ("part", "): there is no folder"),
+    ("interface", "): the interface eth77 has no IPv4 address on this board, which has lo 127.0.0.1"),
+])
+def test_a_board_that_does_not_fit_ends_all_with_its_name(start, saved, loopback, tmp_path, wrong, told):
+    words = {"split": other_split(saved, tmp_path)} if wrong == "split" else {
+        "keys": ["max_length=77"], "part": [f"model_dir={tmp_path / 'none'}"]}
+    more = {"code": {"OTHER_CODE": "1"}, "interface": {"GLOO_SOCKET_IFNAME": "eth77"}}.get(wrong, {})
+    runs = [start(0, *loopback, *ASK), start(1, *loopback, *ASK),
+            start(2, *loopback, *ASK, *words.get(wrong, []), **more)]
+    assert ends(runs) == [2, 2, 2]
+    last = [said(tmp_path, rank) for rank in range(3)]
+    assert last[0] == last[1] == last[2] and last[0].startswith("flowspec: rank 2 (") and told in last[0], last
+
+
+def test_a_board_that_comes_twice_is_told_and_one_that_never_comes_is_named(start, loopback, tmp_path):
+    first = start(1, *loopback[:2], *ASK, "wait=4")
+    assert wait_until((tmp_path / "err1").exists, 10)
+    (tmp_path / "err1").rename(tmp_path / "first")
+    runs = [start(0, *loopback[:2], *ASK, "wait=4"), start(1, *loopback[:2], *ASK, "wait=4")]
+    assert sorted(ends([first, *runs])) == [2, 75, 75]
+    both = [(tmp_path / "first").read_text(), (tmp_path / "err1").read_text()]
+    assert sum("flowspec: rank 1 is there already" in text for text in both) == 1
+    never = "rank 2 (127.0.0.3) did not come within 4 seconds: start run_jetson.sh there too"
+    assert never in said(tmp_path, 0) and sum(never in text for text in both) == 1
+
+
+def test_rank_0_on_a_board_without_the_masters_address_or_with_a_busy_port_is_told(start, tmp_path):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        runs = [start(0, *ASK, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(busy.getsockname()[1]))]
+        assert ends(runs) == [2] and "choose another master_port" in said(tmp_path, 0)
+    assert ends([start(0, *ASK, MASTER_ADDR="203.0.113.7")]) == [2]
+    assert "203.0.113.7 is no address of this board, which has lo 127.0.0.1" in said(tmp_path, 0)
+
+
+def test_a_board_that_is_killed_or_stopped_by_hand_in_mid_run_is_named_on_all_others(start, tmp_path):
+    killed, stopped = tmp_path / "killed", tmp_path / "stopped"
+    runs = {folder: [start(rank, *keys, *ENDLESS, folder=folder) for rank in range(3)]
+            for folder, keys in ((folder, meet_here(folder)) for folder in (killed, stopped))}
+    assert flows(killed, runs[killed]) and flows(stopped, runs[stopped])
+    runs[killed][2].kill()
+    os.kill(runs[stopped][1].pid, signal.SIGINT)
+    assert ends(runs[killed]) == [75, 75, -signal.SIGKILL] and ends(runs[stopped]) == [75, 130, 75]
+    host = socket.gethostname()
+    assert said(killed, 0) == said(killed, 1)
+    assert said(killed, 0).startswith(f"flowspec: rank 2 ({host}, 127.0.0.1) was lost: its connection broke")
+    assert said(stopped, 0) == said(stopped, 2) == f"flowspec: rank 1 ({host}, 127.0.0.1) failed: it was stopped"
+
+
+@namespaces
+def test_a_master_that_cannot_be_reached_is_told(astray):
+    board, folder = astray
+    assert ends([board]) == [75]
+    assert "rank 0 cannot be reached at 10.77.0.99:29500 from rank 7" in said(folder, 7)
