@@ -1,0 +1,85 @@
+"""What sharing layers costs where there is nobody to share them with, and how often members meet in each layer.
+
+It knows nothing about links: sums and tiles that nobody waits for are counted, and times are those of one device.
+"""
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from scripts.measure.forms import Form, build
+from tp.comm import Shared, Whole
+from tp.group import Table, ThreadGroup, Wait
+from tp.layers import Sharded
+
+
+class Counting(ThreadGroup):
+    """A member of `size` whose others are not there: what it asks of them is counted, and is done at once."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(Table(size), 0)
+        self.sums = self.tiles = 0
+
+    def all_reduce(self, x: Tensor) -> None:
+        self.sums += 1
+
+    def send(self, x: Tensor) -> Wait:
+        self.tiles += 1
+        return lambda: None
+
+    def recv(self, x: Tensor) -> Wait:
+        def wait() -> None:
+            x.zero_()
+        return wait
+
+
+def sharing(argv: list[str]) -> int:
+    """The command `python -m scripts.bench tp`."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench tp")
+    for name, default, about in (
+            ("layers", 8, "layers of the stage"), ("hidden", 512, "its width"),
+            ("intermediate", 1376, "width of the MLP"), ("heads", 8, "heads of the attention"),
+            ("context", 128, "tokens that are settled"), ("repeats", 101, "segments per median")):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{about} ({default})")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="rows of a segment (1 16 64)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
+    args = parser.parse_args(argv)
+    torch.set_grad_enabled(False)
+    alone(args)
+    count(args)
+    return 0
+
+
+def alone(args: argparse.Namespace) -> None:
+    """A sharded stage of one member beside the same stage as it is, by turns."""
+    form = Form(torch.float32, "none")
+    whole, shared = build(args, [form])[form], build(args, [form])[form]
+    shared = shared._replace(body=Sharded(shared.body, Whole(Counting(1))))  # type: ignore[arg-type]
+    took: dict[int, list[tuple[float, float]]] = {rows: [] for rows in args.rows}
+    for repeat in tqdm(range(args.repeats + 1), desc="segments", leave=False):
+        for rows, pairs in took.items():
+            if repeat % 2:  # who comes second finds the caches of the processor warm
+                pairs.append((whole.seconds(rows), shared.seconds(rows)))
+            else:
+                second = shared.seconds(rows)
+                pairs.append((whole.seconds(rows), second))
+    print("one member beside the unsharded stage: median milliseconds, and the median of the ratios")
+    for rows, pairs in took.items():
+        plain, sharded = (1e3 * statistics.median(column) for column in zip(*pairs[1:]))
+        ratio = statistics.median(second / first for first, second in pairs[1:])
+        print(f"  {rows:>4} rows{plain:10.3f}{sharded:10.3f}{ratio:9.3f}x")
+
+
+def count(args: argparse.Namespace, size: int = 4) -> None:
+    """What a member of several asks of the others in a layer."""
+    form, rows = Form(torch.float32, "none"), max(args.rows)
+    print(f"a layer of one of {size} members, {rows} rows")
+    for name in ("tp", "galaxy"):
+        stage, group = build(args, [form])[form], Counting(size)
+        comm = Whole(group) if name == "tp" else Shared(group, args.hidden)
+        stage._replace(body=Sharded(stage.body, comm)).segment(rows)  # type: ignore[arg-type]
+        print(f"  {name:<8}{group.sums / args.layers:6.2f} sums{group.tiles / args.layers:8.2f} tiles sent")

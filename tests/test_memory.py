@@ -1,0 +1,137 @@
+"""Memory before loading: the stated need is what is loaded, and too little memory is refused with what would fit."""
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from config.run_config import RunConfig
+from model.checkpoint import Checkpoint
+from model.weights import Part
+from pipeline.trace import OFF
+from scripts.start import memory
+from scripts.start.build import build_draft, build_ring, build_stage
+from scripts.start.memory import Need, check_memory, local_ranks, need
+from tests.checkpoints import refused
+from tests.saved import here, models
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.mktemp("memory") / "saved")
+
+
+@pytest.fixture(scope="module")
+def parts(saved):
+    return [Part(saved / "0+2+2" / f"stage_{rank}") for rank in range(3)]
+
+
+def held(module):
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def total(config, parts):
+    return sum(need(config, part).total for part in parts)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("kind", ["none", "int8", "nf4"])
+def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
+    if kind != "none":
+        pytest.importorskip("bitsandbytes", reason="quantized weights need bitsandbytes")
+    config = RunConfig(quant=kind, dtype=dtype, max_length=200)
+    for part in parts[1:]:
+        stated, stage = need(config, part), build_stage(config, part, OFF)
+        assert stated.weights == held(stage.part)
+        assert stated.cache == 2 * stage.cache.keys.numel() * stage.cache.keys.element_size()
+        assert stated.workspace > stage.cache._mask.numel() * stage.cache._mask.element_size()
+
+
+def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
+    config = RunConfig(dtype="float32", max_length=200)
+    ring = build_ring(config, parts[0], None, OFF)
+    eagle = build_draft(config, parts[0], ring, OFF)
+    assert need(config, parts[0]).weights == held(ring.lm_head) + held(eagle.head)
+    assert need(config, parts[0]).cache == 2 * eagle.cache.keys.numel() * 4
+    alone = RunConfig(dtype="float32", draft="none")
+    assert need(alone, parts[0]).weights == held(ring.lm_head) and need(alone, parts[0]).cache == 0
+    small = RunConfig(dtype="float32", draft="model", draft_dir=str(saved / "base"), max_length=200)
+    draft = build_draft(small, parts[0], ring, OFF)
+    assert need(small, parts[0]).weights == held(ring.lm_head) + held(draft.model) + held(draft.lm_head)
+    assert need(small, parts[0]).cache == 2 * draft.cache.keys.numel() * 4
+
+
+def test_the_refusal_names_need_free_and_the_largest_length_that_fits(parts, monkeypatch):
+    config = RunConfig(dtype="float32", max_length=8000)
+    left = total(RunConfig(dtype="float32", max_length=1000), parts)
+    monkeypatch.setattr(memory, "free", lambda device: left)
+    stated = sum((need(config, part) for part in parts), Need(0, 0, 0))
+    with refused(f"ranks 0, 1, 2 need {stated} of memory on cpu, which has {left / 1e9:.2f} GB free: "
+                 "give max_length=1000 or less"):
+        check_memory(config, parts, parts)
+    check_memory(RunConfig(dtype="float32", max_length=1000), parts, parts)
+    with refused("give max_length=1000 or less"):
+        check_memory(RunConfig(dtype="float32", max_length=1001), parts, parts)
+
+
+def test_ranks_of_one_machine_share_its_memory(parts, monkeypatch):
+    config = RunConfig(dtype="float32")
+    monkeypatch.setattr(memory, "free", lambda device: total(config, parts) - 1)
+    with refused("max_length"):
+        check_memory(config, parts, parts[:1])
+    check_memory(config, parts[:2], parts[:1])
+
+
+def test_smaller_weights_are_advised_where_no_length_fits(parts, monkeypatch):
+    config, short = RunConfig(dtype="float64"), {"max_length": memory.SHORTEST}
+    monkeypatch.setattr(memory, "free", lambda device: total(RunConfig(dtype="float64", **short), parts) - 1)
+    monkeypatch.setattr(memory, "SMALLER", ({"dtype": "bfloat16", **short},))
+    with refused("GB free: give dtype=bfloat16"):
+        check_memory(config, parts, parts)
+
+
+def test_more_devices_are_advised_where_nothing_smaller_fits(parts, monkeypatch):
+    config = RunConfig(dtype="float32")
+    monkeypatch.setattr(memory, "SMALLER", ())
+    monkeypatch.setattr(memory, "need", lambda config, part: Need(200, 0, 100))
+    for ranks, left, advice in (
+            (parts, 500, "spread these ranks over 2 such devices or more"),
+            (parts[1:2], 290, "split the model into 3 stages or more, each on a device of its own"),
+            (parts[1:2], 150, "not even one layer fits")):
+        monkeypatch.setattr(memory, "free", lambda device, left=left: left)
+        with refused(advice):
+            check_memory(config, ranks, ranks)
+
+
+def test_it_is_refused_before_a_weight_is_read(saved, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "free", lambda device: 1_000_000)
+    monkeypatch.setattr(Checkpoint, "read", lambda self, name: pytest.fail(f"{name} was read"))
+    assert here(f"model_dir={saved / '0+2+2'}", "prompt_ids=1,2,3") == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"flowspec: ranks 0, 1, 2 need [\d.]+ GB .* which has 0.00 GB free: .*\n", said)
+
+
+def test_with_debug_every_rank_states_its_need(saved, capsys):
+    assert here(f"model_dir={saved / '0+2+2'}", "prompt_ids=1,2,3", "max_new_tokens=1", "debug=true") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" needs ")[0] for line in lines if " needs " in line] == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_the_ranks_of_a_machine_are_those_that_torchrun_says(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert local_ranks(5) == range(5)
+    for name, value in (("RANK", "3"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert local_ranks(5) == range(2, 4)
+
+
+def test_free_memory_is_what_the_kernel_says_is_available(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 2000 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    assert memory.free(CPU) == 2000 * 1024
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    assert memory.free(CPU) > 0

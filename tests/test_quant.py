@@ -1,0 +1,228 @@
+"""Quantized weights: how far they are off, that split and load make the same, and that every method writes one text."""
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from config.run_config import RunConfig
+from model import quant
+from model.checkpoint import Checkpoint
+from model.llama import fill
+from model.quant import BLOCK, KINDS, Int8, Quantized, agreed, compress, probe, quantize
+from model.weights import Part
+from pipeline.trace import OFF
+from scripts import generate
+from scripts.launch import run
+from scripts.measure import forms
+from scripts.split.plan import Layout
+from scripts.split.write import split
+from scripts.start.build import build_draft, build_ring, build_stage
+from tests.checkpoints import refused, same
+from tests.saved import here, models
+from tests.test_families import Saved
+
+pytest.importorskip("bitsandbytes", reason="quantized weights need bitsandbytes")
+FAR = {"int8": 0.012, "nf4": 0.11, "fp4": 0.14}  # relative error of a linear's outputs, random normal weights
+FAR_BEHIND = {"int8": 0.05, "nf4": 0.6, "fp4": 0.6}  # and of the hidden states behind a layer of large weights
+IDS = "prompt_ids=5,17,40,3,28,11,9,50,2,31,7,7,19"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.mktemp("quant") / "saved")
+
+
+@pytest.fixture(scope="module")
+def quantized(saved, tmp_path_factory):
+    """The tiny model, split once in every kind."""
+    out = tmp_path_factory.mktemp("quantized")
+    for kind in KINDS:
+        split(saved / "base", out / kind, "0+2+2", saved / "head", progress=False, layout=Layout(kind))
+    return out
+
+
+def linear(inputs, outputs, dtype, bias=True):
+    generator = torch.Generator().manual_seed(inputs)
+    module = nn.ModuleDict({"linear": nn.Linear(inputs, outputs, bias=bias)})
+    fill(module, {f"linear.{name}": torch.randn(p.shape, generator=generator)
+                  for name, p in module["linear"].named_parameters()}, dtype, "cpu")
+    return module, torch.randn(40, inputs, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inputs, outputs", [(48, 80), (256, 96), (32, 53)])
+def test_a_quantized_linear_is_near_the_plain_one(kind, inputs, outputs, dtype):
+    module, x = linear(inputs, outputs, dtype)
+    wanted = module["linear"](x).double()
+    compress(module, kind, dtype)
+    got = module["linear"](x)
+    assert isinstance(module["linear"], Quantized) and got.dtype == dtype
+    assert 0 < (got.double() - wanted).norm() / wanted.norm() < FAR[kind]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_row_of_int8_is_the_same_in_every_batch(dtype):
+    module, x = linear(256, 96, dtype)
+    compress(module, "int8", dtype)
+    whole = module["linear"](x)
+    for rows in (1, 3, 16, 39):
+        assert torch.equal(module["linear"](x[:rows]), whole[:rows])
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("inputs", [48, 64, 32])
+def test_the_weights_of_four_bits_are_codes_times_the_scale_of_their_block(kind, inputs):
+    module, _ = linear(inputs, 24, torch.float64)
+    weight = module["linear"].weight
+    held = quantize(kind, weight)
+    codes = torch.stack((held["weight"] >> 4, held["weight"] & 15), -1).reshape(-1).long()
+    wanted = quant.library().get_4bit_type(kind, device="cpu")[codes] * held["scale"].repeat_interleave(BLOCK)
+    compress(module, kind, torch.float64)
+    assert torch.equal(module["linear"].unfolded(torch.float32), wanted.view(24, inputs))
+    blocks = weight.reshape(-1, BLOCK)
+    assert torch.equal(held["scale"], blocks.abs().amax(1).float())
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_a_kernel_that_reads_four_bits_computes_what_unfolded_weights_do(kind):
+    module, x = linear(256, 96, torch.float32)
+    compress(module, kind, torch.float32)
+    wanted, module["linear"].fused = module["linear"](x), True
+    assert torch.allclose(module["linear"](x), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_is_quantized_alike_in_pieces(kind, monkeypatch):
+    weight = linear(48, 80, torch.float32)[0]["linear"].weight
+    whole = quantize(kind, weight)
+    monkeypatch.setattr(quant, "PIECE", 4 * BLOCK)
+    assert same(quantize(kind, weight), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_split_holds_what_loading_would_make(kind, saved, quantized):
+    for rank in (1, 2):
+        stages = [build_stage(RunConfig(dtype="float32", **key), Part(folder / f"stage_{rank}"), OFF)
+                  for folder, key in ((quantized / kind, {}), (saved / "0+2+2", {"quant": kind}))]
+        assert same(*[dict(stage.part.named_parameters()) for stage in stages])
+        small, large = [(folder / f"stage_{rank}" / "model.safetensors").stat().st_size
+                        for folder in (quantized / kind, saved / "0+2+2")]
+        assert small < 0.6 * large
+
+
+def test_only_the_layers_linears_are_quantized(quantized):
+    forms = {name: part.weights.form(name).dtype for part in map(Part, sorted((quantized / "nf4").glob("stage_*")))
+             for name in part.weights.names()}
+    few = {name for name, dtype in forms.items() if dtype == torch.uint8}
+    assert few == {f"model.layers.{i}.{name}_proj.weight" for i in range(4) for name in (
+        "self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")}
+    assert all(forms[name] == torch.float64 for name in forms.keys() - few if not name.endswith(".scale"))
+    head = Checkpoint(quantized / "nf4" / "stage_0" / "eagle")
+    assert all(head.form(name).dtype == torch.float64 for name in head.names())
+
+
+def test_another_kind_is_another_split(saved, tmp_path):
+    first = Part(split(saved / "base", tmp_path, "0+4", progress=False, layout=Layout("nf4"))[1])
+    before = (first.folder / "manifest.json").stat().st_mtime_ns
+    split(saved / "base", tmp_path, "0+4", progress=False, layout=Layout("nf4"))
+    assert (first.folder / "manifest.json").stat().st_mtime_ns == before, "a finished split was written again"
+    second = Part(split(saved / "base", tmp_path, "0+4", progress=False, layout=Layout("int8"))[1])
+    assert (first.quant, second.quant) == ("nf4", "int8") and first.split_id != second.split_id
+    second.verify()
+
+
+def text(folder, tmp_path, *words):
+    words = (f"model_dir={folder}", "processes=false", IDS, "ignore_eos=true", "max_new_tokens=32", "seed=3",
+             "init_total_token=12", "init_topk=3", "init_depth=3", f"output={tmp_path / 'answer.json'}", *words)
+    assert run("scripts.generate", words, generate.main) == 0
+    return json.loads((tmp_path / "answer.json").read_text())["token_ids"]
+
+
+@pytest.mark.parametrize("kind, dtype, temperature", [
+    ("int8", "float64", 0.8), ("nf4", "float64", 0), ("fp4", "float64", 0.8), ("int8", "float32", 0),
+    ("nf4", "float32", 0)])
+def test_every_method_writes_the_text_of_ar_over_quantized_stages(kind, dtype, temperature, saved, quantized, tmp_path):
+    words = [f"dtype={dtype}", f"temperature={temperature}"]
+    wanted = text(quantized / kind, tmp_path, "pipeline_type=ar", *words)
+    assert text(saved / "0+2+2", tmp_path, "pipeline_type=ar", f"quant={kind}", *words) == wanted
+    assert text(saved / "0+2+2", tmp_path, "pipeline_type=ar", *words) != wanted, "nothing was quantized"
+    for method in ("serial", "naive", "pruned", "continuous", "pipedec"):
+        got = text(quantized / kind, tmp_path, f"pipeline_type={method}", "quant_draft=true", *words)
+        assert got == wanted, method
+    small = ("draft=model", f"draft_dir={saved / 'base'}", "quant_draft=true")
+    assert text(quantized / kind, tmp_path, *small, *words) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["llama 3.2, tied", "mistral", "qwen2.5", "qwen3", "opt"])
+def test_every_family_can_be_quantized(name, kind, tmp_path):
+    family = Saved(name, tmp_path)
+    split(family.base, tmp_path / "quantized", "0+1+1+2", progress=False, layout=Layout(kind))
+    x, off = torch.arange(12), []
+    states = dict.fromkeys((family.parts, tmp_path / "quantized"), x)
+    for rank in (1, 2, 3):
+        for folder in states:
+            stage = build_stage(RunConfig(dtype="float64"), Part(folder / f"stage_{rank}"), OFF)
+            stage.cache.admit(list(range(12)), [0, *range(11)], 12)
+            states[folder] = stage.part(states[folder], x, stage.cache)
+        plain, rough = states.values()
+        off.append(float((rough - plain).norm() / plain.norm()))
+        loaded = build_stage(RunConfig(dtype="float64", quant=kind), Part(family.parts / f"stage_{rank}"), OFF)
+        assert same(dict(loaded.part.named_parameters()), dict(stage.part.named_parameters()))
+    assert 0 < off[0] < FAR_BEHIND[kind], off
+
+
+def test_a_draft_is_quantized_only_when_asked(saved):
+    part = Part(saved / "0+2+2" / "stage_0")
+    for asked in (False, True):
+        config = RunConfig(quant="nf4", quant_draft=asked, dtype="float32")
+        ring = build_ring(config, part, None, OFF)
+        head = build_draft(config, part, ring, OFF).head
+        kinds = {type(module) for module in head.modules() if isinstance(module, (nn.Linear, Quantized))}
+        assert kinds == ({quant.FourBit} if asked else {nn.Linear}) and isinstance(ring.lm_head, nn.Linear)
+
+
+def test_auto_is_what_the_split_holds(quantized):
+    assert agreed("auto", "nf4", "x") == agreed("nf4", "nf4", "x") == agreed("nf4", "none", "x") == "nf4"
+    assert agreed("auto", "none", "x") == agreed("none", "none", "x") == "none"
+
+
+@pytest.mark.parametrize("asked, fix", [("none", "without --quant"), ("int8", "with --quant int8")])
+def test_another_kind_than_the_split_holds_is_refused(asked, fix, quantized, capsys):
+    assert here(f"model_dir={quantized / 'nf4'}", f"quant={asked}", IDS) == 2
+    said = capsys.readouterr().err
+    assert f"holds nf4 weights, which cannot be run with quant={asked}" in said and fix in said
+    assert said.count("\n") == 1
+
+
+def test_a_device_that_cannot_compute_them_is_told_the_fix(saved, monkeypatch):
+    config, part = RunConfig(quant="int8", dtype="float32"), Part(saved / "0+2+2" / "stage_1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Int8, "forward", lambda self, x_TD: x_TD * 0)
+        with refused("int8 weights cannot be computed on cpu (the result is wrong): install"):
+            build_stage(config, part, OFF)
+
+    def absent():
+        raise ImportError("No module named 'bitsandbytes'")
+
+    monkeypatch.setattr(quant, "library", absent)
+    with refused("int8 weights cannot be computed on cpu (No module named 'bitsandbytes'): install the bitsandbytes"):
+        build_stage(config, part, OFF)
+    with refused("nf4 weights cannot be computed"):
+        split(saved / "base", part.folder.parent.parent / "never", "0+4", progress=False, layout=Layout("nf4"))
+    probe("none", torch.float32, "cpu")
+
+
+def test_the_bench_of_forms_shows_every_form(monkeypatch, capsys):
+    monkeypatch.setattr(forms, "KINDS", ("int8",))
+    monkeypatch.setattr(forms, "SAMPLE", 1)
+    small = "--hidden 64 --intermediate 128 --heads 2 --context 8 --repeats 1 --rows 1 4".split()
+    assert forms.stages(small) == 0
+    told = [line.split()[:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    for name in ("float32", "bfloat16"):
+        assert sum(line[0] == name for line in told) == 2, "once among the times, once among the texts"
+        assert sum(line[:2] == [f"{name},", "int8"] for line in told) == 2
