@@ -8,25 +8,36 @@ import argparse
 import sys
 from typing import Sequence
 
+from config.sharing import Sharing
+from model.quant import KINDS
 from model.weights import Part
+from scripts.split.plan import Layout
 from scripts.split.write import check, split
 
 EXAMPLE = """\
 example:
   python split_and_save_models.py models/vicuna-7b split/vicuna-7b --stages 0+8+8+8+8 --eagle models/eagle-vicuna-7b
+  python split_and_save_models.py models/vicuna-7b split/vicuna-7b-nf4 --stages 0+8+8+8+8 --quant nf4
+  python split_and_save_models.py models/vicuna-7b split/vicuna-7b-tp --tp 4 --eagle models/eagle-vicuna-7b
+  python split_and_save_models.py models/vicuna-7b split/vicuna-7b-2x2 --stages 0+16+16 --tp 2
   python split_and_save_models.py --check split/vicuna-7b
 
   OUT_DIR/stage_0 gets the language-model head, the tokenizer and the draft head; OUT_DIR/stage_1 ... stage_N get the
   layers, the first of them also the embedding and the last one the final norm. Copy each folder to the board that runs
   that rank. Memory needed: about the largest tensor. If it is interrupted, type the same command again: finished
   folders are kept.
+
+  --tp shares layers (tensor parallel): without --stages all ranks, rank 0 included, hold a share of every layer; with
+  it, that many ranks hold a stage together, and follow one another: stage_1 and stage_2 the first stage, and so on.
 """
 
 
 def report(parts: list[Part]) -> None:
     for part in parts:
         size = sum(size for size, _ in part.files.values())
-        held = f"layers {part.layers[0]} to {part.layers[1] - 1}" if part.layers[0] < part.layers[1] else "drafts"
+        share = f"share {part.member + 1} of {len(part.shares)} of " if len(part.shares) > 1 else ""
+        first, end = part.layers
+        held = f"{share}layers {first} to {end - 1}" if first < end else "drafts"
         print(f"{part.folder}: {held}, {size / 1e6:,.1f} MB")
 
 
@@ -38,15 +49,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
                         "a number of stages: equal shares, larger ones last; or auto:4: 4 stages with bytes alike")
     parser.add_argument("--eagle", metavar="DIR", help="the EAGLE draft head of that model (safetensors or .bin)")
+    parser.add_argument("--quant", choices=("none", *KINDS), default="none", help="quantize the layers' weights, by "
+                        "bitsandbytes: smaller folders, less exact text; LM head and draft head stay as they are")
+    parser.add_argument("--tp", metavar="N", type=int, default=0, help="ranks that share each layer; see below")
+    parser.add_argument("--tp-shares", metavar="SPEEDS", default="", help="their speeds, as 2,1,1,1, if not all alike")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)
-    if not args.check and not (args.model_dir and args.out_dir and args.stages):
-        parser.error("MODEL_DIR, OUT_DIR and --stages are needed (or --check OUT_DIR alone); see --help")
+    sharing = Sharing("ar" if args.stages else "tp", args.tp, args.tp_shares, "")
+    if not args.check and not (args.model_dir and args.out_dir and (args.stages or sharing.asked)):
+        parser.error("MODEL_DIR, OUT_DIR and --stages or --tp are needed (or --check OUT_DIR alone); see --help")
     try:
         if args.check:
             report(check(args.check))
         else:
-            report([Part(folder) for folder in split(args.model_dir, args.out_dir, args.stages, args.eagle)])
+            for problem in sharing.problems():
+                raise ValueError(problem.replace("tp_shares=", "--tp-shares ").replace("tp=", "--tp "))
+            report([Part(folder) for folder in split(
+                args.model_dir, args.out_dir, args.stages or "", args.eagle,
+                layout=Layout(args.quant, sharing.speeds))])
     except ValueError as error:
         print(f"split_and_save_models.py: {error}", file=sys.stderr)
         return 2

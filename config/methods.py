@@ -25,4 +25,7 @@ METHODS = {
     "pruned": Method("pruned", "ring", "eagle", "a tree in segments, each judged as it returns, what is dead pruned"),
     "continuous": Method("continuous", "ring", "eagle", "FlowSpec: judge, prune and regrow at every return"),
     "pipedec": Method("pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step"),
+    "tp": Method("naive", "tp", "eagle", "no pipeline: all ranks compute each layer together (Megatron)"),
+    "galaxy": Method("naive", "galaxy", "eagle", "as tp, but rows are shared between blocks, and travel under matmuls"),
 }
+SHARINGS = ("tp", "galaxy")  # targets without a pipeline; also how the ranks of a pipeline's stage may share it

@@ -11,12 +11,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Iterator
 
 from config.methods import METHODS
+from config.profiles import PROFILES, Profile
+from config.sharing import Sharing
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
     "draft": ("eagle", "model", "none"),
     "template": ("vicuna", "llama-2", "own", "none"),
+    "profile": ("none", *PROFILES),
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
+    "quant": ("auto", "none", "int8", "nf4", "fp4"),
 }
 AT_LEAST = {
     "top_k": 0, "seed": 0, "max_new_tokens": 1, "question_begin": 0, "question_end": -1, "init_total_token": 1,
@@ -24,6 +28,7 @@ AT_LEAST = {
     "none_expand_size": 0, "none_expand_depth": 0, "init_topk_pipedec": 1, "prefill_chunk": 1, "max_length": 2,
     "threads_per_rank": 0,
 }
+MEASURED = 16  # rows per segment until it is measured how many there should be
 ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
 
 
@@ -52,6 +57,7 @@ class TreeConfig:
     idle: Growth = Growth(48, 1, 10)
     layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)
     chunk: int = 64  # the most rows of unsent text in one segment
+    best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,16 @@ class RunConfig:
     """One run. A path counts from where the command was typed; an empty text means "not given"."""
 
     # What runs
-    pipeline_type: str = "continuous"  # the method: ar, serial, naive, pruned, continuous or pipedec
+    pipeline_type: str = "continuous"  # the method: ar, serial, naive, pruned, continuous, pipedec, tp or galaxy
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
     draft: str = "eagle"  # who guesses: eagle (the head), model (the small one in draft_dir) or none
     draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for draft=model
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
+    tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
+    tp_shares: str = ""  # speeds of those ranks, as 2,1,1,1, to which their shares are cut; empty: all alike
+    tp_type: str = ""  # how they add up: tp (Megatron) or galaxy; empty: as pipeline_type says, and else tp
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
 
     # What is asked (one of the first three)
@@ -89,9 +98,10 @@ class RunConfig:
     init_total_token: int = 80  # guesses in the tree
     init_topk: int = 10  # children of a guess, and guesses of a level that get children
     init_depth: int = 6  # levels after the first
-    init_subseq_token: int = 16  # rows per segment of pruned and continuous, at most; -1: no bound
+    init_subseq_token: int = 0  # rows per segment of pruned and continuous; 0: as measured at the start; -1: no bound
 
     # The tree that continuous grows after a hit, from fresh features
+    expand: bool = True  # whether it grows one at all
     expand_total_token: int = 64  # guesses in the tree
     expand_topk: int = 10  # children of a guess, and guesses of a level that get children
     expand_depth: int = 6  # levels after the first
@@ -103,19 +113,31 @@ class RunConfig:
     none_expand_depth: int = 1  # more levels
 
     # Other habits of the pipeline
+    score_order: bool = True  # send the best guesses first; false: in the order in which they were drafted
+    prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
     min_probability: float = 0.0  # guesses that the draft finds less likely, path and all, are not drafted; 0: none
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
     # The machine
     device: str = "auto"  # auto, cpu, cuda or cuda:N; auto: a CUDA device per rank where there are any
-    dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: what suits the device
+    dtype: str = "auto"  # float64, float32, float16 or bfloat16; auto: float32 on a CPU, float16 on CUDA
+    quant: str = "auto"  # weights of the layers: none, int8, nf4 or fp4 (bitsandbytes); auto: what the split holds
+    quant_draft: bool = False  # quantize the draft's layers in the same way
     max_length: int = 2048  # tokens of prompt and answer together
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
     master_addr: str = "127.0.0.1"  # where the ranks meet: address of rank 0's machine
-    master_port: int = 0  # and its port; 0: any free one
+    master_port: int = 0  # and its port; 0: any free one, or 29500 on several hosts
+    hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
+    wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
+
+    # An emulated cluster: real processes, messages and tokens, in the time that other devices would need
+    profile: str = "none"  # the cluster: none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi or server
+    rate_mbps: float = 0.0  # Mbit/s of its wires; 0: as the profile says
+    delay_ms: float = -1.0  # milliseconds of a message on its wires; -1: as the profile says
+    slowdown: float = 1.0  # times pass so many times as slowly; more if this machine is too slow, less if it can
 
     # What is written
     trace: str = ""  # folder for a timeline of every rank; empty: none
@@ -132,20 +154,36 @@ class RunConfig:
         return tuple(int(word) for word in self.prompt_ids.split(",") if word.strip())
 
     @property
+    def cluster(self) -> Profile | None:
+        """The cluster that is emulated, its wires as they are asked for."""
+        if self.profile == "none":
+            return None
+        cluster = PROFILES[self.profile]
+        delay = cluster.latency if self.delay_ms < 0 else self.delay_ms
+        return replace(cluster, mbps=self.rate_mbps or cluster.mbps, latency=delay,
+                       step=cluster.step + delay - cluster.latency).slowed(self.slowdown)
+
+    @property
+    def sharing(self) -> Sharing:
+        """How ranks share layers."""
+        return Sharing(self.pipeline_type, self.tp, self.tp_shares, self.tp_type)
+
+    @property
     def tree(self) -> TreeConfig:
         """The values that the strategies receive."""
         width, worth = self.init_topk_pipedec, math.log(self.min_probability) if self.min_probability else -math.inf
+        init = Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token), worth)
+        expand = Growth(self.expand_total_token, self.expand_depth, self.expand_topk, _bound(self.expand_subseq_token),
+                        worth)
         idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
         return TreeConfig(
-            Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token), worth),
-            Growth(self.expand_total_token, self.expand_depth, self.expand_topk, _bound(self.expand_subseq_token),
-                   worth),
+            init, expand if self.expand else replace(init, nodes=0, depth=0),
             idle if self.none_expand else Growth(0, 0, self.expand_topk),
-            Growth(ENDLESS, ENDLESS, width, width, worth), self.prefill_chunk)
+            Growth(ENDLESS, ENDLESS, width, width, worth), self.prefill_chunk, self.score_order)
 
 
 def _bound(size: int) -> int | None:
-    return None if size == -1 else size
+    return None if size == -1 else size or MEASURED
 
 
 def _problems(c: RunConfig) -> Iterator[str]:
@@ -165,10 +203,20 @@ def _problems(c: RunConfig) -> Iterator[str]:
         yield f"min_probability={c.min_probability} is not possible: give 0 for all guesses, or a number below 1"
     if not 0 < c.timeout < math.inf:
         yield f"timeout={c.timeout} is not possible: give the seconds to wait for a silent rank, above 0"
+    if not 0 < c.slowdown < math.inf:
+        yield f"slowdown={c.slowdown} is not possible: give 1, or how many times as long all times shall be"
+    if not 0 <= c.rate_mbps < math.inf:
+        yield f"rate_mbps={c.rate_mbps} is not possible: give Mbit/s above 0, or 0 for those of the profile"
+    for name, default in (("rate_mbps", 0), ("delay_ms", -1), ("slowdown", 1)):
+        if c.profile == "none" and getattr(c, name) != default:
+            yield f"{name}={getattr(c, name)} is of an emulated cluster: name one, as profile=jetson-7b"
+    if not 0 < c.wait < math.inf:
+        yield f"wait={c.wait} is not possible: give the seconds to wait for the other boards, above 0"
     if c.seed >= 1 << 64:
         yield f"seed={c.seed} is too large: give a number below 2**64"
     if not 0 <= c.master_port < 1 << 16:
         yield f"master_port={c.master_port} is no port: give 1 to 65535, or 0 for any free one"
+    yield from c.sharing.problems()
     yield from _problems_of_text(c)
 
 
@@ -183,7 +231,7 @@ def _problems_of_text(c: RunConfig) -> Iterator[str]:
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
     for name in ("init_subseq_token", "expand_subseq_token"):
-        if getattr(c, name) < 1 and getattr(c, name) != -1:
+        if getattr(c, name) < (0 if name == "init_subseq_token" else 1) and getattr(c, name) != -1:
             yield f"{name}={getattr(c, name)} is not possible: give 1 or more rows, or -1 for no bound"
     if c.stages and not re.fullmatch(r"0(\+0*[1-9]\d*)+|[1-9]\d*|auto(:[1-9]\d*)?", c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "

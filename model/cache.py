@@ -15,6 +15,13 @@ import torch
 from torch import Tensor
 
 
+def upload(x: Tensor, device: torch.device | str) -> Tensor:
+    """`x` on a device. What goes from the host to CUDA goes through pinned memory, so that nobody waits for it."""
+    if torch.device(device).type == "cuda" and not x.is_cuda and x.numel():
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
 class TreeCache:
     """Preallocated keys and values `[layers, K, capacity, E]`, and who sees whom in the tail."""
 
@@ -70,7 +77,7 @@ class TreeCache:
             self._tail.append(node)
         if start == 0:
             self._ripe = text
-        blind = torch.from_numpy(~self._sees[start:start + rows, :start + rows]).to(self._mask.device)
+        blind = upload(torch.from_numpy(~self._sees[start:start + rows, :start + rows]), self._mask.device)
         self._rows, end = rows, self.settled + start + rows
         self._mask[:rows, self.settled:end] = 0
         self._mask[:rows, self.settled:end].masked_fill_(blind, float("-inf"))
@@ -105,7 +112,7 @@ class TreeCache:
         """Move the tail's rows `order` to its front; rows that are in place already are not touched."""
         first = next((i for i, old in enumerate(order) if i != old), len(order))
         if first < len(order):
-            source = torch.tensor(order[first:], device=self.keys.device) + self.settled
+            source = upload(torch.tensor(order[first:]) + self.settled, self.keys.device)
             start, end = self.settled + first, self.settled + len(order)
             self.keys[:, :, start:end] = self.keys.index_select(2, source)
             self.values[:, :, start:end] = self.values.index_select(2, source)

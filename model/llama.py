@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -198,16 +198,20 @@ class Slice(nn.Module):
         learned = first == 0 and not c.family.rotary
         self.embed_positions = embedding(c.context + OPT_OFFSET, c.hidden) if learned else None
 
-    def forward(self, x: Tensor, pos_T: Tensor, cache: TreeCache, inner: dict[int, Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, pos_T: Tensor, cache: TreeCache, inner: dict[int, Tensor] | None = None,
+                go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
         """`x`: tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`.
 
-        The inputs of the layers that are keys of `inner` are put there.
+        The inputs of the layers that are keys of `inner` are put there. None if `go_on`, which is asked before each
+        layer, says that nobody wants the rows any more.
         """
         x_TD = self.embed_tokens(x)
         if self.embed_positions is not None:
             x_TD = x_TD + self.embed_positions(pos_T + OPT_OFFSET)
         turn = self.rotary.at(pos_T, x_TD) if self.rotary else None
         for place, (number, layer) in enumerate(self.layers.items()):
+            if not go_on():
+                return None
             if inner and int(number) in inner:
                 inner[int(number)] = x_TD
             x_TD = layer(x_TD, turn, cache, place)
@@ -215,15 +219,17 @@ class Slice(nn.Module):
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str) -> None:
-    """Give a module that was built without memory its weights: all of them, and nothing else."""
+    """Give a module that was built without memory its weights: all of them, and nothing else; each is asked for once.
+
+    They get the type `dtype`, but those that their module calls `exact` keep their own.
+    """
     wanted = dict(module.named_parameters())
     missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
     if missing or extra:
         raise ValueError(f"the weights do not fit the model: missing {missing[:3]}, unexpected {extra[:3]}")
     for name, parameter in wanted.items():
-        if parameter.shape != tensors[name].shape:
-            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}; config.json asks for "
-                             f"{tuple(parameter.shape)}")
-        owner = module.get_submodule(name.rpartition(".")[0])
-        weight = nn.Parameter(tensors[name].to(device=device, dtype=dtype), requires_grad=False)
-        setattr(owner, name.rpartition(".")[2], weight)
+        tensor, owner, own = tensors[name], module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        if parameter.shape != tensor.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; config.json asks for {tuple(parameter.shape)}")
+        tensor = tensor.to(device) if own in getattr(owner, "exact", ()) else tensor.to(device=device, dtype=dtype)
+        setattr(owner, own, nn.Parameter(tensor, requires_grad=False))

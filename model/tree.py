@@ -15,12 +15,14 @@ class TokenTree:
     """One request: the text so far and every live guess below its tip.
 
     `limit` is the number of tokens the text may have in all; `ids` hands out node ids and is shared by all requests
-    of a pipeline, so that a message about an old node can never mean a new one.
+    of a pipeline, so that a message about an old node can never mean a new one. Guesses are cut `best_first`, or in the
+    order in which they were added.
     """
 
-    def __init__(self, prompt: Iterable[int], limit: int, ids: Iterator[int] | None = None) -> None:
+    def __init__(self, prompt: Iterable[int], limit: int, ids: Iterator[int] | None = None,
+                 best_first: bool = True) -> None:
         self._ids = count() if ids is None else ids
-        self.limit = limit
+        self.limit, self.best_first = limit, best_first
         self.token: dict[int, int] = {}
         self.parent: dict[int, int] = {}  # the root is its own parent
         self.pos: dict[int, int] = {}
@@ -94,7 +96,8 @@ class TokenTree:
     def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
         """The next nodes to send: unsent text, at most `chunk` rows; then the best guesses, up to `size` rows in all.
 
-        Parents come before their children: a score never exceeds the parent's, and ties go to the older node.
+        Parents come before their children: a score never exceeds the parent's, and ties go to the older node. So they
+        do in the order of their ids, if the tree is not cut best first.
         """
         text = [self.unsent.popleft() for _ in range(min(len(self.unsent), chunk or len(self.unsent)))]
         self.passes += len(text)
@@ -155,7 +158,7 @@ class TokenTree:
         return node
 
     def _rank(self, node: int) -> tuple[float, int]:
-        return -self.score[node], node
+        return -self.score[node] if self.best_first else 0.0, node
 
 
 def verify(tree: TokenTree) -> list[int]:

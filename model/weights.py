@@ -100,12 +100,13 @@ def translate(name: str) -> str:
 
 
 def assign(names: Iterable[str], stages: list[int], tied: bool, borrows: bool = False) -> list[dict[str, str]]:
-    """What each rank holds: the name in its part -> the name in the checkpoint. Layers keep their numbers.
+    """What each stage holds: the name in its part -> the name in the checkpoint. Layers keep their numbers.
 
     `borrows` says that the draft head of rank 0 uses the model's embedding; a tied LM head is that.
     """
     owner = [rank for rank, count in enumerate(stages) for _ in range(count)]
     parts: list[dict[str, str]] = [{} for _ in stages]
+    first = min(1, len(stages) - 1)
     for theirs in names:
         name = translate(theirs)
         layer = LAYER.match(name)
@@ -114,14 +115,14 @@ def assign(names: Iterable[str], stages: list[int], tied: bool, borrows: bool = 
         if layer and int(layer[1]) < len(owner):
             parts[owner[int(layer[1])]][name] = theirs
         elif name == HEAD or FIRST.match(name) or LAST.match(name):
-            parts[0 if name == HEAD else 1 if FIRST.match(name) else -1][name] = theirs
+            parts[0 if name == HEAD else first if FIRST.match(name) else -1][name] = theirs
         else:
             raise ValueError(f"the checkpoint holds {theirs}, which no rank would take; "
                              f"its config.json belongs to another model, or this kind of model is not supported")
-    if tied and EMBED in parts[1]:
-        parts[0][HEAD] = parts[1][EMBED]
+    if tied and EMBED in parts[first]:
+        parts[0][HEAD] = parts[first][EMBED]
     elif borrows:
-        parts[0][EMBED] = parts[1][EMBED]
+        parts[0][EMBED] = parts[first][EMBED]
     return parts
 
 
@@ -162,9 +163,14 @@ def check_shape(source: Checkpoint, name: str, wanted: tuple[int, ...]) -> None:
                          f"take weights and config.json of one model")
 
 
-def span(stages: list[int], rank: int) -> tuple[int, int]:
-    """The layers [a, b) of a rank; rank 0 has none."""
-    return sum(stages[:rank]), sum(stages[:rank + 1])
+def span(stages: list[int], stage: int) -> tuple[int, int]:
+    """The layers [a, b) of a stage; the first of several has none."""
+    return sum(stages[:stage]), sum(stages[:stage + 1])
+
+
+def seats(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
+    """The stage and the place in it of every rank, if `tp` ranks share each stage; rank 0 is one of a single stage."""
+    return [(stage, member) for stage in range(len(stages)) for member in range(tp if stage or len(stages) == 1 else 1)]
 
 
 class Part:
@@ -194,11 +200,21 @@ class Part:
             self.stages: list[int] = manifest["stages"]
             self.layers: tuple[int, int] = tuple(manifest["layers"])  # type: ignore[assignment]
             self.split_id: str = manifest["split_id"]
+            self.quant: str = manifest.get("quant", "none")  # the form of the layers' weights
+            self.shares: list[float] = manifest.get("shares", [1])  # speeds of the ranks that have a stage together
+            places = seats(self.stages, len(self.shares))
+            self.world, (stage, self.member) = len(places), places[self.rank]
             self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
             return ((manifest["format"], manifest["version"]) == (FORMAT, VERSION)
-                    and self.layers == span(self.stages, self.rank))
-        except (KeyError, TypeError, AttributeError):
+                    and self.layers == span(self.stages, stage))
+        except (KeyError, TypeError, AttributeError, IndexError):
             return False
+
+    @property
+    def form(self) -> str:
+        """How the model is split, in the words of the keys."""
+        words = ["+".join(map(str, self.stages))] if len(self.stages) > 1 else []
+        return " ".join(words + [f"tp={len(self.shares)}"] * (not words or len(self.shares) > 1))
 
     @property
     def config(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Decoder:
             raise ValueError(f"the prompt has {len(request.prompt)} tokens and the context only {self.max_length}: "
                              "shorten the prompt or raise max_length")
         limit = min(self.max_length, len(request.prompt) + request.max_new_tokens)
-        tree = TokenTree(request.prompt, limit, self.target.ids)
+        tree = TokenTree(request.prompt, limit, self.target.ids, self.cfg.best_first)
         answer = Answer(prompt_tokens=len(request.prompt))
         return answer, self._stream(request, tree, answer)
 

@@ -44,6 +44,10 @@ class Prune:
     horizon: int
     keep: list[int]
 
+    def spares(self, node: int) -> bool:
+        """Whether it does not declare the node dead."""
+        return node >= self.horizon or node in self.keep or node == self.tip
+
 
 @dataclass
 class Reset:

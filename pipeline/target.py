@@ -4,12 +4,14 @@ It knows nothing about strategies, and strategies know nothing else about the pi
 """
 from __future__ import annotations
 
-from itertools import count
-from typing import Callable, Iterator, Protocol, Sequence
+from collections import deque
+from itertools import chain, count
+from typing import Any, Callable, Iterable, Iterator, Protocol, Sequence
 
 import torch
 from torch import Tensor
 
+from model.cache import upload
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.messages import Prune, Reset, Segment, Stop
@@ -23,6 +25,7 @@ class Target(Protocol):
     depth: int  # segments that fill it
     in_flight: int  # segments that were sent and have not come back
     segments: int  # sent since the start
+    requests: int  # ended since the start
     ids: Iterator[int]  # for the nodes of all requests, so that an old message can never mean a new node
     sampler: Sampler  # of the present request
 
@@ -54,7 +57,7 @@ class Ring:
                  trace: NoTrace = OFF) -> None:
         self.link, self.lm_head, self.depth, self.device = link, lm_head, depth, device
         self.trace = trace
-        self.in_flight, self.segments = 0, 0
+        self.in_flight, self.segments, self.requests = 0, 0, 0
         self.inner = False  # whether the draft's features are inner ones, which segments must ask the stages for
         self.ids: Iterator[int] = count()
         self.sampler = Sampler()
@@ -68,12 +71,12 @@ class Ring:
         return self.link.ready
 
     def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
-        with self.trace.span("send", nodes=nodes):
-            token_T = torch.tensor([tree.token[node] for node in nodes])
-            self.link.send(Segment(
-                list(nodes), [tree.parent[node] for node in nodes], [tree.pos[node] for node in nodes],
-                sum(node not in tree.live for node in nodes), token_T,
-                token_T.new_empty(len(nodes), 0) if self.inner else None))
+        tokens, parents = [tree.token[node] for node in nodes], [tree.parent[node] for node in nodes]
+        text = sum(node not in tree.live for node in nodes)
+        with self.trace.span("send", nodes=nodes, tokens=tokens, parents=parents, text=text):
+            token_T = torch.tensor(tokens)
+            self.link.send(Segment(list(nodes), parents, [tree.pos[node] for node in nodes], text, token_T,
+                                   token_T.new_empty(len(nodes), 0) if self.inner else None))
         self.in_flight += 1
         self.segments += 1
 
@@ -83,24 +86,28 @@ class Ring:
             segment = self.link.recv()
         assert isinstance(segment, Segment), f"a {type(segment).__name__} came back instead of a segment"
         self.in_flight -= 1
-        with self.trace.span("judge", nodes=segment.nodes):
-            self._note(tree, segment)
+        said: dict[int, int] = {}
+        with self.trace.span("judge", nodes=segment.nodes, said=said):
+            self._note(tree, segment, said)
 
-    def _note(self, tree: TokenTree, segment: Segment) -> None:
+    def _note(self, tree: TokenTree, segment: Segment, said: dict[int, int]) -> None:
         """Keep the features of nodes that live, and the answers of those that can still be asked for one."""
         known = [i for i, node in enumerate(segment.nodes) if node in tree.token]
-        x_TD = segment.x.to(self.device)
-        feature_TD = x_TD if segment.inner is None else segment.inner.to(self.device)
+        x_TD = upload(segment.x, self.device)
+        feature_TD = x_TD if segment.inner is None else upload(segment.inner, self.device)
         for i in known:
             tree.hidden[segment.nodes[i]] = feature_TD[i]
         asked = [i for i in known if segment.nodes[i] in tree.live or segment.nodes[i] == tree.tip]
         if asked:
-            tokens = self.sampler(self.lm_head(x_TD[asked]), [segment.pos[i] + 1 for i in asked])
-            tree.answer.update(zip((segment.nodes[i] for i in asked), tokens))
+            asked_TD = x_TD.index_select(0, upload(torch.tensor(asked), self.device))
+            tokens = self.sampler(self.lm_head(asked_TD), [segment.pos[i] + 1 for i in asked])
+            said.update(zip((segment.nodes[i] for i in asked), tokens))
+            tree.answer.update(said)
 
-    def prune(self, tree: TokenTree) -> None:
-        with self.trace.span("prune", tip=tree.tip):
-            self._broadcast(tree, list(tree.live))
+    def prune(self, tree: TokenTree, spared: Iterable[int] = ()) -> None:
+        """Tell every stage what has died, those nodes aside that are `spared`."""
+        with self.trace.span("prune", tip=tree.tip, token=tree.token[tree.tip], parent=tree.parent[tree.tip]):
+            self._broadcast(tree, [*tree.live.union(spared)])
 
     def _broadcast(self, tree: TokenTree, keep: list[int]) -> None:
         self.link.broadcast(Prune(tree.tip, tree.parent[tree.tip], tree.horizon, keep))
@@ -111,9 +118,11 @@ class Ring:
 
     def reset(self, tree: TokenTree) -> None:
         """End a request: what is in flight is declared dead, and every stage has forgotten it on return."""
-        self._broadcast(tree, [])
-        self._round(Reset())
+        with self.trace.span("reset", tip=tree.tip, token=tree.token[tree.tip], parent=tree.parent[tree.tip]):
+            self._broadcast(tree, [])
+            self._round(Reset())
         self.in_flight = 0
+        self.requests += 1
 
     def stop(self) -> None:
         """End the pipeline: every stage has passed the message on when this returns."""
@@ -124,3 +133,28 @@ class Ring:
         self.link.send(msg)
         while not isinstance(self.link.recv(), type(msg)):
             pass
+
+
+class Sparing:
+    """A ring for one request that spares what is in flight: what died on its way is computed to its end all the same.
+
+    So pruning saves no time, but caches are still rid of what has come back.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._flying: deque[Sequence[int]] = deque()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ring, name)
+
+    def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
+        self._flying.append(nodes)
+        self._ring.send(tree, nodes)
+
+    def recv(self, tree: TokenTree) -> None:
+        self._ring.recv(tree)
+        self._flying.popleft()
+
+    def prune(self, tree: TokenTree) -> None:
+        self._ring.prune(tree, chain.from_iterable(self._flying))

@@ -39,7 +39,7 @@ class Link(Protocol):
     def recv(self) -> Message:
         """The next message, a Prune before others; raises PeerLost."""
 
-    def urgent(self) -> Message | None:
+    def urgent(self) -> Prune | None:
         """The next Prune that has come already."""
 
     def broadcast(self, msg: Message) -> None:
@@ -47,11 +47,11 @@ class Link(Protocol):
 
 
 class Inbox:
-    """Messages that have come in: prunes first, the others in order."""
+    """Messages that have come in: prunes first, the others in order; or all of them in order."""
 
-    def __init__(self, trace: NoTrace = OFF) -> None:
-        self._trace = trace
-        self._prunes: deque[Message] = deque()
+    def __init__(self, trace: NoTrace = OFF, ordered: bool = False) -> None:
+        self._trace, self._ordered = trace, ordered
+        self._prunes: deque[Prune] = deque()
         self._others: deque[Message] = deque()
         self._news = threading.Condition()
         self._failure: PeerLost | None = None
@@ -60,7 +60,10 @@ class Inbox:
         """Take in a message whose first byte came at `since`, seconds of the monotonic clock."""
         self._trace.note("recv", since or time.monotonic(), kind=type(msg).__name__, nodes=getattr(msg, "nodes", []))
         with self._news:
-            (self._prunes if isinstance(msg, Prune) else self._others).append(msg)
+            if isinstance(msg, Prune) and not self._ordered:
+                self._prunes.append(msg)
+            else:
+                self._others.append(msg)
             self._news.notify()
 
     def fail(self, failure: PeerLost) -> None:
@@ -77,7 +80,7 @@ class Inbox:
                 raise self._failure
             return (self._prunes or self._others).popleft()
 
-    def urgent(self) -> Message | None:
+    def urgent(self) -> Prune | None:
         return self._prunes.popleft() if self._prunes else None
 
     @property
@@ -85,23 +88,40 @@ class Inbox:
         return bool(self._others or self._prunes or self._failure)
 
 
+class Peers(NamedTuple):
+    """The ranks that one rank talks to."""
+
+    previous: int | None  # whom it hears in order
+    following: Sequence[int]  # to whom it sends
+    others: Sequence[int] = ()  # to whom it may broadcast
+    root: int | None = None  # whose broadcasts it hears
+    ordered: bool = False  # whether nothing may overtake on the way to it
+
+
 class LocalLink:
     """One of the ranks that are threads of one process."""
 
-    def __init__(self, rank: int, inboxes: Sequence[Inbox]) -> None:
-        self._inbox, self._next = inboxes[rank], inboxes[(rank + 1) % len(inboxes)]
-        self._others = [inbox for inbox in inboxes if inbox is not self._inbox]
-        self.send, self.recv, self.urgent = self._next.put, self._inbox.get, self._inbox.urgent
+    takes = 0.1e-3  # seconds from `send` until the next rank has woken up
+
+    def __init__(self, rank: int, inboxes: Sequence[Inbox], peers: Peers) -> None:
+        self._inbox, self._all = inboxes[rank], inboxes
+        self._following, self._others = ([inboxes[peer] for peer in some] for some in (peers.following, peers.others))
+        self.recv, self.urgent = self._inbox.get, self._inbox.urgent
 
     @staticmethod
     def ring(traces: Sequence[NoTrace]) -> list[LocalLink]:
         """The links of as many ranks as there are traces."""
-        inboxes = [Inbox(trace) for trace in traces]
-        return [LocalLink(rank, inboxes) for rank in range(len(inboxes))]
+        inboxes, world = [Inbox(trace) for trace in traces], len(traces)
+        return [LocalLink(rank, inboxes, Peers(None, [(rank + 1) % world], [i for i in range(world) if i != rank]))
+                for rank in range(world)]
 
     @property
     def ready(self) -> bool:
         return self._inbox.ready
+
+    def send(self, msg: Message) -> None:
+        for inbox in self._following:
+            inbox.put(msg)
 
     def broadcast(self, msg: Message) -> None:
         for inbox in self._others:
@@ -109,39 +129,38 @@ class LocalLink:
 
     def fail(self, failure: PeerLost) -> None:
         """End all ranks."""
-        for inbox in [self._inbox, *self._others]:
+        for inbox in self._all:
             inbox.fail(failure)
 
     def close(self) -> None:
         pass
 
 
-class Peers(NamedTuple):
-    """The ranks that one rank talks to."""
-
-    previous: int
-    following: int
-    others: Sequence[int]  # to whom it may broadcast
-    root: int | None  # whose broadcasts it hears
+def new_wires() -> tuple[Any, Any]:
+    """The process groups for data and for control; all ranks make them at the same time."""
+    return dist.new_group(backend="gloo", timeout=IDLE), dist.new_group(backend="gloo", timeout=IDLE)
 
 
 class DistLink:
     """One of the ranks of torch.distributed's gloo backend, which boards have too; tensors travel through host memory.
 
     Data and control have process groups of their own, so that a prune never waits behind a segment. `on_loss` is told
-    in words which peer was lost.
+    in words which peer was lost. A rank with two links gives both the same `wires`.
     """
 
-    def __init__(self, peers: Peers, on_loss: Callable[[str], None], trace: NoTrace = OFF) -> None:
-        self._inbox, self._on_loss = Inbox(trace), on_loss
-        self._following, self._others = [peers.following], peers.others
-        ring, control = (dist.new_group(backend="gloo", timeout=IDLE) for _ in range(2))
+    takes = 0.9e-3  # seconds from `send` until the next rank has woken up, in another process of this machine
+
+    def __init__(self, peers: Peers, on_loss: Callable[[str], None], trace: NoTrace = OFF,
+                 wires: tuple[Any, Any] | None = None) -> None:
+        self._inbox, self._on_loss, self._trace = Inbox(trace, peers.ordered), on_loss, trace
+        self._following, self._others = peers.following, peers.others
+        ring, control = wires or new_wires()
         self._data: SimpleQueue[Any] = SimpleQueue()
         self._control: SimpleQueue[Any] = SimpleQueue()
-        self._threads = [self._start(self._sender, self._data, ring), self._start(self._sender, self._control, control),
-                         self._start(self._listener, peers.previous, ring)]
-        if peers.root is not None:
-            self._threads.append(self._start(self._listener, peers.root, control))
+        self._threads = [self._start(self._sender, self._data, ring), self._start(self._sender, self._control, control)]
+        for peer, group in ((peers.previous, ring), (peers.root, control)):
+            if peer is not None:
+                self._threads.append(self._start(self._listener, peer, group))
         self.recv, self.urgent, self.fail = self._inbox.get, self._inbox.urgent, self._inbox.fail
 
     @property
@@ -172,11 +191,14 @@ class DistLink:
         peer = None
         try:
             while (item := queue.get()) is not None:
+                since = time.monotonic()
                 header, body = encode(item[0])
                 for peer in item[1]:
                     dist.send(header, peer, group=group)
                     if len(body):
                         dist.send(body, peer, group=group)
+                self._trace.note("sent", since, kind=type(item[0]).__name__,
+                                 bytes=len(item[1]) * (8 * HEADER + len(body)))
         except RuntimeError:
             self._on_loss(f"rank {peer} was lost: its connection broke while sending to it")
 

@@ -1,6 +1,7 @@
-"""Measurements of one run: what the pipeline costs beside the model, and how well the draft guesses.
+"""Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
 Usage: python -m scripts.bench overhead|acceptance [PRESET] [key=value ...]
+       python -m scripts.bench stages|tp [--help]
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
@@ -8,6 +9,10 @@ overhead    with trees of 64 nodes: rank 0's own time per turn outside model for
             at the same time and, on a machine with few cores, are in each other's way
 acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
+stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, and
+            how often the bundled model still finds the same token likeliest
+tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
+            how often the members of a group meet in each layer
 """
 from __future__ import annotations
 
@@ -30,6 +35,8 @@ from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 from scripts.generate import answer, questions
 from scripts.launch import Session, run
+from scripts.measure.forms import stages
+from scripts.measure.sharing import sharing
 
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
@@ -162,7 +169,7 @@ def _with(argv: list[str], *defaults: str) -> list[str]:
     return argv + [word for word in defaults if word.partition("=")[0] not in given]
 
 
-COMMANDS = {"overhead": overhead, "acceptance": acceptance}
+COMMANDS = {"overhead": overhead, "acceptance": acceptance, "stages": stages, "tp": sharing}
 
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:

@@ -9,13 +9,12 @@ nothing that stays, and imports torch only when it has told whether it can.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib
+import logging
 import multiprocessing
 import os
 import shutil
 import socket
-import struct
 import sys
 import tempfile
 import warnings
@@ -24,12 +23,12 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 
 from config.presets import ROOT
+from scripts.start.hosts import addresses as _addresses
 
 GIB = 1 << 30
 DISK, MEMORY = 1 * GIB, 2 * GIB  # for five ranks with the bundled model; a model of your own needs its size in addition
 PATIENCE = 60  # seconds for two processes to start and find each other
 GPU_NODES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")  # on a PC, on JetPack 5, on JetPack 6
-ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 INSTALL = "install requirements.txt, or requirements_jetson.txt on a Jetson board (docs/jetson.md)"
 PACKAGES = (("numpy", "numpy"), ("transformers", "transformers"), ("sentencepiece", "sentencepiece"),
             ("fastchat.conversation", "fschat"), ("jinja2", "jinja2"), ("tqdm", "tqdm"))
@@ -150,19 +149,6 @@ def interface() -> Iterator[Finding]:
         yield Finding(f"{why} leads to {address}, which is no address of this machine", pick)
 
 
-def _addresses() -> dict[str, str]:
-    """Every network interface that has an IPv4 address."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(answer[20:24])
-            except OSError:
-                continue  # it has none
-    return found
-
-
 def room() -> Iterator[Finding]:
     """Disk below the repository, and memory."""
     free = shutil.disk_usage(ROOT).free
@@ -222,7 +208,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
-    warnings.simplefilter("ignore")  # of packages about themselves; what matters is told here
+    warnings.simplefilter("ignore")  # of packages about themselves, as are logs; what matters is told here
+    logging.disable(logging.CRITICAL)
     lacking = 0
     for finding in examine():
         lacking += bool(finding.remedy) and finding.needed

@@ -60,7 +60,7 @@ def answer(session: Session, turns: list[str], show: Callable[[str], Any]) -> tu
     prompt = text.prompt_ids(turns, config.template) if text else list(config.ids)
     reader = Reader(text, config.stop)
     got, stream = session.decoder.decode(request(config, prompt, text, reader))
-    with closing(stream):  # type: ignore[type-var]
+    with session.trace.span("request", answer=got.token_ids), closing(stream):  # type: ignore[type-var]
         for new in stream:
             show(reader.take() if text else "".join(f"{token} " for token in new))
     show(reader.take(last=True))

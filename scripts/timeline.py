@@ -32,7 +32,7 @@ def describe(config: RunConfig, part: Part) -> None:
     """Leave in the trace's folder what its spans do not tell, `run.json`: what ran, and the text of every token."""
     asked = config.prompt or Path(config.question_file).name or config.prompt_ids
     about = {"kind": "real" if config.profile == "none" else "emulated", "profile": config.profile,
-             "method": config.pipeline_type, "stages": "+".join(map(str, part.stages)),
+             "method": config.pipeline_type, "stages": part.form,
              "model": Path(config.base_dir or config.model_dir).name, "draft": config.draft, "prompt": asked,
              "temperature": config.temperature, "seed": config.seed,
              "versions": {"python": platform.python_version(), "torch": torch.__version__},

@@ -117,7 +117,7 @@ MISTAKES = {
     "stages=0": "or the number of stages",
     "stages=auto:0": "or auto:4, 4 stages with bytes alike",
     "stages=auto4": "or auto:4, 4 stages with bytes alike",
-    "init_subseq_token=0": "-1 for no bound",
+    "init_subseq_token=-2": "-1 for no bound",
     "question_begin=3 question_end=3": "leaves no question",
     "timeout=0": "above 0",
     "master_port=70000": "0 for any free one",

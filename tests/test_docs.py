@@ -4,8 +4,10 @@ from __future__ import annotations
 import re
 
 from config.cli import options
+from config.eval_config import EvalConfig
 from config.methods import METHODS
 from config.presets import ROOT
+from config.run_config import RunConfig
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -14,9 +16,12 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
 
 
-def test_the_lines_that_methods_md_quotes_are_the_lines_of_the_strategies():
-    code = (ROOT / "pipeline" / "strategies.py").read_text(encoding="utf-8")
+def test_methods_md_has_a_section_for_every_method_and_the_lines_that_it_quotes_are_those_of_the_code():
+    code = "".join((ROOT / name).read_text(encoding="utf-8") for name in (
+        "pipeline/strategies.py", "tp/layers.py", "tp/overlap.py"))
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     quoted = blocks(ROOT / "docs" / "methods.md", "python")
+    assert re.findall(r"^## (\w+): ", page, re.M) == list(METHODS)
     assert len(quoted) == len(METHODS)
     assert [block for block in quoted if block.strip() not in code] == []
 
@@ -27,11 +32,12 @@ def test_the_readme_lists_every_method():
 
 
 def test_every_key_that_a_command_of_the_documentation_gives_exists():
-    known = {option.name for option in options()}
-    for path in DOCS:
-        for line in re.findall(r"bash run_pipe\.sh[^`\n]*", path.read_text(encoding="utf-8")):
-            for key in re.findall(r"(?<![\w-])([a-z_]+)=", line):
-                assert key in known, f"{path.name}: {line}"
+    for command, kind in ((r"run_pipe\.sh", RunConfig), (r"(?:run_eval|scripts/run_\w+_eval\w*)\.sh", EvalConfig)):
+        known = {option.name for option in options(kind)}
+        for path in DOCS:
+            for line in re.findall(rf"bash {command}[^`\n]*", path.read_text(encoding="utf-8")):
+                for key in re.findall(r"(?<![\w-])([a-z_]+)=", line):
+                    assert key in known, f"{path.name}: {line}"
 
 
 def test_every_file_that_the_documentation_links_to_exists():
@@ -42,7 +48,7 @@ def test_every_file_that_the_documentation_links_to_exists():
 
 def test_every_python_file_stands_in_the_readmes_tree():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for folder in ("config", "model", "pipeline", "scripts"):
+    for folder in ("config", "model", "pipeline", "tp", "eval", "scripts"):
         for path in (ROOT / folder).rglob("*.py"):
             if path.name != "__init__.py":
                 assert f"  {path.name} " in text, f"{folder}/{path.name} is missing in README's tree"

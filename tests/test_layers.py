@@ -19,9 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "eval": 4, "sim": 4, "serve": 4,
           "scripts": 5, "toy": 5, "split_and_save_models": 5}
 ORDER = {  # in its own folder, a file imports only files that are named before it
-    "config": "families methods run_config presets cli",
+    "config": "families methods sharing profiles run_config presets eval_config cli",
     "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
     "pipeline": "trace messages wire pulse transport emulate stage target strategies decode",
+    "tp": "shares group overlap comm pace layers links",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE, FOLDER = 40, 6, 250, 400, 10
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}

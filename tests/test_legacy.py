@@ -12,8 +12,8 @@ import pytest
 
 from config.presets import ROOT
 
-FOLDERS = ("config", "model", "pipeline", "tp")
-COMMANDS = ("__init__", "generate", "launch", "build", "torchrun", "doctor")
+FOLDERS = ("config", "model", "pipeline", "tp", "scripts/start")
+COMMANDS = ("__init__", "generate", "launch", "doctor")
 FILES = [*(path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))),
          *(ROOT / "scripts" / f"{name}.py" for name in COMMANDS), ROOT / "split_and_save_models.py"]
 

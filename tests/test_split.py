@@ -297,4 +297,4 @@ def test_an_error_is_one_sentence_and_exit_code_two(models, tmp_path, capsys, st
     assert sentence in error and error.count("\n") == 1
     with pytest.raises(SystemExit, match="2"):
         main([str(models / "base")])
-    assert "MODEL_DIR, OUT_DIR and --stages are needed" in capsys.readouterr().err
+    assert "MODEL_DIR, OUT_DIR and --stages or --tp are needed" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a split is going to write: the sources, and which rank gets which of their tensors.
+"""What a split is going to write: the sources, which rank gets which of their tensors, and in which form.
 
 It knows nothing about what the tensors compute: names and shapes decide where a tensor goes.
 """
@@ -6,33 +6,54 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from model.checkpoint import Checkpoint
 from model.eagle import borrows_embedding
 from model.llama import LlamaConfig
+from model.quant import Recast
 from model.text import TOKENIZER_FILES
-from model.weights import HEAD, VERSION, Part, assign, check_model, plan_stages
+from model.weights import HEAD, VERSION, Part, assign, check_model, plan_stages, seats
+from tp.shares import Shard, held
 
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
 
 
 @dataclass(frozen=True)
+class Layout:
+    """The form of what a rank holds: its weights as they are, or quantized; a stage whole, or shared by several ranks.
+    """
+
+    quant: str = "none"
+    shares: tuple[float, ...] = (1.0,)  # the speeds of the ranks that share a stage
+
+
+AS_IT_IS = Layout()
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What is going to be written: the sources, and which rank gets which tensors."""
+    """What is going to be written: the sources, which rank gets which tensors, and in which form."""
 
     source: Checkpoint
     head: Checkpoint | None
     stages: list[int]
     parts: list[dict[str, str]]  # of each rank: name there -> name in the source
+    layout: Layout
     split_id: str
     out: Path
 
     @property
     def folders(self) -> list[Path]:
-        return [self.out / f"stage_{rank}" for rank in range(len(self.stages))]
+        return [self.out / f"stage_{rank}" for rank in range(len(self.parts))]
+
+    def tensors(self, rank: int) -> Recast:
+        """What a rank gets of the model, in the form in which it is written."""
+        member = seats(self.stages, len(self.layout.shares))[rank][1]
+        source = Shard(self.source, self.layout.shares, member) if len(self.layout.shares) > 1 else self.source
+        return Recast(source, self.parts[rank], self.layout.quant, sound=True)
 
     def heads(self, rank: int) -> list[Checkpoint]:
         """The draft heads a rank holds: rank 0 has one, or none."""
@@ -44,7 +65,7 @@ class Plan:
         return ["config.json", *(name for name in names if (self.source.folder / name).is_file())]
 
     def bytes(self, rank: int) -> int:
-        return (sum(self.source.form(name).bytes for name in self.parts[rank].values())
+        return (sum(form.bytes for form in self.tensors(rank).forms.values())
                 + sum(head.form(name).bytes for head in self.heads(rank) for name in head.names()))
 
     def kept(self, rank: int) -> bool:
@@ -56,17 +77,20 @@ class Plan:
         return (part.split_id, part.rank) == (self.split_id, rank)
 
 
-def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None) -> Plan:
+def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None,
+              layout: Layout) -> Plan:
     source = Checkpoint(model_dir)
     head = Checkpoint(eagle_dir) if eagle_dir else None
     check_model(source)
     borrows = head is not None and borrows_embedding(head, source.config)
-    counts = plan_stages(stages, source)
-    parts = assign(source.names(), counts, LlamaConfig.read(source.config).tied, borrows)
+    c = LlamaConfig.read(source.config)
+    counts = plan_stages(stages, source) if stages else [c.layers]
+    whole = assign(source.names(), counts, c.tied, borrows)
+    parts = [held(whole[stage], c, layout.shares, member) for stage, member in seats(counts, len(layout.shares))]
     text = {name: sample(source.folder / name) for name in TEXT_FILES if (source.folder / name).is_file()}
-    identity = [VERSION, counts, describe(source), text, describe(head) if head else None]
+    identity = [VERSION, counts, describe(source), text, describe(head) if head else None, asdict(layout)]
     split_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    return Plan(source, head, counts, parts, split_id, Path(out_dir))
+    return Plan(source, head, counts, parts, layout, split_id, Path(out_dir))
 
 
 def describe(source: Checkpoint) -> dict[str, Any]:

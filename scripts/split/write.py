@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
+import torch
 from tqdm import tqdm
 
-from model.checkpoint import Checkpoint, Writer
-from model.weights import FORMAT, MANIFEST, VERSION, Part, span
-from scripts.split.plan import TEXT_FILES, Plan, make_plan
+from model.checkpoint import Writer
+from model.quant import Recast, probe
+from model.weights import FORMAT, MANIFEST, VERSION, Part, seats, span
+from scripts.split.plan import AS_IT_IS, TEXT_FILES, Layout, Plan, make_plan
 
 WEIGHTS = "model.safetensors"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -35,15 +37,13 @@ def store(path: Path, data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def copy(source: Checkpoint, names: dict[str, str], path: Path, tick: Callable[[int], Any]) -> dict[str, Any]:
-    """Write one safetensors file (name there -> name in the source), a tensor at a time; its entry in a manifest."""
-    place = {name: i for i, name in enumerate(source.names())}
-    # wide types first, so that every tensor is aligned; then as in the source, so that each file is opened once
-    order = sorted(names, key=lambda name: (-source.form(names[name]).width, place[names[name]]))
-    with Writer(path, {name: source.form(names[name]) for name in order}) as file:
+def copy(tensors: Recast, path: Path, tick: Callable[[int], Any]) -> dict[str, Any]:
+    """Write one safetensors file, a tensor at a time; its entry in a manifest."""
+    order = tensors.order
+    with Writer(path, {name: tensors.forms[name] for name in order}) as file:
         for name in order:
-            file.write(name, source.sound(names[name]))
-            tick(source.form(names[name]).bytes)
+            file.write(name, tensors[name])
+            tick(tensors.forms[name].bytes)
     return file.entry
 
 
@@ -60,14 +60,15 @@ def write_rank(plan: Plan, rank: int, tick: Callable[[int], Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in plan.extras(rank):
         files[name] = store(folder / name, (plan.source.folder / name).read_bytes())
-    files[WEIGHTS] = copy(plan.source, plan.parts[rank], folder / WEIGHTS, tick)
+    files[WEIGHTS] = copy(plan.tensors(rank), folder / WEIGHTS, tick)
     for head in plan.heads(rank):
         (folder / "eagle").mkdir(exist_ok=True)
         own = {name: name for name in head.names()}
-        files[f"eagle/{WEIGHTS}"] = copy(head, own, folder / "eagle" / WEIGHTS, tick)
+        files[f"eagle/{WEIGHTS}"] = copy(Recast(head, own, sound=True), folder / "eagle" / WEIGHTS, tick)
         files["eagle/config.json"] = store(folder / "eagle" / "config.json", (head.folder / "config.json").read_bytes())
     manifest = {"format": FORMAT, "version": VERSION, "rank": rank, "stages": plan.stages,
-                "layers": span(plan.stages, rank), "split_id": plan.split_id, "files": files}
+                "layers": span(plan.stages, seats(plan.stages, len(plan.layout.shares))[rank][0]),
+                "shares": plan.layout.shares, "split_id": plan.split_id, "quant": plan.layout.quant, "files": files}
     store(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())  # last: it vouches for the rest
 
 
@@ -90,7 +91,7 @@ def check_space(plan: Plan, ranks: list[int]) -> None:
 
 def write(plan: Plan, progress: bool) -> None:
     """Write the folders that an earlier run did not finish."""
-    ranks = [rank for rank in range(len(plan.stages)) if not plan.kept(rank)]
+    ranks = [rank for rank in range(len(plan.parts)) if not plan.kept(rank)]
     check_space(plan, ranks)
     total = sum(map(plan.bytes, ranks))
     with tqdm(total=total, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks) as bar:
@@ -101,10 +102,11 @@ def write(plan: Plan, progress: bool) -> None:
 
 
 def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None = None,
-          progress: bool = True) -> list[Path]:
+          progress: bool = True, layout: Layout = AS_IT_IS) -> list[Path]:
     """One folder per rank; those that an earlier run finished are kept. A ValueError says what is wrong."""
     try:
-        plan = make_plan(model_dir, out_dir, stages, eagle_dir)
+        plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
+        probe(layout.quant, torch.float32, "cpu")
         with alone(plan.out):
             write(plan, progress)
     except OSError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,26 +17,51 @@ from model.checkpoint import Checkpoint
 from model.drafts import Draft, ModelDraft, NoDraft
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
+from model.quant import Recast, agreed, compress, load, probe
 from model.weights import EMBED, HEAD, Part, assign, check_model
 from pipeline.decode import Decoder
+from pipeline.emulate import SlowDraft, SlowHead, SlowLink, SlowSlice
 from pipeline.stage import Stage
-from pipeline.strategies import STRATEGIES
-from pipeline.target import Ring
-from pipeline.trace import NoTrace, TracedDraft
+from pipeline.strategies import STRATEGIES, Strategy
+from pipeline.target import Ring, Sparing
+from pipeline.trace import OFF, NoTrace, TracedDraft
 from pipeline.transport import Link
+from scripts.start.probe import segment_rows
+from tp.comm import Comm, Shared, Whole
+from tp.group import Group
+from tp.layers import Sharded, hollow
+from tp.pace import Paced
+from tp.shares import shares
 
 
-def build_stage(config: RunConfig, part: Part, trace: NoTrace) -> Stage:
-    """The slice of one rank and its cache."""
+def build_stage(config: RunConfig, part: Part, trace: NoTrace, group: Group | None = None) -> Stage:
+    """The slice of one rank, or its share of one that `group` has together, and its cache."""
     _prepare_torch(config, part)
     sizes = LlamaConfig.read(part.config)
     first, last = part.layers
-    body = Slice(sizes, first, last)
-    device, dtype = _device(config, part), _dtype(config, part)
-    fill(body, {name[len("model."):]: x for name, x in part.tensors().items()}, dtype, device)
-    capacity = _capacity(config, sizes, len(part.stages))
+    shared = group is not None and group.size > 1
+    body = hollow(sizes, shares(sizes, part.shares)[part.member], first, last) if shared else Slice(sizes, first, last)
+    device, dtype, kind = device_of(config, part), dtype_of(config, part), quant_of(config, part)
+    probe(kind, dtype, device)
+    names = {name[len("model."):]: name for name in part.weights.names() if name != HEAD}
+    load(body, kind, Recast(part.weights, names, kind if part.quant == "none" else "none"), dtype, device)
+    slots = capacity(config, sizes, len(part.stages))
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
-    return Stage(body, sizes.cache(last - first, capacity, torch.empty(0, dtype=dtype, device=device)), trace, keep)
+    cache = body.config.cache(last - first, slots, torch.empty(0, dtype=dtype, device=device))
+    cluster, share = config.cluster, (last - first) / sizes.layers
+    if group is not None and shared:
+        return Stage(Sharded(body, _comm(config, part, group, trace)), cache, trace, keep)
+    return Stage(SlowSlice(body, cluster, share, trace) if cluster else body, cache, trace, keep)
+
+
+def _comm(config: RunConfig, part: Part, group: Group, trace: NoTrace) -> Comm:
+    """How the ranks that share a stage add up."""
+    sizes, cluster = LlamaConfig.read(part.config), config.cluster
+    comm: Comm = Whole(group) if config.sharing.way == "tp" else Shared(group, sizes.hidden)
+    if cluster is None:
+        return comm
+    largest = max(part.shares) / sum(part.shares)
+    return Paced(comm, cluster, cluster.layers / sizes.layers, largest, group.size, trace)
 
 
 def build_ring(config: RunConfig, part: Part, link: Link, trace: NoTrace) -> Ring:
@@ -43,20 +69,41 @@ def build_ring(config: RunConfig, part: Part, link: Link, trace: NoTrace) -> Rin
     _prepare_torch(config, part)
     sizes = LlamaConfig.read(part.config)
     lm_head = torch.nn.Linear(sizes.hidden, sizes.vocab, bias=False, device="meta")
-    device = _device(config, part)
-    fill(lm_head, {"weight": part.weights.read(HEAD)}, _dtype(config, part), device)
+    device = device_of(config, part)
+    fill(lm_head, {"weight": part.weights.read(HEAD)}, dtype_of(config, part), device)
     return Ring(link, lm_head, len(part.stages), device, trace)
 
 
-def build_decoder(config: RunConfig, part: Part, ring: Ring, trace: NoTrace) -> Decoder:
-    """The strategy and the draft that the method names, over this target."""
-    method = METHODS[config.pipeline_type]
+def build_draft(config: RunConfig, part: Part, ring: Ring, trace: NoTrace) -> Draft:
+    """Who guesses. In an emulated cluster the LM head, which a draft may share, takes a verdict's time from now on."""
     draft: Draft = NoDraft()
-    if "none" not in (method.draft, config.draft):
+    if "none" not in (METHODS[config.pipeline_type].draft, config.draft):
         draft = _model_draft(config, part, ring) if config.draft == "model" else _eagle(config, part, ring)
+    if cluster := config.cluster:
+        ring.lm_head = SlowHead(ring.lm_head, cluster, trace)
+        draft = SlowDraft(draft, cluster, trace)
+    return draft if trace is OFF else TracedDraft(draft, trace)
+
+
+def build_decoder(config: RunConfig, part: Part, ring: Ring, draft: Draft) -> Decoder:
+    """The strategy that the method names, over this target and draft."""
+    method = METHODS[config.pipeline_type]
     context = min(config.max_length, LlamaConfig.read(part.config).context)
-    return Decoder(ring, TracedDraft(draft, trace) if config.trace else draft, STRATEGIES[method.strategy],
-                   config.tree, context)
+    strategy, tree = STRATEGIES[method.strategy], config.tree
+    if config.init_subseq_token == 0 and method.strategy in ("pruned", "continuous"):
+        tree = replace(tree, init=replace(tree.init, segment=segment_rows(ring, context)))
+    return Decoder(ring, NoDraft() if method.draft == "none" else draft,
+                   strategy if config.prune else unpruned(strategy), tree, context)
+
+
+def unpruned(strategy: Strategy) -> Strategy:
+    """A strategy that does not save the time of what died on its way."""
+    return lambda tree, target, draft, cfg: strategy(tree, Sparing(target), draft, cfg)  # type: ignore[arg-type]
+
+
+def emulated(config: RunConfig, link: Any, trace: NoTrace) -> Any:
+    """The link itself, or with the wires of the cluster that is emulated."""
+    return SlowLink(link, config.cluster, trace) if config.cluster else link
 
 
 def _eagle(config: RunConfig, part: Part, ring: Ring) -> Eagle:
@@ -70,10 +117,11 @@ def _eagle(config: RunConfig, part: Part, ring: Ring) -> Eagle:
             raise ValueError(f"{part.folder} lacks the embedding, which its draft head needs: split the model again")
         return part.weights.read(name)
 
-    head = load_head(Checkpoint(part.eagle), part.config, embed, _dtype(config, part), ring.device)
+    head = load_head(Checkpoint(part.eagle), part.config, embed, dtype_of(config, part), ring.device)
+    compress(head, draft_quant(config, part), dtype_of(config, part))
     ring.inner = isinstance(head, Eagle3Head)
     lm_head = head.logits if isinstance(head, Eagle3Head) else ring.lm_head
-    return Eagle(head, lm_head, _capacity(config, head.config, len(part.stages)))
+    return Eagle(head, lm_head, capacity(config, head.config, len(part.stages)))
 
 
 def _model_draft(config: RunConfig, part: Part, ring: Ring) -> ModelDraft:
@@ -93,34 +141,50 @@ def _model_draft(config: RunConfig, part: Part, ring: Ring) -> ModelDraft:
         raise ValueError(f"the draft model in {folder} has only {sizes.context} positions: "
                          f"give max_length={sizes.context} or less")
     top, body = assign(source.names(), [0, sizes.layers], sizes.tied)
-    dtype, model = _dtype(config, part), Slice(sizes, 0, sizes.layers)
-    fill(model, {name[len("model."):]: source.sound(held) for name, held in body.items()}, dtype, ring.device)
+    dtype, model, kind = dtype_of(config, part), Slice(sizes, 0, sizes.layers), draft_quant(config, part)
+    names = {name[len("model."):]: held for name, held in body.items()}
+    load(model, kind, Recast(source, names, kind, sound=True), dtype, ring.device)
     lm_head = torch.nn.Linear(sizes.hidden, sizes.vocab, bias=False, device="meta")
     fill(lm_head, {"weight": source.sound(top[HEAD])}, dtype, ring.device)
     like = torch.empty(0, dtype=dtype, device=ring.device)
-    return ModelDraft(model, lm_head, sizes.cache(sizes.layers, _capacity(config, base, len(part.stages)), like))
+    return ModelDraft(model, lm_head, sizes.cache(sizes.layers, capacity(config, base, len(part.stages)), like))
 
 
-def _capacity(config: RunConfig, sizes: LlamaConfig, ranks: int) -> int:
+def capacity(config: RunConfig, sizes: LlamaConfig, ranks: int) -> int:
     """Slots for the text, and for guesses that live, are under way or wait to be pruned."""
     tree, layer = config.tree, config.init_topk_pipedec
     guesses = max(tree.init.nodes, tree.expand.nodes + ranks * tree.idle.nodes, ranks * layer)
     return min(config.max_length, sizes.context) + 8 * guesses
 
 
+def quant_of(config: RunConfig, part: Part) -> str:
+    """The kind of weights that the layers run with; refuses another than the split holds."""
+    return agreed(config.quant, part.quant, part.folder)
+
+
+def draft_quant(config: RunConfig, part: Part) -> str:
+    """The kind of weights that a draft runs with; a rank that cannot compute them ends here."""
+    kind = quant_of(config, part) if config.quant_draft else "none"
+    probe(kind, dtype_of(config, part), device_of(config, part))
+    return kind
+
+
 def _prepare_torch(config: RunConfig, part: Part) -> None:
     torch.set_grad_enabled(False)
-    torch.set_num_threads(config.threads_per_rank or max(1, (os.cpu_count() or 1) // len(part.stages)))
+    torch.set_num_threads(config.threads_per_rank or max(1, (os.cpu_count() or 1) // part.world))
 
 
-def _device(config: RunConfig, part: Part) -> torch.device:
+def device_of(config: RunConfig, part: Part) -> torch.device:
+    """Where a rank computes."""
     if config.device != "auto":
         return torch.device(config.device)
     count = torch.cuda.device_count()
     return torch.device(f"cuda:{part.rank % count}" if count else "cpu")
 
 
-def _dtype(config: RunConfig, part: Part) -> torch.dtype:
+def dtype_of(config: RunConfig, part: Part) -> torch.dtype:
+    """The type in which a rank computes. `auto` keeps float32 on a CPU, although some are faster in bfloat16: there a
+    text shall not depend on the method (docs/performance.md)."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
-    return torch.float16 if _device(config, part).type == "cuda" else torch.float32
+    return torch.float16 if device_of(config, part).type == "cuda" else torch.float32

@@ -12,32 +12,57 @@ from config.presets import ROOT, absent
 from config.run_config import RunConfig
 from model.checkpoint import Checkpoint
 from model.weights import Part, is_split_as, plan_stages
+from scripts.split.plan import Layout
 from scripts.split.write import split
+from scripts.start.build import device_of
+from scripts.start.memory import check_memory, local_ranks
+from tp.links import Seats
 
 
-def prepare(config: RunConfig) -> tuple[Path, int]:
-    """The folder of the split model, which is made if need be, and the number of ranks; refuses what cannot work."""
+def prepare(config: RunConfig) -> tuple[Path, Seats]:
+    """The folder of the split model, which is made if need be, and who sits where; refuses what cannot work."""
     alone = "RANK" not in os.environ  # then this process sees to all ranks; else a rank's own folder may be all it has
     folder = Path(config.model_dir) if config.model_dir else _split(config, alone)
     part = open_part(folder, int(os.environ.get("RANK", "0")))
-    held, vocab = "+".join(map(str, part.stages)), part.config["vocab_size"]
-    if config.stages and not is_split_as(config.stages, part.stages):
-        raise ValueError(f"{folder} is split as {held}, not as stages={config.stages}: leave stages out, or split the "
-                         "model again into another folder")
-    if int(os.environ.get("WORLD_SIZE", len(part.stages))) != len(part.stages):
-        raise ValueError(f"{folder} is split as {held}: start {len(part.stages)} ranks, rank 0 included")
+    _check_form(config, part)
+    vocab = part.config["vocab_size"]
     if max(config.ids, default=0) >= vocab:
         raise ValueError(f"prompt_ids has {max(config.ids)}, but the model knows 0 to {vocab - 1} only: take ids of "
                          "this model's tokenizer")
     if alone:
-        for rank in range(1, len(part.stages)):
+        for rank in range(1, part.world):
             check_split(open_part(folder, rank), part.split_id)
         for name, target in (("output", Path(config.output).parent if config.output else None),
                              ("trace", Path(config.trace) if config.trace else None)):
             _check_writable(name, target)
         for old in Path(config.trace).glob("rank_*.jsonl") if config.trace else ():
             old.unlink()  # an earlier run may have had more ranks
-    return folder, len(part.stages)
+    _check_memory(config, folder, part, alone)
+    return folder, Seats.of(part.stages, len(part.shares))
+
+
+def _check_form(config: RunConfig, part: Part) -> None:
+    """Refuse a split of another form than the configuration asks for."""
+    held, again = f"{part.folder.parent} is split as {part.form}", "or split the model again into another folder"
+    if config.sharing.whole:
+        if len(part.stages) > 1:
+            raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
+                             "into another folder, with --tp N and without --stages")
+    elif config.stages and not is_split_as(config.stages, part.stages):
+        raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
+    if config.sharing.asked and config.sharing.speeds != tuple(part.shares):
+        raise ValueError(f"{held}, not with {config.sharing.asked}: leave tp and tp_shares out, {again}")
+    if int(os.environ.get("WORLD_SIZE", part.world)) != part.world:
+        raise ValueError(f"{held}: start {part.world} ranks, rank 0 included")
+
+
+def _check_memory(config: RunConfig, folder: Path, own: Part, alone: bool) -> None:
+    """Before any rank loads. A launcher leaves CUDA to the ranks: it would take some of that memory itself."""
+    parts = [open_part(folder, rank) for rank in local_ranks(own.world)]
+    mine, launches = parts if alone else [own], alone and config.processes
+    if launches:
+        mine = [part for part in parts if device_of(config, part).type == "cpu"]
+    check_memory(config, parts, mine, config.debug and not launches)
 
 
 def _split(config: RunConfig, write: bool) -> Path:
@@ -46,10 +71,15 @@ def _split(config: RunConfig, write: bool) -> Path:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
     if problem := absent(config):
         raise ValueError(problem)
-    stages = "+".join(map(str, plan_stages(config.stages or "4", Checkpoint(config.base_dir))))
-    folder = ROOT / "splits" / f"{Path(config.base_dir).name}-{stages}"
-    if write:
-        split(config.base_dir, folder, stages, config.eagle_dir or None)
+    source, speeds = Checkpoint(config.base_dir), config.sharing.speeds
+    layout = Layout("none" if config.quant == "auto" else config.quant, speeds)
+    stages = "" if config.sharing.whole else "+".join(map(str, plan_stages(config.stages or "4", source)))
+    group = f"tp{len(speeds)}" + (f"-{config.tp_shares.replace(',', '+')}" if config.tp_shares else "")
+    words = [Path(config.base_dir).name, stages, group if config.sharing.whole or len(speeds) > 1 else "",
+             "" if layout.quant == "none" else layout.quant]
+    folder = ROOT / "splits" / "-".join(word for word in words if word)
+    if write or not (folder / f"stage_{os.environ['RANK']}").is_dir():  # a board that has the whole model, as toy
+        split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
 
 

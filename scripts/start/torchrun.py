@@ -14,6 +14,7 @@ import time
 from dataclasses import fields
 from typing import Any, MutableMapping, NoReturn, Sequence
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -27,23 +28,27 @@ OPTIONS = {option.name for option in fields(LaunchConfig)}  # of this torch's ag
 
 def spawn(command: Sequence[str], address: str, port: int, world: int) -> int:
     """Run `python -m command` once for each rank; the exit code, once all have ended."""
-    found = _usable_port(address, port)
+    found = usable_port(address, port)
     if "local_addr" not in OPTIONS:  # before torch 1.13, ranks without a port would meet where the host's name leads
         port = found
     _prepare(os.environ)
     logging.disable(logging.CRITICAL)  # the agent would tell every end in tracebacks of its own
     _quicken()
     _hold_interrupts()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         elastic_launch(_launch_config(address, port, world), sys.executable)("-m", *command)
     except ChildFailedError as error:
         return _verdict({rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException as error:
         return STOPPED + error.sigval
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return 0
 
 
-def _usable_port(address: str, port: int) -> int:
+def usable_port(address: str, port: int) -> int:
     """The port itself, or a free one if it is 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,6 +112,18 @@ def die(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+class Agent:
+    """The meeting of ranks that torchrun's agent has started, as a rank sees it."""
+
+    apart = False  # they share a machine and a terminal
+    names: Sequence[str] = ()
+
+    def connect(self) -> None:
+        """Join the process group of all ranks."""
+        live_no_longer_than_launcher()
+        dist.init_process_group("gloo")
 
 
 def live_no_longer_than_launcher() -> None:

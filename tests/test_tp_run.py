@@ -1,0 +1,212 @@
+"""Tensor parallelism in whole commands: the text, the order of messages, splits, and ranks that are lost."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from functools import lru_cache
+
+import pytest
+import torch
+
+from model.sample import Sampler
+from model.weights import Part
+from pipeline.messages import Prune, Reset, Segment, Stop
+from pipeline.stage import serve
+from pipeline.trace import OFF
+from scripts.split.plan import Layout
+from scripts.split.write import split
+from tests.checkpoints import refused
+from tests.saved import command, here, models, wait_until
+from tests.tiny import Tiny
+from tp.links import Leading, Seats
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+NEW = 30
+ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true",
+       "init_total_token=20", "init_topk=4", "init_depth=4", "expand_total_token=16", "expand_topk=4",
+       "threads_per_rank=1")
+ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
+FORMS = {"tp1": ("", (1,)), "tp2": ("", (1, 1)), "tp3": ("", (2, 1, 1)), "2x2": ("0+2+2", (1, 1))}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp()
+    whole = models(folder / "saved")
+    for name, (stages, shares) in FORMS.items():
+        split(whole / "base", folder / name, stages, whole / "head", progress=False, layout=Layout(shares=shares))
+    return folder
+
+
+@lru_cache(maxsize=None)
+def reference(temperature: float) -> list[int]:
+    return Tiny().text(PROMPT, NEW, Sampler(temperature, seed=4))
+
+
+def text(path) -> list[int]:
+    return json.loads(path.read_text())["token_ids"]
+
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+@pytest.mark.parametrize(("form", "words"), [
+    ("tp1", ["pipeline_type=tp"]), ("tp2", ["pipeline_type=tp"]), ("tp2", ["pipeline_type=galaxy"]),
+    ("tp3", ["pipeline_type=tp"]), ("tp3", ["pipeline_type=galaxy", "tp_shares=2,1,1"]),
+    ("tp2", ["pipeline_type=continuous"]), ("tp2", ["pipeline_type=pruned", "tp_type=galaxy"]),
+    ("2x2", ["pipeline_type=continuous", "tp_type=galaxy"]), ("2x2", ["pipeline_type=pruned", "tp=2"]),
+    ("2x2", ["pipeline_type=pipedec"]), ("2x2", ["pipeline_type=ar", "stages=0+2+2"]),
+])
+def test_ranks_that_share_layers_write_the_reference_text(saved, tmp_path, form, words, temperature):
+    assert here(f"model_dir={saved / form}", f"temperature={temperature}", f"output={tmp_path / 'out.json'}", *words,
+                *ASK) == 0
+    assert text(tmp_path / "out.json") == reference(float(temperature))
+
+
+@pytest.mark.parametrize(("form", "words"), [
+    ("tp3", ["pipeline_type=galaxy"]), ("2x2", ["pipeline_type=continuous", "temperature=1"])])
+def test_processes_that_share_layers_write_the_reference_text(saved, tmp_path, form, words):
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / form}", f"output={tmp_path / 'out.json'}",
+                 "dtype=float64", *words, *ASK) as run:
+        assert run.end(120) == 0, run.stderr
+    assert run.stderr == "" and text(tmp_path / "out.json") == reference(float("temperature=1" in words))
+
+
+# --- who sits where, and the order of messages ------------------------------------------------------------------------
+
+def test_a_group_follows_its_leader_and_leaders_make_the_ring():
+    seats = Seats.of([0, 4, 4], 3)
+    assert (list(seats.leaders), seats.world) == ([0, 1, 4], 7)
+    assert [list(group) for group in seats.groups] == [[0], [1, 2, 3], [4, 5, 6]]
+    assert seats.peers(0) == (4, [1], [1, 4], None, False) and seats.peers(4) == (1, [0], (), 0, False)
+    assert seats.peers(5) == (4, (), (), None, True)
+    assert seats.fan(4) == (None, [5, 6], (), None, False) and seats.fan(0) is seats.fan(5) is None
+    alone, pipeline = Seats.of([8], 4), Seats.of([0, 1, 1], 1)
+    assert [list(group) for group in alone.groups] == [[0, 1, 2, 3]] and pipeline.groups == [range(1), range(1, 2),
+                                                                                              range(2, 3)]
+
+
+class Script:
+    """A link on which messages come in a given order, prunes between computing and sending among them."""
+
+    def __init__(self, steps):
+        self.steps, self.sent = list(steps), []
+
+    def recv(self):
+        return self.steps.pop(0)
+
+    def urgent(self):
+        return self.steps.pop(0) if self.steps and isinstance(self.steps[0], Prune) else None
+
+    send = broadcast = lambda self, msg: self.sent.append(msg)
+
+
+class Diary:
+    """A stage that notes what it obeys."""
+
+    trace = OFF
+
+    def __init__(self):
+        self.obeyed = []
+
+    def apply(self, msg, news=None):
+        self.obeyed.append(msg)
+        return None if isinstance(msg, Prune) else msg
+
+    def living(self, segment):
+        return segment
+
+
+def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():
+    prunes = [Prune(i, 0, 9, []) for i in range(5)]
+    segments = [Segment([i], [0], [i], 0, torch.zeros(1)) for i in range(3)]
+    steps = [prunes[0], segments[0], *prunes[1:3], segments[1], segments[2], *prunes[3:], Reset(), Stop()]
+    leader, link, fan = Diary(), Script(steps), Script([])
+    serve(leader, Leading(link, fan))  # type: ignore[arg-type]
+    assert fan.sent == leader.obeyed and len(fan.sent) == len(steps)
+    member, heard = Diary(), Script([])
+    heard.steps, heard.urgent = fan.sent[:], lambda: None  # type: ignore[method-assign]
+    serve(member, heard)  # type: ignore[arg-type]
+    assert member.obeyed == leader.obeyed
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
+    whole = Tiny().tensors
+    parts = [Part(saved / "tp3" / f"stage_{rank}") for rank in range(3)]
+    assert [(part.world, part.member, part.layers, part.shares) for part in parts] == [
+        (3, member, (0, 4), [2, 1, 1]) for member in range(3)]
+    tensors = [part.tensors() for part in parts]
+    for name in ("q_proj", "o_proj"):
+        key = f"model.layers.2.self_attn.{name}.weight"
+        joined = torch.cat([held[key] for held in tensors], int(name == "o_proj"))
+        assert torch.equal(joined, whole[key[len("model."):]])
+    for name in ("gate_proj", "down_proj"):
+        key = f"model.layers.1.mlp.{name}.weight"
+        pieces = [held[key] for held in tensors]
+        assert torch.equal(torch.cat(pieces, int(name == "down_proj")), whole[key[len("model."):]])
+        assert [piece.shape[name == "down_proj"] for piece in pieces] == [24, 12, 12]
+    assert ["lm_head.weight" in held for held in tensors] == [True, False, False]
+    assert all(torch.equal(held["model.norm.weight"], whole["norm.weight"]) for held in tensors)
+
+
+@pytest.mark.parametrize(("form", "words", "told"), [
+    ("2x2", ["pipeline_type=tp"], "is split as 0+2+2 tp=2, but pipeline_type=tp has no pipeline: split"),
+    ("2x2", ["tp=3"], "is split as 0+2+2 tp=2, not with tp=3: leave tp and tp_shares out"),
+    ("tp3", ["pipeline_type=tp", "tp_shares=1,1,1"], "is split as tp=3, not with tp_shares=1,1,1"),
+    ("tp2", ["stages=0+2+2"], "is split as tp=2, not as stages=0+2+2: leave stages out"),
+    ("tp2", ["pipeline_type=tp", "tp_type=galaxy"], "tp_type=galaxy is another method: say pipeline_type=galaxy"),
+    ("tp2", ["tp_type=ring"], "tp_type=ring is unknown: choose one of tp, galaxy"),
+    ("tp2", ["tp_shares=1,x"], "tp_shares=1,x is no list of speeds"),
+    ("tp2", ["tp_shares=1,0"], "tp_shares=1,0 leaves a rank without work"),
+    ("tp2", ["tp=3", "tp_shares=1,1"], "tp_shares=1,1 is for 2 ranks, not for tp=3"),
+])
+def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, capsys, form, words, told):
+    assert here(f"model_dir={saved / form}", "prompt_ids=5", *words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path, capsys):
+    from split_and_save_models import main
+
+    base = str(saved / "saved" / "base")
+    assert main([base, str(tmp_path / "a"), "--tp-shares", "2,1"]) == 0
+    assert "stage_1: share 2 of 2 of layers 0 to 3" in capsys.readouterr().out
+    assert main([base, str(tmp_path / "b"), "--stages", "0+1+3", "--tp", "2"]) == 0
+    assert "stage_4: share 2 of 2 of layers 1 to 3" in capsys.readouterr().out
+    assert main([base, str(tmp_path / "c"), "--tp", "2", "--tp-shares", "2,x"]) == 2
+    assert "--tp-shares 2,x is no list of speeds" in capsys.readouterr().err
+    with refused("is not whole; split again"):
+        (tmp_path / "b" / "stage_3" / "manifest.json").unlink()
+        Part(tmp_path / "b" / "stage_3")
+
+
+# --- what breaks ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("method", "number", "lost"), [
+    ("tp", signal.SIGKILL, 2), ("galaxy", signal.SIGSTOP, 1), ("galaxy", signal.SIGKILL, 0)])
+def test_when_a_member_dies_or_falls_silent_all_end_and_its_name_is_told(saved, tmp_path, method, number, lost):
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / 'tp3'}", f"pipeline_type={method}", "timeout=2",
+                 *ENDLESS) as run:
+        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
+        os.kill(run.ranks()[lost], number)
+        assert run.end(15) == 75, run.stderr
+    assert f"rank {lost} was " in run.stderr and "Traceback" not in run.stderr
+
+
+def test_a_member_that_fails_by_itself_ends_the_threads_with_its_name(saved, monkeypatch, capsys):
+    from model.cache import TreeCache
+
+    admit = TreeCache.admit
+
+    def full(cache, nodes, parents, text):
+        if cache.settled > 20 and threading.current_thread().name == "rank 2":
+            raise ValueError("the cache is full: raise max_length")
+        admit(cache, nodes, parents, text)
+
+    monkeypatch.setattr(TreeCache, "admit", full)
+    assert here(f"model_dir={saved / 'tp3'}", *ENDLESS, "pipeline_type=tp") == 75
+    assert "rank 2: the cache is full: raise max_length" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""Groups: the members that compute one slice together, as threads of one process or over torch.distributed.
+
+They know nothing about what is summed or sent. Members sit in a ring: each sends to the next and hears from the one
+before. A member that is lost ends every call of the others with PeerLost.
+"""
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import Any, Callable, Protocol, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.transport import PeerLost
+
+Wait = Callable[[], None]
+
+
+class Group(Protocol):
+    """What a member may ask of its group. Tensors are contiguous; all members call the same things in one order."""
+
+    size: int
+    member: int
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Put the sum over all members into `x`, bit for bit the same everywhere."""
+
+    def send(self, x: Tensor) -> Wait:
+        """Begin to send to the next member; the call of the result ends when `x` may change."""
+
+    def recv(self, x: Tensor) -> Wait:
+        """Begin to receive from the member before; the call of the result ends when `x` is there."""
+
+
+class Table:
+    """Where members that are threads meet; `fail` ends all of their calls."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.laid: list[Tensor] = [torch.empty(0)] * size
+        self.mail: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(size)]
+        self.failure = PeerLost("another rank has ended")
+
+    def fail(self, failure: PeerLost) -> None:
+        self.failure = failure
+        self.barrier.abort()
+        for box in self.mail:
+            box.put(None)
+
+
+class ThreadGroup:
+    """One of the members that are threads of one process."""
+
+    def __init__(self, table: Table, member: int) -> None:
+        self.size, self.member, self._table = len(table.mail), member, table
+
+    def all_reduce(self, x: Tensor) -> None:
+        table = self._table
+        try:
+            table.laid[self.member] = x
+            table.barrier.wait()
+            total = torch.stack(table.laid).sum(0)  # in one order everywhere
+            table.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise table.failure from None
+        x.copy_(total)
+
+    def send(self, x: Tensor) -> Wait:
+        self._table.mail[(self.member + 1) % self.size].put(x.clone())
+        return lambda: None
+
+    def recv(self, x: Tensor) -> Wait:
+        def wait() -> None:
+            came = self._table.mail[self.member].get()
+            if came is None:
+                raise self._table.failure
+            x.copy_(came)
+        return wait
+
+
+class DistGroup:
+    """One of the members that are processes: `group` is a process group of gloo, `ranks` its ranks in order.
+
+    `verdict` tells who was lost when a connection has broken; it may take its time, since all others wait as well.
+    Gloo's ring reduces each piece of a sum in one place, so that all members get the same bits. What it sends from a
+    device goes through host memory.
+    """
+
+    def __init__(self, group: Any, ranks: Sequence[int], member: int, verdict: Callable[[], str]) -> None:
+        self.size, self.member = len(ranks), member
+        self._group, self._ranks, self._verdict = group, ranks, verdict
+        self._next, self._previous = ranks[(member + 1) % self.size], ranks[member - 1]
+
+    def all_reduce(self, x: Tensor) -> None:
+        self._watched(lambda: dist.all_reduce(x, group=self._group))
+
+    def send(self, x: Tensor) -> Wait:
+        held = x.cpu()
+        work = self._watched(lambda: dist.isend(held, self._next, group=self._group)) if len(x) else None
+        return lambda: self._finish(work, held)
+
+    def recv(self, x: Tensor) -> Wait:
+        held = x if x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
+        work = self._watched(lambda: dist.irecv(held, self._previous, group=self._group)) if len(x) else None
+
+        def wait() -> None:
+            self._finish(work, held)
+            if held is not x:
+                x.copy_(held)
+        return wait
+
+    def _finish(self, work: Any, held: Tensor) -> None:
+        """Wait for a transfer; `held` is what it reads or writes, and must live until then."""
+        if work is not None:
+            self._watched(work.wait)
+
+    def _watched(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            named = self._verdict() or f"ranks {', '.join(map(str, self._ranks))} lost touch: {error}".splitlines()[0]
+            raise PeerLost(named) from error

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Answers a question with a model whose layers all ranks share, without a pipeline:
+#   bash tp/run_tp.sh [PRESET] [tp_type=tp|galaxy] [tp=RANKS] [key=value ...], or --help
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/env.sh"
+make_env
+method=tp words=()
+for word in "$@"; do
+    case "$word" in
+        tp_type=*) method="${word#tp_type=}" ;;
+        *) words+=("$word") ;;
+    esac
+done
+exec "$PY" -m scripts.generate ${words[@]+"${words[@]}"} "pipeline_type=$method"
