@@ -174,6 +174,7 @@ def test_a_package_that_is_missing_or_broken_is_told_by_the_name_that_pip_knows(
 
 
 def test_bitsandbytes_is_optional(monkeypatch):
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    for name in ("bitsandbytes", "bitsandbytes.functional"):
+        monkeypatch.setitem(sys.modules, name, None)
     (found,) = doctor.bitsandbytes()
     assert not found.needed and "which only quantized weights need" in str(found)

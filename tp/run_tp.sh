@@ -4,6 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/env.sh"
 make_env
+export FLOWSPEC_COMMAND="bash tp/run_tp.sh"
 method=tp words=()
 for word in "$@"; do
     case "$word" in
