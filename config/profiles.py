@@ -21,7 +21,6 @@ class Profile:
     free: int  # rows that cost nothing beside reading the weights
     token: float  # ms: for each token of the text before, whose keys and values are read
     level: float  # ms: one level of the draft's tree
-    tree: float  # ms: what beginning a tree costs beside its levels
     verdict: float  # ms: LM head and verification of a segment that has come back
     latency: float  # ms: of a message
     mbps: float  # Mbit/s of a wire, each way
@@ -30,7 +29,7 @@ class Profile:
 
     def slowed(self, factor: float) -> Profile:
         """Every time `factor` times as long."""
-        times = ("model", "row", "token", "level", "tree", "verdict", "latency", "step", "jitter")
+        times = ("model", "row", "token", "level", "verdict", "latency", "step", "jitter")
         return replace(self, mbps=self.mbps / factor, **{name: getattr(self, name) * factor for name in times})
 
     def stage(self, share: float, rows: int, context: int) -> float:
@@ -45,26 +44,28 @@ class Profile:
 # The testbed of the FlowSpec paper: five boards on 1 Gbit/s, LLaMA-2 or Vicuna 7B in fp16, 8 layers a board. Those are
 # 3.2 GB, which 68 GB/s read in 48 ms; 60 ms with what kernels and Python add, and 0.5 ms for each row above 16, bring a
 # model of the schedule within a few per cent of the published ratios. A token's keys and values are 0.5 MB, read in
-# 0.008 ms. 15 ms for a tree and 8 ms for a verdict are what the original spends in Python and the LM head. A row is
-# 8 KB, 0.066 ms on the wire. A collective's step costs more than a message, since gloo stages device memory through
-# the host: with 2.9 ms, a pass of 64 all-reduces of 80 rows over four boards takes 1.7 s, and at the mean accepted
-# length of the paper's heads that is its 2.0 to 2.3 tokens/s for Megatron.
+# 0.008 ms. A level of the draft takes 12 ms, and the original spends 15 ms in Python on a tree of seven levels when it
+# is done; here a tree is never done, and each level has its share of that work: 14 ms. 8 ms for a verdict are those of
+# the LM head and of the original's verification. A row is 8 KB, 0.066 ms on the wire. A collective's step costs more
+# than a message, since gloo stages device memory through the host: with 2.9 ms, a pass of 64 all-reduces of 80 rows
+# over four boards takes 1.7 s, and at the mean accepted length of the paper's heads that is its 2.0 to 2.3 tokens/s for
+# Megatron.
 _JETSON_7B = Profile("five Jetson boards, 1 Gbit/s, a 7B model in fp16", layers=32, row_bytes=8192, model=240, row=2,
-                     free=16, token=0.008, level=12, tree=15, verdict=8, latency=1.5, mbps=1000, step=2.9)
+                     free=16, token=0.008, level=14, verdict=8, latency=1.5, mbps=1000, step=2.9)
 
 PROFILES = {
     "jetson-7b": _JETSON_7B,
     # The same boards with 13B in 4 bits: 370 ms for 10 layers, since unpacking the weights takes longer than reading
     # them, and so nothing more for up to 64 rows. The draft head is larger and stays in fp16.
     "jetson-13b": replace(_JETSON_7B, about="five Jetson boards, 1 Gbit/s, a 13B model in 4 bits", layers=40,
-                          row_bytes=10240, model=1480, row=6, free=64, token=0.012, level=15),
+                          row_bytes=10240, model=1480, row=6, free=64, token=0.012, level=17),
     # Desktops with a GPU of 360 GB/s each: 13.5 GB of weights in 37 ms.
     "lan-1g": Profile("five desktops with GPUs, 1 Gbit/s, a 7B model in fp16", layers=32, row_bytes=8192, model=40,
-                      row=0.05, free=64, token=0.0015, level=2, tree=1, verdict=1.5, latency=0.3, mbps=1000, step=0.5),
+                      row=0.05, free=64, token=0.0015, level=2.1, verdict=1.5, latency=0.3, mbps=1000, step=0.5),
     # The boards on a wireless network: half the rate that 802.11ac promises on one stream, and latencies that vary.
     "wifi": replace(_JETSON_7B, about="five Jetson boards, wireless, a 7B model in fp16", latency=4, mbps=200, step=6,
                     jitter=4),
     # Four fast GPUs in one machine: 4 ms a stage, wires of 100 Gbit/s.
     "server": Profile("one server with five GPUs, a 7B model in fp16", layers=32, row_bytes=8192, model=16, row=0.01,
-                      free=128, token=0.0003, level=0.6, tree=0.5, verdict=0.6, latency=0.05, mbps=100_000, step=0.05),
+                      free=128, token=0.0003, level=0.7, verdict=0.6, latency=0.05, mbps=100_000, step=0.05),
 }

@@ -105,7 +105,7 @@ class RunConfig:
     expand_total_token: int = 64  # guesses in the tree
     expand_topk: int = 10  # children of a guess, and guesses of a level that get children
     expand_depth: int = 6  # levels after the first
-    expand_subseq_token: int = -1  # rows per segment, at most; -1: no bound
+    expand_subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
 
     # What continuous adds in a turn that settles nothing
     none_expand: bool = True  # whether it deepens the tree at all
@@ -231,7 +231,7 @@ def _problems_of_text(c: RunConfig) -> Iterator[str]:
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
     for name in ("init_subseq_token", "expand_subseq_token"):
-        if getattr(c, name) < (0 if name == "init_subseq_token" else 1) and getattr(c, name) != -1:
+        if getattr(c, name) < -1:
             yield f"{name}={getattr(c, name)} is not possible: give 1 or more rows, or -1 for no bound"
     if c.stages and not re.fullmatch(r"0(\+0*[1-9]\d*)+|[1-9]\d*|auto(:[1-9]\d*)?", c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "

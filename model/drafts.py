@@ -53,7 +53,6 @@ class TreeDraft:
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
-        self.level = 0  # levels that the tree has so far
         self._score = self._out = torch.empty(0)  # … their scores [T], and what was made of their parents [T, D]
         self.reset()
 
@@ -95,7 +94,7 @@ class TreeDraft:
             return False
         alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
         if alive:
-            if self.level > growth.depth or tree.pos[self._frontier[alive[0]]] + 1 >= tree.limit:
+            if self._level > growth.depth or tree.pos[self._frontier[alive[0]]] + 1 >= tree.limit:
                 return False
             out_TD = self._deepen(tree, alive)
         else:
@@ -119,7 +118,7 @@ class TreeDraft:
         if out_TD is None or self._fed < len(tree.trunk):
             return None
         self._origin = self._tip = tree.tip
-        self.level, self._base = 0, tree.score[tree.tip]
+        self._level, self._base = 0, tree.score[tree.tip]
         self._frontier, self._score = [tree.tip], torch.zeros(1, dtype=out_TD.dtype, device=out_TD.device)
         return out_TD[-1:]
 
@@ -149,7 +148,7 @@ class TreeDraft:
                    for above, tok, value in zip(place, token, score.tolist())]
         self._frontier = tree.offer(guesses, growth.nodes, tree.score[tree.tip] + growth.worth)[:growth.width]
         self._score, self._out = score[:len(self._frontier)], out_TD[place[:len(self._frontier)]]
-        self.level += 1
+        self._level += 1
 
 
 class ModelDraft(TreeDraft):

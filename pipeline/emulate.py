@@ -65,7 +65,7 @@ class SlowHead:
 
 
 class SlowDraft:
-    """A draft whose levels take their time, and the first one of a tree that of beginning it."""
+    """A draft whose levels take their time."""
 
     def __init__(self, draft: Any, profile: Profile, trace: NoTrace = OFF) -> None:
         self.draft, self.profile, self.trace = draft, profile, trace
@@ -75,8 +75,7 @@ class SlowDraft:
         since = time.monotonic()
         grew: bool = self.draft.grow(tree, growth)
         if grew:
-            cost = self.profile.level + (self.profile.tree if self.draft.level == 1 else 0)
-            sleep_until(since + cost / 1e3, self.trace)
+            sleep_until(since + self.profile.level / 1e3, self.trace)
         return grew
 
 

@@ -90,8 +90,9 @@ def build_decoder(config: RunConfig, part: Part, ring: Ring, draft: Draft) -> De
     method = METHODS[config.pipeline_type]
     context = min(config.max_length, LlamaConfig.read(part.config).context)
     strategy, tree = STRATEGIES[method.strategy], config.tree
-    if config.init_subseq_token == 0 and method.strategy in ("pruned", "continuous"):
-        tree = replace(tree, init=replace(tree.init, segment=segment_rows(ring, context)))
+    for name, rows in (("init", config.init_subseq_token), ("expand", config.expand_subseq_token)):
+        if rows == 0 and method.strategy in ("pruned", "continuous"):
+            tree = replace(tree, **{name: replace(getattr(tree, name), segment=segment_rows(ring, context))})
     return Decoder(ring, NoDraft() if method.draft == "none" else draft,
                    strategy if config.prune else unpruned(strategy), tree, context)
 
