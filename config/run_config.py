@@ -53,7 +53,7 @@ class TreeConfig:
     """What strategies know: the growths after a miss, after a hit, in a turn without news, of one PipeDec layer."""
 
     init: Growth = Growth(80, 6, 10, 16)
-    expand: Growth = Growth(64, 6, 10)
+    expand: Growth = Growth(64, 6, 10, 16)
     idle: Growth = Growth(48, 1, 10)
     layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)
     chunk: int = 64  # the most rows of unsent text in one segment
