@@ -58,6 +58,7 @@ class TreeConfig:
     layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
+    prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ class RunConfig:
         return TreeConfig(
             init, expand if self.expand else replace(init, nodes=0, depth=0),
             idle if self.none_expand else Growth(0, 0, self.expand_topk),
-            Growth(ENDLESS, ENDLESS, width, width, worth), self.prefill_chunk, self.score_order)
+            Growth(ENDLESS, ENDLESS, width, width, worth), self.prefill_chunk, self.score_order,
+            self.prune)
 
 
 def _bound(size: int) -> int | None:

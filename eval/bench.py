@@ -111,7 +111,7 @@ class Bench:
     @property
     def requests(self) -> int:
         """How many requests the pipeline has had so far, as the tally counts them."""
-        return next(iter(self.decoders.values())).target.requests
+        return next(iter(self.decoders.values())).ring.requests
 
     def run(self, jobs: Sequence[Job], results: Results, ready: Callable[[], None] = lambda: None) -> None:
         """Answer what `results` does not have yet, and write each answer as it is made.

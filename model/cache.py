@@ -8,7 +8,7 @@ Shapes: T rows of a segment, S slots in use, K key/value heads, E head dimension
 """
 from __future__ import annotations
 
-from typing import Container, Sequence
+from typing import Container, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -22,6 +22,22 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
     return x.to(device)
 
 
+class Survivors(NamedTuple):
+    """What a prune leaves alive: of the nodes older than `horizon` those in `keep`; younger ones it says nothing of."""
+
+    horizon: int = 0
+    keep: frozenset[int] = frozenset()
+
+    @staticmethod
+    def after(tip: int, keep: Sequence[int], horizon: int) -> Survivors:
+        """The text ends in `tip`, and `keep` are the guesses that live."""
+        return Survivors(horizon, frozenset(keep).union((tip,)))
+
+    def spare(self, node: int) -> bool:
+        """Whether the node is not declared dead."""
+        return node >= self.horizon or node in self.keep
+
+
 class TreeCache:
     """Preallocated keys and values `[layers, K, capacity, E]`, and who sees whom in the tail."""
 
@@ -32,14 +48,13 @@ class TreeCache:
         self._sees = np.zeros((64, 64), dtype=bool)
         # The additive mask. Left of `settled` it is zero for good, so a step writes the columns of the tail only.
         self._mask = torch.zeros(64, self.capacity, dtype=dtype, device=device)
-        self._horizon = 0
-        self._keep: frozenset[int] = frozenset()
         self.clear()
 
     def clear(self) -> None:
         """Forget the request."""
         self._mask.zero_()
         self.settled = 0
+        self._survivors = Survivors()
         self._hold([])
 
     def drop(self) -> None:
@@ -59,7 +74,7 @@ class TreeCache:
 
     def alive(self, nodes: Sequence[int]) -> list[int]:
         """The places in `nodes` of those that no prune has declared dead."""
-        return [i for i, node in enumerate(nodes) if node >= self._horizon or node in self._keep]
+        return [i for i, node in enumerate(nodes) if self._survivors.spare(node)]
 
     def admit(self, nodes: Sequence[int], parents: Sequence[int], text: int) -> None:
         """Give the next slots to `nodes`, the first `text` of which are settled; a parent comes before its child."""
@@ -95,8 +110,8 @@ class TreeCache:
         Needs no earlier prune to have come: what is settled are the ancestors of `parent`, which every stage has
         seen, since its answer made `tip`.
         """
-        if horizon >= self._horizon:
-            self._horizon, self._keep = horizon, frozenset(keep).union((tip,))
+        if horizon >= self._survivors.horizon:
+            self._survivors = Survivors.after(tip, keep, horizon)
         self._ripen()
         above = self._place.get(parent)
         text = [] if above is None else np.flatnonzero(self._sees[above, :len(self._tail)]).tolist()

@@ -1,4 +1,4 @@
-"""Who guesses: what a draft is asked, EAGLE-2's dynamic tree grown level by level, and a small model that drafts.
+"""Who guesses: EAGLE-2's dynamic tree grown level by level, and a small model that drafts.
 
 It knows nothing about pipelines or strategies. What a draft reads of a node is tagged with the node in the draft's
 own cache. How it reads, and what it makes of that, is the one thing that drafts differ in.
@@ -7,7 +7,8 @@ Shapes: T rows, D what a draft makes of a row, W children of a row.
 """
 from __future__ import annotations
 
-from typing import Callable, Protocol
+import sys
+from typing import Callable
 
 import torch
 from torch import Tensor
@@ -20,21 +21,11 @@ from model.tree import TokenTree
 CHUNK = 256  # rows of a prompt that a draft reads at once
 
 
-class Draft(Protocol):
-    """What a strategy may ask of a draft."""
-
-    def grow(self, tree: TokenTree, growth: Growth) -> bool:
-        """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet."""
-
-    def refresh(self) -> None:
-        """Begin again at the tip at the next growth."""
-
-    def reset(self) -> None:
-        """Forget the request."""
-
-
 class NoDraft:
     """A draft that never guesses: every strategy with it decodes token by token."""
+
+    inner = False
+    consumed = sys.maxsize
 
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
         return False
@@ -49,12 +40,19 @@ class NoDraft:
 class TreeDraft:
     """The growth that all drafts share; a kind of draft says how it reads and what it guesses then."""
 
+    source = ""  # its name among the drafts of a tree
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
+    inner = False  # whether its features are the inputs of inner layers of the target
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
         self._score = self._out = torch.empty(0)  # … their scores [T], and what was made of their parents [T, D]
         self.reset()
+
+    @property
+    def consumed(self) -> int:
+        """How many nodes of the text have features that this draft does not need any more."""
+        return self._fed - self.lag
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """Those of the next nodes of the text that can be read by now."""
@@ -146,13 +144,16 @@ class TreeDraft:
         token, place = token_TW.flatten()[order].tolist(), order.div(gain_TW.shape[1], rounding_mode="floor").tolist()
         guesses = [(self._frontier[above], tok, self._base + value)
                    for above, tok, value in zip(place, token, score.tolist())]
-        self._frontier = tree.offer(guesses, growth.nodes, tree.score[tree.tip] + growth.worth)[:growth.width]
+        least = tree.score[tree.tip] + growth.worth
+        self._frontier = tree.offer(guesses, growth.nodes, least, self.source)[:growth.width]
         self._score, self._out = score[:len(self._frontier)], out_TD[place[:len(self._frontier)]]
         self._level += 1
 
 
 class ModelDraft(TreeDraft):
     """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
+
+    source = "model"
 
     def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
         self.model, self.lm_head = model, lm_head

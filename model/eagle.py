@@ -108,10 +108,10 @@ Head = Union[EagleHead, Eagle3Head]
 class Eagle(TreeDraft):
     """A draft that guesses with a head; `lm_head` maps what it makes to logits."""
 
-    lag = 1
+    source, lag = "eagle", 1
 
     def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
-        self.head, self.lm_head = head, lm_head
+        self.head, self.lm_head, self.inner = head, lm_head, isinstance(head, Eagle3Head)
         super().__init__(head.config.cache(1, capacity, head.embed_tokens.weight))
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
@@ -119,7 +119,7 @@ class Eagle(TreeDraft):
         return list(takewhile(lambda node: tree.parent[node] in tree.hidden, fresh))
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        return torch.stack([tree.hidden.pop(tree.parent[node]) for node in fresh])
+        return torch.stack([tree.hidden[tree.parent[node]] for node in fresh])
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
         return self.head(token_T, feature_TD, pos_T, self.cache)  # type: ignore[no-any-return]

@@ -27,13 +27,15 @@ class TokenTree:
         self.parent: dict[int, int] = {}  # the root is its own parent
         self.pos: dict[int, int] = {}
         self.score: dict[int, float] = {}  # log-probability of the path, never above the parent's
+        self.proposals: dict[int, dict[str, float]] = {}  # guess -> who proposed it -> the score that it gave
         self.children: dict[int, dict[int, int]] = {}  # node -> token -> child: adding twice is merging
         self.trunk: list[int] = []
         self.unsent: deque[int] = deque()  # settled nodes that the target was not sent yet
         self.live: set[int] = set()  # guesses below the tip …
         self.waiting: set[int] = set()  # … and those of them that were not sent yet
         self.answer: dict[int, int] = {}  # the token that the target says follows a node
-        self.hidden: dict[int, Any] = {}  # the target's feature of a node, until a draft takes it
+        self.hidden: dict[int, Any] = {}  # the target's feature of a node, until it is released
+        self._released = 0  # nodes of the trunk without a feature any more
         for token in prompt:
             self.settle(token)
         if not self.trunk:
@@ -65,14 +67,19 @@ class TokenTree:
         """The text so far, prompt included."""
         return [self.token[node] for node in self.trunk]
 
-    def add(self, parent: int, token: int, score: float) -> int:
-        """Guess `token` after `parent`; a guess that is already there keeps its id, and the better of its scores."""
-        score = min(score, self.score[parent])
+    def add(self, parent: int, token: int, score: float, source: str = "") -> int:
+        """Guess `token` after `parent`, as `source` proposes, with the log-probability of the path that it gives.
+
+        A guess that is already there keeps its id, and the better of its scores.
+        """
+        path = min(score, self.score[parent])
         found = self.children.get(parent, {}).get(token)
         if found is not None:
-            self.score[found] = max(score, self.score[found])
+            self.score[found] = max(path, self.score[found])
+            self.proposals[found][source] = score
             return found
-        node = self._new(parent, token, score)
+        node = self._new(parent, token, path)
+        self.proposals[node] = {source: score}
         self.live.add(node)
         self.waiting.add(node)
         return node
@@ -108,12 +115,12 @@ class TokenTree:
         self.waiting.difference_update(best)
         return text + best
 
-    def offer(self, guesses: Sequence[tuple[int, int, float]], size: int, least: float) -> list[int]:
+    def offer(self, guesses: Sequence[tuple[int, int, float]], size: int, least: float, source: str = "") -> list[int]:
         """Of guesses (parent, token, score), best first, add those that are among the best `size` live ones then, and
         score `least` or more; their nodes, in order. A guess that is there already takes no place of its own."""
         new = [score for parent, token, score in guesses if token not in self.children.get(parent, ())]
         floor = max(self.trim(size, new), least)
-        return [self.add(*guess) for guess in takewhile(lambda guess: guess[2] >= floor, guesses)]
+        return [self.add(*guess, source) for guess in takewhile(lambda guess: guess[2] >= floor, guesses)]
 
     def trim(self, size: int, offered: Iterable[float] = ()) -> float:
         """Keep the best `size` of the live guesses and of the scores on offer; returns the score that this takes.
@@ -134,6 +141,13 @@ class TokenTree:
             if node in self.waiting:
                 self.drop(node)
 
+    def release(self, count: int) -> None:
+        """Let go of the features of the first `count` nodes of the text, since every draft has read them."""
+        end = min(count, len(self.trunk) - 1)  # that of the tip may still come
+        for node in self.trunk[self._released:end]:
+            self.hidden.pop(node, None)
+        self._released = max(self._released, end)
+
     def drop(self, node: int) -> None:
         """Remove a guess and all that stands on it."""
         self.children.get(self.parent[node], {}).pop(self.token[node], None)
@@ -144,8 +158,8 @@ class TokenTree:
             self.live.discard(node)
             self.waiting.discard(node)
             del self.token[node], self.parent[node], self.pos[node], self.score[node]
-            self.answer.pop(node, None)
-            self.hidden.pop(node, None)
+            for notes in (self.answer, self.hidden, self.proposals):
+                notes.pop(node, None)
 
     def _new(self, parent: int | None, token: int, score: float) -> int:
         self._last = node = next(self._ids)

@@ -5,16 +5,16 @@ request that is given up half-way is taken back from every stage.
 """
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Callable, Iterator, Sequence
 
 from config.run_config import TreeConfig
-from model.drafts import Draft
 from model.sample import Sampler
 from model.tree import TokenTree
+from pipeline.clock import REAL
+from pipeline.interfaces import Clock, Draft
 from pipeline.strategies import Strategy
-from pipeline.target import Target
+from pipeline.target import Ring, RingTarget
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,10 @@ class Answer:
 class Decoder:
     """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens."""
 
-    def __init__(self, target: Target, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int) -> None:
-        self.target, self.draft, self.strategy, self.cfg, self.max_length = target, draft, strategy, cfg, max_length
+    def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int,
+                 clock: Clock = REAL) -> None:
+        self.ring, self.draft, self.strategy, self.cfg, self.max_length = ring, draft, strategy, cfg, max_length
+        self.clock = clock
 
     def decode(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up."""
@@ -66,27 +68,36 @@ class Decoder:
             raise ValueError(f"the prompt has {len(request.prompt)} tokens and the context only {self.max_length}: "
                              "shorten the prompt or raise max_length")
         limit = min(self.max_length, len(request.prompt) + request.max_new_tokens)
-        tree = TokenTree(request.prompt, limit, self.target.ids, self.cfg.best_first)
+        tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first)
         answer = Answer(prompt_tokens=len(request.prompt))
         return answer, self._stream(request, tree, answer)
 
     def _stream(self, request: Request, tree: TokenTree, answer: Answer) -> Iterator[list[int]]:
-        self.target.sampler = request.sampler
-        start, sent = time.perf_counter(), self.target.segments
+        start, sent = self.clock.now(), self.ring.segments
+        target = self.ring.open(tree, request.sampler, self.draft.inner, self.cfg.prunes)
         try:
-            for settled in self.strategy(tree, self.target, self.draft, self.cfg):
+            for settled in self._settled(tree, target):
                 new, over = self._take(request, settled, tree.limit - answer.prompt_tokens - answer.new_tokens)
-                if new and not answer.token_ids:
-                    answer.prefill_seconds = time.perf_counter() - start
+                if not answer.token_ids:
+                    answer.prefill_seconds = self.clock.now() - start
                 answer.token_ids += new
-                answer.decode_seconds = time.perf_counter() - start - answer.prefill_seconds
-                answer.target_passes, answer.segments = max(tree.passes, 0), self.target.segments - sent
+                answer.decode_seconds = self.clock.now() - start - answer.prefill_seconds
+                answer.target_passes, answer.segments = max(tree.passes, 0), self.ring.segments - sent
                 yield new
                 if over:
                     return
         finally:
-            self.target.reset(tree)
+            target.close()
             self.draft.reset()
+
+    def _settled(self, tree: TokenTree, target: RingTarget) -> Iterator[list[int]]:
+        """What the strategy settles. While it waits, the ring brings something for somebody."""
+        for settled in self.strategy(tree, target, self.draft, self.cfg):
+            if settled:
+                tree.release(self.draft.consumed)
+                yield settled
+            else:
+                self.ring.listen()
 
     @staticmethod
     def _take(request: Request, settled: list[int], room: int) -> tuple[list[int], bool]:

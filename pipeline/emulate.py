@@ -69,7 +69,11 @@ class SlowDraft:
 
     def __init__(self, draft: Any, profile: Profile, trace: NoTrace = OFF) -> None:
         self.draft, self.profile, self.trace = draft, profile, trace
-        self.refresh, self.reset = draft.refresh, draft.reset
+        self.inner, self.refresh, self.reset = draft.inner, draft.refresh, draft.reset
+
+    @property
+    def consumed(self) -> int:
+        return int(self.draft.consumed)
 
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
         since = time.monotonic()

@@ -1,7 +1,7 @@
 """The four messages of the pipeline.
 
 They know nothing about how they travel. Segment, Reset and Stop go round the ring in order; only a Prune may overtake,
-since node ids never change their meaning.
+since node ids never change their meaning. All but Stop belong to a request, whose number rises from request to request.
 """
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Sequence, Union
 
 from torch import Tensor
+
+from model.cache import Survivors
 
 
 @dataclass
@@ -19,6 +21,7 @@ class Segment:
     draft wants it, collects what each stage keeps of its layers' inputs, `[T, 0]` at first; else it is absent.
     """
 
+    request: int
     nodes: list[int]
     parents: list[int]
     pos: list[int]
@@ -30,28 +33,33 @@ class Segment:
         """Only these rows, in this order; itself if they are all."""
         if len(rows) == len(self.nodes):
             return self
-        return Segment([self.nodes[i] for i in rows], [self.parents[i] for i in rows], [self.pos[i] for i in rows],
-                       sum(i < self.text for i in rows), self.x[list(rows)],
-                       None if self.inner is None else self.inner[list(rows)])
+        nodes, parents, pos = ([column[i] for i in rows] for column in (self.nodes, self.parents, self.pos))
+        text = sum(i < self.text for i in rows)
+        inner = None if self.inner is None else self.inner[list(rows)]
+        return Segment(self.request, nodes, parents, pos, text, self.x[list(rows)], inner)
 
 
 @dataclass
 class Prune:
     """The text ends in `tip` below `parent`; of the nodes older than `horizon` only those and `keep` live."""
 
+    request: int
     tip: int
     parent: int
     horizon: int
     keep: list[int]
 
-    def spares(self, node: int) -> bool:
-        """Whether it does not declare the node dead."""
-        return node >= self.horizon or node in self.keep or node == self.tip
+    @property
+    def survivors(self) -> Survivors:
+        """Which nodes it does not declare dead."""
+        return Survivors.after(self.tip, self.keep, self.horizon)
 
 
 @dataclass
 class Reset:
     """The request is over. Comes back to rank 0 when every stage has forgotten it."""
+
+    request: int
 
 
 @dataclass

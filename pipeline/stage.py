@@ -1,7 +1,6 @@
-"""A stage: a slice of the model and its cache; its state is a function of the messages it has had.
+"""A stage: a slice of the model and a cache for each request; its state is a function of the messages it has had.
 
-It knows nothing about strategies, requests or ranks: a segment brings ids, parents and positions, and the mask
-follows.
+It knows nothing about strategies or ranks: a segment brings ids, parents and positions, and the mask follows.
 """
 from __future__ import annotations
 
@@ -10,38 +9,62 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
-from model.cache import TreeCache, upload
+from model.cache import Survivors, TreeCache, upload
 from pipeline.messages import Message, Prune, Reset, Segment, Stop
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
 
 class Stage:
-    """Computes segments with `part`, a slice; `device` is where its weights lie.
+    """Computes segments with `part`, a slice; `new_cache` makes the cache of a request.
 
     `keep` are those of its layers whose inputs a segment gets that asks for inner features.
     """
 
-    def __init__(self, part: Callable[..., Tensor | None], cache: TreeCache, trace: NoTrace = OFF,
+    def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
                  keep: Sequence[int] = ()) -> None:
-        self.part, self.cache, self.trace, self.keep = part, cache, trace, keep
-        self.device = cache.keys.device
+        self.part, self.trace, self.keep = part, trace, keep
+        self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
+        self._new_cache = new_cache
+        self._spare = [new_cache()]  # taken before the first request comes, so that a lack of memory is told at once
+        self._newest = -1  # the highest number of a request whose segments or Reset have come
+        self.device = self._spare[0].keys.device
 
     def apply(self, msg: Message, news: Callable[[], Prune | None] = lambda: None) -> Message | None:
         """Obey one message; what it returns goes to the next stage. `news` are prunes that come meanwhile."""
         if isinstance(msg, Segment):
+            self._newest = max(self._newest, msg.request)
             return self._forward(self.living(msg), news)
         if isinstance(msg, Prune):
-            with self.trace.span("prune", tip=msg.tip, keep=len(msg.keep)):
-                self.cache.prune(msg.tip, msg.parent, msg.keep, msg.horizon)
+            self._prune(msg)
             return None
         if isinstance(msg, Reset):
-            self.cache.clear()
+            self._newest = max(self._newest, msg.request)
+            self._close(msg.request)
         return msg
 
     def living(self, segment: Segment) -> Segment:
         """The rows of a segment that no prune has declared dead."""
-        return segment.take(self.cache.alive(segment.nodes))
+        return segment.take(self.cache(segment.request).alive(segment.nodes))
+
+    def cache(self, request: int) -> TreeCache:
+        """That of a request, which opens with its first message."""
+        if request not in self.caches:
+            self.caches[request] = self._spare.pop() if self._spare else self._new_cache()
+        return self.caches[request]
+
+    def _close(self, request: int) -> None:
+        cache = self.caches.pop(request, None)
+        if cache is not None:
+            cache.clear()
+            self._spare.append(cache)
+
+    def _prune(self, prune: Prune) -> None:
+        """Obey a prune. One that opens a request is obeyed only if the Reset of that is sure to come: by its number."""
+        if prune.request not in self.caches and prune.request <= self._newest:
+            return
+        with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
+            self.cache(prune.request).prune(prune.tip, prune.parent, prune.keep, prune.horizon)
 
     def _forward(self, segment: Segment, news: Callable[[], Prune | None]) -> Segment:
         """Admit the rows and run the layers; an empty segment only passes, so that rank 0's count stays true.
@@ -51,25 +74,29 @@ class Stage:
         if not segment.nodes:
             return segment
         prunes: list[Prune] = []  # obeyed in the end, since the layers count on the cache as it is
+        survivors: list[Survivors] = []  # of those that are of this request
 
         def alive() -> bool:
             while (prune := news()) is not None:
                 prunes.append(prune)
-            return not prunes or any(all(prune.spares(node) for prune in prunes) for node in segment.nodes)
+                if prune.request == segment.request:
+                    survivors.append(prune.survivors)
+            return any(all(each.spare(node) for each in survivors) for node in segment.nodes)
 
-        self.cache.admit(segment.nodes, segment.parents, segment.text)
+        cache = self.cache(segment.request)
+        cache.admit(segment.nodes, segment.parents, segment.text)
         pos_T = upload(torch.tensor(segment.pos), self.device)
         inner = segment.inner
         kept: dict[int, Tensor] = {} if inner is None else dict.fromkeys(self.keep, inner)
         with self.trace.span("forward", nodes=segment.nodes):
-            x = self.part(upload(segment.x, self.device), pos_T, self.cache, kept, alive)
+            x = self.part(upload(segment.x, self.device), pos_T, cache, kept, alive)
             if inner is not None and x is not None:
                 inner = torch.cat([upload(inner.to(x.dtype), self.device), *kept.values()], -1)
         for prune in prunes:
-            self.apply(prune)
+            self._prune(prune)
         if x is None:
             return segment.take([])
-        return Segment(segment.nodes, segment.parents, segment.pos, segment.text, x, inner)
+        return Segment(segment.request, segment.nodes, segment.parents, segment.pos, segment.text, x, inner)
 
 
 def serve(stage: Stage, link: Link) -> None:

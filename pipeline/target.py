@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, count
-from typing import Any, Callable, Iterable, Iterator, Protocol, Sequence
+from typing import Callable, ContextManager, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,53 +14,86 @@ from torch import Tensor
 from model.cache import upload
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.messages import Prune, Reset, Segment, Stop
+from pipeline.interfaces import Progress
+from pipeline.messages import Message, Prune, Reset, Segment, Stop
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
 
-class Target(Protocol):
-    """What a strategy may ask of the pipeline."""
-
-    depth: int  # segments that fill it
-    in_flight: int  # segments that were sent and have not come back
-    segments: int  # sent since the start
-    requests: int  # ended since the start
-    ids: Iterator[int]  # for the nodes of all requests, so that an old message can never mean a new node
-    sampler: Sampler  # of the present request
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the next segment would find the pipeline not yet full."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether a segment has come back and waits to be received."""
-
-    def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
-        """Send these nodes; does not wait."""
-
-    def recv(self, tree: TokenTree) -> None:
-        """Wait for the oldest segment and note in the tree what it says."""
-
-    def prune(self, tree: TokenTree) -> None:
-        """Tell every stage what has died."""
-
-    def reset(self, tree: TokenTree) -> None:
-        """End a request."""
-
-
 class Ring:
-    """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head."""
+    """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head.
+
+    Requests share it, each through a target of its own.
+    """
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
                  trace: NoTrace = OFF) -> None:
         self.link, self.lm_head, self.depth, self.device = link, lm_head, depth, device
         self.trace = trace
-        self.in_flight, self.segments, self.requests = 0, 0, 0
-        self.inner = False  # whether the draft's features are inner ones, which segments must ask the stages for
-        self.ids: Iterator[int] = count()
-        self.sampler = Sampler()
+        self.segments = 0  # sent since the start
+        self.requests = 0  # closed since the start
+        self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
+        self._numbers: Iterator[int] = count()  # of the requests
+        self._open: dict[int, RingTarget] = {}
+
+    def open(self, tree: TokenTree, sampler: Sampler, inner: bool = False, prunes: bool = True) -> RingTarget:
+        """The target of a new request.
+
+        `inner`: the draft's features are the inputs of inner layers, which segments must ask the stages for. Without
+        `prunes`, what died on its way is computed to its end all the same.
+        """
+        target = RingTarget(self, next(self._numbers), tree, sampler, inner, prunes)
+        self._open[target.request] = target
+        return target
+
+    def forget(self, request: int) -> None:
+        """A request is closed."""
+        del self._open[request]
+        self.requests += 1
+
+    def listen(self) -> None:
+        """Wait for the next message, and hand it to the request that it is of."""
+        message = self.link.recv()
+        assert isinstance(message, (Segment, Reset)), f"a {type(message).__name__} came back instead of a segment"
+        self._open[message.request].take(message)
+
+    def poll(self) -> None:
+        """Hand out what has come already."""
+        while self.link.ready:
+            self.listen()
+
+    def start(self) -> None:
+        """Wait until every stage is there."""
+        self._round(Reset(next(self._numbers)))
+
+    def stop(self) -> None:
+        """End the pipeline: every stage has passed the message on when this returns."""
+        self._round(Stop())
+
+    def _round(self, msg: Message) -> None:
+        """Send a message round the ring and drop what comes back before it."""
+        self.link.send(msg)
+        while not isinstance(self.link.recv(), type(msg)):
+            pass
+
+
+class RingTarget:
+    """The ring as one request sees it."""
+
+    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
+        self.ring, self.request, self.tree, self.sampler = ring, request, tree, sampler
+        self.inner, self.prunes = inner, prunes
+        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that have not been verified
+        self._returned: deque[Segment] = deque()
+        self._closed = False
+
+    @property
+    def depth(self) -> int:
+        return self.ring.depth
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
 
     @property
     def has_room(self) -> bool:
@@ -68,93 +101,74 @@ class Ring:
 
     @property
     def ready(self) -> bool:
-        return self.link.ready
+        if not self._returned:
+            self.ring.poll()
+        return bool(self._returned)
 
-    def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
+    def send(self, nodes: Sequence[int]) -> None:
+        tree = self.tree
         tokens, parents = [tree.token[node] for node in nodes], [tree.parent[node] for node in nodes]
         text = sum(node not in tree.live for node in nodes)
-        with self.trace.span("send", nodes=nodes, tokens=tokens, parents=parents, text=text):
+        with self.ring.trace.span("send", nodes=nodes, tokens=tokens, parents=parents, text=text):
             token_T = torch.tensor(tokens)
-            self.link.send(Segment(list(nodes), parents, [tree.pos[node] for node in nodes], text, token_T,
-                                   token_T.new_empty(len(nodes), 0) if self.inner else None))
-        self.in_flight += 1
-        self.segments += 1
+            inner_T0 = token_T.new_empty(len(nodes), 0) if self.inner else None
+            positions = [tree.pos[node] for node in nodes]
+            self.ring.link.send(Segment(self.request, list(nodes), parents, positions, text, token_T, inner_T0))
+        self._flying.append(nodes)
+        self.ring.segments += 1
 
-    def recv(self, tree: TokenTree) -> None:
-        assert self.in_flight, "nothing is in flight, so nothing can come back"
-        with self.trace.span("wait"):
-            segment = self.link.recv()
-        assert isinstance(segment, Segment), f"a {type(segment).__name__} came back instead of a segment"
-        self.in_flight -= 1
+    def wait(self) -> Progress:
+        assert self._flying, "nothing is in flight, so nothing can come back"
+        with self.ring.trace.span("wait"):
+            while not self.ready:
+                yield []
+        segment = self._returned.popleft()
+        self._flying.popleft()
         said: dict[int, int] = {}
-        with self.trace.span("judge", nodes=segment.nodes, said=said):
-            self._note(tree, segment, said)
+        with self.ring.trace.span("judge", nodes=segment.nodes, said=said):
+            self._note(segment, said)
 
-    def _note(self, tree: TokenTree, segment: Segment, said: dict[int, int]) -> None:
+    def take(self, message: Segment | Reset) -> None:
+        """What the ring has brought for this request."""
+        if isinstance(message, Segment):
+            self._returned.append(message)
+        else:
+            self._closed = True
+
+    def _note(self, segment: Segment, said: dict[int, int]) -> None:
         """Keep the features of nodes that live, and the answers of those that can still be asked for one."""
+        tree, device = self.tree, self.ring.device
         known = [i for i, node in enumerate(segment.nodes) if node in tree.token]
-        x_TD = upload(segment.x, self.device)
-        feature_TD = x_TD if segment.inner is None else upload(segment.inner, self.device)
+        x_TD = upload(segment.x, device)
+        feature_TD = x_TD if segment.inner is None else upload(segment.inner, device)
         for i in known:
             tree.hidden[segment.nodes[i]] = feature_TD[i]
         asked = [i for i in known if segment.nodes[i] in tree.live or segment.nodes[i] == tree.tip]
         if asked:
-            asked_TD = x_TD.index_select(0, upload(torch.tensor(asked), self.device))
-            tokens = self.sampler(self.lm_head(asked_TD), [segment.pos[i] + 1 for i in asked])
+            asked_TD = x_TD.index_select(0, upload(torch.tensor(asked), device))
+            tokens = self.sampler(self.ring.lm_head(asked_TD), [segment.pos[i] + 1 for i in asked])
             said.update(zip((segment.nodes[i] for i in asked), tokens))
             tree.answer.update(said)
 
-    def prune(self, tree: TokenTree, spared: Iterable[int] = ()) -> None:
-        """Tell every stage what has died, those nodes aside that are `spared`."""
-        with self.trace.span("prune", tip=tree.tip, token=tree.token[tree.tip], parent=tree.parent[tree.tip]):
-            self._broadcast(tree, [*tree.live.union(spared)])
+    def prune(self) -> None:
+        with self._span("prune"):
+            spared = () if self.prunes else chain.from_iterable(self._flying)
+            self._broadcast([*self.tree.live.union(spared)])
 
-    def _broadcast(self, tree: TokenTree, keep: list[int]) -> None:
-        self.link.broadcast(Prune(tree.tip, tree.parent[tree.tip], tree.horizon, keep))
+    def close(self) -> None:
+        """What is in flight is declared dead; a Reset follows it round the ring."""
+        with self._span("reset"):
+            self._broadcast([])
+            self.ring.link.send(Reset(self.request))
+            while not self._closed:
+                self.ring.listen()
+        self._flying.clear()
+        self.ring.forget(self.request)
 
-    def start(self) -> None:
-        """Wait until every stage is there."""
-        self._round(Reset())
+    def _span(self, name: str) -> ContextManager[object]:
+        tree = self.tree
+        return self.ring.trace.span(name, tip=tree.tip, token=tree.token[tree.tip], parent=tree.parent[tree.tip])
 
-    def reset(self, tree: TokenTree) -> None:
-        """End a request: what is in flight is declared dead, and every stage has forgotten it on return."""
-        with self.trace.span("reset", tip=tree.tip, token=tree.token[tree.tip], parent=tree.parent[tree.tip]):
-            self._broadcast(tree, [])
-            self._round(Reset())
-        self.in_flight = 0
-        self.requests += 1
-
-    def stop(self) -> None:
-        """End the pipeline: every stage has passed the message on when this returns."""
-        self._round(Stop())
-
-    def _round(self, msg: Reset | Stop) -> None:
-        """Send a message round the ring and drop what comes back before it."""
-        self.link.send(msg)
-        while not isinstance(self.link.recv(), type(msg)):
-            pass
-
-
-class Sparing:
-    """A ring for one request that spares what is in flight: what died on its way is computed to its end all the same.
-
-    So pruning saves no time, but caches are still rid of what has come back.
-    """
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._flying: deque[Sequence[int]] = deque()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ring, name)
-
-    def send(self, tree: TokenTree, nodes: Sequence[int]) -> None:
-        self._flying.append(nodes)
-        self._ring.send(tree, nodes)
-
-    def recv(self, tree: TokenTree) -> None:
-        self._ring.recv(tree)
-        self._flying.popleft()
-
-    def prune(self, tree: TokenTree) -> None:
-        self._ring.prune(tree, chain.from_iterable(self._flying))
+    def _broadcast(self, keep: list[int]) -> None:
+        tree = self.tree
+        self.ring.link.broadcast(Prune(self.request, tree.tip, tree.parent[tree.tip], tree.horizon, keep))

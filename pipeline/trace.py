@@ -77,8 +77,12 @@ class TracedDraft:
 
     def __init__(self, draft: Any, trace: NoTrace) -> None:
         self.draft, self._trace = draft, trace
-        self.refresh = draft.refresh
+        self.inner, self.refresh = draft.inner, draft.refresh
         self._live: set[int] = set()  # after the last growth
+
+    @property
+    def consumed(self) -> int:
+        return int(self.draft.consumed)
 
     def grow(self, tree: Any, growth: Any) -> bool:
         live, first = len(tree.live), tree.horizon

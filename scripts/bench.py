@@ -46,11 +46,11 @@ WIDE = 48  # rows from which a segment counts as a wide one
 def compare(session: Session) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
     config, text, usual = session.config, session.text, session.decoder
-    _watch(usual.draft.draft, usual.target, session.trace)  # type: ignore[attr-defined]
+    _watch(usual.draft.draft, usual.ring, session.trace)  # type: ignore[attr-defined]
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
     decoders = {
-        "ar": Decoder(usual.target, NoDraft(), autoregressive, config.tree, usual.max_length),
-        "64 nodes": Decoder(usual.target, usual.draft, usual.strategy, large.tree, usual.max_length),
+        "ar": Decoder(usual.ring, NoDraft(), autoregressive, config.tree, usual.max_length),
+        "64 nodes": Decoder(usual.ring, usual.draft, usual.strategy, large.tree, usual.max_length),
         "preset": usual}
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up

@@ -13,6 +13,7 @@ from config.run_config import Growth
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
 from model.llama import LlamaConfig
+from model.sample import Sampler
 from model.tree import TokenTree
 from model.weights import EMBED, HEAD, Part
 from pipeline.decode import Request
@@ -31,6 +32,8 @@ VOCAB = 40  # of the heads of EAGLE-3 here
 
 class Watcher:
     """A draft that never guesses and looks at the features that come."""
+
+    inner, consumed = True, 0
 
     def __init__(self, head):
         self.head, self.seen = head, {}
@@ -93,7 +96,7 @@ def test_segments_carry_inner_features_only_for_a_head_that_needs_them(kind, wid
 def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
     with pipeline(DEEP, stages, strategy, DEEP.twin()) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))
-        assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, decoder.target.sampler)
+        assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, Sampler())
     assert answer.target_passes <= 6, "some guesses were wrong"
 
 
@@ -103,6 +106,47 @@ def test_a_small_model_waits_until_the_prompt_is_sent_and_then_does_not_wait_for
     assert not draft.grow(tree, growth)
     tree.cut()
     assert draft.grow(tree, growth) and tree.live
+
+
+class Both:
+    """Two drafts that grow one tree."""
+
+    inner = False
+
+    def __init__(self, *drafts):
+        self.drafts = drafts
+
+    @property
+    def consumed(self):
+        return min(draft.consumed for draft in self.drafts)
+
+    def grow(self, tree, growth):
+        self.tree = tree
+        grew = [draft.grow(tree, growth) for draft in self.drafts]
+        return any(grew)
+
+    def refresh(self):
+        for draft in self.drafts:
+            draft.refresh()
+
+    def reset(self):
+        self.proposers = {source for proposals in self.tree.proposals.values() for source in proposals}
+        self.features = len(self.tree.hidden)
+        for draft in self.drafts:
+            draft.reset()
+
+
+@pytest.mark.parametrize("strategy", SPECULATIVE)
+def test_two_heads_and_a_model_share_one_tree_and_it_is_told_who_proposed_what(strategy):
+    first, second, model = DEEP.eagle(), DEEP.eagle(), DEEP.twin()
+    second.source = "second"
+    draft = Both(first, second, model)
+    with pipeline(DEEP, 2, strategy, draft) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))
+        assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, Sampler())
+    assert draft.proposers == {"eagle", "second", "model"}
+    assert answer.target_passes < NEW - 1, "no guess was used"
+    assert draft.features < len(PROMPT) + NEW, "features that all have read are kept"
 
 
 def test_a_head_with_fewer_tokens_guesses_in_the_vocabulary_of_the_target():

@@ -23,7 +23,7 @@ PROMPT, NEW, SAMPLER = [8, 1, 33, 25, 46, 12, 9], 12, Sampler(1.0, seed=11)
 
 
 def segment(rows: int, width: int) -> Segment:
-    return Segment(list(range(rows)), [0] * rows, list(range(rows)), 0, torch.zeros(rows, width))
+    return Segment(0, list(range(rows)), [0] * rows, list(range(rows)), 0, torch.zeros(rows, width))
 
 
 def seconds(call) -> float:
@@ -61,6 +61,7 @@ class Draft:
     """Grows once."""
 
     refresh = reset = None
+    inner, consumed = False, 0
 
     def __init__(self):
         self._left = [False, True]
@@ -81,7 +82,7 @@ def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
                      for _ in range(2))
     for rows in (20, 10):
         data.put(segment(rows, 4))  # 20.5 and 10.2 ms on the wire
-    control.put(Prune(0, 0, 0, []))
+    control.put(Prune(0, 0, 0, 0, []))
     control.close()
     data.close()
     assert [kind for kind, _ in came] == [Prune, Segment, Segment]
@@ -92,17 +93,17 @@ def test_a_latency_that_varies_changes_no_order():
     came: list[int] = []
     lane = Lane(lambda msg: came.append(msg.keep[0]), replace(QUICK, jitter=5), 0.0, OFF)
     for number in range(6):
-        lane.put(Prune(0, 0, 0, [number]))
+        lane.put(Prune(0, 0, 0, 0, [number]))
     lane.close()
     assert came == list(range(6))
 
 
 def test_the_size_of_a_message_is_that_of_the_model_that_it_stands_for():
-    inner = Segment([1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 4), torch.zeros(2, 12))
+    inner = Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 4), torch.zeros(2, 12))
     assert size(segment(3, 4), 1000) == 3 * 1024
     assert size(inner, 1000) == 2 * (24 + 4 * 1000)
-    assert size(Segment([1], [0], [1], 0, torch.tensor([7])), 1000) == 32
-    assert (size(Prune(1, 0, 2, [5, 6]), 1000), size(Reset(), 1000), size(segment(0, 4), 1000)) == (16, 0, 0)
+    assert size(Segment(0, [1], [0], [1], 0, torch.tensor([7])), 1000) == 32
+    assert (size(Prune(0, 1, 0, 2, [5, 6]), 1000), size(Reset(0), 1000), size(segment(0, 4), 1000)) == (16, 0, 0)
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"])

@@ -130,8 +130,8 @@ def test_hidden_states_of_text_in_chunks_and_of_branches_are_those_of_transforme
     for begin, end, text in ((0, 33, 33), (33, 34, 1), (34, 70, 36), (70, 74, 0)):
         x = torch.tensor(ids[begin:end])
         for stage in stages:
-            stage.cache.admit(nodes[begin:end], parents[begin:end], text)
-            x = stage.part(x, torch.tensor(pos[begin:end]), stage.cache)
+            stage.cache(0).admit(nodes[begin:end], parents[begin:end], text)
+            x = stage.part(x, torch.tensor(pos[begin:end]), stage.cache(0))
         outs.append(x)
     got = torch.cat(outs)
     torch.testing.assert_close(got[:70], saved.hidden(PROMPT), atol=1e-4, rtol=1e-4)

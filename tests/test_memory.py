@@ -46,8 +46,8 @@ def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
     for part in parts[1:]:
         stated, stage = need(config, part), build_stage(config, part, OFF)
         assert stated.weights == held(stage.part)
-        assert stated.cache == 2 * stage.cache.keys.numel() * stage.cache.keys.element_size()
-        assert stated.workspace > stage.cache._mask.numel() * stage.cache._mask.element_size()
+        assert stated.cache == 2 * stage.cache(0).keys.numel() * stage.cache(0).keys.element_size()
+        assert stated.workspace > stage.cache(0)._mask.numel() * stage.cache(0)._mask.element_size()
 
 
 def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):

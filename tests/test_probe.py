@@ -33,10 +33,10 @@ def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows, monkeypat
         for stage in decoder.stages:
             assert isinstance(stage, Stage)
             stage.part = Clocked(stage.part, profile, 0.5)
-        assert segment_rows(decoder.target, 200) == rows
+        assert segment_rows(decoder.ring, 200) == rows
         assert write(decoder, [5, 6, 7], 8, Sampler()) == TINY.text([5, 6, 7], 8, Sampler())
 
 
 def test_a_context_that_is_shorter_than_a_segment_bounds_it():
     with pipeline(TINY, 1, "continuous") as decoder:
-        assert segment_rows(decoder.target, SIZES[0] - 3) == SIZES[0] - 3
+        assert segment_rows(decoder.ring, SIZES[0] - 3) == SIZES[0] - 3

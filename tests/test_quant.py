@@ -167,8 +167,8 @@ def test_every_family_can_be_quantized(name, kind, tmp_path):
     for rank in (1, 2, 3):
         for folder in states:
             stage = build_stage(RunConfig(dtype="float64"), Part(folder / f"stage_{rank}"), OFF)
-            stage.cache.admit(list(range(12)), [0, *range(11)], 12)
-            states[folder] = stage.part(states[folder], x, stage.cache)
+            stage.cache(0).admit(list(range(12)), [0, *range(11)], 12)
+            states[folder] = stage.part(states[folder], x, stage.cache(0))
         plain, rough = states.values()
         off.append(float((rough - plain).norm() / plain.norm()))
         loaded = build_stage(RunConfig(dtype="float64", quant=kind), Part(family.parts / f"stage_{rank}"), OFF)

@@ -4,21 +4,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.messages import Prune, Segment
+from pipeline.messages import Prune, Reset, Segment
 from pipeline.stage import Stage
 from tests.tiny import CONFIG, Tiny
 
 TINY = Tiny()
-TEXT = Segment([0, 1, 2], [0, 0, 1], [0, 1, 2], 3, torch.tensor([5, 17, 40]))
-GUESSES = Segment([3, 4], [2, 2], [3, 3], 0, torch.tensor([8, 9]))
-MISS = Prune(tip=5, parent=2, horizon=6, keep=[])  # both guesses were wrong: node 5 is what follows node 2
-HIT = Prune(tip=4, parent=2, horizon=6, keep=[])
-AFTER_MISS = Segment([5, 6], [2, 5], [3, 4], 1, torch.tensor([30, 31]))
-AFTER_HIT = Segment([6], [4], [4], 0, torch.tensor([31]))
+TEXT = Segment(0, [0, 1, 2], [0, 0, 1], [0, 1, 2], 3, torch.tensor([5, 17, 40]))
+GUESSES = Segment(0, [3, 4], [2, 2], [3, 3], 0, torch.tensor([8, 9]))
+MISS = Prune(0, tip=5, parent=2, horizon=6, keep=[])  # both guesses were wrong: node 5 is what follows node 2
+HIT = Prune(0, tip=4, parent=2, horizon=6, keep=[])
+AFTER_MISS = Segment(0, [5, 6], [2, 5], [3, 4], 1, torch.tensor([30, 31]))
+AFTER_HIT = Segment(0, [6], [4], [4], 0, torch.tensor([31]))
 
 
 def stage() -> Stage:
-    made = Stage(TINY.slice(0, 4), CONFIG.cache(4, 64, TINY.lm_head.weight))
+    made = Stage(TINY.slice(0, 4), lambda: CONFIG.cache(4, 64, TINY.lm_head.weight))
     made.apply(TEXT)
     return made
 
@@ -37,7 +37,7 @@ def test_a_segment_that_dies_is_given_up_between_two_layers_and_leaves_nothing_b
     given_up = hurried.apply(GUESSES, after(layers, MISS))
     assert isinstance(given_up, Segment) and given_up.nodes == []
     assert torch.equal(hurried.apply(AFTER_MISS).x, calm.apply(AFTER_MISS).x)
-    assert hurried.cache.nodes == calm.cache.nodes
+    assert hurried.cache(0).nodes == calm.cache(0).nodes
 
 
 @pytest.mark.parametrize("layers", [0, 1, 3])
@@ -46,5 +46,37 @@ def test_a_segment_of_which_a_row_lives_is_finished_before_the_prune_is_obeyed(l
     said = calm.apply(GUESSES)
     calm.apply(HIT)
     assert torch.equal(hurried.apply(GUESSES, after(layers, HIT)).x, said.x)
-    assert hurried.cache.nodes == calm.cache.nodes
+    assert hurried.cache(0).nodes == calm.cache(0).nodes
     assert torch.equal(hurried.apply(AFTER_HIT).x, calm.apply(AFTER_HIT).x)
+
+
+def other(request: int, nodes: list[int]) -> Segment:
+    """The same text, as that of another request."""
+    return Segment(request, nodes, [nodes[0], nodes[0], nodes[1]], TEXT.pos, TEXT.text, TEXT.x)
+
+
+def test_requests_do_not_see_each_other():
+    alone, shared = stage(), stage()
+    assert torch.equal(shared.apply(other(1, [10, 11, 12])).x, stage().apply(other(1, [10, 11, 12])).x)
+    shared.apply(Prune(1, tip=13, parent=12, horizon=14, keep=[]))  # above the ids of the guesses of the first request
+    assert torch.equal(shared.apply(GUESSES).x, alone.apply(GUESSES).x)
+    shared.apply(Reset(1))
+    shared.apply(HIT)
+    alone.apply(HIT)
+    assert torch.equal(shared.apply(AFTER_HIT).x, alone.apply(AFTER_HIT).x)
+
+
+def test_a_prune_of_a_request_that_is_over_opens_nothing():
+    served = stage()
+    served.apply(Reset(0))
+    served.apply(HIT)
+    assert not served.caches
+
+
+def test_a_prune_ahead_of_the_rows_that_it_gives_up_saves_their_time():
+    served = stage()
+    served.apply(Prune(1, tip=12, parent=11, horizon=13, keep=[]))
+    given_up = served.apply(other(1, [10, 11, 12]))
+    assert isinstance(given_up, Segment) and given_up.nodes == [12]
+    served.apply(Reset(1))
+    assert list(served.caches) == [0]

@@ -14,7 +14,7 @@ from eval.sweep import SWEEPS
 from eval.sweep import write as write_sweep
 from model.sample import Sampler
 from model.tree import TokenTree
-from scripts.start.build import unpruned
+from pipeline.target import RingTarget
 from scripts.sweep import commands
 from tests.test_report import put
 from tests.tiny import TREE, Oracle, Tiny, pipeline, write
@@ -43,18 +43,18 @@ def test_without_score_order_or_expansion_the_text_stays(name, oracle):
 
 
 @pytest.mark.parametrize("strategy", ["serial", "naive", "pruned", "continuous", "pipedec"])
-def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strategy):
-    with pipeline(TINY, 3, strategy, TINY.twin(noise=0.05)) as decoder:
-        decoder.strategy = unpruned(decoder.strategy)
+def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strategy, monkeypatch):
+    with pipeline(TINY, 3, strategy, TINY.twin(noise=0.05), replace(TREE, prunes=False)) as decoder:
         sent, back = [], []
-        send, note = decoder.target.send, decoder.target._note
-        decoder.target.send = lambda tree, nodes: (sent.append(list(nodes)), send(tree, nodes))
-        decoder.target._note = lambda tree, segment, said: (back.append(segment.nodes), note(tree, segment, said))
+        send, note = RingTarget.send, RingTarget._note
+        monkeypatch.setattr(RingTarget, "send", lambda own, nodes: (sent.append(list(nodes)), send(own, nodes)))
+        monkeypatch.setattr(
+            RingTarget, "_note", lambda own, segment, said: (back.append(segment.nodes), note(own, segment, said)))
         for sampler, text in TEXTS.items():
             assert write(decoder, PROMPT, NEW, sampler) == text
             assert back == sent[:len(back)]
             sent.clear(), back.clear()
-        assert max(len(stage.cache.nodes) for stage in decoder.stages) == 0
+        assert not any(stage.caches for stage in decoder.stages)
 
 
 def test_guesses_are_cut_best_first_or_as_they_were_drafted():

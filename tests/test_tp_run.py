@@ -120,9 +120,9 @@ class Diary:
 
 
 def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():
-    prunes = [Prune(i, 0, 9, []) for i in range(5)]
-    segments = [Segment([i], [0], [i], 0, torch.zeros(1)) for i in range(3)]
-    steps = [prunes[0], segments[0], *prunes[1:3], segments[1], segments[2], *prunes[3:], Reset(), Stop()]
+    prunes = [Prune(0, i, 0, 9, []) for i in range(5)]
+    segments = [Segment(0, [i], [0], [i], 0, torch.zeros(1)) for i in range(3)]
+    steps = [prunes[0], segments[0], *prunes[1:3], segments[1], segments[2], *prunes[3:], Reset(0), Stop()]
     leader, link, fan = Diary(), Script(steps), Script([])
     serve(leader, Leading(link, fan))  # type: ignore[arg-type]
     assert fan.sent == leader.obeyed and len(fan.sent) == len(steps)

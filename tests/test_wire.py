@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.messages import Prune, Reset, Segment, Stop
 from pipeline.transport import Inbox, PeerLost
-from pipeline.wire import DTYPES, decode, encode
+from pipeline.wire import DTYPES, HEADER, decode, encode
 
 IDS = st.integers(0, 2**62)
 
@@ -31,7 +31,7 @@ def same(a, b):
 def test_segments_of_every_type_and_size_come_out_as_they_went_in(rows, dtype, width):
     shape = (len(rows), width) if width and rows else (len(rows),)
     nodes, parents, pos = ([row[i] for row in rows] for i in range(3))
-    segment = Segment(nodes, parents, pos, len(rows) // 2, (torch.randn(shape) * 9).to(dtype))
+    segment = Segment(0, nodes, parents, pos, len(rows) // 2, (torch.randn(shape) * 9).to(dtype))
     same(decode(*encode(segment)), segment)
 
 
@@ -39,32 +39,32 @@ def test_segments_of_every_type_and_size_come_out_as_they_went_in(rows, dtype, w
 def test_inner_features_travel_with_a_segment_that_asks_for_them(rows, dtype, width):
     ids, x = list(range(rows)), (torch.randn(rows, 3) * 9).to(dtype)
     for state in (x, x.reshape(-1)[:rows].clone()):
-        segment = Segment(ids, ids, ids, 0, state, (torch.randn(rows, width) * 9).to(dtype))
+        segment = Segment(0, ids, ids, ids, 0, state, (torch.randn(rows, width) * 9).to(dtype))
         back = decode(*encode(segment))
         same(back.take(range(0, rows, 2)), segment.take(range(0, rows, 2)))
-    assert len(encode(Segment(ids, ids, ids, 0, x))[1]) == len(encode(Segment(ids, ids, ids, 0, x, x[:, :0]))[1])
+    assert len(encode(Segment(0, ids, ids, ids, 0, x))[1]) == len(encode(Segment(0, ids, ids, ids, 0, x, x[:, :0]))[1])
 
 
 @given(IDS, IDS, IDS, st.lists(IDS, max_size=90))
 def test_prunes_come_out_as_they_went_in(tip, parent, horizon, keep):
-    same(decode(*encode(Prune(tip, parent, horizon, keep))), Prune(tip, parent, horizon, keep))
+    same(decode(*encode(Prune(0, tip, parent, horizon, keep))), Prune(0, tip, parent, horizon, keep))
 
 
 def test_reset_and_stop_are_headers_alone():
-    for msg in (Reset(), Stop()):
+    for msg in (Reset(0), Stop()):
         header, body = encode(msg)
         assert len(body) == 0 and isinstance(decode(header, body), type(msg))
 
 
 def test_a_strided_view_is_sent_as_it_looks():
     x = torch.arange(24.0).view(4, 6)[:, ::2]
-    segment = Segment([1, 2, 3, 4], [0, 1, 2, 3], [5, 6, 7, 8], 0, x)
+    segment = Segment(0, [1, 2, 3, 4], [0, 1, 2, 3], [5, 6, 7, 8], 0, x)
     same(decode(*encode(segment)), segment)
 
 
 def test_an_unknown_message_is_refused():
     with pytest.raises(ValueError, match="same version"):
-        decode(torch.tensor([99, 0, 0, 0, 0, 0, 0, 0]), torch.empty(0, dtype=torch.uint8))
+        decode(torch.tensor([99, *[0] * (HEADER - 1)]), torch.empty(0, dtype=torch.uint8))
 
 
 def test_nothing_below_the_scripts_unpickles_what_a_peer_sent():
@@ -77,10 +77,10 @@ def test_nothing_below_the_scripts_unpickles_what_a_peer_sent():
 
 def test_a_prune_overtakes_data_and_the_rest_stays_in_order():
     inbox = Inbox()
-    first, second = Segment([1], [0], [1], 0, torch.tensor([5])), Reset()
+    first, second = Segment(0, [1], [0], [1], 0, torch.tensor([5])), Reset(0)
     inbox.put(first)
     inbox.put(second)
-    inbox.put(Prune(1, 0, 2, []))
+    inbox.put(Prune(0, 1, 0, 2, []))
     assert isinstance(inbox.get(), Prune) and inbox.get() is first and inbox.get() is second
 
 

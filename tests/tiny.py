@@ -4,17 +4,19 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
-from model.drafts import Draft, ModelDraft, NoDraft
+from model.drafts import ModelDraft, NoDraft
 from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
+from pipeline.interfaces import Draft
 from pipeline.stage import Stage, serve
 from pipeline.strategies import STRATEGIES
 from pipeline.target import Ring
@@ -93,6 +95,9 @@ class Tiny:
 class Oracle:
     """A draft that knows the text and guesses it, with some wrong guesses beside it: long accepted paths."""
 
+    inner = False
+    consumed = 0
+
     def __init__(self, tokens: list[int], vocab: int = CONFIG.vocab) -> None:
         self.tokens, self.vocab = tokens, vocab
         self.refresh()
@@ -131,13 +136,12 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
     links = [wrap(link) for link in LocalLink.ring([OFF] * (stages + 1))]
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
-    workers = [Stage(tiny.slice(a, b), CONFIG.cache(b - a, CAPACITY, tiny.lm_head.weight),
+    workers = [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight),
                      keep=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
     threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, links[1:])]
     for thread in threads:
         thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
-    ring.inner = isinstance(getattr(draft, "head", None), Eagle3Head)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length=200)
     decoder.stages = workers  # type: ignore[attr-defined]
     yield decoder

@@ -13,17 +13,19 @@ import torch
 
 from config.methods import METHODS
 from config.run_config import RunConfig
+from model.cache import TreeCache
 from model.checkpoint import Checkpoint
-from model.drafts import Draft, ModelDraft, NoDraft
+from model.drafts import ModelDraft, NoDraft
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
 from model.quant import Recast, agreed, compress, load, probe
 from model.weights import EMBED, HEAD, Part, assign, check_model
 from pipeline.decode import Decoder
 from pipeline.emulate import SlowDraft, SlowHead, SlowLink, SlowSlice
+from pipeline.interfaces import Draft
 from pipeline.stage import Stage
-from pipeline.strategies import STRATEGIES, Strategy
-from pipeline.target import Ring, Sparing
+from pipeline.strategies import STRATEGIES
+from pipeline.target import Ring
 from pipeline.trace import OFF, NoTrace, TracedDraft
 from pipeline.transport import Link
 from scripts.start.probe import segment_rows
@@ -47,11 +49,15 @@ def build_stage(config: RunConfig, part: Part, trace: NoTrace, group: Group | No
     load(body, kind, Recast(part.weights, names, kind if part.quant == "none" else "none"), dtype, device)
     slots = capacity(config, sizes, len(part.stages))
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
-    cache = body.config.cache(last - first, slots, torch.empty(0, dtype=dtype, device=device))
+    like = torch.empty(0, dtype=dtype, device=device)
     cluster, share = config.cluster, (last - first) / sizes.layers
+
+    def new_cache() -> TreeCache:
+        return body.config.cache(last - first, slots, like)
+
     if group is not None and shared:
-        return Stage(Sharded(body, _comm(config, part, group, trace)), cache, trace, keep)
-    return Stage(SlowSlice(body, cluster, share, trace) if cluster else body, cache, trace, keep)
+        return Stage(Sharded(body, _comm(config, part, group, trace)), new_cache, trace, keep)
+    return Stage(SlowSlice(body, cluster, share, trace) if cluster else body, new_cache, trace, keep)
 
 
 def _comm(config: RunConfig, part: Part, group: Group, trace: NoTrace) -> Comm:
@@ -93,13 +99,8 @@ def build_decoder(config: RunConfig, part: Part, ring: Ring, draft: Draft) -> De
     for name, rows in (("init", config.init_subseq_token), ("expand", config.expand_subseq_token)):
         if rows == 0 and method.strategy in ("pruned", "continuous"):
             tree = replace(tree, **{name: replace(getattr(tree, name), segment=segment_rows(ring, context))})
-    return Decoder(ring, NoDraft() if method.draft == "none" else draft,
-                   strategy if config.prune else unpruned(strategy), tree, context)
-
-
-def unpruned(strategy: Strategy) -> Strategy:
-    """A strategy that does not save the time of what died on its way."""
-    return lambda tree, target, draft, cfg: strategy(tree, Sparing(target), draft, cfg)  # type: ignore[arg-type]
+    used = NoDraft() if method.draft == "none" else draft
+    return Decoder(ring, used, strategy, tree, context)
 
 
 def emulated(config: RunConfig, link: Any, trace: NoTrace) -> Any:
@@ -120,7 +121,6 @@ def _eagle(config: RunConfig, part: Part, ring: Ring) -> Eagle:
 
     head = load_head(Checkpoint(part.eagle), part.config, embed, dtype_of(config, part), ring.device)
     compress(head, draft_quant(config, part), dtype_of(config, part))
-    ring.inner = isinstance(head, Eagle3Head)
     lm_head = head.logits if isinstance(head, Eagle3Head) else ring.lm_head
     return Eagle(head, lm_head, capacity(config, head.config, len(part.stages)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from functools import lru_cache
 
+from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.target import Ring
 
@@ -26,9 +27,11 @@ def segment_rows(ring: Ring, context: int) -> int:
 def _pass(ring: Ring, rows: int) -> float:
     """Seconds of so many rows once round the ring."""
     tree = TokenTree([0] * rows, rows, ring.ids)
+    target = ring.open(tree, Sampler())
     start = time.perf_counter()
-    ring.send(tree, tree.cut())
-    ring.recv(tree)
+    target.send(tree.cut())
+    for _ in target.wait():
+        ring.listen()
     seconds = time.perf_counter() - start
-    ring.reset(tree)
+    target.close()
     return seconds

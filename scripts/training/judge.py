@@ -4,7 +4,6 @@ It knows nothing about training. The pipeline is the project's own, of one stage
 """
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Sequence
 
@@ -15,39 +14,13 @@ from config.run_config import Growth, TreeConfig
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from pipeline.decode import Decoder, Request
-from pipeline.messages import Message
 from pipeline.stage import Stage
 from pipeline.strategies import serial
 from pipeline.target import Ring
 from scripts.training.teacher import Teacher
+from tp.links import Loop
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels
-
-
-class Direct:
-    """The wires of a ring of one stage: what is sent is computed at once, and waits."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._answers: deque[Message] = deque()
-
-    @property
-    def ready(self) -> bool:
-        return bool(self._answers)
-
-    def send(self, msg: Message) -> None:
-        answer = self._stage.apply(msg)
-        if answer is not None:
-            self._answers.append(answer)
-
-    def recv(self) -> Message:
-        return self._answers.popleft()
-
-    def urgent(self) -> None:
-        return None
-
-    def broadcast(self, msg: Message) -> None:
-        self._stage.apply(msg)
 
 
 def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
@@ -55,9 +28,8 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
                      teacher.device)
     c, capacity = teacher.config, length + 8 * TREE.init.nodes
-    cache = c.cache(c.layers, capacity, teacher.embedding)
-    ring = Ring(Direct(Stage(teacher.body, cache, keep=inner_layers(c.layers))), teacher.lm_head, 2, teacher.device)
-    ring.inner = isinstance(head, Eagle3Head)
+    stage = Stage(teacher.body, lambda: c.cache(c.layers, capacity, teacher.embedding), keep=inner_layers(c.layers))
+    ring = Ring(Loop(stage, None), teacher.lm_head, 2, teacher.device)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
     return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, length)
 

@@ -1,0 +1,78 @@
+"""What the parts of a request may ask of each other: its target, its draft, and the clock that they share.
+
+It knows no tensors, so that strategies can be read, tested and simulated without torch.
+"""
+from __future__ import annotations
+
+from typing import Iterator, List, Protocol, Sequence
+
+from config.run_config import Growth
+from model.tree import TokenTree
+
+# What a strategy yields: the tokens that it settled, or none of them when it waits for its target.
+Progress = Iterator[List[int]]
+
+
+class Clock(Protocol):
+    """Where time is read and spent: real, or modelled."""
+
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+
+    def sleep_until(self, due: float) -> None:
+        """Return once `now()` is `due` or later."""
+
+
+class Draft(Protocol):
+    """Who guesses, for one request at a time."""
+
+    inner: bool  # whether its features are the inputs of inner layers, instead of the target's last hidden states
+
+    @property
+    def consumed(self) -> int:
+        """How many nodes of the text have features that this draft does not need any more."""
+
+    def grow(self, tree: TokenTree, growth: Growth) -> bool:
+        """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet."""
+
+    def refresh(self) -> None:
+        """Begin again at the tip at the next growth."""
+
+    def reset(self) -> None:
+        """Forget the request."""
+
+
+class Target(Protocol):
+    """The pipeline, as the strategy of one request sees it."""
+
+    @property
+    def depth(self) -> int:
+        """How many segments fill the pipeline."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many segments of this request were sent and have not been verified."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next segment would find the pipeline not yet full."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a segment has come back, so that `wait` would return at once."""
+
+    def send(self, nodes: Sequence[int]) -> None:
+        """Send these nodes of the tree; does not wait."""
+
+    def wait(self) -> Progress:
+        """Yield until something has happened to this request, and note in the tree what it says: a segment came back.
+
+        `yield from` it: whoever runs the strategy sees an empty list for as long as there is nothing to do, and may
+        serve other requests meanwhile.
+        """
+
+    def prune(self) -> None:
+        """Tell every stage what has died."""
+
+    def close(self) -> None:
+        """End the request: every stage has forgotten it on return."""
