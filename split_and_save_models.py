@@ -1,6 +1,6 @@
 """Splits a Hugging Face model into one folder per rank, tensor by tensor, so that a rank reads its own folder only.
 
-This is the command; what it does is in scripts/split/.
+This is the command; what it does is in launch/split/.
 """
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 from typing import Sequence
 
 from config.sharing import Sharing
+from launch.split.plan import Layout
+from launch.split.write import check, split
 from model.quant import KINDS
 from model.weights import Part
-from scripts.split.plan import Layout
-from scripts.split.write import check, split
 
 EXAMPLE = """\
 example:

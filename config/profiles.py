@@ -1,6 +1,6 @@
 """The profiles: how long the devices and wires of a cluster take, for pipelines that are emulated on one machine.
 
-It knows nothing about how the time is spent (pipeline/emulate.py). Times are milliseconds of the whole model that a
+It knows nothing about how the time is spent (sim/devices.py). Times are milliseconds of the whole model that a
 profile stands for; a stage takes the share of its layers, whatever small model really computes there.
 """
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trace: what each rank did and when, one JSON line per span.
 
 It knows nothing about what is traced. Off, a span is one shared object that does nothing; on, the lines of all ranks
-are merged into a Chrome trace that https://ui.perfetto.dev opens, or become the page of scripts/timeline.py.
+are merged into a Chrome trace that https://ui.perfetto.dev opens, or become the page of scripts/timeline.
 """
 from __future__ import annotations
 

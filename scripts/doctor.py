@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 
 from config.presets import ROOT
-from scripts.start.hosts import addresses as _addresses
+from launch.hosts.board import addresses as _addresses
 
 GIB = 1 << 30
 DISK, MEMORY = 1 * GIB, 2 * GIB  # for five ranks with the bundled model; a model of your own needs its size in addition

@@ -19,11 +19,12 @@ from eval.bench import Bench, plan
 from eval.datasets import BUNDLED, Question, load
 from eval.report import TOO_LATE, report
 from eval.results import Results
-from eval.tally import lateness
+from eval.tally import Tally, lateness
+from launch.hosts.board import BOARD, COMMAND, find_board
+from launch.processes import STOPPED, WRONG
+from launch.run import Command, Session, run
+from launch.trace import open_trace
 from scripts.generate import Reader
-from scripts.launch import Session, run
-from scripts.start.hosts import BOARD, COMMAND, find_board
-from scripts.start.torchrun import STOPPED, WRONG
 
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
@@ -44,6 +45,14 @@ def answer_all(session: Session) -> None:
         bench.run(plan(config, _sets(config), methods), results, lambda: _check_pace(config))
     finally:
         results.close()
+
+
+def tallied(config: EvalConfig, rank: int) -> Tally:
+    """The sums of what a rank does, and its trace behind them, if one is wanted."""
+    return Tally(Path(config.results) / "tally" / config.launch, rank, open_trace(config, rank))
+
+
+START = Command(MODULE, answer_all, EvalConfig, tallied)
 
 
 def _check_pace(config: EvalConfig) -> None:
@@ -115,7 +124,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
 def _start(config: EvalConfig, argv: Sequence[str]) -> int:
     """One start of the pipeline; its exit code. On several hosts a process becomes the rank of its host, and ends."""
     if not _apart(config):
-        return run(MODULE, argv, answer_all, EvalConfig)
+        return run(START, argv)
     child = subprocess.Popen([sys.executable, "-m", *MODULE.split(), *argv])
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks
     try:
@@ -127,5 +136,5 @@ def _start(config: EvalConfig, argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == MODULE.split()[1:]:
-        sys.exit(run(MODULE, sys.argv[2:], answer_all, EvalConfig))
+        sys.exit(run(START, sys.argv[2:]))
     sys.exit(evaluate((sys.argv[1:] or [""])[0], sys.argv[2:]))

@@ -15,10 +15,10 @@ from typing import Any, Callable
 from tqdm import tqdm
 
 from config.run_config import RunConfig
+from launch.run import Command, Session, run
 from model.sample import Sampler
 from model.text import Text
 from pipeline.decode import Answer, Request
-from scripts.launch import Session, run
 
 
 class Reader:
@@ -156,5 +156,7 @@ def main(session: Session) -> None:
     (ask_many if session.config.question_file else ask_one)(session)
 
 
+COMMAND = Command("scripts.generate", main)
+
 if __name__ == "__main__":
-    sys.exit(run("scripts.generate", sys.argv[1:], main))
+    sys.exit(run(COMMAND, sys.argv[1:]))

@@ -113,7 +113,7 @@ PY="$(find_python)"
 TEMP="$(mktemp -d)"
 trap 'rm -rf "$TEMP"' EXIT
 LIST="$TEMP/list" HOSTS_COPY="$TEMP/hosts.txt"
-PYTHONPATH="$ROOT" "$PY" -m scripts.start.hosts "$HOSTS" >"$TEMP/boards" || exit 2
+PYTHONPATH="$ROOT" "$PY" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
 cp "$HOSTS" "$HOSTS_COPY"
 for rank in ${RANKS//,/ }; do
     grep -q "^$rank " "$TEMP/boards" || fail "ranks=$RANKS: $HOSTS has no line for rank $rank, only for 0 to $(($(wc -l <"$TEMP/boards") - 1))"

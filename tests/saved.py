@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from config.presets import ROOT
+from launch.run import run
+from launch.split.write import split
 from scripts import generate
-from scripts.launch import run
-from scripts.split.write import split
 from tests.tiny import CONFIG, Tiny, weights
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
@@ -78,7 +78,7 @@ def models(folder: Path) -> Path:
 
 def here(*words: str) -> int:
     """A command with all ranks as threads of this process; its exit code."""
-    return run("scripts.generate", ["processes=false", "dtype=float64", *words], generate.main)
+    return run(generate.COMMAND, ["processes=false", "dtype=float64", *words])
 
 
 def wait_until(happened: Callable[[], Any], seconds: float) -> bool:

@@ -12,7 +12,7 @@ from config.cli import help_text, options, parse
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, absent
 from config.run_config import Growth, RunConfig, TreeConfig
-from scripts.launch import prepare
+from launch.run import prepare
 
 
 def test_nothing_said_means_the_toy_preset() -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.run_config import Growth
+from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
 from model.llama import LlamaConfig
@@ -18,7 +19,6 @@ from model.tree import TokenTree
 from model.weights import EMBED, HEAD, Part
 from pipeline.decode import Request
 from pipeline.messages import Segment
-from scripts.split.write import split
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_model
 from tests.tiny import CONFIG, Tiny, pipeline, weights

@@ -11,9 +11,9 @@ import torch
 from config.cli import parse
 from config.profiles import PROFILES, Profile
 from model.sample import Sampler
-from pipeline.emulate import Lane, SlowDraft, SlowHead, SlowLink, SlowSlice, size
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import OFF
+from sim.devices import Lane, SlowDraft, SlowHead, SlowLink, SlowSlice, size
 from tests.tiny import CONFIG, Tiny, pipeline, write
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4,

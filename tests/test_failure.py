@@ -15,10 +15,10 @@ import sys
 import pytest
 
 from config.presets import ROOT
+from launch.run import run
+from launch.split.write import split
 from model.cache import TreeCache
 from scripts import generate
-from scripts.launch import run
-from scripts.split.write import split
 from tests.saved import command, here, models, save_tokenizer, wait_until
 
 FIVE = "0+1+1+1+1"

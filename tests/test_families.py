@@ -15,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from config.families import FAMILIES
 from config.methods import METHODS
 from config.run_config import RunConfig
+from launch.build import build_ring, build_stage
+from launch.run import run
+from launch.split.write import split
 from model.drafts import NoDraft
 from model.eagle import EagleHead
 from model.llama import LlamaConfig, Rotary
@@ -24,9 +27,6 @@ from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from pipeline.transport import LocalLink
 from scripts import generate
-from scripts.launch import run
-from scripts.split.write import split
-from scripts.start.build import build_ring, build_stage
 from tests.checkpoints import refused
 from tests.tiny import TREE, Oracle, weights, work, write
 

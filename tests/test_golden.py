@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from config.run_config import Growth
+from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from scripts.split.write import split
 from tests.saved import here
 
 TREES = Path(__file__).parent / "golden"

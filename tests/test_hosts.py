@@ -20,13 +20,13 @@ import pytest
 
 from config.presets import ROOT
 from config.run_config import RunConfig
+from launch import meeting
+from launch.hosts.agreement import code_version, judge_facts, judge_ways
+from launch.hosts.board import BOARD, Board, Line, find_board, read_hosts
+from launch.run import run
+from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
-from scripts.launch import run
-from scripts.split.write import split
-from scripts.start import meeting
-from scripts.start.compare import code_version, judge_facts, judge_ways
-from scripts.start.hosts import BOARD, Board, Line, find_board, read_hosts
 from tests.saved import models, wait_until
 from tests.tiny import Tiny
 

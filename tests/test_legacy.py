@@ -12,7 +12,7 @@ import pytest
 
 from config.presets import ROOT
 
-FOLDERS = ("config", "model", "pipeline", "tp", "scripts/start")
+FOLDERS = ("config", "model", "pipeline", "tp", "launch")
 COMMANDS = ("__init__", "generate", "launch", "doctor")
 FILES = [*(path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))),
          *(ROOT / "scripts" / f"{name}.py" for name in COMMANDS), ROOT / "split_and_save_models.py"]

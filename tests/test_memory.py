@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from config.run_config import RunConfig
+from launch import memory
+from launch.build import build_draft, build_ring, build_stage
+from launch.memory import Need, check_memory, local_ranks, need
 from model.checkpoint import Checkpoint
 from model.weights import Part
 from pipeline.trace import OFF
-from scripts.start import memory
-from scripts.start.build import build_draft, build_ring, build_stage
-from scripts.start.memory import Need, check_memory, local_ranks, need
 from tests.checkpoints import refused
 from tests.saved import here, models
 

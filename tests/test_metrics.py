@@ -13,10 +13,10 @@ import torch
 from config.profiles import PROFILES
 from eval import metrics
 from eval.tally import Tally
-from pipeline.emulate import Lane, size
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import NoTrace
 from pipeline.transport import Inbox
+from sim.devices import Lane, size
 
 
 def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):

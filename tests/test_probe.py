@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from config.profiles import PROFILES
+from launch.probe import SIZES, segment_rows
 from model.sample import Sampler
-from pipeline.emulate import SlowSlice
 from pipeline.stage import Stage
-from scripts.start.probe import SIZES, segment_rows
+from sim.devices import SlowSlice
 from tests.tiny import Tiny, pipeline, write
 
 TINY = Tiny()

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from config.presets import ROOT
-from scripts.start.compare import code_version
+from launch.hosts.agreement import code_version
 from tests.saved import models
 
 SSH = """#!/bin/sh

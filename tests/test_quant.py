@@ -8,6 +8,10 @@ import torch
 from torch import nn
 
 from config.run_config import RunConfig
+from launch.build import build_draft, build_ring, build_stage
+from launch.run import run
+from launch.split.plan import Layout
+from launch.split.write import split
 from model import quant
 from model.checkpoint import Checkpoint
 from model.llama import fill
@@ -15,11 +19,7 @@ from model.quant import BLOCK, KINDS, Int8, Quantized, agreed, compress, probe, 
 from model.weights import Part
 from pipeline.trace import OFF
 from scripts import generate
-from scripts.launch import run
-from scripts.measure import forms
-from scripts.split.plan import Layout
-from scripts.split.write import split
-from scripts.start.build import build_draft, build_ring, build_stage
+from scripts.bench import forms
 from tests.checkpoints import refused, same
 from tests.saved import here, models
 from tests.test_families import Saved

@@ -18,12 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from launch.split import plan
+from launch.split import write as program
+from launch.split.write import check, split
 from model.checkpoint import Checkpoint, Writer
 from model.llama import LlamaConfig, Slice
 from model.weights import Part
-from scripts.split import plan
-from scripts.split import write as program
-from scripts.split.write import check, split
 from split_and_save_models import main
 from tests.checkpoints import refused, same, save_head, save_llama
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked
 
 PEAK = """
 import re, sys
-from scripts.split.write import split
+from launch.split.write import split
 def peak():
     return int(re.search("VmHWM:\\\\s+(\\\\d+)", open("/proc/self/status").read())[1]) / 1024
 before = peak()

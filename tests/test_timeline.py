@@ -11,10 +11,10 @@ import time
 import pytest
 import torch.distributed as dist
 
+from launch.hosts.clock import learn_time, tell_time
 from pipeline.trace import CLOCK, Trace, read
 from scripts import timeline
-from scripts.start.clock import learn_time, tell_time
-from scripts.story import NODE, STOP, Story
+from scripts.timeline.story import NODE, STOP, Story
 from tests.saved import here, models
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

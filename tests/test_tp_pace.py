@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from config.profiles import PROFILES
+from sim.groups import Paced, all_reduce, hop
 from tp.comm import Shared, Whole
 from tp.group import Table, ThreadGroup
-from tp.pace import Paced, all_reduce, hop
 
 # 8 Mbit/s are 1 byte in a microsecond; no work but what is stated
 PROFILE = replace(PROFILES["jetson-7b"], layers=4, row_bytes=1000, model=80, row=1, free=0, token=0.1, mbps=8, step=2)

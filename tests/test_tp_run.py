@@ -10,13 +10,13 @@ from functools import lru_cache
 import pytest
 import torch
 
+from launch.split.plan import Layout
+from launch.split.write import split
 from model.sample import Sampler
 from model.weights import Part
 from pipeline.messages import Prune, Reset, Segment, Stop
 from pipeline.stage import serve
 from pipeline.trace import OFF
-from scripts.split.plan import Layout
-from scripts.split.write import split
 from tests.checkpoints import refused
 from tests.saved import command, here, models, wait_until
 from tests.tiny import Tiny

@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle3Head, EagleHead, fit_head, inner_layers
 from model.text import Text
 from pipeline.decode import Request
 from scripts import train_eagle
-from scripts.split.write import split
-from scripts.training import heads
-from scripts.training.course import Course
-from scripts.training.data import Row, draw, make_row, read_conversations
-from scripts.training.judge import accepted_length, open_decoder
-from scripts.training.loss import FeatureTask, Method, WordTask
-from scripts.training.teacher import Teacher
-from scripts.training.unroll import unroll
+from scripts.train_eagle import heads
+from scripts.train_eagle.course import Course
+from scripts.train_eagle.data import Row, draw, make_row, read_conversations
+from scripts.train_eagle.judge import accepted_length, open_decoder
+from scripts.train_eagle.loss import FeatureTask, Method, WordTask
+from scripts.train_eagle.teacher import Teacher
+from scripts.train_eagle.unroll import unroll
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_tokenizer
 from tests.test_families import MODELS

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from scripts.training.data import draw
+from scripts.train_eagle.data import draw
 from toy.recipe.corpus import dialogue
 
 ANSWER = re.compile(r"ASSISTANT:(.*?</s>)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""The head's training: that of scripts/training/, on the packed rows of the corpus."""
+"""The head's training: that of scripts/train_eagle/, on the packed rows of the corpus."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from model.checkpoint import Checkpoint
-from scripts.training import heads
-from scripts.training.data import Row
-from scripts.training.loss import FeatureTask, Method
-from scripts.training.teacher import Teacher
+from scripts.train_eagle import heads
+from scripts.train_eagle.data import Row
+from scripts.train_eagle.loss import FeatureTask, Method
+from scripts.train_eagle.teacher import Teacher
 from toy.recipe.pack import Rows
 from toy.recipe.train import Plan, begin, join, launch
 

@@ -21,11 +21,11 @@ from typing import Any, Callable
 import torch.distributed as dist
 
 from config.run_config import RunConfig
+from launch.hosts.agreement import Facts, Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
+from launch.hosts.board import Board, addresses, is_here
+from launch.processes import LOST, die, usable_port
 from model.weights import Part
 from pipeline.transport import PeerLost
-from scripts.start.compare import Facts, Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
-from scripts.start.hosts import Board, addresses, is_here
-from scripts.start.torchrun import LOST, die, usable_port
 from tp.links import Seats
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended

@@ -1,6 +1,6 @@
 """Trains an EAGLE draft head for a model, on conversations that are like those it shall answer.
 
-This is the command; what it does is in scripts/training/.
+This is the command; what it does is in scripts/train_eagle/.
 """
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Any, Sequence
 
 import torch
 
+from launch.split.write import store
 from model.checkpoint import SOURCES, Checkpoint
 from model.llama import LlamaConfig
 from model.text import CONVERSATIONS, Text
-from scripts.split.write import store
-from scripts.training import heads
-from scripts.training.course import Course, Plan
-from scripts.training.data import Row, draw, make_rows, read_conversations
-from scripts.training.judge import accepted_length, open_decoder
-from scripts.training.loss import FeatureTask, Method, Task, WordTask
-from scripts.training.teacher import Teacher
+from scripts.train_eagle import heads
+from scripts.train_eagle.course import Course, Plan
+from scripts.train_eagle.data import Row, draw, make_rows, read_conversations
+from scripts.train_eagle.judge import accepted_length, open_decoder
+from scripts.train_eagle.loss import FeatureTask, Method, Task, WordTask
+from scripts.train_eagle.teacher import Teacher
 
 EXAMPLE = """\
 examples:

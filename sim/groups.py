@@ -11,8 +11,8 @@ from typing import Any, Sequence
 from torch import Tensor
 
 from config.profiles import Profile
-from pipeline.emulate import sleep_until
 from pipeline.trace import OFF, NoTrace
+from sim.devices import sleep_until
 from tp.comm import Comm
 from tp.overlap import Product
 

@@ -10,55 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
-from typing import Any, Iterable
 
-import torch
-
-from config.run_config import RunConfig
-from model.text import Text
-from model.weights import Part
 from pipeline.trace import merge, read
-from scripts.story import Story
+from scripts.timeline.story import Story
 
-PAGE = Path(__file__).with_suffix(".html")
+PAGE = Path(__file__).with_name("page.html")
 MARK = "/*DATA*/"  # where the page takes its data
 MOST = 20  # requests that a page shows when nothing is said: more make a slow one
-
-
-def describe(config: RunConfig, part: Part) -> None:
-    """Leave in the trace's folder what its spans do not tell, `run.json`: what ran, and the text of every token."""
-    asked = config.prompt or Path(config.question_file).name or config.prompt_ids
-    about = {"kind": "real" if config.profile == "none" else "emulated", "profile": config.profile,
-             "method": config.pipeline_type, "stages": part.form,
-             "model": Path(config.base_dir or config.model_dir).name, "draft": config.draft, "prompt": asked,
-             "temperature": config.temperature, "seed": config.seed,
-             "versions": {"python": platform.python_version(), "torch": torch.__version__},
-             "tokens": {} if config.prompt_ids else texts(Text(part.folder).tokenizer, occurring(read(config.trace)))}
-    (Path(config.trace) / "run.json").write_text(json.dumps(about, ensure_ascii=False, indent=1), encoding="utf-8")
-
-
-def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
-    """The ids of all tokens that the spans name."""
-    found: set[int] = set()
-    for span in spans:
-        found.update(span.get("tokens", ()), span.get("said", {}).values(), span.get("answer", ()))
-        found.update([span["token"]] if "token" in span else [])
-    return found
-
-
-def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
-    """Each token as it reads in the middle of a text; a part of a character as a number of its vocabulary."""
-    found = {}
-    for token in sorted(token for token in tokens if token < len(tokenizer)):
-        name, text = tokenizer.convert_ids_to_tokens(token), tokenizer.decode([token])
-        # Sentencepiece drops the space in front of the first word, which every token is when it stands alone.
-        found[token] = name.replace("\u2581", " ") if name.startswith("\u2581") else text
-        if "\ufffd" in found[token]:
-            found[token] = f"\u27e8{token}\u27e9"
-    return found
 
 
 def page(folder: Path, first: int = 0, last: int | None = None) -> str:

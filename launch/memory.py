@@ -16,11 +16,11 @@ import torch
 
 from config.methods import METHODS
 from config.run_config import RunConfig
+from launch.build import capacity, device_of, dtype_of, quant_of
 from model.checkpoint import Checkpoint, Form
 from model.llama import LlamaConfig
 from model.quant import PIECE, Recast
 from model.weights import EMBED, HEAD, Part
-from scripts.start.build import capacity, device_of, dtype_of, quant_of
 from tp.shares import shares
 
 GB = 1e9

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from launch.split.write import WEIGHTS, store
 from model.checkpoint import Form, Writer
 from model.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, inner_layers
 from model.llama import LlamaConfig, RMSNorm
-from scripts.split.write import WEIGHTS, store
-from scripts.training.data import Row
-from scripts.training.teacher import Teacher
+from scripts.train_eagle.data import Row
+from scripts.train_eagle.teacher import Teacher
 
 
 def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:

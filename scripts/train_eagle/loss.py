@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.eagle import Eagle3Head, EagleHead, Head
-from scripts.training.data import Row
-from scripts.training.teacher import Teacher
-from scripts.training.unroll import unroll
+from scripts.train_eagle.data import Row
+from scripts.train_eagle.teacher import Teacher
+from scripts.train_eagle.unroll import unroll
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ import hashlib
 import socket
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Dict, NamedTuple
 
 from config.presets import ROOT
 from config.run_config import RunConfig
+from launch.hosts.board import Board
 from pipeline.transport import PeerLost
-from scripts.start.hosts import Board
 
-CODE = ("config", "model", "pipeline", "tp", "eval", "scripts/start")  # what decides what a rank computes and says
+CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what decides what a rank computes and says
 # Of these follow the type of numbers and the size of caches, which must be alike on all ranks.
 SETTINGS = ("dtype", "max_length", "init_total_token", "expand_total_token", "none_expand_size", "init_topk_pipedec",
             "profile")
 
-Facts = dict  # of one rank, by name; goes over the wire as JSON
+Facts = Dict[str, Any]  # of one rank, by name; goes over the wire as JSON
 
 
 class Verdict(NamedTuple):
@@ -37,8 +37,7 @@ class Verdict(NamedTuple):
 def code_version(root: Path = ROOT) -> str:
     """A hash of the program's own files: boards whose code differs, if only a little, do not work together."""
     digest = hashlib.sha256()
-    for path in sorted([*(path for folder in CODE for path in (root / folder).rglob("*.py")),
-                        root / "scripts" / "launch.py"]):
+    for path in sorted(path for folder in CODE for path in (root / folder).rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 

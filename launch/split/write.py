@@ -17,10 +17,10 @@ from typing import Any, Callable, Iterator
 import torch
 from tqdm import tqdm
 
+from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, Plan, make_plan
 from model.checkpoint import Writer
 from model.quant import Recast, probe
 from model.weights import FORMAT, MANIFEST, VERSION, Part, seats, span
-from scripts.split.plan import AS_IT_IS, TEXT_FILES, Layout, Plan, make_plan
 
 WEIGHTS = "model.safetensors"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

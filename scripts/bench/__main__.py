@@ -28,15 +28,15 @@ from tqdm import tqdm
 
 from config.presets import ROOT
 from config.run_config import RunConfig
+from launch.run import Command, Session, run
 from model.drafts import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Answer, Decoder, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
+from scripts.bench.forms import stages
+from scripts.bench.sharing import sharing
 from scripts.generate import answer, questions
-from scripts.launch import Session, run
-from scripts.measure.forms import stages
-from scripts.measure.sharing import sharing
 
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
@@ -137,7 +137,7 @@ def overhead(argv: list[str]) -> int:
     argv = _with(argv, "max_new_tokens=64")
     if "RANK" not in os.environ:  # every rank shall trace into one folder
         argv = _with(argv, f"trace={tempfile.mkdtemp(prefix='flowspec-')}")
-    code = run("scripts.bench overhead", argv, compare)
+    code = run(Command("scripts.bench overhead", compare), argv)
     if code == 0 and "RANK" not in os.environ:
         report(next(word[len("trace="):] for word in argv if word.startswith("trace=")))
     return code
@@ -145,7 +145,8 @@ def overhead(argv: list[str]) -> int:
 
 def acceptance(argv: list[str]) -> int:
     tree = ("init_total_token=59", "init_depth=5", "init_topk=10", "min_probability=0")
-    return run("scripts.bench acceptance", _with(argv, "pipeline_type=serial", "max_new_tokens=128", *tree), judge)
+    asked = _with(argv, "pipeline_type=serial", "max_new_tokens=128", *tree)
+    return run(Command("scripts.bench acceptance", judge), asked)
 
 
 def judge(session: Session) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from config.presets import ROOT, absent
 from config.run_config import RunConfig
+from launch.build import device_of
+from launch.memory import check_memory, local_ranks
+from launch.split.plan import Layout
+from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.weights import Part, is_split_as, plan_stages
-from scripts.split.plan import Layout
-from scripts.split.write import split
-from scripts.start.build import device_of
-from scripts.start.memory import check_memory, local_ranks
 from tp.links import Seats
 
 

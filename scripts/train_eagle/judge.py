@@ -17,7 +17,7 @@ from pipeline.decode import Decoder, Request
 from pipeline.stage import Stage
 from pipeline.strategies import serial
 from pipeline.target import Ring
-from scripts.training.teacher import Teacher
+from scripts.train_eagle.teacher import Teacher
 from tp.links import Loop
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels

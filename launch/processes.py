@@ -1,6 +1,6 @@
 """torchrun's agent as a person wants to meet it: a process for every rank of this machine, one sentence at the end.
 
-It knows nothing about models; what a rank does is told in scripts/launch.py.
+It knows nothing about models; what a rank does is told in launch/run.py.
 """
 from __future__ import annotations
 

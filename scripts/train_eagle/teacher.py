@@ -17,7 +17,7 @@ from model.eagle import inner_layers
 from model.llama import LlamaConfig, Slice, fill, linear
 from model.quant import Recast
 from model.weights import EMBED, HEAD, assign, check_model
-from scripts.training.unroll import Causal
+from scripts.train_eagle.unroll import Causal
 
 
 class Teacher:

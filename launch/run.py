@@ -21,24 +21,22 @@ import torch
 import torch.distributed as dist
 
 from config.cli import parse
-from config.eval_config import EvalConfig
 from config.run_config import RunConfig
-from eval.tally import Tally
+from launch.build import build_decoder, build_draft, build_ring, build_stage
+from launch.hosts.board import COMMAND, find_board
+from launch.hosts.clock import learn_time, machine, tell_time
+from launch.hosts.rendezvous import Guest, Host, Meeting
+from launch.prepare import check_split, open_part, prepare
+from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, spawn
+from launch.trace import join_traces, open_trace
+from launch.wiring import Wires, between_processes, between_threads
 from model.text import Text
 from model.weights import Part
 from pipeline.decode import Decoder
-from pipeline.pulse import Pulse
+from pipeline.heartbeat import Pulse
 from pipeline.stage import serve
-from pipeline.trace import OFF, NoTrace, Trace, merge
+from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost
-from scripts.start.build import build_decoder, build_draft, build_ring, build_stage
-from scripts.start.clock import learn_time, machine, tell_time
-from scripts.start.hosts import COMMAND, find_board
-from scripts.start.meeting import Guest, Host, Meeting
-from scripts.start.prepare import check_split, open_part, prepare
-from scripts.start.torchrun import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, spawn
-from scripts.start.wiring import Wires, between_processes, between_threads
-from scripts.timeline import describe
 from tp.links import Loop, Seats
 
 
@@ -65,23 +63,31 @@ class Session:
         return self.config.slowdown
 
 
-Main = Callable[[Session], None]
+@dataclass(frozen=True)
+class Command:
+    """What a command does with a live pipeline.
 
-
-def run(module: str, argv: Sequence[str], main: Main, kind: type[RunConfig] = RunConfig) -> int:
-    """The whole life of a command; its exit code. `module`, with its first words, is what starts in each rank.
-
-    `kind` is the command's configuration: a `RunConfig`, or one with keys of its own.
+    `module`, with its first words, is what starts in each rank; `main` is what rank 0 does; `kind` is the command's
+    configuration, a `RunConfig` or one with keys of its own; `trace` makes the trace of a rank.
     """
+
+    module: str
+    main: Callable[[Session], None]
+    kind: type[RunConfig] = RunConfig
+    trace: Callable[[Any, int], NoTrace] = open_trace
+
+
+def run(command: Command, argv: Sequence[str]) -> int:
+    """The whole life of a command; its exit code."""
     try:
-        config = parse(argv, os.environ.get(COMMAND, "bash run_pipe.sh"), kind)
+        config = parse(argv, os.environ.get(COMMAND, "bash run_pipe.sh"), command.kind)
         folder, seats, meeting = _gather(config)
         if "RANK" in os.environ:
-            _one_of_many(config, (folder, seats, meeting), main)
+            _one_of_many(config, (folder, seats, meeting), command)
         if config.processes:
-            code = spawn([*module.split(), *argv], config.master_addr, config.master_port, seats.world)
+            code = spawn([*command.module.split(), *argv], config.master_addr, config.master_port, seats.world)
         else:
-            code = _all_in_one(config, folder, seats, main)
+            code = _all_in_one(config, folder, seats, command)
     except (ValueError, OSError, PeerLost) as error:
         if "debug=true" in argv:
             traceback.print_exc()
@@ -105,7 +111,7 @@ def _gather(config: RunConfig) -> tuple[Path, Seats, Agent | Meeting]:
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], main: Main) -> NoReturn:
+def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], command: Command) -> NoReturn:
     """Be one rank from the first handshake to the last good-bye. A rank that fails dies at once."""
     rank, world, (folder, seats, meeting) = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), start
     tells = rank == 0 or meeting.apart  # somebody sits before its terminal
@@ -113,7 +119,7 @@ def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], 
         signal.signal(signal.SIGINT, signal.SIG_IGN if rank else signal.default_int_handler)
     meeting.connect()
     store = dist.distributed_c10d._get_default_store()
-    pulse, trace, code = Pulse(store, rank, world, config.timeout, meeting.names), _trace(config, rank), 0
+    pulse, trace, code = Pulse(store, rank, world, config.timeout, meeting.names), command.trace(config, rank), 0
     wires = between_processes(config, seats, rank, pulse, trace)
 
     def lose(loss: str) -> None:
@@ -130,7 +136,7 @@ def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], 
         check_split(part, store.get("split/0").decode())
         _set_clock(config, store, world, trace, rank)
         if rank == 0:
-            code = _lead(config, part, wires, trace, main)
+            code = _lead(config, part, wires, trace, command.main)
         else:
             serve(build_stage(config, part, trace, wires.group), wires.serving)
     except BaseException as error:
@@ -143,7 +149,7 @@ def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], 
     if meeting.apart and code >= STOPPED:  # else the launcher says it
         print("\nflowspec: stopped", file=sys.stderr)
     if rank == 0:
-        _merge(config, part)
+        join_traces(config, part)
     die(code)  # to take torch apart in good order would last longer than to bring it up
 
 
@@ -168,10 +174,10 @@ def _unforeseen(config: RunConfig, error: BaseException) -> None:
 
 # --- all ranks in one process -----------------------------------------------------------------------------------------
 
-def _all_in_one(config: RunConfig, folder: Path, seats: Seats, main: Main) -> int:
+def _all_in_one(config: RunConfig, folder: Path, seats: Seats, command: Command) -> int:
     """Be all ranks at once, each a thread: for a debugger, and for tests."""
     torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
-    traces = [_trace(config, rank) for rank in range(seats.world)]
+    traces = [command.trace(config, rank) for rank in range(seats.world)]
     wires = between_threads(config, seats, traces)
 
     def work(rank: int) -> None:
@@ -185,24 +191,24 @@ def _all_in_one(config: RunConfig, folder: Path, seats: Seats, main: Main) -> in
                for rank in range(1, seats.world)]
     for thread in threads:
         thread.start()
-    code = _lead(config, open_part(folder, 0), wires[0], traces[0], main)
+    code = _lead(config, open_part(folder, 0), wires[0], traces[0], command.main)
     for thread in threads:
         thread.join()
     for link, trace in zip(wires, traces):
         link.close()
         trace.close()
-    _merge(config, open_part(folder, 0))
+    join_traces(config, open_part(folder, 0))
     return code
 
 
-def _lead(config: RunConfig, part: Part, wires: Wires, trace: NoTrace, main: Main) -> int:
+def _lead(config: RunConfig, part: Part, wires: Wires, trace: NoTrace, main: Callable[[Session], None]) -> int:
     """Be rank 0; whatever happens but the loss of a peer, the ring is stopped at the end."""
     alone = len(part.stages) == 1  # or with members, but without a ring
     link = Loop(build_stage(config, part, trace, wires.group), wires.fan) if alone else wires.link
     ring = build_ring(config, part, link, trace)
     code = 0
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see scripts/start/torchrun.py
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see launch/processes.py
         draft = build_draft(config, part, ring, trace)
         text = None if config.prompt_ids else Text(part.folder)
         ring.start()
@@ -224,24 +230,9 @@ def _lead(config: RunConfig, part: Part, wires: Wires, trace: NoTrace, main: Mai
     return code
 
 
-def _trace(config: RunConfig, rank: int) -> NoTrace:
-    trace = Trace(config.trace, rank) if config.trace else OFF
-    if isinstance(config, EvalConfig):
-        return Tally(Path(config.results) / "tally" / config.launch, rank, trace)
-    return trace
-
-
 def _set_clock(config: RunConfig, store: Any, world: int, trace: NoTrace, rank: int) -> None:
     """Let rank 0's clock tell the spans of all machines."""
     if config.trace and rank == 0:
         tell_time(store, range(1, world), machine())
     elif config.trace:
         learn_time(store, rank, machine(), trace)
-
-
-def _merge(config: RunConfig, part: Part) -> None:
-    """Join the traces of all ranks that wrote to this machine, and leave beside them what was run."""
-    if config.trace:
-        describe(config, part)
-        print(f"trace: {merge(config.trace)} (open it at https://ui.perfetto.dev, or make a page of it: python -m "
-              f"scripts.timeline {config.trace})", file=sys.stderr)

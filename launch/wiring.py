@@ -10,10 +10,10 @@ from typing import Any, Sequence
 import torch.distributed as dist
 
 from config.run_config import RunConfig
-from pipeline.pulse import Pulse
+from launch.build import emulated
+from pipeline.heartbeat import Pulse
 from pipeline.trace import NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, new_wires
-from scripts.start.build import emulated
 from tp.group import DistGroup, Group, Table, ThreadGroup
 from tp.links import Leading, Seats
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from scripts.measure.forms import Form, build
+from scripts.bench.forms import Form, build
 from tp.comm import Shared, Whole
 from tp.group import Table, ThreadGroup, Wait
 from tp.layers import Sharded

@@ -13,6 +13,7 @@ import torch
 
 from config.methods import METHODS
 from config.run_config import RunConfig
+from launch.probe import segment_rows
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.drafts import ModelDraft, NoDraft
@@ -21,18 +22,17 @@ from model.llama import LlamaConfig, Slice, fill
 from model.quant import Recast, agreed, compress, load, probe
 from model.weights import EMBED, HEAD, Part, assign, check_model
 from pipeline.decode import Decoder
-from pipeline.emulate import SlowDraft, SlowHead, SlowLink, SlowSlice
 from pipeline.interfaces import Draft
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.target import Ring
 from pipeline.trace import OFF, NoTrace, TracedDraft
 from pipeline.transport import Link
-from scripts.start.probe import segment_rows
+from sim.devices import SlowDraft, SlowHead, SlowLink, SlowSlice
+from sim.groups import Paced
 from tp.comm import Comm, Shared, Whole
 from tp.group import Group
 from tp.layers import Sharded, hollow
-from tp.pace import Paced
 from tp.shares import shares
 
 

@@ -1,0 +1,1 @@
+"""The measurements of one run: `python -m scripts.bench --help`."""

@@ -1,1 +1,0 @@
-"""The library behind scripts/bench.py."""

@@ -1,1 +1,0 @@
-"""The library behind split_and_save_models.py."""
