@@ -16,14 +16,17 @@ class Method:
     target: str
     draft: str
     about: str
+    measured: bool = False  # whether it has many segments under way, whose size is measured if nothing is said
 
 
 METHODS = {
     "ar": Method("autoregressive", "ring", "none", "one token per round of the pipeline, no guesses"),
     "serial": Method("serial", "ring", "eagle", "a token tree sent whole: one stage works, the others wait"),
-    "naive": Method("naive", "ring", "eagle", "equal shares of a tree, one per rank, judged once all are back"),
-    "pruned": Method("pruned", "ring", "eagle", "a tree in segments, each judged as it returns, what is dead pruned"),
-    "continuous": Method("continuous", "ring", "eagle", "FlowSpec: judge, prune and regrow at every return"),
+    "naive": Method("naive", "ring", "eagle", "equal shares of a tree, one per rank, verified once all are back"),
+    "pruned": Method("pruned", "ring", "eagle", "a tree in segments, each verified as it returns, what is dead pruned",
+                     measured=True),
+    "continuous": Method("continuous", "ring", "eagle", "FlowSpec: verify, prune and regrow at every return",
+                         measured=True),
     "pipedec": Method("pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step"),
     "tp": Method("naive", "tp", "eagle", "no pipeline: all ranks compute each layer together (Megatron)"),
     "galaxy": Method("naive", "galaxy", "eagle", "as tp, but rows are shared between blocks, and travel under matmuls"),

@@ -14,13 +14,11 @@ from typing import Mapping, Sequence
 
 import torch
 
-from config.methods import METHODS
-from config.run_config import RunConfig
-from launch.build import capacity, device_of, dtype_of, quant_of
+from launch.spec import RankSpec
 from model.checkpoint import Checkpoint, Form
 from model.llama import LlamaConfig
 from model.quant import PIECE, Recast
-from model.weights import EMBED, HEAD, Part
+from model.weights import EMBED, HEAD
 from tp.shares import shares
 
 GB = 1e9
@@ -53,69 +51,77 @@ class Need:
                 f"{self.workspace / GB:.2f})")
 
 
-def need(config: RunConfig, part: Part) -> Need:
+def need(spec: RankSpec) -> Need:
     """Of one rank: of its layers, of the LM head and the draft, or of both where there is no pipeline."""
-    sizes = LlamaConfig.read(part.config)
-    width, slots = _width(config, part), capacity(config, sizes, len(part.stages))
     found = Need(0, 0, 0)
-    if part.layers[0] < part.layers[1]:
-        found += _layers(config, part, slots, width)
-    if HEAD in part.weights.names():
-        found += _head(config, part, slots, width)
+    if _layers(spec):
+        found += _stage(spec)
+    if HEAD in spec.part.weights.names():
+        found += _head(spec)
     return found
 
 
-def _layers(config: RunConfig, part: Part, slots: int, width: int) -> Need:
+def _layers(spec: RankSpec) -> int:
+    """How many layers the rank holds, whole or a share of each."""
+    first, last = spec.part.layers
+    return last - first
+
+
+def _stage(spec: RankSpec) -> Need:
     """Of a stage, or of the rank's share of it."""
-    kind = quant_of(config, part)
-    making = kind if part.quant == "none" else "none"
-    whole = LlamaConfig.read(part.config)
-    sizes = shares(whole, part.shares)[part.member].sizes(whole)
-    forms = Recast(part.weights, {name: name for name in part.weights.names() if name != HEAD}, making).forms
-    return Need(_loaded(forms, width), _cache(sizes, part.layers[1] - part.layers[0], slots, width),
-                max(_step(config, sizes, slots, width, kind), _loading(part.weights, making))
-                + KEPT + (LIBRARY + PACKING * sizes.hidden * sizes.intermediate if kind != "none" else 0))
+    part, kind = spec.part, spec.quant
+    sizes = shares(spec.sizes, part.shares)[part.member].sizes(spec.sizes)
+    names = {name: name for name in part.weights.names() if name != HEAD}
+    weights = _loaded(Recast(part.weights, names, spec.quantizes).forms, spec)
+    kept = KEPT
+    if kind != "none":
+        kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
+    workspace = max(_step(spec, sizes, kind), _loading(part.weights, spec.quantizes))
+    return Need(weights, _cache(spec, sizes, _layers(spec)), workspace + kept)
 
 
-def _head(config: RunConfig, part: Part, slots: int, width: int) -> Need:
-    """Of the LM head and the draft."""
-    sizes = LlamaConfig.read(part.config)
-    vocab = _loaded({HEAD: part.weights.form(HEAD)}, width)
-    logits = _rows(config) * sizes.vocab * max(width, 4 if config.temperature == 0 else 32)  # sampled in float64
-    rest = Need(vocab, 0, max(logits, vocab))
-    draft = _draft(config, part, sizes, slots, width)
-    return rest + draft if draft else rest
+def _head(spec: RankSpec) -> Need:
+    """Of the LM head, the features of the text, and the draft."""
+    vocab = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
+    sampled = 4 if spec.config.temperature == 0 else 32  # in float64
+    logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
+    return Need(vocab, 0, max(logits, vocab)) + _draft(spec)
 
 
-def _draft(config: RunConfig, part: Part, base: LlamaConfig, slots: int, width: int) -> Need | None:
+def _draft(spec: RankSpec) -> Need:
+    config, part, nothing = spec.config, spec.part, Need(0, 0, 0)
     folder = Path(config.draft_dir) if config.draft_dir else part.folder / "draft"
-    if "none" in (METHODS[config.pipeline_type].draft, config.draft):
-        return None
-    if config.draft == "eagle" and part.eagle:
+    if spec.draft == "none":
+        return nothing
+    if spec.draft == "eagle" and part.eagle:
         folder = part.eagle
     if not (folder / "config.json").is_file():
-        return None  # it will be missed when the draft is built
+        return nothing  # it will be missed when the draft is built
     source = Checkpoint(folder)
-    sizes, forms = replace(LlamaConfig.read(source.config), context=base.context), _forms(source)
-    if config.draft == "eagle" and "embed_tokens.weight" not in forms:
+    sizes, forms = replace(LlamaConfig.read(source.config), context=spec.sizes.context), _forms(source)
+    if spec.draft == "eagle" and "embed_tokens.weight" not in forms:
         forms[EMBED] = part.weights.form(HEAD)
-    layers = 1 if config.draft == "eagle" else sizes.layers
-    return Need(_loaded(forms, width), _cache(sizes, layers, slots, width),
-                max(_step(config, sizes, slots, width, "none"), _loading(source, "none")))
+    layers = 1 if spec.draft == "eagle" else sizes.layers
+    workspace = max(_step(spec, sizes, "none"), _loading(source, "none"))
+    return Need(_loaded(forms, spec), _cache(spec, sizes, layers), workspace)
 
 
-def _width(config: RunConfig, part: Part) -> int:
-    return torch.empty(0, dtype=dtype_of(config, part)).element_size()
+def _width(spec: RankSpec) -> int:
+    """Bytes of a number."""
+    return spec.like.element_size()
 
 
 def _forms(source: Checkpoint) -> dict[str, Form]:
     return {name: source.form(name) for name in source.names()}
 
 
-def _loaded(forms: Mapping[str, Form], width: int) -> int:
+def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
     """Weights in the type of the run; those that are quantized, and their scales, keep their own."""
-    return sum(form.bytes if name.endswith(".scale") or not form.dtype.is_floating_point
-               else math.prod(form.shape) * width for name, form in forms.items())
+    total = 0
+    for name, form in forms.items():
+        keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
+        total += form.bytes if keeps_type else math.prod(form.shape) * _width(spec)
+    return total
 
 
 def _loading(source: Checkpoint, making: str) -> int:
@@ -124,22 +130,26 @@ def _loading(source: Checkpoint, making: str) -> int:
     return 2 * largest.bytes + (SCRATCH * min(PIECE, math.prod(largest.shape)) if making != "none" else 0)
 
 
-def _cache(sizes: LlamaConfig, layers: int, slots: int, width: int) -> int:
-    return 2 * layers * sizes.kv_heads * slots * sizes.head_dim * width
+def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> int:
+    """Keys and values."""
+    return 2 * layers * sizes.kv_heads * spec.slots * sizes.head_dim * _width(spec)
 
 
-def _rows(config: RunConfig) -> int:
+def _rows(spec: RankSpec) -> int:
     """Of the largest segment that is to be expected."""
-    return max(config.tree.chunk, config.tree.init.nodes + 1, config.init_topk_pipedec)
+    tree = spec.config.tree
+    return max(tree.chunk, tree.init.nodes + 1, spec.config.init_topk_pipedec)
 
 
-def _step(config: RunConfig, sizes: LlamaConfig, slots: int, width: int, kind: str) -> int:
+def _step(spec: RankSpec, sizes: LlamaConfig, kind: str) -> int:
     """What a segment takes beside weights and cache, and the tables of positions."""
-    rows, heads = _rows(config), sizes.heads * sizes.head_dim
+    rows, width, heads = _rows(spec), _width(spec), sizes.heads * sizes.head_dim
+    wide = max(width, 4)
     tables = 2 * sizes.context * sizes.head_dim * (width + 4) if sizes.family.rotary else 0
-    step = rows * (3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads) * max(width, 4)
-    attention = rows * slots * (2 * sizes.heads * 4 + 2 * width)  # scores, and the mask with room to grow
-    unfolded = sizes.hidden * sizes.intermediate * max(width, 4) if kind != "none" else 0
+    step = rows * (3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads) * wide
+    scores_and_mask = 2 * sizes.heads * 4 + 2 * width  # the mask with room to grow
+    attention = rows * spec.slots * scores_and_mask
+    unfolded = sizes.hidden * sizes.intermediate * wide if kind != "none" else 0
     return tables + step + attention + unfolded
 
 
@@ -162,53 +172,54 @@ def local_ranks(world: int) -> range:
     return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def check_memory(config: RunConfig, parts: Sequence[Part], mine: Sequence[Part], tell: bool = True) -> None:
-    """Refuse to load `parts`, all ranks of this machine, if on a device of `mine` they do not fit; may tell of `mine`.
+def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], tell: bool = True) -> None:
+    """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may tell of `mine`.
 
     It is called before ranks meet, so before any of them loads: what is free is free for all of them.
     """
-    for device in {device_of(config, part) for part in mine}:
-        there = [part for part in parts if device_of(config, part) == device]
+    for device in {spec.device for spec in mine}:
+        there = [spec for spec in specs if spec.device == device]
         left = free(device)
-        for part in (part for part in mine if tell and part in there):
-            print(f"rank {part.rank} needs {need(config, part)}; {device} has {left / GB:.2f} GB free for "
-                  f"{len(there)} rank{'s' * (len(there) > 1)}", file=sys.stderr)
-        total = sum((need(config, part) for part in there), Need(0, 0, 0))
+        ranks = f"rank{'s' * (len(there) > 1)}"
+        for spec in (spec for spec in mine if tell and spec in there):
+            print(f"rank {spec.part.rank} needs {need(spec)}; {device} has {left / GB:.2f} GB free for "
+                  f"{len(there)} {ranks}", file=sys.stderr)
+        total = sum((need(spec) for spec in there), Need(0, 0, 0))
         if total.total > left:
-            raise ValueError(f"rank{'s' * (len(there) > 1)} {', '.join(str(part.rank) for part in there)} need {total} "
-                             f"of memory on {device}, which has {left / GB:.2f} GB free: "
-                             f"{advice(config, there, left)}")
+            names = ", ".join(str(spec.part.rank) for spec in there)
+            raise ValueError(f"{ranks} {names} need {total} of memory on {device}, which has {left / GB:.2f} GB free: "
+                             f"{advice(there, left)}")
 
 
-def advice(config: RunConfig, parts: Sequence[Part], left: int) -> str:
+def advice(specs: Sequence[RankSpec], left: int) -> str:
     """What would fit: a smaller max_length, smaller weights, or more devices."""
     def fits(**change: object) -> bool:
-        smaller = replace(config, **change)  # type: ignore[arg-type]
-        return sum(need(smaller, part).total for part in parts) <= left
+        smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
+        return sum(need(spec).total for spec in smaller) <= left
 
     if fits(max_length=SHORTEST):
-        low, high = SHORTEST, config.max_length  # fits, does not
+        low, high = SHORTEST, specs[0].config.max_length  # fits, does not
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(max_length=middle) else (low, middle)
         return f"give max_length={low} or less, or end other programs"
-    held = {part.quant for part in parts if part.layers[0] < part.layers[1]}
+    held = {spec.part.quant for spec in specs if _layers(spec)}
     for change in SMALLER:
         if ("quant" not in change or held == {"none"}) and fits(**change):
             return f"give {' '.join(f'{key}={value}' for key, value in change.items())}"
-    return f"{_spread(config, parts, left)}, or free memory"
+    return f"{_spread(specs, left)}, or free memory"
 
 
-def _spread(config: RunConfig, parts: Sequence[Part], left: int) -> str:
+def _spread(specs: Sequence[RankSpec], left: int) -> str:
     """How many devices like this one would do."""
-    needs = [need(config, part) for part in parts]
-    if len(parts) > 1:
-        if max(each.total for each in needs) <= left:
-            return f"spread these ranks over {-(-sum(each.total for each in needs) // left)} such devices or more"
-        parts = [max(parts, key=lambda part: need(config, part).total)]
-    biggest, layers = need(config, parts[0]), parts[0].layers[1] - parts[0].layers[0]
+    needs = [need(spec).total for spec in specs]
+    if len(specs) > 1:
+        if max(needs) <= left:
+            return f"spread these ranks over {-(-sum(needs) // left)} such devices or more"
+        specs = [max(specs, key=lambda spec: need(spec).total)]
+    biggest, layers = need(specs[0]), _layers(specs[0])
     fixed = biggest.workspace
     if not layers or (biggest.total - fixed) // layers + fixed > left:
         return "not even one layer fits: take a device with more memory, or a smaller model"
-    whole = LlamaConfig.read(parts[0].config).layers * (biggest.total - fixed) // layers
+    whole = specs[0].sizes.layers * (biggest.total - fixed) // layers
     return f"split the model into {-(-whole // (left - fixed))} stages or more, each on a device of its own"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from config.presets import ROOT, absent
 from config.run_config import RunConfig
-from launch.build import device_of
 from launch.memory import check_memory, local_ranks
+from launch.spec import RankSpec
 from launch.split.plan import Layout
 from launch.split.write import split
 from model.checkpoint import Checkpoint
@@ -58,11 +58,12 @@ def _check_form(config: RunConfig, part: Part) -> None:
 
 def _check_memory(config: RunConfig, folder: Path, own: Part, alone: bool) -> None:
     """Before any rank loads. A launcher leaves CUDA to the ranks: it would take some of that memory itself."""
-    parts = [open_part(folder, rank) for rank in local_ranks(own.world)]
-    mine, launches = parts if alone else [own], alone and config.processes
+    specs = [RankSpec(config, open_part(folder, rank)) for rank in local_ranks(own.world)]
+    launches = alone and config.processes
+    mine = specs if alone else [RankSpec(config, own)]
     if launches:
-        mine = [part for part in parts if device_of(config, part).type == "cpu"]
-    check_memory(config, parts, mine, config.debug and not launches)
+        mine = [spec for spec in specs if spec.device.type == "cpu"]
+    check_memory(specs, mine, config.debug and not launches)
 
 
 def _split(config: RunConfig, write: bool) -> Path:

@@ -5,33 +5,31 @@ slow, small ones come back sooner. It knows nothing about strategies.
 """
 from __future__ import annotations
 
-import time
-from functools import lru_cache
-
 from model.sample import Sampler
 from model.tree import TokenTree
+from pipeline.clock import REAL
+from pipeline.interfaces import Clock
 from pipeline.target import Ring
 
 SIZES = (16, 32, 64)  # rows
 FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewest rows counts as just as long
 
 
-@lru_cache(maxsize=1)
-def segment_rows(ring: Ring, context: int) -> int:
+def segment_rows(ring: Ring, context: int, clock: Clock = REAL) -> int:
     """The most rows, of `SIZES`, whose pass takes hardly longer than that of the fewest; a few passes to find out."""
     sizes = [size for size in SIZES if size <= context] or [context]
-    takes = {size: _pass(ring, size) for size in (sizes[0], *sizes)}  # the first one warms up
+    takes = {size: _pass(ring, size, clock) for size in (sizes[0], *sizes)}  # the first one warms up
     return max(size for size in sizes if takes[size] <= FLAT * takes[sizes[0]])
 
 
-def _pass(ring: Ring, rows: int) -> float:
+def _pass(ring: Ring, rows: int, clock: Clock) -> float:
     """Seconds of so many rows once round the ring."""
     tree = TokenTree([0] * rows, rows, ring.ids)
     target = ring.open(tree, Sampler())
-    start = time.perf_counter()
+    start = clock.now()
     target.send(tree.cut())
     for _ in target.wait():
         ring.listen()
-    seconds = time.perf_counter() - start
+    seconds = clock.now() - start
     target.close()
     return seconds

@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Sequence
 
@@ -22,45 +21,22 @@ import torch.distributed as dist
 
 from config.cli import parse
 from config.run_config import RunConfig
-from launch.build import build_decoder, build_draft, build_ring, build_stage
+from launch.build import build_draft, build_lm_head, build_ring, build_stage
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.clock import learn_time, machine, tell_time
 from launch.hosts.rendezvous import Guest, Host, Meeting
+from launch.pipeline import Session
 from launch.prepare import check_split, open_part, prepare
 from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, spawn
+from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires, between_processes, between_threads
 from model.text import Text
-from model.weights import Part
-from pipeline.decode import Decoder
 from pipeline.heartbeat import Pulse
 from pipeline.stage import serve
 from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost
 from tp.links import Loop, Seats
-
-
-@dataclass(frozen=True)
-class Session:
-    """What rank 0 works with; `text` is absent where prompts are token ids.
-
-    `decoder_for` makes decoders of other methods, or with other trees, over the same pipeline and draft.
-    """
-
-    config: RunConfig
-    decoder_for: Callable[[RunConfig], Decoder]
-    text: Text | None
-    trace: NoTrace
-
-    @cached_property
-    def decoder(self) -> Decoder:
-        """That of the configuration itself."""
-        return self.decoder_for(self.config)
-
-    @property
-    def scale(self) -> float:
-        """Seconds that pass here for each second that is modelled."""
-        return self.config.slowdown
 
 
 @dataclass(frozen=True)
@@ -136,9 +112,9 @@ def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], 
         check_split(part, store.get("split/0").decode())
         _set_clock(config, store, world, trace, rank)
         if rank == 0:
-            code = _lead(config, part, wires, trace, command.main)
+            code = _lead(RankSpec(config, part), wires, trace, command.main)
         else:
-            serve(build_stage(config, part, trace, wires.group), wires.serving)
+            serve(build_stage(RankSpec(config, part), trace, wires.group), wires.serving)
     except BaseException as error:
         _unforeseen(config, error)
         _give_up(rank, meeting, pulse, error)
@@ -182,7 +158,8 @@ def _all_in_one(config: RunConfig, folder: Path, seats: Seats, command: Command)
 
     def work(rank: int) -> None:
         try:
-            serve(build_stage(config, open_part(folder, rank), traces[rank], wires[rank].group), wires[rank].serving)
+            spec = RankSpec(config, open_part(folder, rank))
+            serve(build_stage(spec, traces[rank], wires[rank].group), wires[rank].serving)
         except BaseException as error:
             _unforeseen(config, error)
             wires[rank].fail(PeerLost(f"rank {rank}: {error}"))
@@ -191,7 +168,7 @@ def _all_in_one(config: RunConfig, folder: Path, seats: Seats, command: Command)
                for rank in range(1, seats.world)]
     for thread in threads:
         thread.start()
-    code = _lead(config, open_part(folder, 0), wires[0], traces[0], command.main)
+    code = _lead(RankSpec(config, open_part(folder, 0)), wires[0], traces[0], command.main)
     for thread in threads:
         thread.join()
     for link, trace in zip(wires, traces):
@@ -201,22 +178,23 @@ def _all_in_one(config: RunConfig, folder: Path, seats: Seats, command: Command)
     return code
 
 
-def _lead(config: RunConfig, part: Part, wires: Wires, trace: NoTrace, main: Callable[[Session], None]) -> int:
+def _lead(spec: RankSpec, wires: Wires, trace: NoTrace, main: Callable[[Session], None]) -> int:
     """Be rank 0; whatever happens but the loss of a peer, the ring is stopped at the end."""
-    alone = len(part.stages) == 1  # or with members, but without a ring
-    link = Loop(build_stage(config, part, trace, wires.group), wires.fan) if alone else wires.link
-    ring = build_ring(config, part, link, trace)
+    alone = len(spec.part.stages) == 1  # or with members, but without a ring
+    link = Loop(build_stage(spec, trace, wires.group), wires.fan) if alone else wires.link
+    lm_head = build_lm_head(spec)
+    ring = build_ring(spec, lm_head, link, trace)
     code = 0
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see launch/processes.py
-        draft = build_draft(config, part, ring, trace)
-        text = None if config.prompt_ids else Text(part.folder)
+        draft = build_draft(spec, lm_head, trace)
+        text = None if spec.config.prompt_ids else Text(spec.part.folder)
         ring.start()
-        main(Session(config, lambda wanted: build_decoder(wanted, part, ring, draft), text, trace))
+        main(Session(spec, ring, draft, text, trace))
     except SystemExit as end:  # the command's own verdict
         code = int(end.code or 0)
     except ValueError as error:
-        if config.debug:
+        if spec.config.debug:
             traceback.print_exc()
         print(f"flowspec: {error}", file=sys.stderr)
         code = WRONG

@@ -10,10 +10,10 @@ from typing import Any, Sequence
 import torch.distributed as dist
 
 from config.run_config import RunConfig
-from launch.build import emulated
 from pipeline.heartbeat import Pulse
 from pipeline.trace import NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, new_wires
+from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup
 from tp.links import Leading, Seats
 
@@ -48,7 +48,7 @@ def between_processes(config: RunConfig, seats: Seats, seat: int, pulse: Pulse, 
     wires, mine = new_wires(), seats.group(seat)
     groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=IDLE)
               for ranks in seats.groups if len(ranks) > 1}
-    link, fan = (peers and emulated(config, DistLink(peers, pulse.report, trace, wires), trace)
+    link, fan = (peers and _emulated(config, DistLink(peers, pulse.report, trace, wires), trace)
                  for peers in (seats.peers(seat), seats.fan(seat)))
     return Wires(link, fan, DistGroup(groups.get(mine), mine, mine.index(seat), pulse.verdict))
 
@@ -60,7 +60,13 @@ def between_threads(config: RunConfig, seats: Seats, traces: Sequence[NoTrace]) 
     found = []
     for seat, trace in enumerate(traces):
         mine = seats.group(seat)
-        link, fan = (peers and emulated(config, LocalLink(seat, inboxes, peers), trace)
+        link, fan = (peers and _emulated(config, LocalLink(seat, inboxes, peers), trace)
                      for peers in (seats.peers(seat), seats.fan(seat)))
         found.append(Wires(link, fan, ThreadGroup(tables[mine], mine.index(seat)), list(tables.values())))
     return found
+
+
+def _emulated(config: RunConfig, link: Any, trace: NoTrace) -> Any:
+    """The link itself, or with the wires of the cluster that is emulated."""
+    cluster = config.cluster
+    return SlowLink(link, cluster, trace) if cluster else link

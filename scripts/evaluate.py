@@ -21,8 +21,9 @@ from eval.report import TOO_LATE, report
 from eval.results import Results
 from eval.tally import Tally, lateness
 from launch.hosts.board import BOARD, COMMAND, find_board
+from launch.pipeline import Session
 from launch.processes import STOPPED, WRONG
-from launch.run import Command, Session, run
+from launch.run import Command, run
 from launch.trace import open_trace
 from scripts.generate import Reader
 

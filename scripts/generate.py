@@ -15,7 +15,8 @@ from typing import Any, Callable
 from tqdm import tqdm
 
 from config.run_config import RunConfig
-from launch.run import Command, Session, run
+from launch.pipeline import Session
+from launch.run import Command, run
 from model.sample import Sampler
 from model.text import Text
 from pipeline.decode import Answer, Request

@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from config.presets import ROOT
-from launch.run import run
+from launch.run import Command, run
 from launch.split.write import split
 from model.cache import TreeCache
 from scripts import generate
@@ -251,4 +251,4 @@ def test_a_stage_that_fails_in_mid_run_ends_the_processes_with_its_name(saved, t
 
 if __name__ == "__main__":
     TreeCache.admit = failing(part=2)  # type: ignore[method-assign]
-    sys.exit(run("tests.test_failure", sys.argv[1:], generate.main))
+    sys.exit(run(Command("tests.test_failure", generate.main), sys.argv[1:]))

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from config.families import FAMILIES
 from config.methods import METHODS
 from config.run_config import RunConfig
-from launch.build import build_ring, build_stage
+from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
+from launch.spec import RankSpec
 from launch.split.write import split
 from model.drafts import NoDraft
 from model.eagle import EagleHead
@@ -85,7 +86,7 @@ class Saved:
 
     def stages(self):
         config = RunConfig(model_dir=str(self.parts), dtype="float32", device="cpu", threads_per_rank=1, max_length=150)
-        return config, [build_stage(config, Part(self.parts / f"stage_{rank}"), OFF) for rank in (1, 2, 3)]
+        return config, [build_stage(RankSpec(config, Part(self.parts / f"stage_{rank}")), OFF) for rank in (1, 2, 3)]
 
     @contextmanager
     def decoder(self, strategy, draft):
@@ -95,7 +96,8 @@ class Saved:
         threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(stages, links[1:])]
         for thread in threads:
             thread.start()
-        ring = build_ring(config, Part(self.parts / "stage_0"), links[0], OFF)
+        spec = RankSpec(config, Part(self.parts / "stage_0"))
+        ring = build_ring(spec, build_lm_head(spec), links[0], OFF)
         yield Decoder(ring, draft, STRATEGIES[strategy], TREE, max_length=150)
         ring.stop()
         for thread in threads:
@@ -156,7 +158,7 @@ def test_the_parts_hold_every_tensor_once_and_a_tied_head_twice(saved):
 def generated(tmp_path, *words):
     asked = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "ignore_eos=true", "dtype=float32",
              "processes=false", "threads_per_rank=1", "max_length=150", f"output={tmp_path / 'out.json'}")
-    assert run("scripts.generate", [*asked, *words], generate.main) == 0
+    assert run(generate.COMMAND, [*asked, *words]) == 0
     return json.loads((tmp_path / "out.json").read_text())
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from config.presets import ROOT
 from config.run_config import RunConfig
-from launch import meeting
+from launch.hosts import rendezvous as meeting
 from launch.hosts.agreement import code_version, judge_facts, judge_ways
 from launch.hosts.board import BOARD, Board, Line, find_board, read_hosts
 from launch.run import run
@@ -59,7 +59,7 @@ def be_board(words, environment, space, files):
             assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0  # CLONE_NEWNET
     if environment.get("OTHER_CODE"):
         meeting.code_version = lambda: "d"
-    code = run("scripts.generate", words, generate.main)
+    code = run(generate.COMMAND, words)
     atexit._run_exitfuncs()  # which multiprocessing leaves out
     sys.stdout.flush()
     os._exit(code)
@@ -188,7 +188,6 @@ def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, tol
 
 def test_one_character_makes_another_version(tmp_path):
     shutil.copytree(ROOT / "scripts" / "start", tmp_path / "scripts" / "start")
-    shutil.copy(ROOT / "scripts" / "launch.py", tmp_path / "scripts")
     before = code_version(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "copy")
     assert code_version(tmp_path / "copy") == before

@@ -12,9 +12,9 @@ import pytest
 
 from config.presets import ROOT
 
-FOLDERS = ("config", "model", "pipeline", "tp", "launch")
-COMMANDS = ("__init__", "generate", "launch", "doctor")
-FILES = [*(path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))),
+FOLDERS = ("config", "model", "pipeline", "tp", "sim", "launch")
+COMMANDS = ("__init__", "generate", "doctor")
+FILES = [*(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))),
          *(ROOT / "scripts" / f"{name}.py" for name in COMMANDS), ROOT / "split_and_save_models.py"]
 
 # Names that came after torch 1.11 and after Python 3.8; what stands before a dot must match too.

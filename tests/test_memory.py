@@ -8,8 +8,9 @@ import torch
 
 from config.run_config import RunConfig
 from launch import memory
-from launch.build import build_draft, build_ring, build_stage
+from launch.build import build_draft, build_lm_head, build_stage
 from launch.memory import Need, check_memory, local_ranks, need
+from launch.spec import RankSpec
 from model.checkpoint import Checkpoint
 from model.weights import Part
 from pipeline.trace import OFF
@@ -34,7 +35,7 @@ def held(module):
 
 
 def total(config, parts):
-    return sum(need(config, part).total for part in parts)
+    return sum(need(RankSpec(config, part)).total for part in parts)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -44,45 +45,51 @@ def test_the_need_of_a_stage_is_what_it_loads(kind, dtype, parts):
         pytest.importorskip("bitsandbytes", reason="quantized weights need bitsandbytes")
     config = RunConfig(quant=kind, dtype=dtype, max_length=200)
     for part in parts[1:]:
-        stated, stage = need(config, part), build_stage(config, part, OFF)
+        stated, stage = need(RankSpec(config, part)), build_stage(RankSpec(config, part), OFF)
         assert stated.weights == held(stage.part)
         assert stated.cache == 2 * stage.cache(0).keys.numel() * stage.cache(0).keys.element_size()
         assert stated.workspace > stage.cache(0)._mask.numel() * stage.cache(0)._mask.element_size()
 
 
 def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
-    config = RunConfig(dtype="float32", max_length=200)
-    ring = build_ring(config, parts[0], None, OFF)
-    eagle = build_draft(config, parts[0], ring, OFF)
-    assert need(config, parts[0]).weights == held(ring.lm_head) + held(eagle.head)
-    assert need(config, parts[0]).cache == 2 * eagle.cache.keys.numel() * 4
-    alone = RunConfig(dtype="float32", draft="none")
-    assert need(alone, parts[0]).weights == held(ring.lm_head) and need(alone, parts[0]).cache == 0
+    with_head = RankSpec(RunConfig(dtype="float32", max_length=200), parts[0])
+    lm_head = build_lm_head(with_head)
+    eagle = build_draft(with_head, lm_head, OFF)
+    assert need(with_head).weights == held(lm_head) + held(eagle.head)
+    assert need(with_head).cache == 2 * eagle.cache.keys.numel() * 4
+    alone = RankSpec(RunConfig(dtype="float32", draft="none"), parts[0])
+    assert need(alone).weights == held(lm_head) and need(alone).cache == 0
     small = RunConfig(dtype="float32", draft="model", draft_dir=str(saved / "base"), max_length=200)
-    draft = build_draft(small, parts[0], ring, OFF)
-    assert need(small, parts[0]).weights == held(ring.lm_head) + held(draft.model) + held(draft.lm_head)
-    assert need(small, parts[0]).cache == 2 * draft.cache.keys.numel() * 4
+    with_model = RankSpec(small, parts[0])
+    draft = build_draft(with_model, lm_head, OFF)
+    assert need(with_model).weights == held(lm_head) + held(draft.model) + held(draft.lm_head)
+    assert need(with_model).cache == 2 * draft.cache.keys.numel() * 4
+
+
+def check(config, parts, mine):
+    specs = [RankSpec(config, part) for part in parts]
+    check_memory(specs, specs[:len(mine)])
 
 
 def test_the_refusal_names_need_free_and_the_largest_length_that_fits(parts, monkeypatch):
     config = RunConfig(dtype="float32", max_length=8000)
     left = total(RunConfig(dtype="float32", max_length=1000), parts)
     monkeypatch.setattr(memory, "free", lambda device: left)
-    stated = sum((need(config, part) for part in parts), Need(0, 0, 0))
+    stated = sum((need(RankSpec(config, part)) for part in parts), Need(0, 0, 0))
     with refused(f"ranks 0, 1, 2 need {stated} of memory on cpu, which has {left / 1e9:.2f} GB free: "
                  "give max_length=1000 or less"):
-        check_memory(config, parts, parts)
-    check_memory(RunConfig(dtype="float32", max_length=1000), parts, parts)
+        check(config, parts, parts)
+    check(RunConfig(dtype="float32", max_length=1000), parts, parts)
     with refused("give max_length=1000 or less"):
-        check_memory(RunConfig(dtype="float32", max_length=1001), parts, parts)
+        check(RunConfig(dtype="float32", max_length=1001), parts, parts)
 
 
 def test_ranks_of_one_machine_share_its_memory(parts, monkeypatch):
     config = RunConfig(dtype="float32")
     monkeypatch.setattr(memory, "free", lambda device: total(config, parts) - 1)
     with refused("max_length"):
-        check_memory(config, parts, parts[:1])
-    check_memory(config, parts[:2], parts[:1])
+        check(config, parts, parts[:1])
+    check(config, parts[:2], parts[:1])
 
 
 def test_smaller_weights_are_advised_where_no_length_fits(parts, monkeypatch):
@@ -90,20 +97,20 @@ def test_smaller_weights_are_advised_where_no_length_fits(parts, monkeypatch):
     monkeypatch.setattr(memory, "free", lambda device: total(RunConfig(dtype="float64", **short), parts) - 1)
     monkeypatch.setattr(memory, "SMALLER", ({"dtype": "bfloat16", **short},))
     with refused("GB free: give dtype=bfloat16"):
-        check_memory(config, parts, parts)
+        check(config, parts, parts)
 
 
 def test_more_devices_are_advised_where_nothing_smaller_fits(parts, monkeypatch):
     config = RunConfig(dtype="float32")
     monkeypatch.setattr(memory, "SMALLER", ())
-    monkeypatch.setattr(memory, "need", lambda config, part: Need(200, 0, 100))
+    monkeypatch.setattr(memory, "need", lambda spec: Need(200, 0, 100))
     for ranks, left, advice in (
             (parts, 500, "spread these ranks over 2 such devices or more"),
             (parts[1:2], 290, "split the model into 3 stages or more, each on a device of its own"),
             (parts[1:2], 150, "not even one layer fits")):
         monkeypatch.setattr(memory, "free", lambda device, left=left: left)
         with refused(advice):
-            check_memory(config, ranks, ranks)
+            check(config, ranks, ranks)
 
 
 def test_it_is_refused_before_a_weight_is_read(saved, monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """How many rows a segment holds follows from what rows cost."""
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from config.profiles import PROFILES
 from launch.probe import SIZES, segment_rows
 from model.sample import Sampler
+from pipeline.clock import RealClock
 from pipeline.stage import Stage
 from sim.devices import SlowSlice
 from tests.tiny import Tiny, pipeline, write
@@ -17,23 +17,30 @@ TINY = Tiny()
 BASE = replace(PROFILES["server"], model=40, free=16, token=0)
 
 
+class ModelledClock(RealClock):
+    """One that only emulated devices move."""
+
+    time = 0.0
+
+    def now(self):
+        return self.time
+
+
 @pytest.mark.parametrize("free, row, rows", [(64, 1.0, 64), (32, 1.0, 32), (16, 1.0, 16)])
-def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows, monkeypatch):
-    """With stages whose time is free of the test machine's: a clock that only emulated devices move."""
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows):
+    clock = ModelledClock()
     profile = replace(BASE, free=free, row=row)
 
     class Clocked(SlowSlice):
         def __call__(self, x, *rest):
-            now[0] += self.profile.stage(self.share, len(x), 0)
+            clock.time += self.profile.stage(self.share, len(x), 0)
             return self.part(x, *rest)
 
     with pipeline(TINY, 2, "continuous") as decoder:
         for stage in decoder.stages:
             assert isinstance(stage, Stage)
             stage.part = Clocked(stage.part, profile, 0.5)
-        assert segment_rows(decoder.ring, 200) == rows
+        assert segment_rows(decoder.ring, 200, clock) == rows
         assert write(decoder, [5, 6, 7], 8, Sampler()) == TINY.text([5, 6, 7], 8, Sampler())
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from config.run_config import RunConfig
-from launch.build import build_draft, build_ring, build_stage
+from launch.build import build_draft, build_lm_head, build_stage
 from launch.run import run
+from launch.spec import RankSpec
 from launch.split.plan import Layout
 from launch.split.write import split
 from model import quant
@@ -106,7 +107,7 @@ def test_a_weight_is_quantized_alike_in_pieces(kind, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantized_split_holds_what_loading_would_make(kind, saved, quantized):
     for rank in (1, 2):
-        stages = [build_stage(RunConfig(dtype="float32", **key), Part(folder / f"stage_{rank}"), OFF)
+        stages = [build_stage(RankSpec(RunConfig(dtype="float32", **key), Part(folder / f"stage_{rank}")), OFF)
                   for folder, key in ((quantized / kind, {}), (saved / "0+2+2", {"quant": kind}))]
         assert same(*[dict(stage.part.named_parameters()) for stage in stages])
         small, large = [(folder / f"stage_{rank}" / "model.safetensors").stat().st_size
@@ -138,7 +139,7 @@ def test_another_kind_is_another_split(saved, tmp_path):
 def text(folder, tmp_path, *words):
     words = (f"model_dir={folder}", "processes=false", IDS, "ignore_eos=true", "max_new_tokens=32", "seed=3",
              "init_total_token=12", "init_topk=3", "init_depth=3", f"output={tmp_path / 'answer.json'}", *words)
-    assert run("scripts.generate", words, generate.main) == 0
+    assert run(generate.COMMAND, words) == 0
     return json.loads((tmp_path / "answer.json").read_text())["token_ids"]
 
 
@@ -166,12 +167,13 @@ def test_every_family_can_be_quantized(name, kind, tmp_path):
     states = dict.fromkeys((family.parts, tmp_path / "quantized"), x)
     for rank in (1, 2, 3):
         for folder in states:
-            stage = build_stage(RunConfig(dtype="float64"), Part(folder / f"stage_{rank}"), OFF)
+            stage = build_stage(RankSpec(RunConfig(dtype="float64"), Part(folder / f"stage_{rank}")), OFF)
             stage.cache(0).admit(list(range(12)), [0, *range(11)], 12)
             states[folder] = stage.part(states[folder], x, stage.cache(0))
         plain, rough = states.values()
         off.append(float((rough - plain).norm() / plain.norm()))
-        loaded = build_stage(RunConfig(dtype="float64", quant=kind), Part(family.parts / f"stage_{rank}"), OFF)
+        plain_part = Part(family.parts / f"stage_{rank}")
+        loaded = build_stage(RankSpec(RunConfig(dtype="float64", quant=kind), plain_part), OFF)
         assert same(dict(loaded.part.named_parameters()), dict(stage.part.named_parameters()))
     assert 0 < off[0] < FAR_BEHIND[kind], off
 
@@ -180,10 +182,11 @@ def test_a_draft_is_quantized_only_when_asked(saved):
     part = Part(saved / "0+2+2" / "stage_0")
     for asked in (False, True):
         config = RunConfig(quant="nf4", quant_draft=asked, dtype="float32")
-        ring = build_ring(config, part, None, OFF)
-        head = build_draft(config, part, ring, OFF).head
+        spec = RankSpec(config, part)
+        lm_head = build_lm_head(spec)
+        head = build_draft(spec, lm_head, OFF).head
         kinds = {type(module) for module in head.modules() if isinstance(module, (nn.Linear, Quantized))}
-        assert kinds == ({quant.FourBit} if asked else {nn.Linear}) and isinstance(ring.lm_head, nn.Linear)
+        assert kinds == ({quant.FourBit} if asked else {nn.Linear}) and isinstance(lm_head, nn.Linear)
 
 
 def test_auto_is_what_the_split_holds(quantized):
@@ -204,14 +207,14 @@ def test_a_device_that_cannot_compute_them_is_told_the_fix(saved, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Int8, "forward", lambda self, x_TD: x_TD * 0)
         with refused("int8 weights cannot be computed on cpu (the result is wrong): install"):
-            build_stage(config, part, OFF)
+            build_stage(RankSpec(config, part), OFF)
 
     def absent():
         raise ImportError("No module named 'bitsandbytes'")
 
     monkeypatch.setattr(quant, "library", absent)
     with refused("int8 weights cannot be computed on cpu (No module named 'bitsandbytes'): install the bitsandbytes"):
-        build_stage(config, part, OFF)
+        build_stage(RankSpec(config, part), OFF)
     with refused("nf4 weights cannot be computed"):
         split(saved / "base", part.folder.parent.parent / "never", "0+4", progress=False, layout=Layout("nf4"))
     probe("none", torch.float32, "cpu")

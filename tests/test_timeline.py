@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from launch.hosts.clock import learn_time, tell_time
 from pipeline.trace import CLOCK, Trace, read
-from scripts import timeline
+from scripts.timeline import __main__ as timeline
 from scripts.timeline.story import NODE, STOP, Story
 from tests.saved import here, models
 

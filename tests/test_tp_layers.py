@@ -12,13 +12,14 @@ from torch import Tensor
 from config.families import FAMILIES
 from model.llama import LlamaConfig, Slice, fill
 from tests.tiny import CONFIG, weights
-from tp.comm import Shared, Whole
+from tp.comm import Galaxy, Megatron
 from tp.group import Table, ThreadGroup
 from tp.layers import Sharded, hollow
 from tp.shares import ranges, shares
 
 MEMBERS = (1, 2, 3, 4)
-COMMS: dict[str, Callable[[Any], Any]] = {"tp": Whole, "galaxy": lambda group: Shared(group, CONFIG.hidden, tile=0)}
+COMMS: dict[str, Callable[[Any], Any]] = {
+    "tp": lambda group: Megatron(group, CONFIG.hidden), "galaxy": lambda group: Galaxy(group, CONFIG.hidden, tile=0)}
 
 
 def config(family: str, **sizes: int) -> LlamaConfig:
@@ -143,7 +144,7 @@ def test_a_segment_with_few_rows_for_a_member_is_summed_whole():
 
         recv = send
 
-    comm = Shared(Silent(Table(2), 0), 3, tile=4)
+    comm = Galaxy(Silent(Table(2), 0), 3, tile=4)
     for rows, expected in ((7, ["sum"]), (8, ["tile", "tile"])):
         Silent.calls.clear()
         comm.open(rows, 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from config.profiles import PROFILES
 from sim.groups import Paced, all_reduce, hop
-from tp.comm import Shared, Whole
+from tp.comm import Galaxy, Megatron
 from tp.group import Table, ThreadGroup
 
 # 8 Mbit/s are 1 byte in a microsecond; no work but what is stated
@@ -50,14 +50,14 @@ def spent(make, rows: int, text: int) -> tuple[float, Tensor]:
 
 
 def test_a_block_takes_its_share_of_the_model_and_its_all_reduce():
-    seconds, sums = spent(Whole, rows=4, text=100)
+    seconds, sums = spent(lambda group: Megatron(group, 4), rows=4, text=100)
     layer = 0.75 * (80 + 4 + 10) / 4e3  # the largest share of one layer
     wanted = 2 * (layer + 2 * all_reduce(PROFILE, 4000, 2))
     assert wanted <= seconds < wanted + 0.1 and torch.equal(sums, torch.full((4, 4), 2.0))
 
 
 def test_tiles_travel_while_others_are_multiplied():
-    seconds, sums = spent(lambda group: Shared(group, 4, tile=1), rows=4, text=100)
+    seconds, sums = spent(lambda group: Galaxy(group, 4, tile=1), rows=4, text=100)
     product = 0.75 * (80 + 2 + 10) / 4e3 / 4  # of a tile, half a block: longer than its way to the next member
     assert product > hop(PROFILE, 2000)
     wanted = 2 * 4 * (2 * product)  # of two layers twice in and out, with two tiles each

@@ -14,7 +14,7 @@ from model.checkpoint import Checkpoint
 from model.eagle import Eagle3Head, EagleHead, fit_head, inner_layers
 from model.text import Text
 from pipeline.decode import Request
-from scripts import train_eagle
+from scripts.train_eagle import __main__ as train_eagle
 from scripts.train_eagle import heads
 from scripts.train_eagle.course import Course
 from scripts.train_eagle.data import Row, draw, make_row, read_conversations

@@ -5,7 +5,7 @@ inputs are, `scatter` and `gather` are the way in and out of the slice.
 """
 from __future__ import annotations
 
-from typing import Any, Protocol, Sequence
+from typing import Any, Callable, Protocol, Sequence
 
 from torch import Tensor
 
@@ -54,12 +54,12 @@ class Comm(Protocol):
         """All rows again."""
 
 
-class Whole:
-    """Megatron: every member keeps all rows, and each block ends with one all-reduce."""
+class Megatron:
+    """Every member keeps all rows, and each block ends with one all-reduce."""
 
     gathers = tiled = False
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, hidden: int) -> None:
         self._group = group
 
     def open(self, rows: int, text: int) -> None:
@@ -81,8 +81,8 @@ class Whole:
         return x_tD
 
 
-class Shared:
-    """Galaxy: between blocks a member keeps its own rows, which cost it norms and sums for those only.
+class Galaxy:
+    """Between blocks a member keeps its own rows, which cost it norms and sums for those only.
 
     Each block begins with an all-gather and ends with a reduce-scatter, both in tiles under the products beside them.
     A segment with fewer than `tile` rows for a member is computed as Megatron does. `hidden` is the width of a row.
@@ -92,7 +92,7 @@ class Shared:
 
     def __init__(self, group: Group, hidden: int, tile: int = TILE) -> None:
         self._group, self._hidden, self._tile = group, hidden, tile
-        self._whole = Whole(group)
+        self._megatron = Megatron(group, hidden)
         self.tiled = False
 
     def open(self, rows: int, text: int) -> None:
@@ -111,10 +111,14 @@ class Shared:
 
     def leave(self, x_TN: Tensor, product: Product) -> Tensor:
         if not self.tiled:
-            return self._whole.leave(x_TN, product)
+            return self._megatron.leave(x_TN, product)
         return reduce(self._group, x_TN, self._bounds, product, self._hidden)
 
     def gather(self, x_tD: Tensor) -> Tensor:
         if not self.tiled:
             return x_tD
         return gather(self._group, x_tD, self._bounds, [lambda tile: tile])[0]
+
+
+# By the name of a target (config/methods.py): made of a group, and of the width of a row.
+COMMS: dict[str, Callable[[Group, int], Comm]] = {"tp": Megatron, "galaxy": Galaxy}

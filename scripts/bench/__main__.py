@@ -28,7 +28,8 @@ from tqdm import tqdm
 
 from config.presets import ROOT
 from config.run_config import RunConfig
-from launch.run import Command, Session, run
+from launch.pipeline import Session
+from launch.run import Command, run
 from model.drafts import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Answer, Decoder, Request

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from scripts.bench.forms import Form, build
-from tp.comm import Shared, Whole
+from tp.comm import COMMS, Megatron
 from tp.group import Table, ThreadGroup, Wait
 from tp.layers import Sharded
 
@@ -58,7 +58,7 @@ def alone(args: argparse.Namespace) -> None:
     """A sharded stage of one member beside the same stage as it is, by turns."""
     form = Form(torch.float32, "none")
     whole, shared = build(args, [form])[form], build(args, [form])[form]
-    shared = shared._replace(body=Sharded(shared.body, Whole(Counting(1))))  # type: ignore[arg-type]
+    shared = shared._replace(body=Sharded(shared.body, Megatron(Counting(1), args.hidden)))  # type: ignore[arg-type]
     took: dict[int, list[tuple[float, float]]] = {rows: [] for rows in args.rows}
     for repeat in tqdm(range(args.repeats + 1), desc="segments", leave=False):
         for rows, pairs in took.items():
@@ -80,6 +80,6 @@ def count(args: argparse.Namespace, size: int = 4) -> None:
     print(f"a layer of one of {size} members, {rows} rows")
     for name in ("tp", "galaxy"):
         stage, group = build(args, [form])[form], Counting(size)
-        comm = Whole(group) if name == "tp" else Shared(group, args.hidden)
+        comm = COMMS[name](group, args.hidden)
         stage._replace(body=Sharded(stage.body, comm)).segment(rows)  # type: ignore[arg-type]
         print(f"  {name:<8}{group.sums / args.layers:6.2f} sums{group.tiles / args.layers:8.2f} tiles sent")

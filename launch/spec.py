@@ -1,0 +1,101 @@
+"""One rank as a configuration and its part of the split make it: sizes, device, number type, weights, cache slots.
+
+It knows nothing about processes or rank numbers, and reads no weights.
+"""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from config.methods import METHODS
+from config.profiles import Profile
+from config.run_config import RunConfig
+from model.llama import LlamaConfig
+from model.quant import agreed, probe
+from model.weights import Part
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """What a rank is built from. Everything else follows, and is worked out once."""
+
+    config: RunConfig
+    part: Part
+
+    @cached_property
+    def sizes(self) -> LlamaConfig:
+        """Of the whole model."""
+        return LlamaConfig.read(self.part.config)
+
+    @cached_property
+    def context(self) -> int:
+        """The most tokens of prompt and answer together."""
+        return min(self.config.max_length, self.sizes.context)
+
+    @cached_property
+    def slots(self) -> int:
+        """Of a cache: for the text, and for guesses that live, are under way or wait to be pruned."""
+        tree, ranks = self.config.tree, len(self.part.stages)
+        grown = tree.expand.nodes + ranks * tree.idle.nodes
+        layers = ranks * self.config.init_topk_pipedec
+        return self.context + 8 * max(tree.init.nodes, grown, layers)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the rank computes."""
+        if self.config.device != "auto":
+            return torch.device(self.config.device)
+        count = torch.cuda.device_count()
+        return torch.device(f"cuda:{self.part.rank % count}" if count else "cpu")
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The number type in which the rank computes.
+
+        `auto` keeps float32 on a CPU, although some are faster in bfloat16: there a text shall not depend on the method
+        (docs/performance.md).
+        """
+        if self.config.dtype != "auto":
+            return getattr(torch, self.config.dtype)  # type: ignore[no-any-return]
+        return torch.float16 if self.device.type == "cuda" else torch.float32
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor of that type on that device."""
+        return torch.empty(0, dtype=self.dtype, device=self.device)
+
+    @cached_property
+    def quant(self) -> str:
+        """The kind of weights that the layers run with; another than the split holds is refused."""
+        return agreed(self.config.quant, self.part.quant, self.part.folder)
+
+    @property
+    def quantizes(self) -> str:
+        """The kind of weights that are made of plain ones while loading, or none."""
+        return self.quant if self.part.quant == "none" else "none"
+
+    @property
+    def draft(self) -> str:
+        """The kind of draft: that of the method, if it has any."""
+        return "none" if METHODS[self.config.pipeline_type].draft == "none" else self.config.draft
+
+    @property
+    def cluster(self) -> Profile | None:
+        """The emulated cluster."""
+        return self.config.cluster
+
+    def draft_quant(self) -> str:
+        """The kind of weights that a draft runs with; refused where this rank cannot compute them."""
+        kind = self.quant if self.config.quant_draft else "none"
+        probe(kind, self.dtype, self.device)
+        return kind
+
+    def prepare_torch(self) -> None:
+        """Settings of the whole process."""
+        torch.set_grad_enabled(False)
+        cores = os.cpu_count() or 1
+        torch.set_num_threads(self.config.threads_per_rank or max(1, cores // self.part.world))
