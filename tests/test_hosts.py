@@ -187,11 +187,11 @@ def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, tol
 
 
 def test_one_character_makes_another_version(tmp_path):
-    shutil.copytree(ROOT / "scripts" / "start", tmp_path / "scripts" / "start")
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
     before = code_version(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "copy")
     assert code_version(tmp_path / "copy") == before
-    with (tmp_path / "copy" / "scripts" / "start" / "hosts.py").open("a") as file:
+    with (tmp_path / "copy" / "launch" / "hosts" / "board.py").open("a") as file:
         file.write("#")
     assert code_version(tmp_path / "copy") != before
 
