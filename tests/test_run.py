@@ -60,7 +60,7 @@ def test_five_processes_write_what_threads_write(saved, tmp_path, method, temper
     named = {(event["pid"], event["name"]) for event in events}
     for rank in range(1, 5):
         assert (rank, "forward") in named
-        assert (rank, "prune") in named or method == "ar"  # its one prune may come behind the Reset, and is ignored then
+        assert (rank, "prune") in named or method == "ar"  # whose one prune may come behind the Reset
     assert {(0, "send"), (0, "recv"), (0, "wait")} <= named and ((0, "grow") in named) == (method != "ar")
 
 
