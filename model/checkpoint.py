@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import os
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,9 @@ def _load_bin(path: Path) -> dict[str, Tensor]:
     if _mappable(path):
         options["mmap"] = True
     try:
-        content = torch.load(str(path), **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch finds odd is either refused or harmless
+            content = torch.load(str(path), **options)
     except Exception as error:  # an unpickler that is given any bytes may raise anything
         reason = (str(error).splitlines() or ["it ends too early"])[0]
         raise ValueError(f"{path} cannot be read ({shown(reason)}); {AGAIN}") from None

@@ -71,7 +71,8 @@ WRONG = [  # fields of a config, and how they are told
     *(({name: value}, f"{name}={value!r}, which should be an object")
       for name in ("rope_scaling", "rope_parameters", "eagle_config") for value in ([], ["linear", 2.0], "linear", 0)),
     ({"rope_scaling": {"type": ["linear"]}}, "type=['linear'], which should be a name"),
-    *(({"model_type": value}, f"model_type={value!r}, which should be a name") for value in (["llama"], {}, 3, "a\x1bb")),
+    *(({"model_type": value}, f"model_type={value!r}, which should be a name")
+      for value in (["llama"], {}, 3, "", "a\x1bb")),
     *(({"architectures": value}, "architectures=") for value in ("LlamaForCausalLM", [["LlamaForCausalLM"]], [3], {})),
     *(({"eos_token_id": value}, f"eos_token_id={value!r}, which should be a token id or a list of them")
       for value in ([[2]], {"a": 2}, "2", -1, 2.0, [2, None], True)),
@@ -138,7 +139,7 @@ def test_layers_without_end_are_refused_at_once(model):
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["llama", "linear", 1, 2, 16]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["llama", "linear", 1, 16]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(ROPE)), inner, max_size=4),
     max_leaves=6)
 
@@ -200,7 +201,8 @@ def test_lines_of_other_files_are_read_by_the_same_reader():
 
 def test_values_are_shown_short_and_harmless():
     assert shown("\x1b[2J\n\u202e") == r"'\x1b[2J\n\u202e'"
-    assert all(len(shown(value)) < 300 for value in ("x" * 10 ** 6, list(range(10 ** 5)), {"a" * 999: ["b" * 999] * 99}))
+    for value in ("x" * 10 ** 6, list(range(10 ** 5)), {"a" * 999: ["b" * 999] * 99}):
+        assert len(shown(value)) < 300
 
 
 # Names
