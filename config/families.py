@@ -53,10 +53,12 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     # transformers 4 has rope_theta and rope_scaling, transformers 5 has all of it in rope_parameters
     rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    given = {**config, **{name: rotary.get(name, config.get(name) if name in CONFIG else None) for name in ROPE}}
+    known = {name: value for name, value in rotary.items() if name in ROPE}
+    unknown = {name: value for name, value in rotary.items() if name not in ROPE and value is not None}
+    elsewhere = dict.fromkeys(name for name in ROPE if name not in CONFIG)  # outside of rope_scaling they say nothing
+    given = {**config, **elsewhere, **known}
     given["model_type"] = given.get("model_type") or "llama"
     given["rope_type"] = rotary.get("rope_type") or rotary.get("type") or "default"
-    unknown = {name: value for name, value in rotary.items() if name not in ROPE and value is not None}
     checks: list[tuple[str, Any, Any]] = [
         ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
         ("rope_scaling", unknown, ({},)),

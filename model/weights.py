@@ -34,11 +34,11 @@ BLOCK = 1 << 24  # bytes hashed at once
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # what weights are stored in
 QUANTIZED = (torch.int8, torch.uint8)  # weights that have a scale beside them
 ENTRY = {"bytes": whole(0, 1 << 48), "sha256": NAME}  # of a file, in a manifest
-LAYERS = list_of(whole(0, 1 << 16), most=1 << 12)
+LAYERS = list_of(whole(0, 1 << 16), most=1024)
 FIELDS = {  # of a manifest
     "rank": whole(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
     "quant": one_of(*(kind for kind in CHOICES["quant"] if kind != "auto")),
-    "shares": list_of(number(1e-9, 1e9), most=1 << 12),
+    "shares": list_of(number(1e-9, 1e9), most=1024),
     "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda value: _are_files(value)),
 }
 NEEDED = ("rank", "stages", "layers", "split_id", "files")
@@ -214,9 +214,11 @@ def seats(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
 
 
 def _are_files(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        stays_inside(name) and isinstance(entry, dict) and all(kind.fits(entry.get(key)) for key, kind in ENTRY.items())
-        for name, entry in value.items())
+    return isinstance(value, dict) and all(map(stays_inside, value)) and all(map(_is_entry, value.values()))
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and all(kind.fits(value.get(key)) for key, kind in ENTRY.items())
 
 
 class Part:
@@ -265,11 +267,13 @@ class Part:
         if sum(self.stages) != layers:
             raise ValueError(f"{self.folder / MANIFEST} speaks of {sum(self.stages)} layers, and config.json beside it "
                              f"of {layers}; {again}")
-        held, (first, end) = {int(layer[1]) for layer in map(LAYER.match, names) if layer}, self.layers
-        if len(held) != end - first or not all(first <= number < end for number in held):
+        first, end = self.layers
+        held = {int(layer[1]) for layer in map(LAYER.match, names) if layer}
+        if len(held) != end - first or not all(first <= i < end for i in held):
             raise ValueError(f"{self.folder} holds other layers than its {MANIFEST} says; {again}")
         for name in names:
-            scaled = self.quant != "none" and name.endswith(".weight") and f"{name[:-len('weight')]}scale" in names
+            owner, _, own = name.rpartition(".")
+            scaled = self.quant != "none" and own == "weight" and f"{owner}.scale" in names
             check_type(self.weights, name, QUANTIZED if scaled else FLOATS)
 
     @property

@@ -32,7 +32,7 @@ def test_a_folder_that_was_never_split_says_which_command_to_type(tmp_path):
     ({"stages": [0, 1, 3]}, "speaks of 4 layers, and config.json beside it of 3"),
     ({"rank": None}, "does not give rank"), ({"rank": True}, "rank=True"), ({"rank": -1}, "rank=-1"),
     ({"stages": "0+1+2"}, "stages='0+1+2', which should be a list"), ({"stages": [0, 1, 2.0]}, "stages=[0, 1, 2.0]"),
-    ({"stages": [0, 1, -2]}, "stages=[0, 1, -2]"), ({"stages": [0] * 5000}, "a list of at most 4096"),
+    ({"stages": [0, 1, -2]}, "stages=[0, 1, -2]"), ({"stages": [0] * 5000}, "a list of at most 1024"),
     ({"layers": 1}, "layers=1"), ({"layers": [[0], 1]}, "layers=[[0], 1]"), ({"split_id": 7}, "split_id=7"),
     ({"split_id": "\x1b[2J"}, "split_id='\\x1b[2J'"),
     ({"quant": "zz"}, "quant='zz', which should be one of none, int8"),
