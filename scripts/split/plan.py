@@ -10,14 +10,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from model.checkpoint import Checkpoint
-from model.eagle import borrows_embedding
+from model.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
 from model.quant import Recast
 from model.text import TOKENIZER_FILES
-from model.weights import HEAD, VERSION, Part, assign, check_model, plan_stages, seats
+from model.weights import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, plan_stages, seats
 from tp.shares import Shard, held
 
+INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # what a head's maps between vocabularies are stored in
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
 
 
@@ -83,6 +86,9 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     head = Checkpoint(eagle_dir) if eagle_dir else None
     check_model(source)
     borrows = head is not None and borrows_embedding(head, source.config)
+    if head:
+        for name in head.names():
+            check_type(head, name, INDICES if name in MAPS else FLOATS)
     c = LlamaConfig.read(source.config)
     counts = plan_stages(stages, source) if stages else [c.layers]
     whole = assign(source.names(), counts, c.tied, borrows)
