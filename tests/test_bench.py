@@ -240,7 +240,7 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["methods=ar,ar"], "names something twice"),
     (["sets=,"], "sets is empty"),
     (["sets=mt_bench,moon"], "there is no data set moon"),
-    (["temperatures=0,hot"], "hot is not possible: give numbers from 0"),
+    (["temperatures=0,hot"], "hot is not possible: give 0 for the likeliest token or a number"),
     (["temperature=1"], "write temperatures=1"),
     (["repeats=0"], "give 1 or more"),
     (["prompt_ids=1,2"], "name data sets with sets="),
