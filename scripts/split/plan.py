@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from config.sharing import USUAL
 from model.checkpoint import Checkpoint
 from model.eagle import borrows_embedding
 from model.llama import LlamaConfig
@@ -84,6 +85,7 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     check_model(source)
     borrows = head is not None and borrows_embedding(head, source.config)
     c = LlamaConfig.read(source.config)
+    check_group(len(layout.shares), c.heads)
     counts = plan_stages(stages, source) if stages else [c.layers]
     whole = assign(source.names(), counts, c.tied, borrows)
     parts = [held(whole[stage], c, layout.shares, member) for stage, member in seats(counts, len(layout.shares))]
@@ -91,6 +93,14 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     identity = [VERSION, counts, describe(source), text, describe(head) if head else None, asdict(layout)]
     split_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     return Plan(source, head, counts, parts, layout, split_id, Path(out_dir))
+
+
+def check_group(ranks: int, heads: int) -> None:
+    """Refuse to share a layer among ranks that would have next to nothing of it."""
+    most = max(heads, USUAL)
+    if ranks > most:
+        raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {heads} heads: choose "
+                         f"at most {most}, as tp={most} or --tp {most}")
 
 
 def describe(source: Checkpoint) -> dict[str, Any]:
