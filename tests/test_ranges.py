@@ -1,4 +1,4 @@
-"""Every key that is a number has a range; what is no number in plain digits, or outside of it, is told in a sentence."""
+"""Every key that is a number has a range; what is outside, or is no number in plain digits, is told in a sentence."""
 from __future__ import annotations
 
 import pytest
@@ -12,7 +12,8 @@ from config.sharing import RANKS
 
 ALL = {**RANGES, "tp": RANKS, "repeats": REPEATS}
 NUMBERS = {option.name: option for option in options(EvalConfig) if option.kind in ("int", "float")}
-NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0", "１", "+5", " 5", "5 ", "5\n", "", "0x10", "1e", "--1", "1,5", "٣")
+NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0", "１", "+5", " 5", "5 ", "5\n", "", "0x10", "1e",
+        "--1", "1,5", "٣")
 FAR = (str(10**30), str(-10**30))
 
 
