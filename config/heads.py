@@ -87,7 +87,7 @@ def _window_problems(config: Mapping[str, Any], context: int) -> Iterator[str]:
     kinds, window = config.get("layer_types"), config.get("sliding_window")
     if kinds is not None and kinds != ["full_attention"]:
         yield _only("layer_types", kinds, "['full_attention']")
-    if window is not None and config.get("use_sliding_window", True) and not (
+    if window is not None and config.get("use_sliding_window") is not False and not (
             isinstance(window, int) and window >= context):
         yield _only("sliding_window", window, f"null, use_sliding_window=false or at least {context}")
 

@@ -90,7 +90,7 @@ OTHER = {  # what is told: of EAGLE-3 or not, and the fields that say so
     "layer_types=['sliding_attention'], which": (True, {"layer_types": ["sliding_attention"]}),
     "sliding_window=255, which is not supported (only null, use_sliding_window=false or at least 256)": (
         True, {"sliding_window": 255, "use_sliding_window": True}),
-    "sliding_window=64, which": (False, {"sliding_window": 64}),
+    "sliding_window=64, which": (False, {"sliding_window": 64, "use_sliding_window": None}),
     "sliding_window='4096', which": (False, {"sliding_window": "4096"}),
     "eagle_aux_hidden_state_layer_ids=[1, 11, 21], which is not supported (only [2, 12, 21] is, or [1, 11, 20] where":
         (True, {"eagle_aux_hidden_state_layer_ids": [1, 11, 21]}),
