@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from config.sharing import USUAL
 from model.checkpoint import Checkpoint
 from model.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
@@ -90,6 +91,7 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
         for name in head.names():
             check_type(head, name, INDICES if name in MAPS else FLOATS)
     c = LlamaConfig.read(source.config)
+    check_group(len(layout.shares), c.heads)
     counts = plan_stages(stages, source) if stages else [c.layers]
     whole = assign(source.names(), counts, c.tied, borrows)
     parts = [held(whole[stage], c, layout.shares, member) for stage, member in seats(counts, len(layout.shares))]
@@ -97,6 +99,14 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     identity = [VERSION, counts, describe(source), text, describe(head) if head else None, asdict(layout)]
     split_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     return Plan(source, head, counts, parts, layout, split_id, Path(out_dir))
+
+
+def check_group(ranks: int, heads: int) -> None:
+    """Refuse to share a layer among ranks that would have next to nothing of it."""
+    most = max(heads, USUAL)
+    if ranks > most:
+        raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {heads} heads: choose "
+                         f"at most {most}, as tp={most} or --tp {most}")
 
 
 def describe(source: Checkpoint) -> dict[str, Any]:
