@@ -48,9 +48,6 @@ def head_problems(config: Mapping[str, Any], third: bool, inner: Sequence[int], 
     tokens that it will look back on.
     """
     nested = config.get(NESTED) or {}
-    if not isinstance(nested, dict):
-        yield _only(NESTED, nested, "an object")
-        return
     only = {**ONLY, **dict.fromkeys(THIRD, third)}
     told = [pair for pair in config.items() if pair[0] not in READ | {NESTED}]
     for key, value in chain(told, nested.items()):
@@ -63,10 +60,6 @@ def head_problems(config: Mapping[str, Any], third: bool, inner: Sequence[int], 
                    "delete it there")
         elif value != only[key]:
             yield _only(key, value, repr(only[key]))
-    for key in ("draft_vocab_size", "target_hidden_size"):
-        size = config.get(key)
-        if size is not None and (type(size) is not int or size < 1):
-            yield _only(key, size, "a whole number above 0")
     yield from _window_problems(config, context)
 
 

@@ -194,7 +194,7 @@ BROKEN = {
     "lm_head.weight in": {"draft_vocab_size": 39},
     "eagle_aux_hidden_state_layer_ids=[1, 3, 5], which is not supported (only [2, 4, 5] is": {
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}},
-    "it has \\x1b[2J": {"change": lambda t: t.update({"\x1b[2J": torch.zeros(1)})},
+    "holds '\\x1b[2J' in a form": {"change": lambda t: t.update({"\x1b[2J": torch.zeros(1)})},
 }
 
 

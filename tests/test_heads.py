@@ -100,11 +100,11 @@ OTHER = {  # what is told: of EAGLE-3 or not, and the fields that say so
     "eagle_aux_hidden_state_layer_ids, which only a head of EAGLE-3 has": (
         False, {"eagle_aux_hidden_state_layer_ids": INNER}),
     "says 'rope_theta', of which it is not known": (True, {"eagle_config": {"rope_theta": 5}}),
-    "eagle_config=[1], which is not supported (only an object)": (True, {"eagle_config": [1]}),
+    "eagle_config=[1], which should be an object": (True, {"eagle_config": [1]}),
     "says 'residual_multiplier', of which it is not known whether it changes what the head computes; if it does not, "
     "delete it there": (True, {"residual_multiplier": 0.5}),
     r"says '\x1b[2J', of which": (False, {"\x1b[2J": 1}),
-    "draft_vocab_size=-3, which is not supported (only a whole number above 0)": (True, {"draft_vocab_size": -3}),
+    "draft_vocab_size=-3, which should be a whole number from 1": (True, {"draft_vocab_size": -3}),
     "draft_vocab_size='53', which": (True, {"draft_vocab_size": "53"}),
     "the draft head in": (True, {"hidden_act": "gelu"}),
     "is not supported; take the head in the form in which EAGLE, SpecForge or AngelSlim publish it": (
