@@ -95,7 +95,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
     with pipeline(DEEP, stages, strategy, DEEP.twin()) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))
         assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, decoder.target.sampler)
-    assert answer.target_passes <= 6, "some guesses were wrong"
+    # How far continuous guesses ahead depends on how soon its target answers, so nothing is said of that here.
+    assert strategy == "continuous" or answer.target_passes <= 6, "some guesses were wrong"
 
 
 def test_a_small_model_waits_until_the_prompt_is_sent_and_then_does_not_wait_for_answers():
