@@ -199,7 +199,7 @@ def test_one_character_makes_another_version(tmp_path):
 
 def facts(**change):
     return {"host": "b", "address": "10.0.0.1", "code": "c", "world": 3, "split": "s", "settings": {"dtype": "auto"},
-            "interface": "eth0", **change}
+            "interface": "eth0", "port": 1, **change}
 
 
 @pytest.mark.parametrize(("change", "told"), [
