@@ -14,7 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +34,8 @@ from tests.saved import models, wait_until
 from tests.tiny import Tiny
 
 ASK = ("prompt_ids=5,17,40", "max_new_tokens=12", "seed=4", "temperature=0.7", "ignore_eos=true", "dtype=float64")
-ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=2")
+LONG = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
+ENDLESS = (*LONG, "timeout=2")
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +149,40 @@ def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
 @pytest.mark.parametrize(("text", "told"), [
     ("b0\n", "names 1 boards: write one line for each rank"),
     ("b0\nb1 eth0\n", "line 2 of"), ("b0\nb1 iface=eth0\n", "is no board: write [USER@]ADDRESS"),
-    ("user=me\nb1\n", "line 1 of"), ("me@\nb1\n", "line 1 of"),
+    ("user=me\nb1\n", "line 1 of"), ("me@\nb1\n", "line 1 of"), ("b0\n-b1\n", "line 2 of .* begins with -"),
+    ("b0\nb1 user=-l\n", "line 2 of"), ("b0\nb1 folder=-x\n", "line 2 of"), ("b0\nb1 user=a user=b\n", "line 2 of"),
+    ("b0\n\0b1\n", "line 2 of"), ("b0\nb1\x1b[2J\n", "line 2 of"), ("b0\nb..1\n", "line 2 of"),
+    ("b0\n" + "b" * 64 + "\n", "line 2 of"), ("b0\nb1/x\n", "line 2 of"), ("b0\nb1:22\n", "line 2 of"),
+    ("b0\nb1\u2028b2\n", "line 2 of"),
 ])
 def test_a_line_that_is_no_board_is_named(tmp_path, text, told):
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(ValueError, match=told.replace("[", r"\[")):
         read_hosts(str(tmp_path / "hosts"))
+
+
+def test_a_hosts_file_of_another_editor_is_read_or_told(tmp_path):
+    path, text = tmp_path / "hosts", "10.0.0.1\r\nb\u00fccher user=j\u00fcrgen\r\n"
+    path.write_bytes(text.encode("utf-8-sig"))
+    assert read_hosts(str(path)) == [Line("10.0.0.1"), Line("b\u00fccher", "j\u00fcrgen")]
+    for coding, told in (("latin-1", "is not written in UTF-8"), ("utf-16", "is not written in UTF-8"),
+                         ("utf-16-le", "UTF-8|line 1 of .* is no board")):
+        path.write_bytes(text.encode(coding))
+        with pytest.raises(ValueError, match=told):
+            read_hosts(str(path))
+    for wrong, told in ((tmp_path, "cannot be read"), (tmp_path / "none", "there is no hosts file")):
+        with pytest.raises(ValueError, match=told):
+            read_hosts(str(wrong))
+
+
+def test_rank_0_listens_at_the_address_that_the_others_can_find(monkeypatch):
+    assert Board(0, "127.0.0.1", 1, "", 1, ()).place() == Board(0, "localhost", 1, "", 1, ()).place() == "127.0.0.1"
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")  # as some systems know their own name
+    monkeypatch.setattr("scripts.start.hosts.is_here", lambda address: True)
+    monkeypatch.setattr("scripts.start.hosts.addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.1"})
+    assert Board(0, "b0", 1, "eth0", 1, ()).place() == "10.0.0.1"
+    with pytest.raises(ValueError, match=r"b0 is 127.0.1.1 on this board itself.*eth0 10.0.0.1"):
+        Board(0, "b0", 1, "", 1, ()).place()
 
 
 def found(environment, text="", tmp_path=None, **keys):
@@ -180,6 +212,8 @@ def test_without_a_board_or_under_torchrun_no_others_are_waited_for():
     ({"NODE_RANK": "2"}, "b0\nb1\n", "give a number from 0 to 1"),
     ({}, "203.0.113.1\n203.0.113.2\n", "no line of .* is this board, which has lo 127.0.0.1"),
     ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: say which"),
+    ({"NODE_RANK": "1", "MASTER_ADDR": "a..b"}, "", "'a..b' is no name or address of a board"),
+    ({"NODE_RANK": "\u00b2"}, "", "is not possible"),
 ])
 def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, told):
     with pytest.raises(ValueError, match=told):
@@ -379,6 +413,41 @@ def test_a_board_that_is_killed_or_stopped_by_hand_in_mid_run_is_named_on_all_ot
     assert said(killed, 0) == said(killed, 1)
     assert said(killed, 0).startswith(f"flowspec: rank 2 ({host}, 127.0.0.1) was lost: its connection broke")
     assert said(stopped, 0) == said(stopped, 2) == f"flowspec: rank 1 ({host}, 127.0.0.1) failed: it was stopped"
+
+
+def listening(pid):
+    """The addresses at which a process listens, as the system writes them."""
+    mine = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+
+
+def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_told_as_that(start, loopback, tmp_path):
+    ended, port = threading.Event(), int(loopback[1].partition("=")[2])
+
+    def annoy():
+        idle = []
+        while not ended.wait(0.02):
+            with suppress(OSError):
+                idle.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+                idle[-1].sendall((b"", b"\x1b[2Jowned\n", b"[" * 200 + b"\n", b'["flowspec", 0]\n')[len(idle) % 4])
+
+    thread = threading.Thread(target=annoy)
+    thread.start()
+    try:
+        runs = [start(rank, *loopback, *LONG, "timeout=4") for rank in range(3)]
+        assert flows(tmp_path, runs), said(tmp_path, 0)
+        assert {address for begun in runs for address in listening(begun.pid)} == {"0100007F"}  # 127.0.0.1
+    finally:
+        ended.set()
+        thread.join()
+    assert (tmp_path / "err0").read_text().count("what is not of this run") == 1
+    os.kill(runs[0].pid, signal.SIGSTOP)
+    assert ends(runs[1:]) == [75, 75]
+    for rank in (1, 2):
+        told = f"flowspec: rank 0 ({socket.gethostname()}, 127.0.0.1) was lost: its board answers, but its program does"
+        assert said(tmp_path, rank).startswith(told)
+    assert "\x1b" not in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
 
 
 @namespaces

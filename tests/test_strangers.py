@@ -1,4 +1,4 @@
-"""What anybody in the boards' network can write to them: the store, its entries, the door, and a rank 0 that is none."""
+"""What anybody in the boards' network may write to them: to the store and the door, and in the place of rank 0."""
 from __future__ import annotations
 
 import json

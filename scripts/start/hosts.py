@@ -127,6 +127,8 @@ def _line(words: Sequence[str]) -> Line | None:
     pairs = [word.partition("=")[::2] for word in words[1:]] + [("user", user)] * bool(at)
     given = dict(pairs)
     sound = len(given) == len(pairs) and all(key in WORDS and WORDS[key].fullmatch(given[key]) for key in given)
+    if given.get("folder", "").startswith("~/"):
+        given["folder"] = given["folder"][2:].lstrip("/") or "."  # it counts from the home anyhow
     return Line(address, **given) if sound and is_address(address) else None
 
 
