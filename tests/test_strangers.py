@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import select
 import socket
 import struct
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.pulse import Pulse
+from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost
+from scripts.start.clock import learn_time, tell_time
 from scripts.start.compare import judge_ways, open_door, reaches
 from scripts.start.entries import Junk, clean, plain
 from scripts.start.store import STRANGERS, Keeper, Lost, Shelf, Store, Wire, hang_up
@@ -45,15 +49,15 @@ def guest(keeper, rank):
 def throw(keeper, *pieces):
     """What a stranger's connection gets back for some bytes."""
     with socket.create_connection((HERE, port_of(keeper)), timeout=20) as way:
-        for piece in pieces:
-            way.sendall(piece)
-        way.shutdown(socket.SHUT_WR)
         got = b""
         try:
+            for piece in pieces:
+                way.sendall(piece)
+            way.shutdown(socket.SHUT_WR)
             while more := way.recv(1 << 16):
                 got += more
         except OSError:
-            pass
+            pass  # it was sent away before it had said all
         return got
 
 
@@ -115,6 +119,17 @@ def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
+    wire = Wire((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
+    crowd = [socket.create_connection((HERE, port_of(keeper)), timeout=20) for _ in range(2 * STRANGERS)]
+    assert wait_until(lambda: select.select([wire._way], [], [], 0)[0], 20)  # it was the oldest
+    with pytest.raises(OSError):
+        wire.greet(1)
+    assert works(keeper, 1)
+    for way in crowd:
+        way.close()
+
+
 def test_a_seat_is_taken_once(keeper):
     assert works(keeper, 1)
     again = Wire((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
@@ -156,6 +171,17 @@ def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
     pulse = Pulse(own, 0, 3, 20)
     pulse.start(heard.append)
     assert wait_until(lambda: heard, 20) and heard[0].isprintable() and "all is well" in heard[0]
+
+
+def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
+    trace, noted = NoTrace(), {}
+    trace.note = lambda name, since, **facts: noted.update(facts)
+    own, one = Store(keeper.shelf.own), guest(keeper, 1)
+    teller = threading.Thread(target=tell_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
+    teller.start()
+    learn_time(one, 1, "there", trace)
+    teller.join(20)
+    assert noted["ahead"] == pytest.approx(1000, abs=5)
 
 
 # --- a rank 0 that is none --------------------------------------------------------------------------------------------

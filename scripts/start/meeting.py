@@ -116,7 +116,7 @@ class Meeting:
 
     def _missing(self, topic: str, world: int) -> str:
         """In words, the ranks that have not written yet."""
-        ranks = [rank for rank in range(world) if not self._store.check([f"{topic}/{rank}"])]
+        ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
     def _say(self, missing: str, said: str) -> str:
@@ -193,6 +193,7 @@ class Guest(Meeting):
         while True:
             try:
                 wire = Wire((board.master, board.port), names, PATIENCE)
+                holder = wire.greet(board.rank)
                 break
             except OSError as error:
                 refused, why = error.errno == errno.ECONNREFUSED, error.strerror or str(error)
@@ -205,7 +206,7 @@ class Guest(Meeting):
                 raise PeerLost(LATE.format(names[0], board.wait)) from None
             said = said or bool(self._say(board.named(0), ""))
             time.sleep(LOOK)
-        if holder := wire.greet(board.rank):
+        if holder:
             raise ValueError(f"rank {board.rank} is there already, from {holder}: end the run of which it is, or give "
                              "this board a NODE_RANK of its own")
         return wire

@@ -84,8 +84,8 @@ class Shelf:
         owner = self._owners.get(key, writer) if owner is None and not shared else owner
         if owner not in (None, writer):
             raise Junk(f"{plain(key)}: it belongs to rank {owner}")
-        entry = clean(key, raw)
-        more = len(entry) + len(key) - (len(self._entries[key]) + len(key) if key in self._entries else 0)
+        entry, held = clean(key, raw), self._entries.get(key)
+        more = len(entry) + (len(key) if held is None else -len(held))
         if self._bytes + more > ALL:
             raise Junk("the store is full")
         self._bytes += more
@@ -112,14 +112,14 @@ class Keeper(socketserver.ThreadingTCPServer):
         with self._lock:
             self._strangers[request] = None
             oldest = next(iter(self._strangers)) if len(self._strangers) > STRANGERS else None
-        if oldest is not None:
-            self.forget(oldest)
+        if oldest is not None and self.forget(oldest):
             hang_up(oldest)
         super().process_request(request, client_address)
 
-    def forget(self, request: Any) -> None:
+    def forget(self, request: Any) -> bool:
+        """It is no stranger any more; whether it was one until now."""
         with self._lock:
-            self._strangers.pop(request, None)
+            return self._strangers.pop(request, self) is None
 
     def seat(self, rank: int, address: str) -> str:
         """Who has the seat already; empty if it is this one's from now on."""
@@ -152,13 +152,15 @@ class Seat(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         address = str(self.client_address[0])
         try:
-            rank = self._greet(self.rfile.readline(GREETING_BYTES))
-            if rank is None:
+            greeting = self.rfile.readline(GREETING_BYTES)
+            if not greeting:
                 return
+            rank = greeted(greeting)
+            if not self.server.forget(self.request):
+                return  # it was sent away just now, and will come again
             holder = self.server.seat(rank, address)
             self._say("taken" if holder else "welcome", holder)
             if not holder:
-                self.server.forget(self.request)
                 self.request.settimeout(None)
                 self._serve(rank, address)
         except Junk as junk:
@@ -167,17 +169,6 @@ class Seat(socketserver.StreamRequestHandler):
     def finish(self) -> None:
         self.server.forget(self.request)
         super().finish()
-
-    def _greet(self, line: bytes) -> int | None:
-        """The rank that somebody says to be; None if nothing was said."""
-        if not line:
-            return None
-        said = parse(line)
-        if type(said) is not list or len(said) != 2 or said[0] != GREETING or type(said[1]) is not int:
-            raise Junk("it is no rank's greeting")
-        if not 0 < said[1] < RANKS:
-            raise Junk(f"there is no rank {said[1]}")
-        return int(said[1])
 
     def _serve(self, rank: int, address: str) -> None:
         while line := self.rfile.readline(LINE):
@@ -193,6 +184,16 @@ class Seat(socketserver.StreamRequestHandler):
         self.wfile.write(json.dumps([word, value]).encode() + b"\n")
 
 
+def greeted(line: bytes) -> int:
+    """The rank that a greeting names; raises Junk."""
+    said = parse(line)
+    if type(said) is not list or len(said) != 2 or said[0] != GREETING or type(said[1]) is not int:
+        raise Junk("it is no rank's greeting")
+    if not 0 < said[1] < RANKS:
+        raise Junk(f"there is no rank {said[1]}")
+    return int(said[1])
+
+
 class Wire:
     """A guest's way to the store. Whatever breaks it is told as the loss of rank 0, in a sentence."""
 
@@ -205,8 +206,11 @@ class Wire:
         self._answers = self._way.makefile("rb")
 
     def greet(self, rank: int) -> str:
-        """Take the seat of a rank; who has it already, if somebody has."""
-        word, holder = self._exchange([GREETING, rank])
+        """Take the seat of a rank; who has it already, if somebody has. OSError: it is worth another try."""
+        try:
+            word, holder = self._swap([GREETING, rank])
+        except socket.timeout:
+            raise Lost(self._silence()) from None
         return plain(str(holder)) if word == "taken" else ""
 
     def ask(self, what: str, key: str, value: Any) -> Any:
@@ -219,18 +223,19 @@ class Wire:
         with self._lock:
             if not self._lost:
                 try:
-                    self._way.settimeout(self.patience)
-                    self._way.sendall(json.dumps(request).encode() + b"\n")
-                    return self._parsed(self._answers.readline(LINE))
+                    return self._swap(request)
                 except socket.timeout:
                     self._lost = self._silence()
                 except OSError:
                     self._lost = self._ended
             raise Lost(self._lost)
 
-    def _parsed(self, line: bytes) -> Sequence[Any]:
+    def _swap(self, request: Sequence[Any]) -> Sequence[Any]:
+        self._way.settimeout(self.patience)
+        self._way.sendall(json.dumps(request).encode() + b"\n")
+        line = self._answers.readline(LINE)
         if not line:
-            raise ConnectionError
+            raise ConnectionError("it hung up")
         try:
             answer = parse(line)
             if type(answer) is list and len(answer) == 2:
