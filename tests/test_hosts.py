@@ -29,6 +29,7 @@ from scripts.split.write import split
 from scripts.start import meeting
 from scripts.start.compare import code_version, judge_facts, judge_ways
 from scripts.start.hosts import BOARD, Board
+from scripts.start.store import Wire
 from tests.saved import models, wait_until
 from tests.tiny import Tiny
 
@@ -367,6 +368,24 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_told_as_that
         told = f"flowspec: rank 0 ({socket.gethostname()}, 127.0.0.1) was lost: its board answers, but its program does"
         assert said(tmp_path, rank).startswith(told)
     assert "\x1b" not in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
+
+
+def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_screen_unescaped(
+        start, loopback, tmp_path):
+    runs = [start(rank, *loopback, *ASK) for rank in range(2)]
+    address = "127.0.0.1", int(loopback[1].partition("=")[2])
+    assert wait_until(lambda: socket.socket().connect_ex(address) == 0, 60)
+    stranger = Wire(address, ("rank 0", "rank 2"), 20)
+    assert stranger.greet(2) == ""
+    for junk in ("{}", "[]", "null", '{"world": "x"}', "[" * 9999):
+        with pytest.raises(RuntimeError):
+            stranger.ask("set", "facts/2", junk)
+    evil = {"host": "b\x1b[2J", "code": "\u202e", "settings": {"\r": "\x07"}, "error": "\x1b[31mall is well\r\n"}
+    stranger.ask("set", "facts/2", json.dumps(evil))
+    stranger.ask("add", "facts/heard/2", 1)  # rank 0 waits for that
+    assert ends(runs) == [2, 2]
+    shown = ["\\x1b[31mall is well" in said(tmp_path, rank) and said(tmp_path, rank).isprintable() for rank in range(2)]
+    assert shown == [True, True]
 
 
 @namespaces
