@@ -13,6 +13,7 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, under
+from config.ranges import number, whole
 from config.run_config import RunConfig
 
 DEFAULT_PRESET = "toy"
@@ -141,7 +142,7 @@ def _read(option: Option, text: str) -> Any:
         if kind == "bool":
             return TRUTH[text.lower()]
         if kind in ("int", "float"):
-            return int(text) if kind == "int" else float(text)
+            return whole(text) if kind == "int" else number(text)
     except (ValueError, KeyError):
         raise ValueError(f'{key}={text} is not {KINDS[kind]}: write for example '
                          f'{key}={_written(option.default)}') from None

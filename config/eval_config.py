@@ -9,7 +9,8 @@ from typing import ClassVar, Iterator, Sequence
 
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
-from config.run_config import RunConfig
+from config.ranges import NUMBER, Range, number, outside
+from config.run_config import RANGES, RunConfig
 
 TREES = ("min_probability=0", "expand_depth=6", "none_expand=true")  # the paper's, whatever a preset is tuned to
 PAPER = (*TREES, "methods=naive,tp,galaxy,pipedec,continuous", "max_new_tokens=256")
@@ -25,6 +26,7 @@ PROTOCOLS = {
     "boards-13b": ("llama2-13b", *BOARDS, f"results={RESULTS / 'boards-13b'}", "quant=fp4"),
 }
 EMULATED = ("emulated", "tensor-parallel")
+REPEATS = Range(1, 1_000_000)
 EXAMPLES = """\
   bash run_eval.sh
   bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 question_end=2 results=quick
@@ -63,7 +65,7 @@ class EvalConfig(RunConfig):
 
     @property
     def chosen_temperatures(self) -> tuple[float, ...]:
-        return tuple(float(word) for word in _words(self.temperatures))
+        return tuple(map(number, _words(self.temperatures)))
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -94,21 +96,20 @@ def _problems(c: EvalConfig) -> Iterator[str]:
     for name in _words(c.methods):
         if name not in METHODS:
             yield f"methods={c.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
+    allowed = RANGES["temperature"]
     for word in _words(c.temperatures):
-        try:
-            fine = 0 <= float(word) < float("inf")
-        except ValueError:
-            fine = False
-        if not fine:
-            yield f"temperatures={c.temperatures}: {word} is not possible: give numbers from 0, as 0,1"
+        if not (NUMBER.fullmatch(word) and allowed.holds(number(word))):
+            yield f"temperatures={c.temperatures}: {word} is not possible: give {allowed.advice}, with commas between"
     for key, chosen in (("methods", c.chosen_methods), ("sets", c.chosen_sets),
                         ("temperatures", c.chosen_temperatures)):
         if not chosen:
             yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
             yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
-    if c.repeats < 1:
-        yield f"repeats={c.repeats} is too small: give 1 or more"
+    yield from outside({"repeats": c.repeats}, {"repeats": REPEATS})
+    last = RANGES["seed"].most
+    if c.seed + c.repeats - 1 > last:
+        yield f"seed={c.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"
     if c.temperature:
         yield f"temperature={c.temperature} is of a single run: write temperatures={c.temperature:g}"
     for key in ("prompt_ids", "question_file"):

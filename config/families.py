@@ -5,7 +5,10 @@ It knows nothing about tensors. What the decoder in `model/llama.py` would compu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
+
+from config.fields import CONFIG, ROPE
+from config.foreign import shown
 
 
 @dataclass(frozen=True)
@@ -44,22 +47,47 @@ SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
 
 
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `config.json` under one set of names, whoever wrote it; a ValueError if it is not supported."""
+    """The fields of a `config.json` under one set of names, whoever wrote it; a ValueError if it is not supported.
+
+    What a field may hold by itself was checked when the file was read (`fields.py`).
+    """
     # transformers 4 has rope_theta and rope_scaling, transformers 5 has all of it in rope_parameters
-    given = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    known = {name: value for name, value in rotary.items() if name in ROPE}
+    unknown = {name: value for name, value in rotary.items() if name not in ROPE and value is not None}
+    elsewhere = dict.fromkeys(name for name in ROPE if name not in CONFIG)  # outside of rope_scaling they say nothing
+    given = {**config, **elsewhere, **known}
     given["model_type"] = given.get("model_type") or "llama"
-    given["rope_type"] = given.get("rope_type") or given.get("type") or "default"
+    given["rope_type"] = rotary.get("rope_type") or rotary.get("type") or "default"
     checks: list[tuple[str, Any, Any]] = [
         ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
+        ("rope_scaling", unknown, ({},)),
         *((name, given.get(name), (only, None)) for name, only in SUPPORTED.items()),
         ("word_embed_proj_dim", given.get("word_embed_proj_dim"), (given.get("hidden_size"), None))]
     for name, got, fine in checks:
         if got not in fine:
             only = " or ".join(repr(value) for value in fine if value is not None) or "unquantized weights"
-            raise ValueError(f"config.json says {name}={got!r}, which is not supported (only {only})")
+            raise ValueError(f"config.json says {name}={shown(got)}, which is not supported (only {only})")
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
     for name in (*SIZES, "intermediate_size", "rms_norm_eps", *ROTARY[given["rope_type"]]):
-        if not isinstance(given.get(name), (int, float)):
+        if given.get(name) is None:
             raise ValueError(f"config.json does not give {name}; copy it again from the model")
+    for problem in _misfits(given):
+        raise ValueError(f"config.json says {problem}; copy it again from the model")
     return given
+
+
+def _misfits(given: Mapping[str, Any]) -> Iterator[str]:
+    """Fields that are sound by themselves, but not together."""
+    hidden, heads = given["hidden_size"], given["num_attention_heads"]
+    shared, size = given.get("num_key_value_heads") or heads, given.get("head_dim") or hidden // heads
+    if heads % shared:
+        yield f"num_attention_heads={heads}, which is no multiple of num_key_value_heads={shared}"
+    if not given.get("head_dim") and hidden % heads:
+        yield f"hidden_size={hidden}, which is no multiple of num_attention_heads={heads}"
+    if FAMILIES[given["model_type"]].rotary and size % 2:
+        yield f"head_dim={size}, but rotary positions turn dimensions in pairs"
+    if given["rope_type"] == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
+        yield (f"low_freq_factor={given['low_freq_factor']}, which is not below "
+               f"high_freq_factor={given['high_freq_factor']}")

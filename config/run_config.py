@@ -12,6 +12,7 @@ from typing import Iterator
 
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
+from config.ranges import Range, outside
 from config.sharing import Sharing
 
 CHOICES = {
@@ -22,11 +23,25 @@ CHOICES = {
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
     "quant": ("auto", "none", "int8", "nf4", "fp4"),
 }
-AT_LEAST = {
-    "top_k": 0, "seed": 0, "max_new_tokens": 1, "question_begin": 0, "question_end": -1, "init_total_token": 1,
-    "init_topk": 1, "init_depth": 0, "expand_total_token": 1, "expand_topk": 1, "expand_depth": 0,
-    "none_expand_size": 0, "none_expand_depth": 0, "init_topk_pipedec": 1, "prefill_chunk": 1, "max_length": 2,
-    "threads_per_rank": 0,
+COUNT = 1_000_000_000  # the most of anything that is counted
+GUESSES = Range(1, 65536)
+LEVELS = Range(0, 65536)
+ROWS = Range(1, 65536, {0: "as many as is measured to pay", -1: "no bound"})
+PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
+RANGES = {  # of every key that is a number, but those of sharing
+    "question_begin": Range(0, COUNT), "question_end": Range(1, COUNT, {-1: "all"}),
+    "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
+    "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
+    "seed": Range(0, (1 << 64) - 1), "max_new_tokens": Range(1, COUNT),
+    "init_total_token": GUESSES, "init_topk": GUESSES, "init_depth": LEVELS, "init_subseq_token": ROWS,
+    "expand_total_token": GUESSES, "expand_topk": GUESSES, "expand_depth": LEVELS, "expand_subseq_token": ROWS,
+    "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
+    "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
+    "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
+    "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
+    "timeout": PATIENCE, "wait": PATIENCE, "master_port": Range(1, 65535, {0: "any free one"}),
+    "rate_mbps": Range(0.001, 1_000_000, {0: "that of the profile"}),
+    "delay_ms": Range(0, 60_000, {-1: "that of the profile"}), "slowdown": Range(0.001, 1_000_000),
 }
 MEASURED = 16  # rows per segment until it is measured how many there should be
 ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
@@ -194,30 +209,10 @@ def _problems(c: RunConfig) -> Iterator[str]:
     for name, choices in CHOICES.items():
         if values[name] not in choices:
             yield f"{name}={values[name]} is unknown: choose one of {', '.join(choices)}"
-    for name, least in AT_LEAST.items():
-        if values[name] < least:
-            yield f"{name}={values[name]} is too small: give {least} or more"
-    if not 0 <= c.temperature < math.inf:
-        yield f"temperature={c.temperature} is not possible: give 0 for the likeliest token, or more to sample"
-    if not 0 < c.top_p <= 1:
-        yield f"top_p={c.top_p} is not a share: give a number above 0 and at most 1"
-    if not 0 <= c.min_probability < 1:
-        yield f"min_probability={c.min_probability} is not possible: give 0 for all guesses, or a number below 1"
-    if not 0 < c.timeout < math.inf:
-        yield f"timeout={c.timeout} is not possible: give the seconds to wait for a silent rank, above 0"
-    if not 0 < c.slowdown < math.inf:
-        yield f"slowdown={c.slowdown} is not possible: give 1, or how many times as long all times shall be"
-    if not 0 <= c.rate_mbps < math.inf:
-        yield f"rate_mbps={c.rate_mbps} is not possible: give Mbit/s above 0, or 0 for those of the profile"
+    yield from outside(values, RANGES)
     for name, default in (("rate_mbps", 0), ("delay_ms", -1), ("slowdown", 1)):
         if c.profile == "none" and getattr(c, name) != default:
             yield f"{name}={getattr(c, name)} is of an emulated cluster: name one, as profile=jetson-7b"
-    if not 0 < c.wait < math.inf:
-        yield f"wait={c.wait} is not possible: give the seconds to wait for the other boards, above 0"
-    if c.seed >= 1 << 64:
-        yield f"seed={c.seed} is too large: give a number below 2**64"
-    if not 0 <= c.master_port < 1 << 16:
-        yield f"master_port={c.master_port} is no port: give 1 to 65535, or 0 for any free one"
     yield from c.sharing.problems()
     yield from _problems_of_text(c)
 
@@ -228,15 +223,12 @@ def _problems_of_text(c: RunConfig) -> Iterator[str]:
     asked = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(asked) > 1:
         yield f"{' and '.join(asked)} are both given: give only one of them"
-    if c.prompt_ids and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", c.prompt_ids):
+    if c.prompt_ids and not re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", c.prompt_ids):
         yield f"prompt_ids={c.prompt_ids} is not a list of token ids: write numbers with commas between, as 1,306,626"
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
-    for name in ("init_subseq_token", "expand_subseq_token"):
-        if getattr(c, name) < -1:
-            yield f"{name}={getattr(c, name)} is not possible: give 1 or more rows, or -1 for no bound"
-    if c.stages and not re.fullmatch(r"0(\+0*[1-9]\d*)+|[1-9]\d*|auto(:[1-9]\d*)?", c.stages):
+    if c.stages and not re.fullmatch(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?", c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
                "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", c.device):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,9})?", c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"

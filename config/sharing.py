@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import Iterator
 
 from config.methods import METHODS, SHARINGS
+from config.ranges import Range, number, outside
 
 USUAL = 4  # ranks of a method without a pipeline
+RANKS = Range(1, 1024, {0: "those of the split"})
+SPEED = Range(0.001, 1000)  # of a rank beside the others
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Sharing:
     @property
     def speeds(self) -> tuple[float, ...]:
         """Of the ranks of a group; a single one if there is nothing to share."""
-        given = tuple(float(word) for word in self.tp_shares.split(",") if word.strip())
+        given = tuple(number(word.strip()) for word in self.tp_shares.split(",") if word.strip())
         return given or (1.0,) * (self.tp or (USUAL if self.whole else 1))
 
     @property
@@ -45,12 +48,11 @@ class Sharing:
 
     def problems(self) -> Iterator[str]:
         """What is wrong with it, each in a sentence that names the fix."""
-        if self.tp < 0:
-            yield f"tp={self.tp} is too small: give 0 or more"
-        if self.tp_shares and not re.fullmatch(r"\s*\d*\.?\d+(\s*,\s*\d*\.?\d+)*\s*", self.tp_shares):
+        yield from outside({"tp": self.tp}, {"tp": RANKS})
+        if self.tp_shares and not re.fullmatch(r"\s*[0-9]*\.?[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*", self.tp_shares):
             yield f"tp_shares={self.tp_shares} is no list of speeds: write one for each rank of a stage, as 2,1,1,1"
-        elif self.tp_shares and not min(self.speeds):
-            yield f"tp_shares={self.tp_shares} leaves a rank without work: give only numbers above 0"
+        elif self.tp_shares and not all(map(SPEED.holds, self.speeds)):
+            yield f"tp_shares={self.tp_shares} is not possible: give {SPEED.advice} for each rank"
         elif self.tp_shares and self.tp not in (0, len(self.speeds)):
             yield (f"tp_shares={self.tp_shares} is for {len(self.speeds)} ranks, not for tp={self.tp}: give one number "
                    "for each")

@@ -79,9 +79,18 @@ def _split(config: RunConfig, write: bool) -> Path:
     words = [Path(config.base_dir).name, stages, group if config.sharing.whole or len(speeds) > 1 else "",
              "" if layout.quant == "none" else layout.quant]
     folder = ROOT / "splits" / "-".join(word for word in words if word)
-    if write or not (folder / f"stage_{os.environ['RANK']}").is_dir():  # a board that has the whole model, as toy
+    # A board that has the whole model, as toy: others may write into the same folder, or an earlier split broke off.
+    if write or not _is_whole(folder / f"stage_{os.environ['RANK']}"):
         split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        Part(folder)
+    except ValueError:
+        return False
+    return True
 
 
 def open_part(folder: Path, rank: int) -> Part:

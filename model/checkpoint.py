@@ -10,15 +10,18 @@ import inspect
 import json
 import math
 import os
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from config.fields import list_of, one_of, read_config, whole
+from config.foreign import LARGEST, is_name, parse_object, read_json, shown, stays_inside
 
 # safetensors' names of types; a type that this torch does not have is left out
 CODES = {code: getattr(torch, name) for code, name in (
@@ -28,6 +31,9 @@ CODES = {code: getattr(torch, name) for code, name in (
 NAMES = {dtype: code for code, dtype in CODES.items()}
 SOURCES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 BLOCK = 1 << 22  # elements looked at in one go
+SIZES = list_of(whole(0, 1 << 48), most=8)
+ENTRY = {"dtype": one_of(*CODES), "shape": SIZES, "data_offsets": SIZES}  # of a tensor, in the header of its file
+AGAIN = "copy or download it again"
 
 
 @dataclass(frozen=True)
@@ -47,38 +53,37 @@ class Form:
         return self.width * math.prod(self.shape)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; copy the folder again, with all of its files") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); copy it again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object; copy it again")
-    return content
-
-
 def _header(path: Path) -> dict[str, tuple[Form, int]]:
     """The form of every tensor of a safetensors file, and where its data begins."""
-    size, found, end = path.stat().st_size, {}, 0
+    size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise ValueError(f"{path} is cut off ({size} bytes) or no safetensors file; copy or download it again")
-        try:
-            for name, entry in json.loads(file.read(length)).items():
-                if name != "__metadata__":
-                    form = Form(CODES[entry["dtype"]], tuple(entry["shape"]))
-                    start, stop = entry["data_offsets"]
-                    if stop - start != form.bytes:
-                        raise ValueError
-                    found[name], end = (form, 8 + length + start), max(end, stop)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{path} has a header that cannot be read; copy or download it again") from None
+            raise ValueError(f"{path} is cut off ({size} bytes) or no safetensors file; {AGAIN}")
+        if length > LARGEST:
+            raise ValueError(f"{path} has a header of {length} bytes, more than any safetensors file; {AGAIN}")
+        table = parse_object(file.read(length), f"the header of {path}", AGAIN)
+    table.pop("__metadata__", None)
+    found, end = {}, 0
+    spans = [_span(path, name, entry) for name, entry in table.items()]
+    for begin, stop, name, form in sorted(spans, key=lambda span: span[:2]):
+        if begin != end:  # the format allows neither gaps nor a byte that belongs to two tensors
+            raise ValueError(f"{path} has a header by which {name} begins at byte {begin} instead of {end}; {AGAIN}")
+        found[name], end = (form, 8 + length + begin), stop
     if 8 + length + end > size:
-        raise ValueError(f"{path} is cut off: it has {size} of {8 + length + end} bytes; copy or download it again")
+        raise ValueError(f"{path} is cut off: it has {size} of {8 + length + end} bytes; {AGAIN}")
+    if 8 + length + end < size:
+        raise ValueError(f"{path} has {size} bytes, but its header speaks of {8 + length + end}; {AGAIN}")
     return found
+
+
+def _span(path: Path, name: str, entry: Any) -> tuple[int, int, str, Form]:
+    """Where a tensor begins and ends among the data of its file, its name and its form, out of the file's header."""
+    if is_name(name) and isinstance(entry, dict) and all(kind.fits(entry.get(key)) for key, kind in ENTRY.items()):
+        form, offsets = Form(CODES[entry["dtype"]], tuple(entry["shape"])), entry["data_offsets"]
+        if len(offsets) == 2 and offsets[1] - offsets[0] == form.bytes:
+            return offsets[0], offsets[1], name, form
+    raise ValueError(f"{path} has a header that makes no sense at {shown(name)}: {shown(entry)}; {AGAIN}")
 
 
 def _mappable(path: Path) -> bool:
@@ -87,17 +92,39 @@ def _mappable(path: Path) -> bool:
 
 def _load_bin(path: Path) -> dict[str, Tensor]:
     """All tensors of a `.bin` file; mapped, so that nothing is read yet, where torch can do that."""
-    options: dict[str, Any] = {"map_location": "cpu"}
-    if "weights_only" in inspect.signature(torch.load).parameters:
-        options["weights_only"] = True
+    if "weights_only" not in inspect.signature(torch.load).parameters:
+        raise ValueError(f"{path} could run code, which torch {torch.__version__} is too old to prevent; split the "
+                         "model where torch is 1.13 or newer, or take one in safetensors")
+    options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
     if _mappable(path):
         options["mmap"] = True
     try:
-        content = torch.load(str(path), **options)
-    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "it ends too early"
-        raise ValueError(f"{path} cannot be read ({reason}); copy or download it again") from None
-    return {name: x.detach() for name, x in content.items() if isinstance(x, Tensor)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch finds odd is either refused or harmless
+            content = torch.load(str(path), **options)
+    except Exception as error:  # an unpickler that is given any bytes may raise anything
+        reason = (str(error).splitlines() or ["it ends too early"])[0]
+        raise ValueError(f"{path} cannot be read ({shown(reason)}); {AGAIN}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__} instead of tensors with names; {AGAIN}")
+    found = {name: x.detach() for name, x in content.items() if isinstance(x, Tensor)}
+    for name, x in found.items():
+        if not is_name(name) or x.dtype not in NAMES or x.layout != torch.strided or x.device.type != "cpu":
+            raise ValueError(f"{path} holds {shown(name)} in a form that no model has "
+                             f"({x.dtype}, {x.layout}, {x.device}); {AGAIN}")
+    return found
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """Which file of its folder holds which tensor, out of an index."""
+    names = read_json(path).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ValueError(f"{path} has no weight_map that leads from tensors to files; {AGAIN}")
+    for name, shard in names.items():
+        if not is_name(name) or not stays_inside(shard):
+            raise ValueError(f"{path} says that {shown(name)} stands in {shown(shard)}, which is no file of its "
+                             "folder; take a model that you trust")
+    return names
 
 
 class Checkpoint:
@@ -110,20 +137,22 @@ class Checkpoint:
         present = [self.folder / name for name in SOURCES if (self.folder / name).is_file()]
         if not present:
             raise ValueError(f"{self.folder} holds no weights; one of {', '.join(SOURCES)} is needed")
-        self.config = read_json(self.folder / "config.json")
+        self.config = read_config(self.folder)
         self._place: dict[str, tuple[Form, Path, int | None]] = {}
         self._held: tuple[Path, dict[str, Tensor]] | None = None
-        names = read_json(present[0]).get("weight_map", {}) if present[0].suffix == ".json" else {}
+        names = _weight_map(present[0]) if present[0].suffix == ".json" else {}
         shards = sorted(set(names.values())) or [present[0].name]
         self.files = [self.folder / shard for shard in shards]
         for path in self.files:
             if not path.is_file():
-                raise ValueError(f"{path} is missing, which {present[0].name} names; copy or download it again")
+                raise ValueError(f"{path} is missing, which {present[0].name} names; {AGAIN}")
             self._list(path)
         for name in names:
             if name not in self._place:
                 raise ValueError(f"{self.folder / names[name]} does not hold {name}, which {present[0].name} says; "
                                  f"download the model again")
+        if not self._place:
+            raise ValueError(f"{present[0]} holds no tensor; {AGAIN}")
 
     def _list(self, path: Path) -> None:
         if path.suffix == ".safetensors":
@@ -156,7 +185,7 @@ class Checkpoint:
             file.seek(start)
             got = file.readinto(data)
         if got != len(data):
-            raise ValueError(f"{path} is cut off in {name}; copy or download it again")
+            raise ValueError(f"{path} is cut off in {name}; {AGAIN}")
         flat = torch.frombuffer(data, dtype=form.dtype) if data else torch.empty(0, dtype=form.dtype)
         return flat.reshape(form.shape)
 

@@ -7,6 +7,7 @@ Shapes: T rows, D what a draft makes of a row, W children of a row.
 """
 from __future__ import annotations
 
+import math
 import sys
 from typing import Callable
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from config.run_config import Growth
 from model.cache import TreeCache
 from model.llama import Slice
+from model.sample import not_finite
 from model.tree import TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
@@ -142,8 +144,12 @@ class TreeDraft:
         gain_TW, token_TW = self.guess(out_TD, growth.width)
         score, order = (self._score[:, None] + gain_TW).flatten().sort(descending=True, stable=True)
         token, place = token_TW.flatten()[order].tolist(), order.div(gain_TW.shape[1], rounding_mode="floor").tolist()
+        values = score.tolist()
+        if math.isnan(values[0]):  # which sorts first
+            raise not_finite("draft", out_TD.dtype, "its weights are damaged or were made for another model: take "
+                             "another draft, or add draft=none")
         guesses = [(self._frontier[above], tok, self._base + value)
-                   for above, tok, value in zip(place, token, score.tolist())]
+                   for above, tok, value in zip(place, token, values)]
         least = tree.score[tree.tip] + growth.worth
         self._frontier = tree.offer(guesses, growth.nodes, least, self.source)[:growth.width]
         self._score, self._out = score[:len(self._frontier)], out_TD[place[:len(self._frontier)]]

@@ -15,6 +15,7 @@ from typing import Any, Callable, Mapping, Union
 import torch
 from torch import Tensor, nn
 
+from config.heads import head_problems, is_speculators
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.drafts import TreeDraft, likeliest
@@ -132,33 +133,28 @@ class Eagle(TreeDraft):
 def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
     forms = {name: source.form(name).shape for name in source.names() if not BUFFER.search(name)}
-    if "fc.weight" not in forms:
-        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
-    third = any(name.startswith("midlayer.") for name in forms)
-    its = source.config
+    its, third = source.config, _is_third(source, forms)
+    target = LlamaConfig.read(base)
     wide = its.get("hidden_size")  # a head of EAGLE-3 with an embedding of its own may differ from its target
-    for key, one, two in (("hidden_size", its.get("target_hidden_size", wide) if third else wide, base["hidden_size"]),
-                          ("vocab_size", its.get("vocab_size"), base["vocab_size"])):
+    for key, one, two in (("hidden_size", its.get("target_hidden_size", wide) if third else wide, target.hidden),
+                          ("vocab_size", its.get("vocab_size"), target.vocab)):
         if one != two:
-            raise ValueError(f"the draft head in {source.folder} has {key} {one}, but the model has {two}; "
+            raise ValueError(f"the draft head in {source.folder} has {key} {one!r}, but the model has {two}; "
                              "take the head that was trained for this model")
-    sizes = LlamaConfig.read(its)
+    sizes = _read_config(source, target, third)
     family = replace(sizes.family, qkv_bias=any(name.endswith(".q_proj.bias") for name in forms),
                      head_norms=any(name.endswith(".q_norm.weight") for name in forms))
-    sizes = replace(sizes, context=LlamaConfig.read(base).context, family=family)
+    sizes = replace(sizes, context=target.context, family=family)
     if not third:
         head: Head = EagleHead(sizes, bias="fc.bias" in forms)
         _check_names(source, forms, head, set())
         return head
-    _check_layers(source, LlamaConfig.read(base).layers)
     vocab = its.get("draft_vocab_size") or sizes.vocab
-    head = Eagle3Head(sizes, base["hidden_size"], vocab)
+    head = Eagle3Head(sizes, target.hidden, vocab)
     free = set(MAPS) if vocab == sizes.vocab and not forms.keys() & MAPS else set()
-    _check_names(source, forms, head, free if wide != base["hidden_size"] else {*free, OWN_EMBEDDING})
+    _check_names(source, forms, head, free if wide != target.hidden else {*free, OWN_EMBEDDING})
     if forms.keys() & MAPS:
-        head.shift, has_V = source.read("d2t"), source.read("t2d")
-        if not torch.equal(has_V.nonzero()[:, 0], (torch.arange(vocab) + head.shift).sort().values):
-            raise ValueError(f"d2t and t2d in {source.folder} contradict each other; download the head again")
+        head.shift = _read_shift(source, vocab)
     return head
 
 
@@ -168,16 +164,42 @@ def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
     return OWN_EMBEDDING not in source.names()
 
 
-def _check_layers(source: Checkpoint, layers: int) -> None:
-    """Refuse a head of EAGLE-3 that cannot get its features from a target with so many layers."""
-    inner = inner_layers(layers)
-    if not inner:
+def _is_third(source: Checkpoint, forms: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether it is a head of EAGLE-3, and not one of EAGLE-1 or EAGLE-2; whatever is none of them is told as such."""
+    published = "take the head in the form in which EAGLE, SpecForge or AngelSlim publish it"
+    if is_speculators(source.config):
+        raise ValueError(f"{source.folder} holds a head in the format of the library speculators, which is not "
+                         f"supported; {published}")
+    if "layers.0.hidden_norm.weight" in forms:
+        raise ValueError(f"{source.folder} holds a head of EAGLE-3 that calls its layer layers.0, as vLLM does, "
+                         f"instead of midlayer, which is not supported; {published}")
+    third = any(name.startswith("midlayer.") for name in forms)
+    if "fc.weight" not in forms and not third:
+        raise ValueError(f"{source.folder} is not an EAGLE draft head (it has no fc.weight); give the folder of a head")
+    return third
+
+
+def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaConfig:
+    """The sizes of a head; one that computes otherwise, or cannot get its features from the target, is refused."""
+    inner = inner_layers(target.layers)
+    if third and not inner:
         raise ValueError(f"the head in {source.folder} is one of EAGLE-3, which needs a model of 7 layers or more, and "
-                         f"the model has {layers}; take an EAGLE-1 or EAGLE-2 head")
-    ids = (source.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    if ids and tuple(ids) != inner:
-        raise ValueError(f"the head in {source.folder} wants the layers eagle_aux_hidden_state_layer_ids={ids}, which "
-                         f"is not supported (only {list(inner)} is, for a model of {layers} layers)")
+                         f"the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
+    for problem in head_problems(source.config, third, inner, target.context):
+        raise ValueError(f"{source.folder / 'config.json'} {problem}")
+    try:
+        return LlamaConfig.read(source.config)
+    except ValueError as error:
+        raise ValueError(f"the draft head in {source.folder}: {error}") from None
+
+
+def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
+    """What leads from the tokens of the head's vocabulary to the target's."""
+    shift, has_V = (source.read(name) for name in MAPS)
+    known = has_V.nonzero()[:, 0]
+    if shift.is_floating_point() or not torch.equal(known, (torch.arange(vocab) + shift).sort().values):
+        raise ValueError(f"d2t and t2d in {source.folder} contradict each other; download the head again")
+    return shift
 
 
 def _check_names(source: Checkpoint, forms: Mapping[str, tuple[int, ...]], head: Head, free: set[str]) -> None:
@@ -187,7 +209,8 @@ def _check_names(source: Checkpoint, forms: Mapping[str, tuple[int, ...]], head:
         wanted.update(zip(MAPS, ((head.lm_head.out_features,), (head.config.vocab,))))
     missing, extra = sorted(set(wanted) - set(forms) - free), sorted(set(forms) - set(wanted))
     if missing or extra:
-        said = [f"it lacks {', '.join(missing[:4])}"] * bool(missing) + [f"it has {', '.join(extra[:4])}"] * bool(extra)
+        strange = ", ".join(ascii(name)[1:-1] for name in extra[:4])  # as a stranger named them
+        said = [f"it lacks {', '.join(missing[:4])}"] * bool(missing) + [f"it has {strange}"] * bool(extra)
         raise ValueError(f"{source.folder} does not hold an EAGLE head as it is published: {' and '.join(said)}; "
                          "download the head again")
     for name, shape in forms.items():

@@ -13,11 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+NONE = -1  # in place of a token that nothing can be said of
+
+
+def not_finite(whose: str, dtype: torch.dtype, otherwise: str) -> ValueError:
+    """The error for logits with NaN or infinity, with the likely cause; `otherwise` that of types that seldom end."""
+    cause = otherwise if dtype != torch.float16 else (
+        "float16 ends at 65504, which some models exceed: add dtype=bfloat16, or dtype=float32 where that is unknown")
+    return ValueError(f"the {whose}'s logits are not finite (NaN or infinity); {cause}")
+
 
 @lru_cache(maxsize=64)  # the positions of the guesses in flight come again and again
 def gumbel(seed: int, position: int, size: int) -> Tensor:
     """Gumbel noise `[size]` in float64 for one position: a counter-based stream with (seed, position) as its key."""
-    stream = np.random.Generator(np.random.Philox(key=[seed, position]))
+    key = np.array([seed, position], dtype=np.uint64)  # of a list with 2**63 or more numpy makes floats
+    stream = np.random.Generator(np.random.Philox(key=key))
     return torch.from_numpy(-np.log(stream.standard_exponential(size)))
 
 
@@ -49,8 +59,15 @@ class Sampler:
 
     def __call__(self, logits_TV: Tensor, positions: Sequence[int]) -> list[int]:
         """The tokens at `positions`, which the rows predict; one fetch from the device for all rows."""
-        if self.temperature == 0.0:
-            return logits_TV.max(-1).indices.tolist()  # three times as fast as argmax on a CPU
-        noise = torch.stack([gumbel(self.seed, position, logits_TV.shape[-1]) for position in positions])
-        warped = warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
-        return (warped + noise.to(warped.device)).argmax(-1).tolist()
+        worth_TV = logits_TV
+        if self.temperature > 0.0:
+            noise = torch.stack([gumbel(self.seed, position, logits_TV.shape[-1]) for position in positions])
+            warped = warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
+            worth_TV = warped + noise.to(warped.device)
+        best = worth_TV.max(-1)  # three times as fast as argmax on a CPU
+        # NaN counts as the largest, and minus infinity, which rules a token out, is the best only where all are
+        tokens: list[int] = best.indices.masked_fill(~best.values.isfinite(), NONE).tolist()
+        if NONE in tokens:
+            raise not_finite("model", logits_TV.dtype, "its weights or its config.json are damaged: compare the split "
+                             "with its hashes (python split_and_save_models.py --check FOLDER), or split it again")
+        return tokens

@@ -6,13 +6,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from config.families import FAMILIES
-from model.checkpoint import Checkpoint, read_json
+from config.fields import NAME, Kind, check, list_of, number, one_of, whole
+from config.foreign import read_json, stays_inside
+from config.run_config import CHOICES
+from model.checkpoint import NAMES, Checkpoint
 from model.llama import LlamaConfig, Slice
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -26,6 +31,17 @@ OPT = [(re.compile(theirs), ours) for theirs, ours in (  # its names -> LLaMA's
 AUTO = re.compile(r"auto(?::([1-9]\d*))?")  # a split by bytes, into so many stages
 MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
 BLOCK = 1 << 24  # bytes hashed at once
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # what weights are stored in
+QUANTIZED = (torch.int8, torch.uint8)  # weights that have a scale beside them
+ENTRY = {"bytes": whole(0, 1 << 48), "sha256": NAME}  # of a file, in a manifest
+LAYERS = list_of(whole(0, 1 << 16), most=1024)
+FIELDS = {  # of a manifest
+    "rank": whole(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
+    "quant": one_of(*(kind for kind in CHOICES["quant"] if kind != "auto")),
+    "shares": list_of(number(1e-9, 1e9), most=1024),
+    "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda value: _are_files(value)),
+}
+NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
 
 def parse_stages(text: str, layers: int) -> list[int]:
@@ -52,11 +68,10 @@ def parse_stages(text: str, layers: int) -> list[int]:
 
 def plan_stages(text: str, source: Checkpoint) -> list[int]:
     """Layers per rank, as `parse_stages`; or for "auto:4" so that the largest of 4 stages has the fewest bytes."""
-    layers = LlamaConfig.read(source.config).layers
-    auto = AUTO.fullmatch(text.strip())
+    check_model(source)  # a config that promises layers without end would be split without end
+    layers, auto = read_sizes(source).layers, AUTO.fullmatch(text.strip())
     if not auto:
         return parse_stages(text, layers)
-    check_model(source)
     stages = int(auto[1] or min(4, layers))
     if stages > layers:
         raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose at most auto:{layers}")
@@ -126,6 +141,14 @@ def assign(names: Iterable[str], stages: list[int], tied: bool, borrows: bool = 
     return parts
 
 
+def read_sizes(source: Checkpoint) -> LlamaConfig:
+    """What the config of a folder says; where it stands is told with what is wrong with it."""
+    try:
+        return LlamaConfig.read(source.config)
+    except ValueError as error:
+        raise ValueError(f"{source.folder}: {error}") from None
+
+
 def check_model(source: Checkpoint) -> None:
     """Refuse what would be split or run wrongly: the tensors must be those of the model that the config describes."""
     config = source.config
@@ -134,33 +157,50 @@ def check_model(source: Checkpoint) -> None:
     if not set(known).intersection(kinds):
         raise ValueError(f"{source.folder} holds a {kinds[0]}, which is not supported; choose a model of the kind "
                          f"{', '.join(known[:-1])} or {known[-1]}")
-    try:
-        c = LlamaConfig.read(config)
-    except ValueError as error:
-        raise ValueError(f"{source.folder}: {error}") from None
+    c = read_sizes(source)
     if c.family.architecture not in kinds:
         raise ValueError(f"{source.folder / 'config.json'} says architectures={kinds} and "
                          f"model_type={config.get('model_type')!r}; copy it again from the model")
-    whole = {f"model.{name}": tuple(p.shape) for name, p in Slice(c, 0, c.layers).named_parameters()}
     names = {translate(name): name for name in source.names() if not BUFFER.search(name)}
     if c.tied:
         names.pop(HEAD, None)
-    else:
-        whole[HEAD] = (c.vocab, c.hidden)
-    missing, extra = [name for name in whole if name not in names], [name for name in names if name not in whole]
-    if missing:
-        raise ValueError(f"{source.folder} lacks {missing[0]} ({len(missing)} missing in all); download it again")
-    if extra:
-        raise ValueError(f"{source.folder} holds {names[extra[0]]}, which its config.json has no place for; "
-                         f"take weights and config.json of one model")
-    for name, shape in whole.items():
+    for name, shape in shapes(c):
+        if name not in names:
+            raise ValueError(f"{source.folder} lacks {name}; download it again, with the config.json of the same model")
         check_shape(source, names[name], shape)
+        check_type(source, names.pop(name))
+    if names:
+        raise ValueError(f"{source.folder} holds {next(iter(names.values()))}, which its config.json has no place for; "
+                         f"take weights and config.json of one model")
+
+
+def shapes(c: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of a model's tensors, one after the other, since a config may promise any number of layers.
+    """
+    layer: dict[str, tuple[int, ...]] = {}
+    for name, p in Slice(replace(c, layers=1), 0, 1).named_parameters():
+        if name.startswith("layers.0."):
+            layer[name[len("layers.0."):]] = tuple(p.shape)
+        else:
+            yield f"model.{name}", tuple(p.shape)
+    if not c.tied:
+        yield HEAD, (c.vocab, c.hidden)
+    for i in range(c.layers):
+        yield from ((f"model.layers.{i}.{name}", shape) for name, shape in layer.items())
 
 
 def check_shape(source: Checkpoint, name: str, wanted: tuple[int, ...]) -> None:
     if source.form(name).shape != wanted:
         raise ValueError(f"{name} in {source.folder} has shape {source.form(name).shape} instead of {wanted}; "
                          f"take weights and config.json of one model")
+
+
+def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLOATS) -> None:
+    """Refuse a type that these numbers never have: a file may say any, and the same bytes are other numbers then."""
+    found = source.form(name).dtype
+    if found not in types:
+        raise ValueError(f"{name} in {source.folder} has the type {NAMES[found]} instead of "
+                         f"{' or '.join(NAMES[dtype] for dtype in types)}; download it again")
 
 
 def span(stages: list[int], stage: int) -> tuple[int, int]:
@@ -173,42 +213,68 @@ def seats(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
     return [(stage, member) for stage in range(len(stages)) for member in range(tp if stage or len(stages) == 1 else 1)]
 
 
+def _are_files(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(stays_inside, value)) and all(map(_is_entry, value.values()))
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and all(kind.fits(value.get(key)) for key, kind in ENTRY.items())
+
+
 class Part:
     """A rank's folder of a split, `OUT_DIR/stage_{rank}`: looked over when it is opened, read when asked."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         command = f"python split_and_save_models.py MODEL_DIR {self.folder.parent} --stages 0+2+2+2+2"
+        again = f"split again: {command}"
         if not self.folder.is_dir():
             raise ValueError(f"there is no folder {self.folder}; split the model first: {command}")
         if not (self.folder / MANIFEST).is_file():
-            raise ValueError(f"{self.folder} has no {MANIFEST}, so it is not whole; split again: {command}")
-        if not self._accept(read_json(self.folder / MANIFEST)):
-            raise ValueError(f"{self.folder / MANIFEST} is damaged or not of this version of FlowSpec; "
-                             f"split again: {command}")
+            raise ValueError(f"{self.folder} has no {MANIFEST}, so it is not whole; {again}")
+        self._accept(read_json(self.folder / MANIFEST), again)
         for name, (size, _) in self.files.items():
             path = self.folder / name
             found = path.stat().st_size if path.is_file() else 0
             if found != size:
-                raise ValueError(f"{path} has {found} bytes, but its manifest says {size}; split again: {command}")
+                raise ValueError(f"{path} has {found} bytes, but its manifest says {size}; {again}")
         self.weights = Checkpoint(self.folder)
+        self._check_tensors(again)
 
-    def _accept(self, manifest: dict[str, Any]) -> bool:
-        """Take over what the manifest says; whether it makes sense."""
-        try:
-            self.rank: int = manifest["rank"]
-            self.stages: list[int] = manifest["stages"]
-            self.layers: tuple[int, int] = tuple(manifest["layers"])  # type: ignore[assignment]
-            self.split_id: str = manifest["split_id"]
-            self.quant: str = manifest.get("quant", "none")  # the form of the layers' weights
-            self.shares: list[float] = manifest.get("shares", [1])  # speeds of the ranks that have a stage together
-            places = seats(self.stages, len(self.shares))
-            self.world, (stage, self.member) = len(places), places[self.rank]
-            self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-            return ((manifest["format"], manifest["version"]) == (FORMAT, VERSION)
-                    and self.layers == span(self.stages, stage))
-        except (KeyError, TypeError, AttributeError, IndexError):
-            return False
+    def _accept(self, manifest: dict[str, Any], again: str) -> None:
+        """Take over what the manifest says, if it makes sense."""
+        path = self.folder / MANIFEST
+        if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+            raise ValueError(f"{path} is damaged or not of this version of FlowSpec; {again}")
+        check(manifest, FIELDS, path, again, needed=NEEDED)
+        self.rank: int = manifest["rank"]
+        self.stages: list[int] = manifest["stages"]
+        self.split_id: str = manifest["split_id"]
+        self.quant: str = manifest.get("quant") or "none"  # the form of the layers' weights
+        self.shares: list[float] = manifest.get("shares") or [1]  # speeds of the ranks that have a stage together
+        self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        places = seats(self.stages, len(self.shares))
+        self.world = len(places)
+        stage, self.member = (*places, (-1, 0))[min(self.rank, self.world)]
+        self.layers = span(self.stages, stage)
+        odd = 0 in self.stages[1:] or (len(self.stages) > 1 and self.stages[0] != 0)
+        if odd or stage < 0 or list(self.layers) != manifest["layers"]:
+            raise ValueError(f"{path} is damaged: its rank, stages, shares and layers contradict each other; {again}")
+
+    def _check_tensors(self, again: str) -> None:
+        """Refuse weights of other layers than the manifest says, or of types that they cannot have."""
+        names, layers = set(self.weights.names()), read_sizes(self.weights).layers
+        if sum(self.stages) != layers:
+            raise ValueError(f"{self.folder / MANIFEST} speaks of {sum(self.stages)} layers, and config.json beside it "
+                             f"of {layers}; {again}")
+        first, end = self.layers
+        held = {int(layer[1]) for layer in map(LAYER.match, names) if layer}
+        if len(held) != end - first or not all(first <= i < end for i in held):
+            raise ValueError(f"{self.folder} holds other layers than its {MANIFEST} says; {again}")
+        for name in names:
+            owner, _, own = name.rpartition(".")
+            scaled = self.quant != "none" and own == "weight" and f"{owner}.scale" in names
+            check_type(self.weights, name, QUANTIZED if scaled else FLOATS)
 
     @property
     def form(self) -> str:

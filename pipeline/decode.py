@@ -38,6 +38,7 @@ class Answer:
     decode_seconds: float = 0.0  # from then on
     target_passes: int = 0  # after prefill: how often the target began at a token that no guess under way foresaw
     segments: int = 0  # sent in all
+    finish_reason: str = ""  # stop (an end token or the stop rule), length (as many as wished) or context (it is full)
 
     @property
     def new_tokens(self) -> int:
@@ -77,14 +78,15 @@ class Decoder:
         target = self.ring.open(tree, request.sampler, self.draft.inner, self.cfg.prunes)
         try:
             for settled in self._settled(tree, target):
-                new, over = self._take(request, settled, tree.limit - answer.prompt_tokens - answer.new_tokens)
+                room = tree.limit - answer.prompt_tokens - answer.new_tokens
+                new, answer.finish_reason = self._take(request, settled, room)
                 if not answer.token_ids:
                     answer.prefill_seconds = self.clock.now() - start
                 answer.token_ids += new
                 answer.decode_seconds = self.clock.now() - start - answer.prefill_seconds
                 answer.target_passes, answer.segments = max(tree.passes, 0), self.ring.segments - sent
                 yield new
-                if over:
+                if answer.finish_reason:
                     return
         finally:
             target.close()
@@ -99,10 +101,12 @@ class Decoder:
             else:
                 self.ring.listen()
 
-    @staticmethod
-    def _take(request: Request, settled: list[int], room: int) -> tuple[list[int], bool]:
-        """The settled tokens up to the end of the answer, and whether this is it."""
+    def _take(self, request: Request, settled: list[int], room: int) -> tuple[list[int], str]:
+        """The settled tokens up to the end of the answer, and why this is it; else nothing."""
         for i, token in enumerate(settled[:room], 1):
             if token in request.end or request.stop(token):
-                return settled[:i], True
-        return settled[:room], len(settled) >= room
+                return settled[:i], "stop"
+        if len(settled) < room:
+            return settled, ""
+        wished = len(request.prompt) + request.max_new_tokens
+        return settled[:room], "length" if wished <= self.max_length else "context"

@@ -71,8 +71,9 @@ class Pulse:
                 loss, suspect = suspect or self._silent(heard), self._suspect
                 told = self._first(loss)
                 self._answered = time.monotonic()
-            except RuntimeError:
-                told = self._suspect or f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
+            except RuntimeError as error:
+                gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
+                told = self._suspect or str(getattr(error, "told", gone))
             if told:
                 self._tell(told)
                 return

@@ -65,13 +65,23 @@ def answer(session: Session, turns: list[str], show: Callable[[str], Any]) -> tu
         for new in stream:
             show(reader.take() if text else "".join(f"{token} " for token in new))
     show(reader.take(last=True))
+    if got.finish_reason == "context":
+        print(f"\nflowspec: {full(session, got)}", file=sys.stderr)
     return got, reader
+
+
+def full(session: Session, got: Answer) -> str:
+    """What to do about an answer that ends because the context is full."""
+    size, asked = session.decoder.max_length, session.config.max_length
+    more = "raise max_length" if size == asked else "the model has no more positions"
+    return (f"the answer ends after {got.new_tokens} of max_new_tokens={session.config.max_new_tokens}, since the "
+            f"context of {size} tokens is full: {more}, or shorten the prompt")
 
 
 def record(config: RunConfig, prompt: str, got: Answer, text: str) -> dict[str, Any]:
     """What `output` keeps of an answer; times in seconds, rates in tokens per second, prefill included."""
     return {"prompt": prompt, "text": text, "token_ids": got.token_ids, "prompt_tokens": got.prompt_tokens,
-            "new_tokens": got.new_tokens, "prefill_seconds": got.prefill_seconds,
+            "new_tokens": got.new_tokens, "finish_reason": got.finish_reason, "prefill_seconds": got.prefill_seconds,
             "decode_seconds": got.decode_seconds, "ttft_seconds": got.prefill_seconds,
             "tokens_per_second": got.tokens_per_second, "target_passes": got.target_passes,
             "segments": got.segments, "mean_accepted_length": got.mean_accepted_length, "config": asdict(config)}
@@ -154,6 +164,10 @@ def ask_many(session: Session) -> None:
 
 
 def main(session: Session) -> None:
+    positions, asked = session.decoder.max_length, session.config.max_length
+    if positions < asked != RunConfig.max_length:
+        print(f"flowspec: max_length={asked} is more than the {positions} positions of the model, which prompt and "
+              "answer share", file=sys.stderr)
     (ask_many if session.config.question_file else ask_one)(session)
 
 

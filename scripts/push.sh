@@ -27,7 +27,7 @@ read_words() {
         case "$word" in
             hosts=*) HOSTS="${word#*=}" ;;
             split=*) SPLIT="${word#*=}" && SPLIT="${SPLIT%/}" ;;
-            ranks=*) RANKS="${word#*=}" ;;
+            ranks=*) RANKS="${word#*=}" && [ -n "$RANKS" ] || fail "ranks= names none: leave it out for all, or write ranks=0,3" ;;
             dry=true) DRY=1 ;;
             code=true) CODE=1 ;;
             dry=false | code=false) ;;
@@ -51,9 +51,14 @@ sums() {
 for name, entry in json.load(open(sys.argv[1]))["files"].items(): print(entry["sha256"], "", name)' "$1"
 }
 
+# quoted TEXT: one word for the shell of a board
+quoted() {
+    printf "'%s'" "${1//\'/\'\\\'\'}"
+}
+
 # over BOARD COMMAND: run it there; its standard input is ours
 over() {
-    $SSH "$1" "$2"
+    $SSH -- "$1" "$2"
 }
 
 # copy BOARD FOLDER RSYNC'S WORDS ...: FOLDER is made there if need be
@@ -61,9 +66,9 @@ copy() {
     local board="$1" folder="$2"
     shift 2
     if [ -n "$DRY" ]; then
-        rsync -rlt --dry-run --itemize-changes -e "$SSH" "$@" "$board:$folder/"
+        rsync -rlts --dry-run --itemize-changes -e "$SSH" "$@" "$board:$folder/"
     else
-        rsync -rlt --partial $PROGRESS -e "$SSH" --rsync-path="mkdir -p '$folder' && rsync" "$@" "$board:$folder/"
+        rsync -rlts --partial $PROGRESS -e "$SSH" --rsync-path="mkdir -p $(quoted "$folder") && rsync" "$@" "$board:$folder/"
     fi
 }
 
@@ -81,14 +86,19 @@ push_code() {
             -o -type f -print0) >"$LIST"
     fi
     (cd "$ROOT" && xargs -0 sh -c 'for name; do [ -e "$name" ] && printf "%s\0" "$name"; done; true' sh <"$LIST") >"$LIST.there"
-    copy "$board" "$folder" --from0 --files-from="$LIST.there" "$ROOT/"
-    copy "$board" "$folder" --no-relative "$HOSTS_COPY"
+    copy "$board" "$folder" --from0 --files-from="$LIST.there" -- "$ROOT/"
+    copy "$board" "$folder" --no-relative -- "$HOSTS_COPY"
+}
+
+name_of_split() {
+    basename -- "$(realpath -m -- "${SPLIT:-.}")"
 }
 
 # push RANK BOARD FOLDER
 push() {
-    local rank="$1" board="$2" folder="$3" part="$SPLIT/stage_$1" there
-    there="$folder/splits/$(basename "$(realpath -m "${SPLIT:-.}")")/stage_$rank"
+    local rank="$1" board="$2" folder="$3" part there
+    part="$(realpath -m -- "${SPLIT:-.}/stage_$rank")"  # a colon in a relative path would be another host's for rsync
+    there="$folder/splits/$(name_of_split)/stage_$rank"
     look "$board"
     if [ -n "$CODE" ]; then
         echo "rank $rank: the program to $board:$folder"
@@ -96,10 +106,10 @@ push() {
     fi
     [ -n "$SPLIT" ] || return 0
     echo "rank $rank: $part to $board:$there"
-    copy "$board" "$there" "$part/" ||
+    copy "$board" "$there" -- "$part/" ||
         fail "copying to $board failed (rsync tells why above): type the same command again to go on"
     if [ -n "$DRY" ]; then return; fi
-    sums "$part/manifest.json" | over "$board" "cd '$there' && sha256sum --check --quiet -" ||
+    sums "$part/manifest.json" | over "$board" "cd $(quoted "$there") && sha256sum --check --quiet -" ||
         fail "$there on $board differs from its manifest (above): delete the file there, and type the same command again"
     echo "rank $rank: compared with the hashes, all the same"
 }
@@ -113,8 +123,9 @@ PY="$(find_python)"
 TEMP="$(mktemp -d)"
 trap 'rm -rf "$TEMP"' EXIT
 LIST="$TEMP/list" HOSTS_COPY="$TEMP/hosts.txt"
-PYTHONPATH="$ROOT" "$PY" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
-cp "$HOSTS" "$HOSTS_COPY"
+PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
+cp -- "$HOSTS" "$HOSTS_COPY"
+[ -z "$RANKS" ] || [[ "$RANKS" =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "ranks=$RANKS is not possible: write numbers with commas between, as ranks=0,3"
 for rank in ${RANKS//,/ }; do
     grep -q "^$rank " "$TEMP/boards" || fail "ranks=$RANKS: $HOSTS has no line for rank $rank, only for 0 to $(($(wc -l <"$TEMP/boards") - 1))"
 done
@@ -125,5 +136,5 @@ while read -r rank board folder <&3; do
     push "$rank" "$board" "$folder"
 done 3<"$TEMP/boards"
 if [ -n "$SPLIT" ]; then
-    echo "Type on each board, in its folder: bash run_jetson.sh hosts=hosts.txt model_dir=splits/$(basename "$(realpath "$SPLIT")")"
+    echo "Type on each board, in its folder: bash run_jetson.sh hosts=hosts.txt model_dir=splits/$(name_of_split)"
 fi

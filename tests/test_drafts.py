@@ -14,7 +14,7 @@ from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
 from model.llama import LlamaConfig
-from model.sample import Sampler
+from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 from model.weights import EMBED, HEAD, Part
 from pipeline.decode import Request
@@ -97,7 +97,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
     with pipeline(DEEP, stages, strategy, DEEP.twin()) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=NEW))
         assert [token for new in stream for token in new] == DEEP.text(PROMPT, NEW, Sampler())
-    assert answer.target_passes <= 6, "some guesses were wrong"
+    # How far continuous guesses ahead depends on how soon its target answers, so nothing is said of that here.
+    assert strategy == "continuous" or answer.target_passes <= 6, "some guesses were wrong"
 
 
 def test_a_small_model_waits_until_the_prompt_is_sent_and_then_does_not_wait_for_answers():
@@ -160,6 +161,25 @@ def test_a_head_with_fewer_tokens_guesses_in_the_vocabulary_of_the_target():
     torch.testing.assert_close(gain.exp().sum(-1), torch.ones(3, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "twin"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_draft_whose_logits_are_not_finite_is_told_and_the_pipeline_lives_on(kind, bad):
+    draft = getattr(DEEP, kind)()
+    (draft.model if kind == "twin" else draft.head).embed_tokens.weight.data[PROMPT[-1]] = bad
+    with pipeline(DEEP, 2, "continuous", draft) as decoder:
+        with refused("the draft's logits are not finite (NaN or infinity); its weights are damaged or were made for"):
+            for _ in decoder.decode(Request(PROMPT, max_new_tokens=8))[1]:
+                pass
+        draft.lm_head = lambda out: torch.zeros(len(out), CONFIG.vocab, dtype=out.dtype)
+        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=8))
+        assert [token for new in stream for token in new] == DEEP.text(PROMPT, 8, decoder.target.sampler)
+
+
+def test_a_draft_in_float16_is_told_the_type_to_take():
+    with refused("the draft's logits are not finite (NaN or infinity); float16 ends at 65504"):
+        raise not_finite("draft", torch.float16, "")
+
+
 # Files
 
 
@@ -216,8 +236,9 @@ BROKEN = {
     "has hidden_size 64, but the model has 32": {"target_hidden_size": 64},
     "has vocab_size 54, but the model has 53": {"vocab_size": 54},
     "lm_head.weight in": {"draft_vocab_size": 39},
-    "eagle_aux_hidden_state_layer_ids=[1, 3, 4], which is not supported (only [2, 4, 5] is": {
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}},
+    "eagle_aux_hidden_state_layer_ids=[1, 3, 5], which is not supported (only [2, 4, 5] is": {
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}},
+    "holds '\\x1b[2J' in a form": {"change": lambda t: t.update({"\x1b[2J": torch.zeros(1)})},
 }
 
 

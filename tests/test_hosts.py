@@ -14,15 +14,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from config.presets import ROOT
-from config.run_config import RunConfig
-from launch.hosts import rendezvous as meeting
+from launch import meeting
 from launch.hosts.agreement import code_version, judge_facts, judge_ways
-from launch.hosts.board import BOARD, Board, Line, find_board, read_hosts
+from launch.hosts.board import BOARD, Board
+from launch.hosts.store import Wire
 from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
@@ -31,7 +34,8 @@ from tests.saved import models, wait_until
 from tests.tiny import Tiny
 
 ASK = ("prompt_ids=5,17,40", "max_new_tokens=12", "seed=4", "temperature=0.7", "ignore_eos=true", "dtype=float64")
-ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=2")
+LONG = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
+ENDLESS = (*LONG, "timeout=2")
 
 
 @pytest.fixture(scope="module")
@@ -134,57 +138,7 @@ def flows(tmp_path, runs):
     return wait_until(lambda: (tmp_path / "out0").stat().st_size > 50, 60) and all(begun.is_alive() for begun in runs)
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
-
-def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
-    (tmp_path / "hosts").write_text("# ours\n10.0.0.1\n\nme@b1 interface=eth1  # slow\nb2 user=you folder=/f\n")
-    assert read_hosts(str(tmp_path / "hosts")) == [
-        Line("10.0.0.1"), Line("b1", "me", interface="eth1"), Line("b2", "you", "/f")]
-
-
-@pytest.mark.parametrize(("text", "told"), [
-    ("b0\n", "names 1 boards: write one line for each rank"),
-    ("b0\nb1 eth0\n", "line 2 of"), ("b0\nb1 iface=eth0\n", "is no board: write [USER@]ADDRESS"),
-    ("user=me\nb1\n", "line 1 of"), ("me@\nb1\n", "line 1 of"),
-])
-def test_a_line_that_is_no_board_is_named(tmp_path, text, told):
-    (tmp_path / "hosts").write_text(text)
-    with pytest.raises(ValueError, match=told.replace("[", r"\[")):
-        read_hosts(str(tmp_path / "hosts"))
-
-
-def found(environment, text="", tmp_path=None, **keys):
-    if text:
-        (tmp_path / "hosts").write_text(text)
-        keys["hosts"] = str(tmp_path / "hosts")
-    return find_board(RunConfig(**keys), {BOARD: "1", **environment})
-
-
-def test_keys_go_before_the_environment_and_that_before_the_hosts_file(tmp_path):
-    text = "10.9.9.9 interface=a\n127.0.0.1 interface=b\n"
-    board = found({}, text, tmp_path)
-    assert board[:5] == (1, "10.9.9.9", 29500, "b", 300) and board.named(0) == "rank 0 (10.9.9.9)"
-    environment = {"NODE_RANK": "0", "MASTER_ADDR": "10.8.8.8", "MASTER_PORT": "7", "GLOO_SOCKET_IFNAME": "c"}
-    assert found(environment, text, tmp_path)[:4] == (0, "10.8.8.8", 7, "c")
-    assert found(environment, text, tmp_path, master_addr="10.7.7.7", master_port=8)[:4] == (0, "10.7.7.7", 8, "c")
-    assert found(environment)[:4] == (0, "10.8.8.8", 7, "c")
-
-
-def test_without_a_board_or_under_torchrun_no_others_are_waited_for():
-    assert find_board(RunConfig(), {"NODE_RANK": "1"}) is None and found({"RANK": "1"}) is None
-
-
-@pytest.mark.parametrize(("environment", "text", "told"), [
-    ({}, "", "which rank is this board"), ({"NODE_RANK": "1"}, "", "where is rank 0"),
-    ({"NODE_RANK": "x"}, "", "NODE_RANK=x is not possible"),
-    ({"NODE_RANK": "2"}, "b0\nb1\n", "give a number from 0 to 1"),
-    ({}, "203.0.113.1\n203.0.113.2\n", "no line of .* is this board, which has lo 127.0.0.1"),
-    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: say which"),
-])
-def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, told):
-    with pytest.raises(ValueError, match=told):
-        found(environment, text, tmp_path)
-
+# --- what is judged ---------------------------------------------------------------------------------------------------
 
 def test_one_character_makes_another_version(tmp_path):
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
@@ -198,7 +152,7 @@ def test_one_character_makes_another_version(tmp_path):
 
 def facts(**change):
     return {"host": "b", "address": "10.0.0.1", "code": "c", "world": 3, "split": "s", "settings": {"dtype": "auto"},
-            "interface": "eth0", **change}
+            "interface": "eth0", "port": 1, **change}
 
 
 @pytest.mark.parametrize(("change", "told"), [
@@ -378,6 +332,59 @@ def test_a_board_that_is_killed_or_stopped_by_hand_in_mid_run_is_named_on_all_ot
     assert said(killed, 0) == said(killed, 1)
     assert said(killed, 0).startswith(f"flowspec: rank 2 ({host}, 127.0.0.1) was lost: its connection broke")
     assert said(stopped, 0) == said(stopped, 2) == f"flowspec: rank 1 ({host}, 127.0.0.1) failed: it was stopped"
+
+
+def listening(pid):
+    """The addresses at which a process listens, as the system writes them."""
+    mine = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+
+
+def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_told_as_that(start, loopback, tmp_path):
+    ended, port = threading.Event(), int(loopback[1].partition("=")[2])
+
+    def annoy():
+        idle = []
+        while not ended.wait(0.02):
+            with suppress(OSError):
+                idle.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+                idle[-1].sendall((b"", b"\x1b[2Jowned\n", b"[" * 200 + b"\n", b'["flowspec", 0]\n')[len(idle) % 4])
+
+    thread = threading.Thread(target=annoy)
+    thread.start()
+    try:
+        runs = [start(rank, *loopback, *LONG, "timeout=4") for rank in range(3)]
+        assert flows(tmp_path, runs), said(tmp_path, 0)
+        assert {address for begun in runs for address in listening(begun.pid)} == {"0100007F"}  # 127.0.0.1
+    finally:
+        ended.set()
+        thread.join()
+    assert (tmp_path / "err0").read_text().count("what is not of this run") == 1
+    os.kill(runs[0].pid, signal.SIGSTOP)
+    assert ends(runs[1:]) == [75, 75]
+    for rank in (1, 2):
+        told = f"flowspec: rank 0 ({socket.gethostname()}, 127.0.0.1) was lost: its board answers, but its program does"
+        assert said(tmp_path, rank).startswith(told)
+    assert "\x1b" not in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
+
+
+def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_screen_unescaped(
+        start, loopback, tmp_path):
+    runs = [start(rank, *loopback, *ASK) for rank in range(2)]
+    address = "127.0.0.1", int(loopback[1].partition("=")[2])
+    assert wait_until(lambda: socket.socket().connect_ex(address) == 0, 60)
+    stranger = Wire(address, ("rank 0", "rank 2"), 20)
+    assert stranger.greet(2) == ""
+    for junk in ("{}", "[]", "null", '{"world": "x"}', "[" * 9999):
+        with pytest.raises(RuntimeError):
+            stranger.ask("set", "facts/2", junk)
+    evil = {"host": "b\x1b[2J", "code": "\u202e", "settings": {"\r": "\x07"}, "error": "\x1b[31mall is well\r\n"}
+    stranger.ask("set", "facts/2", json.dumps(evil))
+    stranger.ask("add", "facts/heard/2", 1)  # rank 0 waits for that
+    assert ends(runs) == [2, 2]
+    shown = ["\\x1b[31mall is well" in said(tmp_path, rank) and said(tmp_path, rank).isprintable() for rank in range(2)]
+    assert shown == [True, True]
 
 
 @namespaces

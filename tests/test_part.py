@@ -27,11 +27,55 @@ def test_a_folder_that_was_never_split_says_which_command_to_type(tmp_path):
 
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"version": 99}, "not of this version of FlowSpec; split again"),
-    ({"format": "x"}, "split again"), ({"layers": [0, 3]}, "is damaged"), ({"files": 3}, "is damaged"),
+    ({"format": "x"}, "split again"), ({"layers": [0, 3]}, "is damaged"), ({"rank": 2}, "is damaged"),
+    ({"rank": 3}, "is damaged"), ({"stages": []}, "is damaged"), ({"stages": [1, 2]}, "is damaged"),
+    ({"stages": [0, 1, 3]}, "speaks of 4 layers, and config.json beside it of 3"),
+    ({"rank": None}, "does not give rank"), ({"rank": True}, "rank=True"), ({"rank": -1}, "rank=-1"),
+    ({"stages": "0+1+2"}, "stages='0+1+2', which should be a list"), ({"stages": [0, 1, 2.0]}, "stages=[0, 1, 2.0]"),
+    ({"stages": [0, 1, -2]}, "stages=[0, 1, -2]"), ({"stages": [0] * 5000}, "a list of at most 1024"),
+    ({"layers": 1}, "layers=1"), ({"layers": [[0], 1]}, "layers=[[0], 1]"), ({"split_id": 7}, "split_id=7"),
+    ({"split_id": "\x1b[2J"}, "split_id='\\x1b[2J'"),
+    ({"quant": "zz"}, "quant='zz', which should be one of none, int8"),
+    ({"quant": ["int8"]}, "quant=['int8']"), ({"quant": "auto"}, "quant='auto'"), ({"shares": 2}, "shares=2"),
+    ({"shares": ["1"]}, "shares=['1']"), ({"shares": [0]}, "shares=[0]"), ({"shares": [float("nan")]}, "shares=[nan]"),
+    ({"files": 3}, "files=3, which should be names of files in its folder"),
+    *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "should be names of files in its folder") for name in (
+        "../stage_2/model.safetensors", "/etc/passwd", "eagle/../../x", "", ".", "\0", "x" * 300, "a\nb")),
+    *(({"files": {"config.json": entry}}, "should be names of files in its folder") for entry in (
+        3, {}, {"bytes": "1", "sha256": "0"}, {"bytes": -1, "sha256": "0"}, {"bytes": 1, "sha256": 0})),
 ])
 def test_a_manifest_that_does_not_match_is_refused(out, change, sentence):
     path = out / "stage_1" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with refused(sentence) as told:
+        Part(out / "stage_1")
+    assert str(told.value).endswith("--stages 0+2+2+2+2") and str(told.value).isprintable()
+
+
+def test_weights_that_the_manifest_does_not_speak_of_are_refused(out):
+    """Each file has the size that its manifest says, but the layers or the types are others."""
+    shutil.copytree(out / "stage_1", out / "stage_9")
+    path = out / "stage_9" / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"model.layers.0.', b'"model.layers.2.'))
+    with refused("stage_9 holds other layers than its manifest.json says; split again"):
+        Part(out / "stage_9")
+    path.write_bytes(data.replace(b'"BF16"', b'"I16" ', 1))
+    with refused("has the type I16 instead of BF16 or F16 or F32 or F64"):
+        Part(out / "stage_9")
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"num_hidden_layers": 10 ** 12}, "num_hidden_layers=1000000000000, which should be"),
+    ({"num_hidden_layers": 60000}, "speaks of 3 layers, and config.json beside it of 60000"),
+    ({"vocab_size": None}, "does not give vocab_size"),
+])
+def test_a_config_that_is_not_that_of_the_split_is_refused(out, change, sentence):
+    config, manifest = out / "stage_1" / "config.json", out / "stage_1" / "manifest.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    content = json.loads(manifest.read_text())
+    content["files"]["config.json"]["bytes"] = config.stat().st_size
+    manifest.write_text(json.dumps(content))
     with refused(sentence):
         Part(out / "stage_1")
 

@@ -12,10 +12,12 @@ from launch.hosts.agreement import code_version
 from tests.saved import models
 
 SSH = """#!/bin/sh
-# ssh [-l USER] HOST COMMAND, on this machine: each host is a folder beside this file
+# ssh [-l USER] [--] HOST COMMAND, on this machine: each host is a folder beside this file
 if [ "$1" = -l ]; then shift 2; fi
+if [ "$1" = -- ]; then shift; fi
 cd "$(dirname "$0")/${1#*@}" && shift && exec sh -c "$*"
 """
+needs_rsync = pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")
 
 
 @pytest.fixture(scope="module")
@@ -23,18 +25,26 @@ def saved(tmp_path_factory):
     return models(tmp_path_factory.getbasetemp() / "saved")
 
 
-@pytest.mark.skipif(not shutil.which("rsync"), reason="needs rsync")
-def test_each_board_gets_its_own_part_which_it_compares_with_the_hashes(saved, tmp_path):
+@pytest.fixture
+def push(tmp_path):
+    """The command, whose boards b0, b1 and b2 are folders."""
     (tmp_path / "ssh").write_text(SSH)
     (tmp_path / "ssh").chmod(0o755)
     (tmp_path / "hosts").write_text("b0 user=me\nb1 folder=f\nb2\n")
     for name in ("b0", "b1", "b2"):
         (tmp_path / name).mkdir()
 
-    def push(*words):
+    def run(*words, hosts=""):
+        if hosts:
+            (tmp_path / "hosts").write_text(hosts)
         return subprocess.run(["bash", ROOT / "scripts" / "push.sh", f"hosts={tmp_path / 'hosts'}", *words], text=True,
                               env={**os.environ, "SSH": str(tmp_path / "ssh")}, capture_output=True)
 
+    return run
+
+
+@needs_rsync
+def test_each_board_gets_its_own_part_which_it_compares_with_the_hashes(saved, tmp_path, push):
     split_dir = f"split={saved / '0+2+2'}"
     assert push(split_dir, "dry=true").returncode == 0 and not any(tmp_path.glob("b*/*"))
     assert push(split_dir).stdout.count("compared with the hashes, all the same") == 3
@@ -50,3 +60,32 @@ def test_each_board_gets_its_own_part_which_it_compares_with_the_hashes(saved, t
     assert push("code=true", "ranks=1").returncode == 0 and (tmp_path / "b1" / "f" / "run_jetson.sh").exists()
     assert code_version(tmp_path / "b1" / "f") == code_version() and (tmp_path / "b1" / "f" / "hosts.txt").exists()
     assert "no line for rank 7, only for 0 to 2" in push(split_dir, "ranks=7").stderr
+
+
+@needs_rsync
+@pytest.mark.parametrize("line", ["-oProxyCommand=true", "-l@b1", "b1 user=-l", "me@-b1", "b1 folder=-x"])
+def test_what_begins_with_a_dash_reaches_neither_ssh_nor_rsync(push, tmp_path, line):
+    told = push("code=true", hosts=f"b0\n{line}\n")
+    assert told.returncode == 2 and "line 2 of" in told.stderr and "begins with -" in told.stderr
+    assert not any(tmp_path.glob("b*/*"))
+
+
+@needs_rsync
+@pytest.mark.parametrize("ranks", [".*", "", ",", "1,", "[0-2]", "0 1", "-1", "1.", "$(true)"])
+def test_ranks_are_numbers_and_no_pattern(push, saved, tmp_path, ranks):
+    told = push(f"split={saved / '0+2+2'}", f"ranks={ranks}")
+    assert told.returncode == 2 and told.stderr.startswith("flowspec: ranks=") and told.stdout == ""
+    assert not any(tmp_path.glob("b*/*"))
+
+
+@needs_rsync
+def test_a_quote_in_a_folder_stays_in_its_name(push, saved, tmp_path):
+    whole = tmp_path / "it's;touch odd:1"
+    shutil.copytree(saved / "0+2+2", whole)
+    names = ["x';touch${IFS}owned;'", '"$(touch${IFS}owned)"', "~/a&b"]
+    hosts = "".join(f"b{rank} folder={name}\n" for rank, name in enumerate(names))
+    done = push(f"split={whole}", hosts=hosts)
+    assert done.returncode == 0 and done.stdout.count("all the same") == 3, done.stderr
+    for rank, name in enumerate([*names[:2], "a&b"]):
+        assert [path.name for path in (tmp_path / f"b{rank}").iterdir()] == [name]
+        assert (tmp_path / f"b{rank}" / name / "splits" / whole.name / f"stage_{rank}" / "manifest.json").is_file()

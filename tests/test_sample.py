@@ -7,6 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from model.sample import Sampler, gumbel, warp
+from tests.checkpoints import refused
 from tests.tiny import Tiny, pipeline, write
 
 DRAWS = 20_000
@@ -72,6 +73,52 @@ def test_the_noise_is_the_same_on_every_machine():
     """Philox is counter-based and its stream is fixed, so texts can be compared between boards."""
     want = torch.tensor([0.9059206607564417, 0.7290180675134535, 2.3653348568454438], dtype=torch.float64)
     torch.testing.assert_close(gumbel(1, 2, 3), want, atol=1e-12, rtol=0)
+
+
+FLAT = torch.zeros(8, 97, dtype=torch.float64)
+TEXTS = {  # of flat logits: each token is what the noise of its position makes likeliest
+    0: [0, 17, 40, 77, 40, 79, 29, 51], 3: [65, 45, 30, 34, 9, 72, 50, 62], 123456789: [6, 67, 21, 55, 74, 51, 31, 12],
+    2**53 - 1: [83, 80, 24, 29, 66, 58, 87, 2], 2**53 + 1: [28, 21, 85, 27, 37, 53, 51, 40],
+    2**63 - 1: [9, 12, 48, 84, 34, 8, 46, 10],
+}
+
+
+@pytest.mark.parametrize("seed", TEXTS)
+def test_the_texts_of_a_seed_stay_what_they_are(seed):
+    assert Sampler(1.0, seed=seed)(FLAT, range(8)) == TEXTS[seed]
+
+
+@pytest.mark.filterwarnings("error")
+def test_every_seed_up_to_the_limit_has_a_stream_of_its_own():
+    seeds = [0, 1, 2**53, 2**53 + 1, *(2**63 + i for i in range(-2, 3)), *(2**64 - i for i in range(1, 4))]
+    noises = [tuple(gumbel(seed, 5, 3).tolist()) for seed in seeds]
+    assert len(set(noises)) == len(seeds)
+    want = torch.tensor([2.40999388106603, -0.25719375624094565, 1.620168510025531], dtype=torch.float64)
+    torch.testing.assert_close(gumbel(2**64 - 1, 5, 3), want, atol=1e-12, rtol=0)
+    assert Sampler(1.0, seed=2**64 - 1)(FLAT, range(8)) == [16, 12, 9, 60, 15, 72, 77, 0]
+
+
+SAMPLERS = [Sampler(), Sampler(0.7), Sampler(1.0, top_k=3), Sampler(1.0, top_p=0.5), Sampler(0.001, 0.9, 5)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_told_with_the_likely_cause(sampler, bad, dtype):
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits[1, 7] = bad
+    cause = "float16 ends at 65504" if dtype == torch.float16 else "its weights or its config.json are damaged"
+    with refused(f"the model's logits are not finite (NaN or infinity); {cause}"):
+        sampler(logits, [4, 5, 6])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_token_that_the_model_rules_out_is_no_fault_and_never_comes(sampler):
+    logits = torch.full((200, 20), -float("inf"))
+    logits[:, 5] = logits[:, 9] = 1.0
+    assert set(sampler(logits, range(200))) <= {5, 9}
+    with refused("not finite"):
+        sampler(torch.full((1, 20), -float("inf")), [3])
 
 
 def test_the_whole_pipeline_samples_the_models_distribution():

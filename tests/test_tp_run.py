@@ -161,7 +161,7 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     ("tp2", ["pipeline_type=tp", "tp_type=galaxy"], "tp_type=galaxy is another method: say pipeline_type=galaxy"),
     ("tp2", ["tp_type=ring"], "tp_type=ring is unknown: choose one of tp, galaxy"),
     ("tp2", ["tp_shares=1,x"], "tp_shares=1,x is no list of speeds"),
-    ("tp2", ["tp_shares=1,0"], "tp_shares=1,0 leaves a rank without work"),
+    ("tp2", ["tp_shares=1,0"], "tp_shares=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
     ("tp2", ["tp=3", "tp_shares=1,1"], "tp_shares=1,1 is for 2 ranks, not for tp=3"),
 ])
 def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, capsys, form, words, told):

@@ -8,7 +8,11 @@ export FLOWSPEC_COMMAND="bash tp/run_tp.sh"
 method=tp words=()
 for word in "$@"; do
     case "$word" in
-        tp_type=*) method="${word#tp_type=}" ;;
+        tp_type=tp | tp_type=galaxy | pipeline_type=tp | pipeline_type=galaxy) method="${word#*=}" ;;
+        pipeline_type=*)
+            echo "flowspec: $word has a pipeline: type bash run_pipe.sh in place of bash tp/run_tp.sh" >&2
+            exit 2
+            ;;
         *) words+=("$word") ;;
     esac
 done

@@ -7,20 +7,28 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections import Counter
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Dict, NamedTuple
+from typing import Any, NamedTuple
 
 from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.hosts.board import Board
+from launch.hosts.entries import Facts
 from pipeline.transport import PeerLost
 
 CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what decides what a rank computes and says
-# Of these follow the type of numbers and the size of caches, which must be alike on all ranks.
-SETTINGS = ("dtype", "max_length", "init_total_token", "expand_total_token", "none_expand_size", "init_topk_pipedec",
-            "profile")
-
-Facts = Dict[str, Any]  # of one rank, by name; goes over the wire as JSON
+# What belongs to a board, or to rank 0, whose user asks. All other keys must agree, so a new one is compared too.
+LOCAL = frozenset({
+    "model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "data", "output", "results", "hosts",  # its folders
+    "prompt", "prompt_ids", "question_file",  # what rank 0 alone is asked
+    "device", "threads_per_rank", "debug",  # of one machine
+    "master_addr", "master_port", "wait",  # how it came to the meeting
+    "launch",  # which start of an evaluation it is, by the files of rank 0
+})
+GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
+MIXED = ", and dtype= too where some have CUDA and others do not"
 
 
 class Verdict(NamedTuple):
@@ -42,8 +50,10 @@ def code_version(root: Path = ROOT) -> str:
     return digest.hexdigest()[:12]
 
 
-def settings(config: RunConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in SETTINGS}
+def settings(config: RunConfig, **found: Any) -> dict[str, Any]:
+    """What must agree, as far as it was typed; `found` is what a key turned out to mean on this board."""
+    typed = {option.name: getattr(config, option.name) for option in fields(config) if option.name not in LOCAL}
+    return {**typed, **{key: "FOLDER" if typed[key] else "" for key in GIVEN}, **found}
 
 
 def judge_facts(told: dict[int, Facts], board: Board) -> str:
@@ -59,16 +69,21 @@ def judge_facts(told: dict[int, Facts], board: Board) -> str:
         if facts["world"] != told[0]["world"] or facts["split"] != told[0]["split"]:
             return (f"{name} holds a part of another split than rank 0's: copy the parts of one split, as bash "
                     "scripts/push.sh does")
-        for key, value in facts["settings"].items():
-            if value != told[0]["settings"][key]:
-                return (f"{name} was started with {key}={value}, but rank 0 with {told[0]['settings'][key]}: type the "
-                        "same keys on all boards")
+        for key in sorted(facts["settings"].keys() | told[0]["settings"].keys()):
+            own, other = (_typed(of["settings"].get(key)) for of in (facts, told[0]))
+            if own != other:
+                remedy = f"type the same keys on all boards{MIXED if key == 'dtype' else ''}"
+                return f"{name} was started with {key}={own}, but rank 0 with {other}: {remedy}"
     return ""
+
+
+def _typed(value: Any) -> str:
+    return "none" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def judge_ways(told: dict[int, Facts], ways: dict[int, list[int]], names: list[str]) -> str:
     """Who cannot be reached by whom; the rank that most cannot reach is the one to look at."""
-    missed = Counter(rank for unreached in ways.values() for rank in unreached)
+    missed = Counter(rank for unreached in ways.values() for rank in unreached if rank in told)
     if not missed:
         return ""
     worst = max(missed, key=lambda rank: (missed[rank], len(ways[rank])))
@@ -79,14 +94,12 @@ def judge_ways(told: dict[int, Facts], ways: dict[int, list[int]], names: list[s
 
 
 def open_door(door: socket.socket, rank: int) -> None:
-    """Say to everybody who knocks which rank this is."""
-    while True:
-        try:
+    """Say to everybody who knocks which rank this is, until the door is closed."""
+    while door.fileno() >= 0:
+        with suppress(OSError):  # whoever knocked has gone already
             guest, _ = door.accept()
-        except OSError:
-            return  # the meeting is over
-        with guest:
-            guest.sendall(b"flowspec %d\n" % rank)
+            with guest:
+                guest.sendall(b"flowspec %d\n" % rank)
 
 
 def reaches(facts: Facts, rank: int) -> bool:

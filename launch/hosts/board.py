@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import struct
 import sys
@@ -19,7 +20,9 @@ BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of 
 COMMAND = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help
 PORT = 29500  # where ranks of several hosts meet, if nothing else is said: all boards must know it
 FOLDER = "flowspec"  # the repository on a board, from the home of its user
-WORDS = ("user", "folder", "interface")
+ADDRESS = re.compile(r"[^\W_](?:[\w.-]*[^\W_])?")
+WORDS = {  # that may follow it; what begins with - would be an option of ssh or rsync
+    "user": re.compile(r"[\w.][\w.+$-]*"), "folder": re.compile(r"[^-].*"), "interface": re.compile(r"[^-].*")}
 ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 EXAMPLE = "192.168.1.11 user=nvidia folder=flowspec interface=eth0"
 
@@ -55,6 +58,23 @@ class Board(NamedTuple):
         world = {"WORLD_SIZE": str(len(self.lines))} if self.lines else {}
         return {"RANK": str(self.rank), **world}
 
+    def place(self) -> str:
+        """On rank 0's board: the one address at which the store listens."""
+        there = ", ".join(f"{name} {address}" for name, address in addresses().items())
+        if not is_here(self.master):
+            raise ValueError(f"rank 0 runs here, but {self.master} is no address of this board, which has {there}: "
+                             "give one of them as MASTER_ADDR, or in the hosts file, on all boards alike")
+        found = socket.gethostbyname(self.master)
+        if self.master in (found, "localhost") or not found.startswith("127."):
+            return found
+        # A system may know its own name by an address that leads to itself alone.
+        if not self.interface:
+            raise ValueError(f"{self.master} is {found} on this board itself, where no other board finds it: give one "
+                             f"of {there} as MASTER_ADDR or in the hosts file, or name the interface to the others "
+                             "(GLOO_SOCKET_IFNAME, interface=)")
+        own = self.ground()[1]
+        return found if own.startswith("127.") else own
+
     def ground(self) -> tuple[str, str]:
         """The interface through which this rank talks, and its address; refuses one that is not here."""
         here = addresses()
@@ -74,23 +94,50 @@ class Board(NamedTuple):
 
 def read_hosts(path: str) -> list[Line]:
     """A line for each rank, rank 0 first: `[USER@]ADDRESS [user=..] [folder=..] [interface=..]`; # begins a remark."""
-    if not Path(path).is_file():
-        raise ValueError(f"there is no hosts file {path}: write one line for each rank, as {EXAMPLE}")
     found = []
-    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(re.split(r"\r\n|\r|\n", _read(path)), 1):
         words = text.partition("#")[0].split()
         if not words:
             continue
-        user, _, address = words[0].rpartition("@")
-        given = dict(word.partition("=")[::2] for word in words[1:])
-        if "=" in address or not address or not all(given.get(key) for key in given) or set(given) - set(WORDS):
+        line = _line(words) if text.replace("\t", " ").isprintable() else None
+        if line is None:
             raise ValueError(f"line {number} of {path} is no board: write [USER@]ADDRESS, then what is needed of "
-                             f"user=, folder= and interface=, as {EXAMPLE}")
-        given.setdefault("user", user)
-        found.append(Line(address, **given))
+                             f"user=, folder= and interface=, as {EXAMPLE}; none of them begins with -")
+        found.append(line)
     if len(found) < 2:
         raise ValueError(f"{path} names {len(found)} boards: write one line for each rank, rank 0 first")
     return found
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not written in UTF-8: save it again as plain text in UTF-8") from None
+    except FileNotFoundError:
+        raise ValueError(f"there is no hosts file {path}: write one line for each rank, as {EXAMPLE}") from None
+    except OSError as error:
+        raise ValueError(f"the hosts file {path} cannot be read ({error.strerror}): write one line for each rank in a "
+                         f"file, as {EXAMPLE}") from None
+
+
+def _line(words: Sequence[str]) -> Line | None:
+    """The board that a line names; None if it names none."""
+    user, at, address = words[0].rpartition("@")
+    pairs = [word.partition("=")[::2] for word in words[1:]] + [("user", user)] * bool(at)
+    given = dict(pairs)
+    sound = len(given) == len(pairs) and all(key in WORDS and WORDS[key].fullmatch(given[key]) for key in given)
+    if given.get("folder", "").startswith("~/"):
+        given["folder"] = given["folder"][2:].lstrip("/") or "."  # it counts from the home anyhow
+    return Line(address, **given) if sound and is_address(address) else None
+
+
+def is_address(text: str) -> bool:
+    """Whether it has the form of a name or address of a machine."""
+    try:
+        return bool(ADDRESS.fullmatch(text) and text.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | None:
@@ -102,6 +149,9 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     master = config.master_addr if config.master_addr != RunConfig().master_addr else environment.get("MASTER_ADDR", "")
     if not master and not lines:
         raise ValueError("where is rank 0? Give its board's address in MASTER_ADDR, on all boards alike, or hosts=FILE")
+    if master and not is_address(master):
+        raise ValueError(f"{master!a} is no name or address of a board: give that of rank 0's in MASTER_ADDR, as "
+                         "192.168.1.11")
     port = config.master_port or _number("MASTER_PORT", environment.get("MASTER_PORT") or str(PORT), 1 << 16)
     interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return Board(rank, master or lines[0].address, port or PORT,

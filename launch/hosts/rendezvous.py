@@ -21,15 +21,18 @@ from typing import Any, Callable
 import torch.distributed as dist
 
 from config.run_config import RunConfig
-from launch.hosts.agreement import Facts, Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
-from launch.hosts.board import Board, addresses, is_here
-from launch.processes import LOST, die, usable_port
+from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
+from launch.hosts.board import Board
+from launch.hosts.entries import Facts
+from launch.hosts.store import Keeper, Shelf, Store, Wire, hang_up
+from launch.spec import RankSpec
 from model.weights import Part
 from pipeline.transport import PeerLost
 from tp.links import Seats
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
 LOOK = 0.2  # seconds between two looks into the store
+SOONER = 0.8  # of the pulse's patience
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
         "with wait=")
 
@@ -42,9 +45,7 @@ class Meeting:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.names: list[str] = []
-        self._asked: float | None = None  # since when the store has owed an answer
         os.environ.update(board.environment)
-        threading.Thread(target=self._watch, name="meeting", daemon=True).start()
         print(f"flowspec: this is {board.named(board.rank, socket.gethostname())}; all ranks meet at {board.master}:"
               f"{board.port} (MASTER_ADDR, MASTER_PORT), over {board.interface or 'the interface that leads there'} "
               f"(GLOO_SOCKET_IFNAME), within {board.wait:g} seconds (wait=)", file=sys.stderr)
@@ -63,8 +64,9 @@ class Meeting:
                 door.listen()
                 threading.Thread(target=open_door, args=(door, self.board.rank), name="door", daemon=True).start()
                 part = Part(folder / f"stage_{self.board.rank}")
+                dtype = str(RankSpec(config, part).dtype).rpartition(".")[2]
                 facts.update(split=part.split_id, world=world, address=own, interface=interface,
-                             port=door.getsockname()[1])
+                             port=door.getsockname()[1], settings=settings(config, dtype=dtype))
             except (ValueError, OSError) as error:
                 self._put("facts", {**facts, "error": str(error)})
                 self._agree("facts", len(self.board.lines), lambda told: judge_facts(told, self.board))
@@ -77,6 +79,8 @@ class Meeting:
                 reached = list(pool.map(reaches, told.values(), told))
             self._put("ways", [rank for rank in told if not reached[rank]])
             self._agree("ways", world, lambda ways: judge_ways(told, ways, self.names))
+            hang_up(door)  # closing it alone would leave it open for as long as its thread waits
+        self._settle(config.timeout)
         os.environ.update(GLOO_SOCKET_IFNAME=interface, WORLD_SIZE=str(world))
         print(f"flowspec: all {world} ranks are here", file=sys.stderr)
         return folder, seats
@@ -86,52 +90,33 @@ class Meeting:
         try:
             dist.init_process_group("gloo", store=self._store, rank=self.board.rank, world_size=len(self.names),
                                     timeout=timedelta(seconds=PATIENCE))
+        except PeerLost:
+            raise
         except RuntimeError as error:
             raise PeerLost(f"{self.names[self.board.rank]} could not connect to the others: a board was lost just now, "
                            f"or a firewall is between them ({str(error).splitlines()[0]}); start all again") from error
 
-    def _open(self) -> Any:
+    def _open(self) -> Store:
         raise NotImplementedError
+
+    def _settle(self, timeout: float) -> None:
+        """The ranks have met: from now on a store that is silent for `timeout` seconds is lost."""
 
     def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
         raise NotImplementedError
 
     def _put(self, key: str, value: Any) -> None:
         """Write down under this rank's name."""
-        key = f"{key}/{self.board.rank}"
-        self._ask(self._store.set, key, json.dumps(value))
-        if self._ask(self._store.add, f"{key}#", 1) > 1:
-            raise ValueError(f"rank {self.board.rank} is there already: end the run of which it is, or give this board "
-                             "a NODE_RANK of its own")
+        self._store.set(f"{key}/{self.board.rank}", json.dumps(value))
 
     def _get(self, key: str) -> Any:
         """What somebody wrote down; None if it is not there yet."""
-        # Of what every torch has, only `add` reads at once: `get` waits.
-        return json.loads(self._ask(self._store.get, key)) if self._ask(self._store.add, f"{key}#", 0) else None
-
-    def _ask(self, question: Callable[..., Any], *args: Any) -> Any:
-        self._asked = time.monotonic()
-        try:
-            return question(*args)
-        except RuntimeError as error:
-            raise PeerLost(f"{self.board.named(0)} was lost while the ranks met: its program has ended, and tells why "
-                           "on its board") from error
-        finally:
-            self._asked = None
-
-    def _watch(self) -> None:
-        """A store behind a broken wire never answers, and cannot be interrupted."""
-        while True:
-            time.sleep(1)
-            asked = self._asked
-            if asked and time.monotonic() - asked > PATIENCE:
-                print(f"flowspec: {self.board.named(0)} does not answer at {self.board.master}:{self.board.port}: look "
-                      "at the network between the boards, and whether that port is FlowSpec's", file=sys.stderr)
-                die(LOST)
+        found = self._store.look(key)
+        return None if found is None else json.loads(found)
 
     def _missing(self, topic: str, world: int) -> str:
         """In words, the ranks that have not written yet."""
-        ranks = [rank for rank in range(world) if not self._ask(self._store.add, f"{topic}/{rank}#", 0)]
+        ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
     def _say(self, missing: str, said: str) -> str:
@@ -144,15 +129,14 @@ class Meeting:
 class Host(Meeting):
     """Rank 0's side."""
 
-    def _open(self) -> Any:
-        board = self.board
-        if not is_here(board.master):
-            there = ", ".join(f"{name} {address}" for name, address in addresses().items())
-            raise ValueError(f"rank 0 runs here, but {board.master} is no address of this board, which has {there}: "
-                             "give one of them as MASTER_ADDR, or in the hosts file, on all boards alike")
-        usable_port(board.master, board.port)
-        return self._ask(lambda: dist.TCPStore(board.master, board.port, is_master=True, wait_for_workers=False,
-                                               timeout=timedelta(seconds=PATIENCE)))
+    def _open(self) -> Store:
+        board, shelf, place = self.board, Shelf(), self.board.place()
+        try:
+            Keeper((place, board.port), shelf)
+        except OSError as error:
+            raise ValueError(f"port {board.port} of {place} cannot be used ({error.strerror}): choose another "
+                             "master_port, the same on all boards") from error
+        return Store(shelf.own)
 
     def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
         """What all have written, and that it is well; tells the others."""
@@ -173,7 +157,6 @@ class Host(Meeting):
         verdict = verdict if verdict.told else Verdict(judge(told))
         self._store.set(f"{topic}/all", json.dumps(list(told.items())))
         self._store.set(f"{topic}/verdict", json.dumps(verdict))
-        self._store.add(f"{topic}/verdict#", 1)  # now they look
         if verdict.told:
             atexit.register(self._linger, topic, [rank for rank in range(1, world) if not verdict.lost or rank in told])
         verdict.enforce()
@@ -195,31 +178,38 @@ class Host(Meeting):
 class Guest(Meeting):
     """The side of all other ranks."""
 
-    def _open(self) -> Any:
-        board = self.board
-        self._reach()
-        return self._ask(lambda: dist.TCPStore(board.master, board.port, is_master=False, wait_for_workers=False,
-                                               timeout=timedelta(seconds=PATIENCE)))
+    def _open(self) -> Store:
+        self._wire = self._reach()
+        return Store(self._wire.ask)
 
-    def _reach(self) -> None:
+    def _settle(self, timeout: float) -> None:
+        # A little less than the pulse has: this end can tell a cut wire from a program that stands still.
+        self._wire.names, self._wire.patience = (self.names[0], self.names[self.board.rank]), SOONER * timeout
+
+    def _reach(self) -> Wire:
         """Wait for rank 0's program. Its board must answer sooner, if only to refuse."""
         board, silent, said = self.board, time.monotonic(), False
+        names = board.named(0), board.named(board.rank, socket.gethostname())
         while True:
             try:
-                socket.create_connection((board.master, board.port), timeout=3).close()
-                return
+                wire = Wire((board.master, board.port), names, PATIENCE)
+                holder = wire.greet(board.rank)
+                break
             except OSError as error:
                 refused, why = error.errno == errno.ECONNREFUSED, error.strerror or str(error)
             now = time.monotonic()
             silent = now if refused else silent
             if now - silent > PATIENCE:
-                raise PeerLost(f"{board.named(0)} cannot be reached at {board.master}:{board.port} from "
-                               f"{board.named(board.rank, socket.gethostname())} ({why}): check MASTER_ADDR or the "
-                               "hosts file, the cable and the firewall") from None
+                raise PeerLost(f"{names[0]} cannot be reached at {board.master}:{board.port} from {names[1]} ({why}): "
+                               "check MASTER_ADDR or the hosts file, the cable and the firewall") from None
             if now > self._until:
-                raise PeerLost(LATE.format(board.named(0), board.wait)) from None
+                raise PeerLost(LATE.format(names[0], board.wait)) from None
             said = said or bool(self._say(board.named(0), ""))
             time.sleep(LOOK)
+        if holder:
+            raise ValueError(f"rank {board.rank} is there already, from {holder}: end the run of which it is, or give "
+                             "this board a NODE_RANK of its own")
+        return wire
 
     def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
         """What all have written; raises what rank 0 says of it."""
@@ -228,7 +218,10 @@ class Guest(Meeting):
             verdict = self._get(f"{topic}/verdict")
             said = self._say(self._missing("facts", world), said)
             time.sleep(LOOK)
-        told = dict(json.loads(self._ask(self._store.get, f"{topic}/all")))
-        self._ask(self._store.add, f"{topic}/heard/{self.board.rank}", 1)
+        told = dict(self._get(f"{topic}/all"))
+        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
         Verdict(*verdict).enforce()
+        if set(told) != set(range(world)):
+            raise PeerLost(f"{self._wire.names[0]} speaks of other ranks than the {world} of this split: look whether "
+                           "all boards were given one address and port")
         return told

@@ -10,14 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from config.sharing import USUAL
 from model.checkpoint import Checkpoint
-from model.eagle import borrows_embedding
+from model.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
 from model.quant import Recast
 from model.text import TOKENIZER_FILES
-from model.weights import HEAD, VERSION, Part, assign, check_model, plan_stages, seats
+from model.weights import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, plan_stages, seats
 from tp.shares import Shard, held
 
+INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # what a head's maps between vocabularies are stored in
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
 
 
@@ -83,7 +87,11 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     head = Checkpoint(eagle_dir) if eagle_dir else None
     check_model(source)
     borrows = head is not None and borrows_embedding(head, source.config)
+    if head:
+        for name in head.names():
+            check_type(head, name, INDICES if name in MAPS else FLOATS)
     c = LlamaConfig.read(source.config)
+    check_group(len(layout.shares), c.heads)
     counts = plan_stages(stages, source) if stages else [c.layers]
     whole = assign(source.names(), counts, c.tied, borrows)
     parts = [held(whole[stage], c, layout.shares, member) for stage, member in seats(counts, len(layout.shares))]
@@ -91,6 +99,14 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     identity = [VERSION, counts, describe(source), text, describe(head) if head else None, asdict(layout)]
     split_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     return Plan(source, head, counts, parts, layout, split_id, Path(out_dir))
+
+
+def check_group(ranks: int, heads: int) -> None:
+    """Refuse to share a layer among ranks that would have next to nothing of it."""
+    most = max(heads, USUAL)
+    if ranks > most:
+        raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {heads} heads: choose "
+                         f"at most {most}, as tp={most} or --tp {most}")
 
 
 def describe(source: Checkpoint) -> dict[str, Any]:

@@ -1,0 +1,180 @@
+"""What ranks on several hosts write down for each other: the kinds of entries, who may write them, and their form.
+
+It knows nothing about how entries travel. Boards have no keys, so anybody in their network may have written one: what
+has none of these forms is junk, and what people shall read is escaped.
+"""
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import re
+from typing import Any, Callable, Dict, NamedTuple
+
+MOST = 1 << 20  # bytes of an entry
+RANKS = 1 << 10  # the most of one run
+COUNT = 1 << 62  # counters stay below
+DIGITS = 20  # of a whole number
+LONGEST = 1000  # characters of a text that is shown
+
+Facts = Dict[str, Any]  # of one rank, by name
+
+
+class Junk(ValueError):
+    """An entry, or a request, that has none of the known forms."""
+
+
+def plain(text: str) -> str:
+    """A text that anybody may have written, as it can be printed: no control codes, no end out of sight."""
+    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[:LONGEST])
+    return shown + "..." * (len(text) > LONGEST)
+
+
+def parse(raw: bytes) -> Any:
+    """What stands in a piece of JSON."""
+    try:
+        return json.loads(raw.decode(), parse_int=_digits)
+    except (ValueError, RecursionError):
+        raise Junk("it is no JSON") from None
+
+
+def _digits(text: str) -> int:
+    if len(text) > DIGITS:  # Python takes its time to read millions of them
+        raise Junk("it has too long a number")
+    return int(text)
+
+
+# --- forms: from a value to the same value, if it is sound ------------------------------------------------------------
+
+def _is(sound: bool, what: str) -> None:
+    if not sound:
+        raise Junk(f"it is no {what}")
+
+
+def _text(value: Any) -> str:
+    _is(type(value) is str, "text")
+    return plain(value)
+
+
+def _whole(least: int, end: int) -> Callable[[Any], int]:
+    def form(value: Any) -> int:
+        _is(type(value) is int and least <= value < end, f"number from {least} to {end - 1}")
+        return int(value)
+    return form
+
+
+def _address(value: Any) -> str:
+    try:
+        return str(ipaddress.IPv4Address(_text(value)))
+    except ValueError:
+        raise Junk("it is no IPv4 address") from None
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    _is(type(value) is dict and all(type(entry) in (str, int, float, bool) for entry in value.values()), "settings")
+    return {plain(key): plain(entry) if type(entry) is str else entry for key, entry in value.items()}
+
+
+FACTS: dict[str, Callable[[Any], Any]] = {
+    "host": _text, "code": _text, "settings": _settings, "error": _text, "world": _whole(1, RANKS), "split": _text,
+    "address": _address, "interface": _text, "port": _whole(1, 1 << 16)}
+ALWAYS = {"host", "code", "settings"}
+
+
+def facts(value: Any) -> Facts:
+    """What a rank is; or as far as it came, and the error that ended it."""
+    _is(type(value) is dict and set(value) <= set(FACTS), "facts of a rank")
+    wanted = ALWAYS if "error" in value else set(FACTS) - {"error"}
+    _is(wanted <= set(value), "whole facts of a rank")
+    return {name: FACTS[name](entry) for name, entry in value.items()}
+
+
+def _ranks(value: Any) -> list[int]:
+    _is(type(value) is list, "list of ranks")
+    return [_whole(0, RANKS)(rank) for rank in value]
+
+
+def _verdict(value: Any) -> list[Any]:
+    _is(type(value) is list and [type(entry) for entry in value] == [str, bool], "verdict")
+    return [plain(value[0]), value[1]]
+
+
+def _of_each_rank(form: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def listed(value: Any) -> list[Any]:
+        _is(type(value) is list and all(type(pair) is list and len(pair) == 2 for pair in value), "list of pairs")
+        return [[_whole(0, RANKS)(rank), form(entry)] for rank, entry in value]
+    return listed
+
+
+# --- kinds: from the bytes of an entry to the same entry, if it is sound ----------------------------------------------
+
+def _json(form: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+    return lambda raw: json.dumps(form(parse(raw))).encode()
+
+
+def _line(raw: bytes) -> bytes:
+    return plain(raw.decode(errors="replace")).encode()
+
+
+def _number(raw: bytes) -> bytes:
+    try:
+        _is(math.isfinite(float(raw)), "finite number")
+    except ValueError:
+        raise Junk("it is no number") from None
+    return raw
+
+
+def _count(raw: bytes) -> bytes:
+    _is(bool(re.fullmatch(rb"-?\d{1,19}", raw)) and abs(int(raw)) < COUNT, "count")
+    return raw
+
+
+def _opaque(raw: bytes) -> bytes:
+    """Of torch.distributed itself."""
+    return raw
+
+
+class Kind(NamedTuple):
+    """Entries whose names match `pattern` belong to the rank that the name ends in (`own`), to rank 0 (`root`), or,
+    where neither is said, to the rank that writes first."""
+
+    pattern: str
+    clean: Callable[[bytes], bytes]
+    root: bool = False
+
+    def owner(self, key: str) -> int | None:
+        own = re.fullmatch(self.pattern, key)
+        return 0 if self.root else int(own["own"]) if own and "own" in own.groupdict() else None
+
+
+OWN = r"(?P<own>\d{1,4})"
+BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is given
+KINDS = (
+    Kind(rf"facts/{OWN}", _json(facts)),
+    Kind(rf"ways/{OWN}", _json(_ranks)),
+    Kind(r"facts/all", _json(_of_each_rank(facts)), root=True),
+    Kind(r"ways/all", _json(_of_each_rank(_ranks)), root=True),
+    Kind(r"(?:facts|ways)/verdict", _json(_verdict), root=True),
+    Kind(rf"(?:facts|ways)/heard/{OWN}", _count),
+    Kind(rf"{BEFORE}pulse/{OWN}", _count),
+    Kind(rf"{BEFORE}pulse/losses", _count),
+    Kind(rf"{BEFORE}pulse/lost", _line),
+    Kind(rf"{BEFORE}split/{OWN}", _line),
+    Kind(rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
+    Kind(rf"{BEFORE}clock/\d+/told/\d+", _number, root=True),
+    Kind(r".*", _opaque),
+)
+
+
+def kind(key: str) -> Kind:
+    """The first whose pattern is the whole of a name."""
+    return next(found for found in KINDS if re.fullmatch(found.pattern, key, re.S))
+
+
+def clean(key: str, raw: bytes) -> bytes:
+    """The entry as it may be used; raises Junk."""
+    _is(len(raw) <= MOST, f"entry of at most {MOST} bytes")
+    try:
+        return kind(key).clean(raw)
+    except Junk as junk:
+        raise Junk(f"{plain(key)}: {junk}") from None

@@ -1,0 +1,320 @@
+"""The store of a run on several hosts: rank 0's process keeps it, at one address, and every rank has its seat there.
+
+It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
+say where an entry came from; before torch 2 it cannot be told otherwise. A request and its answer are a line of JSON
+each. It knows nothing about what entries mean: `entries.py` tells their form.
+"""
+from __future__ import annotations
+
+import json
+import socket
+import socketserver
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any, Callable, Sequence
+
+import torch.distributed as dist
+
+from launch.hosts.entries import COUNT, MOST, RANKS, Junk, clean, kind, parse, plain
+from pipeline.transport import PeerLost
+
+GREETING = "flowspec"  # the first word of a connection; its rank follows
+GREETING_BYTES = 256
+LINE = 6 * MOST + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
+ALL = 1 << 26  # bytes of all entries together
+WHILE = 5  # seconds for a stranger to say who it is
+STRANGERS = 64  # that may be connected at once; the oldest goes first
+NAMED = 8  # strangers that are told of
+NEAR = 0.3  # seconds in which the system of a board answers, whatever its programs do
+STAY = 30  # seconds that a rank waits for an entry at most, whatever torch's own patience
+PAUSES = 0.001, 0.05  # seconds between two looks: the first pause, and the longest
+Ask = Callable[[str, str, Any], Any]  # an operation, the name of an entry and a value; the answer
+
+
+class Shelf:
+    """The entries, and who may write which."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, bytes] = {}
+        self._owners: dict[str, int] = {}
+        self._bytes, self._lock = 0, threading.Lock()
+
+    def answer(self, writer: int, request: Any) -> Any:
+        """What a rank gets for its request; raises Junk."""
+        if type(request) is not list or len(request) != 3 or type(request[1]) is not str or len(request[1]) > 300:
+            raise Junk("it is no request")
+        what, key, value = request
+        with self._lock:
+            if what == "look":
+                found = self._entries.get(key)
+                return None if found is None else found.decode("latin-1")
+            if what == "set" and type(value) is str:
+                try:
+                    return self._put(writer, key, value.encode("latin-1"))
+                except UnicodeEncodeError:
+                    raise Junk(f"{plain(key)}: it is no bytes") from None
+            if what == "add" and type(value) is int and abs(value) < COUNT:
+                return self._add(writer, key, value)
+        raise Junk(f"{plain(key)}: nobody can do that with an entry")
+
+    def own(self, *request: Any) -> Any:
+        """What rank 0 itself gets, in whose process the shelf is."""
+        try:
+            return self.answer(0, list(request))
+        except Junk as junk:
+            raise RuntimeError(f"rank 0 cannot write this: {junk}") from None
+
+    def _add(self, writer: int, key: str, amount: int) -> int:
+        """The sum; 0 may be added to everybody's."""
+        held = self._entries.get(key, b"0")
+        try:
+            total = int(held) + amount
+        except ValueError:
+            raise Junk(f"{plain(key)}: it is no count") from None
+        if abs(total) >= COUNT:
+            raise Junk(f"{plain(key)}: it grows too large")
+        if amount:
+            self._put(writer, key, b"%d" % total, shared=True)
+        return total
+
+    def _put(self, writer: int, key: str, raw: bytes, shared: bool = False) -> None:
+        owner = kind(key).owner(key)
+        owner = self._owners.get(key, writer) if owner is None and not shared else owner
+        if owner not in (None, writer):
+            raise Junk(f"{plain(key)}: it belongs to rank {owner}")
+        entry, held = clean(key, raw), self._entries.get(key)
+        more = len(entry) + (len(key) if held is None else -len(held))
+        if self._bytes + more > ALL:
+            raise Junk("the store is full")
+        self._bytes += more
+        self._entries[key], self._owners[key] = entry, writer
+
+
+class Keeper(socketserver.ThreadingTCPServer):
+    """Rank 0's door to the shelf: every rank that says its number first has a seat, and everybody else is sent away."""
+
+    allow_reuse_address = daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.seats: dict[int, str] = {}  # of each rank the address from which it came
+        self._strangers: dict[Any, None] = {}  # that have not said who they are, the oldest first
+        self._named: set[str] = set()
+        self._lock = threading.Lock()
+        super().__init__(address, Seat)
+        threading.Thread(target=self.serve_forever, name="store", daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._strangers[request] = None
+            oldest = next(iter(self._strangers)) if len(self._strangers) > STRANGERS else None
+        if oldest is not None and self.forget(oldest):
+            hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def forget(self, request: Any) -> bool:
+        """It is no stranger any more; whether it was one until now."""
+        with self._lock:
+            return self._strangers.pop(request, self) is None
+
+    def seat(self, rank: int, address: str) -> str:
+        """Who has the seat already; empty if it is this one's from now on."""
+        with self._lock:
+            holder = self.seats.get(rank, "")
+            self.seats.setdefault(rank, address)
+        return holder
+
+    def tell(self, address: str, what: str) -> None:
+        """Once for each address, and not of all the world."""
+        with self._lock:
+            if address in self._named or len(self._named) >= NAMED:
+                return
+            self._named.add(address)
+        print(f"\nflowspec: {address} wrote to port {self.server_address[1]} what is not of this run ({what}); it is "
+              "ignored", file=sys.stderr)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # it hung up, or said nothing for too long
+            super().handle_error(request, client_address)
+
+
+class Seat(socketserver.StreamRequestHandler):
+    """One connection to the store, on a thread of its own."""
+
+    server: Keeper
+    timeout = WHILE
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        address = str(self.client_address[0])
+        try:
+            greeting = self.rfile.readline(GREETING_BYTES)
+            if not greeting:
+                return
+            rank = greeted(greeting)
+            if not self.server.forget(self.request):
+                return  # it was sent away just now, and will come again
+            holder = self.server.seat(rank, address)
+            self._say("taken" if holder else "welcome", holder)
+            if not holder:
+                self.request.settimeout(None)
+                self._serve(rank, address)
+        except Junk as junk:
+            self.server.tell(address, str(junk))
+
+    def finish(self) -> None:
+        self.server.forget(self.request)
+        super().finish()
+
+    def _serve(self, rank: int, address: str) -> None:
+        while line := self.rfile.readline(LINE):
+            try:
+                self._say("ok", self.server.shelf.answer(rank, parse(line)))
+            except Junk as junk:
+                self.server.tell(address, f"as rank {rank}: {junk}")
+                self._say("junk", str(junk))
+            if not line.endswith(b"\n"):
+                return
+
+    def _say(self, word: str, value: Any) -> None:
+        self.wfile.write(json.dumps([word, value]).encode() + b"\n")
+
+
+def greeted(line: bytes) -> int:
+    """The rank that a greeting names; raises Junk."""
+    said = parse(line)
+    if type(said) is not list or len(said) != 2 or said[0] != GREETING or type(said[1]) is not int:
+        raise Junk("it is no rank's greeting")
+    if not 0 < said[1] < RANKS:
+        raise Junk(f"there is no rank {said[1]}")
+    return int(said[1])
+
+
+class Wire:
+    """A guest's way to the store. Whatever breaks it is told as the loss of rank 0, in a sentence."""
+
+    def __init__(self, address: tuple[str, int], names: tuple[str, str], patience: float) -> None:
+        self.names, self.patience = names, patience  # of rank 0 and this one, in messages; seconds for an answer
+        self._address, self._lost = address, ""
+        self._lock = threading.Lock()
+        self._way = socket.create_connection(address, timeout=patience)
+        self._way.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._answers = self._way.makefile("rb")
+
+    def greet(self, rank: int) -> str:
+        """Take the seat of a rank; who has it already, if somebody has. OSError: it is worth another try."""
+        try:
+            word, holder = self._swap([GREETING, rank])
+        except socket.timeout:
+            raise Lost(self._silence()) from None
+        return plain(str(holder)) if word == "taken" else ""
+
+    def ask(self, what: str, key: str, value: Any) -> Any:
+        word, value = self._exchange([what, key, value])
+        if word != "ok":
+            raise RuntimeError(f"{self.names[0]} does not take this rank's entry: {plain(str(value))}")
+        return value
+
+    def _exchange(self, request: Sequence[Any]) -> Sequence[Any]:
+        with self._lock:
+            if not self._lost:
+                try:
+                    return self._swap(request)
+                except socket.timeout:
+                    self._lost = self._silence()
+                except OSError:
+                    self._lost = self._ended
+            raise Lost(self._lost)
+
+    def _swap(self, request: Sequence[Any]) -> Sequence[Any]:
+        self._way.settimeout(self.patience)
+        self._way.sendall(json.dumps(request).encode() + b"\n")
+        line = self._answers.readline(LINE)
+        if not line:
+            raise ConnectionError("it hung up")
+        try:
+            answer = parse(line)
+            if type(answer) is list and len(answer) == 2:
+                return answer
+        except Junk:
+            pass
+        where = ":".join(map(str, self._address))
+        self._lost = (f"what answers at {where} is not the store of {self.names[0]}: give all boards another port, as "
+                      "MASTER_PORT=29501")
+        raise Lost(self._lost)
+
+    @property
+    def _ended(self) -> str:
+        return f"{self.names[0]} was lost: its program has ended, and tells why on its board"
+
+    def _silence(self) -> str:
+        """A board whose program stands still opens a connection nevertheless; one behind a cut wire does not."""
+        try:
+            socket.create_connection(self._address, timeout=NEAR).close()
+        except OSError:
+            return (f"{self.names[1]} could not reach the machine of {self.names[0]} for {self.patience:g} seconds: "
+                    "look at the network of both")
+        return (f"{self.names[0]} was lost: its board answers, but its program does not: it hangs, or was stopped "
+                "there (SIGSTOP)")
+
+
+class Lost(PeerLost):
+    """The store is lost; `told` in the words of who lost it."""
+
+    @property
+    def told(self) -> str:
+        return str(self)
+
+
+class Store(dist.Store):
+    """What torch.distributed, the pulse and the meeting take for the store. Nothing leaves it in another form than its
+    kind has."""
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def set(self, key: str, value: Any) -> None:
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        self._ask("set", key, raw.decode("latin-1"))
+
+    def add(self, key: str, amount: int) -> int:
+        total = self._ask("add", key, amount)
+        if type(total) is not int:
+            raise Lost(f"the store does not count: {plain(str(total))}")
+        return total
+
+    def look(self, key: str) -> bytes | None:
+        """The entry, if it is there."""
+        found = self._ask("look", key, None)
+        try:
+            return None if found is None else clean(key, str(found).encode("latin-1"))
+        except ValueError as error:
+            raise Lost(f"the store holds junk: {plain(str(error))}") from None
+
+    def get(self, key: str) -> bytes:
+        """The entry, once it is there."""
+        self.wait([key])
+        return self.look(key) or b""
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self._ask("look", key, None) is not None for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        end, (pause, longest) = time.monotonic() + STAY, PAUSES
+        while not self.check(keys):
+            if time.monotonic() > end:
+                raise Lost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost while the ranks met")
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+
+def hang_up(way: socket.socket) -> None:
+    try:
+        way.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it is gone already

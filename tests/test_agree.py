@@ -1,0 +1,84 @@
+"""What boards compare before they start: every key of the configuration, but those that are said to be local."""
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from config.eval_config import EvalConfig
+from config.run_config import CHOICES, RunConfig
+from launch.hosts.agreement import GIVEN, LOCAL, judge_facts, settings
+from launch.hosts.board import Board
+from launch.hosts.entries import clean
+
+BOARD = Board(0, "10.0.0.1", 1, "", 1, ())
+TYPED = {"stages": "0+2+2", "tp_shares": "2,1", "tp_type": "galaxy", "methods": "ar", "sets": "qa", "temperatures": "0",
+         "device": "cpu", "prompt_ids": "1,2", "tp": 2, "question_end": 9, "pipeline_type": "tp"}
+
+
+def judged(own, other):
+    """What rank 0 says of a board with another configuration, once that went over the wire."""
+    facts = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 2, "split": "s", "interface": "e", "port": 1}
+    told = {rank: json.loads(clean(f"facts/{rank}", json.dumps({**facts, "settings": settings(of)}).encode()))
+            for rank, of in enumerate((own, other))}
+    return judge_facts(told, BOARD)
+
+
+def another(config, option):
+    """A value that a key may have beside this one; of the keys that must fit it, one that fits is given too."""
+    value = getattr(config, option.name)
+    if option.name in TYPED:
+        return TYPED[option.name]
+    if option.name in CHOICES:
+        return next(choice for choice in CHOICES[option.name] if choice != value)
+    return not value if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else type(value)(value + 1)
+
+
+def changed(config, option):
+    """The configuration with another value of one key, past the checks that one key must fit another."""
+    found = replace(config)
+    object.__setattr__(found, option.name, another(config, option))
+    return found
+
+
+@pytest.mark.parametrize("config", [RunConfig(), EvalConfig()], ids=["run", "evaluation"])
+def test_every_key_must_agree_unless_it_is_said_to_be_local(config):
+    assert judged(config, replace(config)) == ""
+    for option in fields(config):
+        other = changed(config, option)
+        assert getattr(other, option.name) != getattr(config, option.name), option.name
+        sentence = judged(config, other)
+        assert bool(sentence) == (option.name not in LOCAL), option.name
+        if sentence:
+            assert f"rank 1 (b, 10.0.0.1) was started with {option.name}=" in sentence
+            assert "type the same keys on all boards" in sentence and sentence.isprintable()
+
+
+def test_what_is_said_to_be_local_exists():
+    assert LOCAL | GIVEN <= {option.name for option in fields(EvalConfig)}
+    assert not LOCAL & GIVEN
+
+
+@pytest.mark.parametrize(("own", "other", "told"), [
+    ({}, {"trace": "mine"}, "trace=FOLDER, but rank 0 with none"), ({"trace": "a"}, {"trace": "b"}, ""),
+    ({"pipeline_type": "tp"}, {"pipeline_type": "galaxy"}, "pipeline_type=galaxy, but rank 0 with tp"),
+    ({"tp": 2, "tp_type": "tp"}, {"tp": 2, "tp_type": "galaxy"}, "tp_type=galaxy, but rank 0 with tp"),
+    ({}, {"expand": False}, "expand=false, but rank 0 with true"),
+])
+def test_what_hung_or_ended_in_a_traceback_is_told_before_the_start(own, other, told):
+    sentence = judged(RunConfig(**own), RunConfig(**other))
+    assert told in sentence and bool(told) == bool(sentence)
+
+
+def test_another_command_is_told():
+    assert "was started with methods=" in judged(RunConfig(), EvalConfig())
+    assert "methods=none, but rank 0 with ar," in judged(EvalConfig(), RunConfig())
+
+
+def test_boards_that_took_another_type_of_numbers_are_told_though_they_typed_the_same():
+    facts = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 2, "split": "s"}
+    told = {rank: {**facts, "settings": settings(RunConfig(), dtype=dtype)}
+            for rank, dtype in enumerate(("float16", "float32"))}
+    assert "dtype=float32, but rank 0 with float16: type the same keys on all boards, and dtype= too" in judge_facts(
+        told, BOARD)

@@ -1,0 +1,112 @@
+"""An answer says why it ended; a run whose numbers are not finite ends with a sentence, on all ranks."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from launch.run import run
+from launch.split.write import split
+from model.sample import Sampler
+from pipeline.decode import Request
+from scripts import generate
+from tests.saved import command, here, models
+from tests.tiny import Tiny, pipeline
+
+TINY, PROMPT = Tiny(), [6, 21, 44, 3]
+STRATEGIES = ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"]
+ASK = ("prompt_ids=5,17,40", "ignore_eos=true", "threads_per_rank=1")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory, saved) -> Path:
+    """The tiny model with a final norm that float16 has no numbers for, and float32 hardly."""
+    folder = tmp_path_factory.mktemp("overflowing")
+    for name, factor in (("halves", 1e6), ("singles", 1e39)):
+        (folder / name).mkdir()
+        for path in (saved / "base").iterdir():
+            (folder / name / path.name).write_bytes(path.read_bytes())
+        tensors = load_file(saved / "base" / "model.safetensors")
+        tensors["model.norm.weight"] *= factor
+        save_file(tensors, folder / name / "model.safetensors")
+        split(folder / name, folder / f"{name}-split", "0+2+2", saved / "head", progress=False)
+    return folder
+
+
+# --- an answer says why it ended --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("prompt", "wishes", "reason"), [
+    (4, {"max_new_tokens": 9}, "length"), (195, {"max_new_tokens": 5}, "length"),
+    (195, {"max_new_tokens": 6}, "context"), (195, {"max_new_tokens": 6, "end": frozenset(range(53))}, "stop"),
+    (4, {"max_new_tokens": 9, "stop": lambda token: True}, "stop"), (4, {"max_new_tokens": 1}, "length")])
+def test_an_answer_says_why_it_ended(strategy, prompt, wishes, reason):
+    with pipeline(TINY, 2, strategy, TINY.eagle()) as decoder:
+        answer, stream = decoder.decode(Request((PROMPT * 49)[:prompt], **wishes))
+        assert answer.finish_reason == ""
+        for _ in stream:
+            assert decoder.max_length == 200
+    assert answer.finish_reason == reason
+
+
+@pytest.mark.parametrize(("words", "reason", "told"), [
+    (["max_length=20", "max_new_tokens=17"], "length", ""),
+    (["max_length=20", "max_new_tokens=500"], "context",
+     "\nflowspec: the answer ends after 17 of max_new_tokens=500, since the context of 20 tokens is full: raise "
+     "max_length, or shorten the prompt\n")])
+def test_a_context_that_is_full_is_told_on_stderr_and_in_the_output(saved, tmp_path, capsys, words, reason, told):
+    assert here(f"model_dir={saved / '0+2+2'}", f"output={tmp_path / 'out.json'}", *ASK, *words) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["finish_reason"] == reason
+    assert capsys.readouterr().err == told
+
+
+def test_more_tokens_than_the_model_has_positions_are_told(tmp_path, capsys, saved):
+    short = tmp_path / "base"
+    short.mkdir()
+    for path in (saved / "base").iterdir():
+        (short / path.name).write_bytes(path.read_bytes())
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32}))
+    split(short, tmp_path / "split", "0+4", saved / "head", progress=False)
+    assert here(f"model_dir={tmp_path / 'split'}", *ASK, "max_length=33") == 0
+    first, _, second = capsys.readouterr().err.partition("\n")
+    assert first == "flowspec: max_length=33 is more than the 32 positions of the model, which prompt and answer share"
+    assert "since the context of 32 tokens is full: the model has no more positions, or shorten the prompt" in second
+    assert here(f"model_dir={tmp_path / 'split'}", *ASK, "max_new_tokens=3") == 0
+    assert capsys.readouterr().err == "", "nobody asked for more"
+
+
+# --- numbers that are not finite --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("words", [["temperature=0"], ["temperature=1", "pipeline_type=pruned"], ["pipeline_type=ar"]])
+@pytest.mark.parametrize(("model", "dtype", "cause"), [
+    ("halves", "float16", "float16 ends at 65504, which some models exceed: add dtype=bfloat16"),
+    ("singles", "float32", "its weights or its config.json are damaged: compare the split with its hashes")])
+def test_logits_that_are_not_finite_end_the_run_with_a_sentence(overflowing, capsys, model, dtype, cause, words):
+    if dtype == "float16" and not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
+        pytest.skip("this torch has no half precision on the CPU")
+    asked = ["processes=false", f"dtype={dtype}", f"model_dir={overflowing / f'{model}-split'}", *ASK, *words]
+    assert run("scripts.generate", asked, generate.main) == 2
+    assert f"flowspec: the model's logits are not finite (NaN or infinity); {cause}" in capsys.readouterr().err
+
+
+def test_all_ranks_end_when_logits_are_not_finite(overflowing, tmp_path):
+    model = f"model_dir={overflowing / 'singles-split'}"
+    with command(tmp_path, "scripts.generate", model, "dtype=float32", *ASK) as ran:
+        assert ran.end(120) == 2
+        assert ran.stderr.count("not finite") == 1 and "Traceback" not in ran.stderr
+
+
+def test_a_type_that_has_the_numbers_gives_the_answer(overflowing, tmp_path):
+    for model in ("halves", "singles"):
+        assert here(f"model_dir={overflowing / f'{model}-split'}", *ASK, "max_new_tokens=8",
+                    f"output={tmp_path / 'out.json'}") == 0
+        assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == TINY.text([5, 17, 40], 8, Sampler())

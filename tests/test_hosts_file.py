@@ -1,0 +1,89 @@
+"""Which rank a board is and where it meets the others: the hosts file, the environment and keys."""
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from config.run_config import RunConfig
+from launch.hosts.board import BOARD, Board, Line, find_board, read_hosts
+
+
+def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
+    (tmp_path / "hosts").write_text("# ours\n10.0.0.1\n\nme@b1 interface=eth1  # slow\nb2 user=you folder=/f\n")
+    assert read_hosts(str(tmp_path / "hosts")) == [
+        Line("10.0.0.1"), Line("b1", "me", interface="eth1"), Line("b2", "you", "/f")]
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("b0\n", "names 1 boards: write one line for each rank"),
+    ("b0\nb1 eth0\n", "line 2 of"), ("b0\nb1 iface=eth0\n", "is no board: write [USER@]ADDRESS"),
+    ("user=me\nb1\n", "line 1 of"), ("me@\nb1\n", "line 1 of"), ("b0\n-b1\n", "line 2 of .* begins with -"),
+    ("b0\nb1 user=-l\n", "line 2 of"), ("b0\nb1 folder=-x\n", "line 2 of"), ("b0\nb1 user=a user=b\n", "line 2 of"),
+    ("b0\n\0b1\n", "line 2 of"), ("b0\nb1\x1b[2J\n", "line 2 of"), ("b0\nb..1\n", "line 2 of"),
+    ("b0\n" + "b" * 64 + "\n", "line 2 of"), ("b0\nb1/x\n", "line 2 of"), ("b0\nb1:22\n", "line 2 of"),
+    ("b0\nb1\u2028b2\n", "line 2 of"),
+])
+def test_a_line_that_is_no_board_is_named(tmp_path, text, told):
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(ValueError, match=told.replace("[", r"\[")):
+        read_hosts(str(tmp_path / "hosts"))
+
+
+def test_a_hosts_file_of_another_editor_is_read_or_told(tmp_path):
+    path, text = tmp_path / "hosts", "10.0.0.1\r\nb\u00fccher user=j\u00fcrgen\r\n"
+    path.write_bytes(text.encode("utf-8-sig"))
+    assert read_hosts(str(path)) == [Line("10.0.0.1"), Line("b\u00fccher", "j\u00fcrgen")]
+    for coding, told in (("latin-1", "is not written in UTF-8"), ("utf-16", "is not written in UTF-8"),
+                         ("utf-16-le", "UTF-8|line 1 of .* is no board")):
+        path.write_bytes(text.encode(coding))
+        with pytest.raises(ValueError, match=told):
+            read_hosts(str(path))
+    for wrong, told in ((tmp_path, "cannot be read"), (tmp_path / "none", "there is no hosts file")):
+        with pytest.raises(ValueError, match=told):
+            read_hosts(str(wrong))
+
+
+def test_rank_0_listens_at_the_address_that_the_others_can_find(monkeypatch):
+    assert Board(0, "127.0.0.1", 1, "", 1, ()).place() == Board(0, "localhost", 1, "", 1, ()).place() == "127.0.0.1"
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")  # as some systems know their own name
+    monkeypatch.setattr("launch.hosts.board.is_here", lambda address: True)
+    monkeypatch.setattr("launch.hosts.board.addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.1"})
+    assert Board(0, "b0", 1, "eth0", 1, ()).place() == "10.0.0.1"
+    with pytest.raises(ValueError, match=r"b0 is 127.0.1.1 on this board itself.*eth0 10.0.0.1"):
+        Board(0, "b0", 1, "", 1, ()).place()
+
+
+def found(environment, text="", tmp_path=None, **keys):
+    if text:
+        (tmp_path / "hosts").write_text(text)
+        keys["hosts"] = str(tmp_path / "hosts")
+    return find_board(RunConfig(**keys), {BOARD: "1", **environment})
+
+
+def test_keys_go_before_the_environment_and_that_before_the_hosts_file(tmp_path):
+    text = "10.9.9.9 interface=a\n127.0.0.1 interface=b\n"
+    board = found({}, text, tmp_path)
+    assert board[:5] == (1, "10.9.9.9", 29500, "b", 300) and board.named(0) == "rank 0 (10.9.9.9)"
+    environment = {"NODE_RANK": "0", "MASTER_ADDR": "10.8.8.8", "MASTER_PORT": "7", "GLOO_SOCKET_IFNAME": "c"}
+    assert found(environment, text, tmp_path)[:4] == (0, "10.8.8.8", 7, "c")
+    assert found(environment, text, tmp_path, master_addr="10.7.7.7", master_port=8)[:4] == (0, "10.7.7.7", 8, "c")
+    assert found(environment)[:4] == (0, "10.8.8.8", 7, "c")
+
+
+def test_without_a_board_or_under_torchrun_no_others_are_waited_for():
+    assert find_board(RunConfig(), {"NODE_RANK": "1"}) is None and found({"RANK": "1"}) is None
+
+
+@pytest.mark.parametrize(("environment", "text", "told"), [
+    ({}, "", "which rank is this board"), ({"NODE_RANK": "1"}, "", "where is rank 0"),
+    ({"NODE_RANK": "x"}, "", "NODE_RANK=x is not possible"),
+    ({"NODE_RANK": "2"}, "b0\nb1\n", "give a number from 0 to 1"),
+    ({}, "203.0.113.1\n203.0.113.2\n", "no line of .* is this board, which has lo 127.0.0.1"),
+    ({}, "127.0.0.1\n127.0.0.2\n", "ranks 0, 1 in .* are all this machine: say which"),
+    ({"NODE_RANK": "1", "MASTER_ADDR": "a..b"}, "", "'a..b' is no name or address of a board"),
+    ({"NODE_RANK": "\u00b2"}, "", "is not possible"),
+])
+def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, told):
+    with pytest.raises(ValueError, match=told):
+        found(environment, text, tmp_path)

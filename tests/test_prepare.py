@@ -1,0 +1,54 @@
+"""Boards that have the whole model split it for themselves, perhaps all into one folder at the same time."""
+from __future__ import annotations
+
+import fcntl
+import shutil
+import threading
+
+import pytest
+
+from config.run_config import RunConfig
+from launch import prepare
+from model.weights import MANIFEST, Part
+from tests.saved import models, wait_until
+
+
+@pytest.fixture
+def board(monkeypatch, tmp_path, tmp_path_factory):
+    """What rank 1's board does in a fresh clone, and the folder in which it does that."""
+    saved = models(tmp_path_factory.getbasetemp() / "saved")
+    monkeypatch.setattr(prepare, "ROOT", tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    config = RunConfig(base_dir=str(saved / "base"), eagle_dir=str(saved / "head"), stages="0+2+2")
+    return lambda: prepare._split(config, write=False), tmp_path / "splits" / "base-0+2+2"
+
+
+def test_a_board_waits_for_the_board_that_still_writes(board):
+    split, folder = board
+    (folder / "stage_1").mkdir(parents=True)  # the other board has come so far
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=split)
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive() and not (folder / "stage_1" / MANIFEST).exists()
+    assert wait_until(lambda: not thread.is_alive(), 60) and Part(folder / "stage_1").rank == 1
+
+
+@pytest.mark.parametrize("broken", [
+    lambda part: (part / MANIFEST).unlink(), lambda part: (part / "model.safetensors").write_bytes(b"half"),
+    lambda part: (part / MANIFEST).write_text("{"), lambda part: shutil.rmtree(part),
+], ids=["manifest", "weights", "half a manifest", "folder"])
+def test_a_split_that_broke_off_is_made_whole(board, broken):
+    split, folder = board
+    split()
+    broken(folder / "stage_1")
+    assert split() == folder and Part(folder / "stage_1").rank == 1
+
+
+def test_what_is_whole_is_left_alone(board):
+    split, folder = board
+    split()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    split()
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before

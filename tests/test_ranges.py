@@ -1,0 +1,90 @@
+"""Every key that is a number has a range; what is outside, or is no number in plain digits, is told in a sentence."""
+from __future__ import annotations
+
+import pytest
+
+from config.cli import Option, options, parse
+from config.eval_config import REPEATS, EvalConfig
+from config.presets import PRESETS
+from config.ranges import Range, number, whole
+from config.run_config import RANGES, RunConfig
+from config.sharing import RANKS
+
+ALL = {**RANGES, "tp": RANKS, "repeats": REPEATS}
+NUMBERS = {option.name: option for option in options(EvalConfig) if option.kind in ("int", "float")}
+NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0", "１", "+5", " 5", "5 ", "5\n", "", "0x10", "1e",
+        "--1", "1,5", "٣")
+FAR = (str(10**30), str(-10**30))
+
+
+def refusal(option: Option, text: str) -> str:
+    with pytest.raises(ValueError) as error:
+        parse(["profile=wifi", "methods=ar", f"{option.name}={text}"], kind=EvalConfig)
+    return str(error.value)
+
+
+def test_every_number_among_the_keys_has_a_range_that_its_default_and_the_presets_are_in() -> None:
+    assert set(NUMBERS) == set(ALL)
+    for name, option in NUMBERS.items():
+        assert ALL[name].holds(option.default)
+    assert all(ALL[name].holds(getattr(preset, name)) for preset in PRESETS.values() for name in {*ALL} - {"repeats"})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_number_in_plain_digits_is_refused(name: str) -> None:
+    for text in NONE:
+        said = refusal(NUMBERS[name], text)
+        assert said.startswith(f"{name}={text} is not a") and f"write for example {name}=" in said
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_outside_its_range_is_refused_with_the_range(name: str) -> None:
+    floats = ("1e400", "-1e400", "1e-320", "-1e-320") if NUMBERS[name].kind == "float" else ()
+    for text in (*FAR, *(text for text in floats if not ALL[name].holds(float(text)))):
+        assert f"is not possible: give {ALL[name].advice}" in refusal(NUMBERS[name], text)
+
+
+def test_numbers_that_are_not_finite_are_refused_in_python_too() -> None:
+    for name, option in NUMBERS.items():
+        for value in (float("nan"), float("inf"), -float("inf")):
+            if option.kind == "float":
+                with pytest.raises(ValueError, match=f"{name}=.* is not possible"):
+                    EvalConfig(profile="wifi", **{name: value})
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    assert [whole(text) for text in ("0", "-1", "007", "18446744073709551615")] == [0, -1, 7, 2**64 - 1]
+    assert [number(text) for text in ("1", ".5", "2.", "1e-3", "1E3", "-0.5")] == [1, 0.5, 2, 0.001, 1000, -0.5]
+    assert str(number("-0")) == "0.0" and str(parse(["temperature=-0.0"]).temperature) == "0.0"
+    assert Range(0.000001, 2**64 - 1, {-1: "all"}).advice == (
+        "-1 for all or a number from 0.000001 to 18446744073709551615")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("prompt_ids=１,2", "is not a list of token ids"), ("prompt_ids=1_0", "is not a list of token ids"),
+    ("prompt_ids=" + "9" * 5000, "is not a list of token ids"), ("tp_shares=1,２", "is no list of speeds"),
+    ("tp_shares=1," + "9" * 400, "give a number from 0.001 to 1000 for each rank"),
+    ("tp_shares=1,0." + "0" * 310 + "1", "give a number from 0.001 to 1000 for each rank"),
+    ("stages=0+２", "is no split"), ("stages=" + "9" * 5000, "is no split"), ("device=cuda:１", "is unknown"),
+    ("delay_ms=-0.5 profile=wifi", "give -1 for that of the profile or a number from 0 to 60000"),
+])
+def test_lists_of_numbers_are_read_by_the_same_rule(words: str, said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse(words.split(" "))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["temperatures=0,nan"], "nan is not possible: give 0 for the likeliest token"),
+    (["temperatures=1e-320"], "1e-320 is not possible"), (["temperatures=0,-0"], "names something twice"),
+    (["temperatures=1,1.0"], "names something twice"),
+    (["seed=18446744073709551614", "repeats=3"], "give seed=18446744073709551613 or less")])
+def test_an_evaluation_reads_its_numbers_by_the_same_rule(words: list[str], said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse(words, kind=EvalConfig)
+    assert said in str(error.value)
+
+
+def test_seeds_up_to_the_last_are_taken() -> None:
+    assert parse(["seed=18446744073709551615"]).seed == RunConfig(seed=2**64 - 1).seed == 2**64 - 1
+    assert parse(["seed=18446744073709551613", "repeats=3"], kind=EvalConfig).seed == 2**64 - 3

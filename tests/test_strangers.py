@@ -1,0 +1,290 @@
+"""What anybody in the boards' network may write to them: to the store and the door, and in the place of rank 0."""
+from __future__ import annotations
+
+import json
+import pickle
+import select
+import socket
+import struct
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.hosts.agreement import judge_ways, open_door, reaches
+from launch.hosts.clock import learn_time, tell_time
+from launch.hosts.entries import Junk, clean, plain
+from launch.hosts.store import STRANGERS, Keeper, Lost, Shelf, Store, Wire, hang_up
+from pipeline.heartbeat import Pulse
+from pipeline.trace import NoTrace
+from pipeline.transport import PeerLost
+from tests.saved import wait_until
+
+HERE = "127.0.0.1"
+EVIL = "\x1b]0;owned\x07\x1b[2J\r\n\u202eflowspec: all is well"
+FACTS = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 3, "split": "s", "settings": {"dtype": "auto"},
+         "interface": "eth0", "port": 1}
+
+
+@pytest.fixture
+def keeper():
+    found = Keeper((HERE, 0), Shelf())
+    yield found
+    threading.Thread(target=lambda: (found.shutdown(), found.server_close())).start()  # it takes half a second
+
+
+def port_of(keeper):
+    return keeper.server_address[1]
+
+
+def guest(keeper, rank):
+    wire = Wire((HERE, port_of(keeper)), ("rank 0 (b0)", f"rank {rank} (b{rank})"), 20)
+    assert wire.greet(rank) == ""
+    return Store(wire.ask)
+
+
+def throw(keeper, *pieces):
+    """What a stranger's connection gets back for some bytes."""
+    with socket.create_connection((HERE, port_of(keeper)), timeout=20) as way:
+        got = b""
+        try:
+            for piece in pieces:
+                way.sendall(piece)
+            way.shutdown(socket.SHUT_WR)
+            while more := way.recv(1 << 16):
+                got += more
+        except OSError:
+            pass  # it was sent away before it had said all
+        return got
+
+
+def reset(port):
+    """A port scan: there and gone."""
+    with socket.create_connection((HERE, port), timeout=20) as way:
+        way.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def works(keeper, rank=7):
+    """Whether a board finds the store as it should be."""
+    store = guest(keeper, rank)
+    store.set(f"0//cpu//{rank}", bytes(range(256)))
+    return Store(keeper.shelf.own).get(f"0//cpu//{rank}") == bytes(range(256)) and store.add("pulse/losses", 0) == 0
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+def test_ranks_write_read_count_and_wait(keeper):
+    own, one, two = Store(keeper.shelf.own), guest(keeper, 1), guest(keeper, 2)
+    assert one.look("split/0") is None and not one.check(["split/0"])
+    threading.Timer(0.2, own.set, ("split/0", "abc")).start()
+    assert one.get("split/0") == b"abc" and two.check(["split/0"])
+    assert [one.add("pulse/1", 1), one.add("pulse/1", 1), two.add("pulse/1", 0), own.add("pulse/1", 0)] == [1, 2, 2, 2]
+
+
+def test_the_store_listens_at_its_address_alone(keeper):
+    assert works(keeper)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port_of(keeper)), timeout=20)
+
+
+@pytest.mark.parametrize("pieces", [
+    [b""], [b"\n"], [b"\x00\x85\x9d\x54\x0c"], [b"GET / HTTP/1.1\r\n", b"Host: b\r\n\r\n"], [pickle.dumps({"a": 1})],
+    [b"[" * 255 + b"\n"], [b"x" * 100_000], [b'["flowspec", "1"]\n'], [b'["flowspec", 0]\n'], [b'["flowspec", -1]\n'],
+    [b'["flowspec", true]\n'], [b'["flowspec", 1e3]\n'], [b'["flowspec", 99999]\n'], [b'["look", "facts/0", null]\n'],
+    [b'["set", "pulse/lost", "rank 1"]\n'], [b'["add", "pulse/losses", 1]\n'], [b"\xff\xfe\n"],
+], ids=range(17))
+def test_who_does_not_say_which_rank_it_is_gets_nothing_and_harms_nobody(keeper, capfd, pieces):
+    assert throw(keeper, *pieces) == b""
+    assert works(keeper)
+    told = capfd.readouterr().err
+    assert "Traceback" not in told and told.replace("\n", "").isprintable()
+    named = f"flowspec: {HERE} wrote to port {port_of(keeper)} what is not of this run"
+    assert told.count(named) == (pieces != [b""]), told
+
+
+def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper, capfd):
+    for _ in range(20):
+        reset(port_of(keeper))
+    idle = [socket.create_connection((HERE, port_of(keeper)), timeout=20) for _ in range(300)]
+    half = [socket.create_connection((HERE, port_of(keeper)), timeout=20) for _ in range(5)]
+    for way in half:
+        way.sendall(b'["flow')
+    assert works(keeper)
+    assert len(keeper._strangers) <= STRANGERS
+    for way in idle + half:
+        way.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
+    wire = Wire((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
+    crowd = [socket.create_connection((HERE, port_of(keeper)), timeout=20) for _ in range(2 * STRANGERS)]
+    assert wait_until(lambda: select.select([wire._way], [], [], 0)[0], 20)  # it was the oldest
+    with pytest.raises(OSError):
+        wire.greet(1)
+    assert works(keeper, 1)
+    for way in crowd:
+        way.close()
+
+
+def test_a_seat_is_taken_once(keeper):
+    assert works(keeper, 1)
+    again = Wire((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
+    assert again.greet(1) == HERE
+
+
+def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_their_forms(keeper, capfd):
+    own, one, stranger = Store(keeper.shelf.own), guest(keeper, 1), guest(keeper, 2)
+    one.set("facts/1", json.dumps(FACTS))
+    one.add("pulse/1", 3)
+    own.set("facts/verdict", json.dumps(["", False]))
+    for forged in (("set", "facts/1", "{}"), ("set", "facts/verdict", json.dumps([EVIL, False])),
+                   ("set", "facts/all", "[]"), ("add", "pulse/1", 1 << 40), ("set", "clock/2/told/0", "0.5"),
+                   ("set", "facts/2", "[]"), ("set", "facts/2", json.dumps({**FACTS, "port": "x"})),
+                   ("set", "facts/2", "[" * 100_000), ("set", "facts/2", "9" * 100_000), ("set", "x", "y" * (1 << 21)),
+                   ("delete", "facts/1", None), ("list", "", None), ("set", "pulse/2", EVIL), ("look", EVIL * 99, None),
+                   ("add", "pulse/losses", 1 << 80), ("set", "split/2", "\u2028"), ("add", "facts/1", 1)):
+        with pytest.raises(RuntimeError, match="does not take this rank's entry"):
+            stranger._ask(*forged)
+    assert json.loads(one.get("facts/1")) == FACTS and json.loads(one.get("facts/verdict")) == ["", False]
+    assert one.add("pulse/1", 0) == 3 and own.look("facts/2") is None
+    told = capfd.readouterr().err
+    assert told.count("\n") == 2 and f"{HERE} wrote to port" in told and "as rank 2" in told
+    assert told.replace("\n", "").isprintable()
+
+
+def test_the_store_cannot_be_filled_without_end(keeper):
+    stranger = guest(keeper, 2)
+    with pytest.raises(RuntimeError, match="the store is full"):
+        for number in range(70):
+            stranger.set(f"heap/{number}", b"x" * (1 << 20))
+    assert works(keeper)
+
+
+def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
+    own, stranger, heard = Store(keeper.shelf.own), guest(keeper, 2), []
+    assert stranger.add("pulse/losses", 1) == 1
+    stranger.set("pulse/lost", EVIL)
+    pulse = Pulse(own, 0, 3, 20)
+    pulse.start(heard.append)
+    assert wait_until(lambda: heard, 20) and heard[0].isprintable() and "all is well" in heard[0]
+
+
+def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
+    trace, noted = NoTrace(), {}
+    trace.note = lambda name, since, **facts: noted.update(facts)
+    own, one = Store(keeper.shelf.own), guest(keeper, 1)
+    teller = threading.Thread(target=tell_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
+    teller.start()
+    learn_time(one, 1, "there", trace)
+    teller.join(20)
+    assert noted["ahead"] == pytest.approx(1000, abs=5)
+
+
+# --- a rank 0 that is none --------------------------------------------------------------------------------------------
+
+@contextmanager
+def pretender(*answers):
+    """A server that takes a request for each answer, and then hangs up."""
+    with socket.create_server((HERE, 0)) as door:
+        def serve():
+            way, _ = door.accept()
+            with way, way.makefile("rb") as asked:
+                for answer in answers:
+                    asked.readline()
+                    way.sendall(answer)
+        threading.Thread(target=serve, daemon=True).start()
+        yield Wire(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 20)
+
+
+@pytest.mark.parametrize(("answer", "told"), [
+    (b"HTTP/1.1 400 Bad Request\r\n", "is not the store of rank 0 (b0): give all boards another port"),
+    (b"[1]\n", "is not the store of rank 0 (b0)"), (b"\x80\x04\n", "is not the store of rank 0 (b0)"),
+    (b"", "rank 0 (b0) was lost: its program has ended"),
+    (json.dumps(["ok", 7]).encode() + b"\n", "the store holds junk: facts/verdict"),
+    (json.dumps(["ok", "null"]).encode() + b"\n", "the store holds junk: facts/verdict"),
+    (json.dumps(["junk", EVIL]).encode() + b"\n", "all is well"),
+])
+def test_what_a_pretender_answers_is_told_in_a_sentence(answer, told):
+    with pretender(b'["welcome", ""]\n', answer) as wire:
+        assert wire.greet(1) == ""
+        with pytest.raises(RuntimeError) as error:
+            Store(wire.ask).look("facts/verdict")
+        assert told in str(error.value) and str(error.value).isprintable()
+
+
+def test_a_pretenders_verdict_is_escaped():
+    verdict = json.dumps(["ok", json.dumps([EVIL, True])]).encode() + b"\n"
+    with pretender(b'["taken", "\\u001b[2J"]\n', verdict) as wire:
+        assert wire.greet(1).isprintable()
+        told, lost = json.loads(Store(wire.ask).look("facts/verdict"))
+        assert told.isprintable() and "all is well" in told and lost
+
+
+def test_a_program_that_stands_still_is_told_from_a_board_that_is_gone():
+    with socket.create_server((HERE, 0)) as door:
+        wire = Wire(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
+        with pytest.raises(Lost, match="its board answers, but its program does not"):
+            wire.ask("look", "a", None)
+        gone = Wire(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
+        hang_up(door)
+    with pytest.raises(PeerLost, match=r"rank 0 \(b0\) was lost|rank 1 \(b1\) could not reach the machine of rank 0"):
+        gone.ask("look", "a", None)
+
+
+# --- entries and doors ------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=9)
+KEYS = st.sampled_from(["facts/1", "facts/all", "ways/1", "ways/all", "facts/verdict", "pulse/1", "pulse/lost",
+                        "0//pulse/lost", "split/1", "clock/1", "clock/1/told/0", "default_pg/split/0"])
+
+
+@given(KEYS, st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
+def test_an_entry_has_its_form_or_is_junk(key, raw):
+    try:
+        found = clean(key, raw)
+    except Junk as junk:
+        assert str(junk).isprintable()
+    else:
+        assert clean(key, found) == found and found.decode().isprintable()
+
+
+@given(st.dictionaries(st.sampled_from(list(FACTS)), JSON))
+def test_facts_have_all_their_parts_or_are_junk(change):
+    try:
+        found = json.loads(clean("facts/1", json.dumps({**FACTS, **change}).encode()))
+    except Junk:
+        return
+    assert {name: type(value) for name, value in found.items()} == {name: type(FACTS[name]) for name in FACTS}
+
+
+@given(st.text())
+def test_a_strangers_text_is_printable_and_an_honest_one_stays_as_it_is(text):
+    assert plain(text).isprintable()
+    assert plain(text) == text or not text.isprintable() or len(text) > 1000
+
+
+def test_ways_to_ranks_that_are_none_are_not_looked_at():
+    assert judge_ways({0: FACTS, 1: FACTS}, {0: [], 1: [900]}, ["rank 0", "rank 1"]) == ""
+
+
+def test_a_connection_that_is_reset_leaves_the_door_open():
+    with socket.socket() as door:
+        door.bind((HERE, 0))
+        door.listen()
+        port = door.getsockname()[1]
+        for _ in range(5):
+            reset(port)
+        thread = threading.Thread(target=open_door, args=(door, 4), daemon=True)
+        thread.start()
+        reset(port)
+        assert reaches({"address": HERE, "port": port}, 4)
+        hang_up(door)
+    thread.join(20)
+    assert not thread.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HERE, port), timeout=20)
