@@ -172,7 +172,7 @@ def test_a_draft_whose_logits_are_not_finite_is_told_and_the_pipeline_lives_on(k
                 pass
         draft.lm_head = lambda out: torch.zeros(len(out), CONFIG.vocab, dtype=out.dtype)
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=8))
-        assert [token for new in stream for token in new] == DEEP.text(PROMPT, 8, decoder.target.sampler)
+        assert [token for new in stream for token in new] == DEEP.text(PROMPT, 8, Sampler())
 
 
 def test_a_draft_in_float16_is_told_the_type_to_take():
