@@ -15,8 +15,8 @@ import pytest
 
 from config.presets import ROOT
 
-# Notes what it is asked to install. By files beside the clone it fails (`says`), has no CPU build of torch (`no_torch`),
-# or waits for `go` (`wait`).
+# Notes what it is asked to install. By files beside the clone it fails (`says`), has no CPU build of torch
+# (`no_torch`), or waits for `go` (`wait`).
 PYTHON = r"""#!/usr/bin/env bash
 here="$(dirname "$0")"
 case "$*" in
@@ -139,8 +139,8 @@ def test_the_repository_is_found_whatever_cdpath_says(clone):
 
 
 OFFLINE = """\
-WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by 'NewConnectionError("HTTPSConnection(host='a', \
-port=443): Failed to establish a new connection: [Errno 101] Network is unreachable")': /simple/torch/
+WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError("HTTPSConnection(host='a', port=1): \
+Failed to establish a new connection: [Errno 101] Network is unreachable")': /simple/torch/
 ERROR: Could not find a version that satisfies the requirement torch==2.13.0 (from versions: none)
 ERROR: No matching distribution found for torch==2.13.0
 """
@@ -183,8 +183,8 @@ pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.
 ], ids=["offline", "full", "legacy", "nested", "trace", "mute"])
 def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clone, says, reason):
     (clone.top / "says").write_text(says)
-    told = reason.replace("ROOT", str(clone.root))
-    assert clone.start() == (1, f"flowspec: pip could not install requirements.txt: {told}, then type the command again.")
+    told = f"{reason}, then type the command again.".replace("ROOT", str(clone.root))
+    assert clone.start() == (1, f"flowspec: pip could not install requirements.txt: {told}")
     (clone.top / "says").unlink()
     assert clone.start()[0] == 0 and len(clone.asked) == 2
 
