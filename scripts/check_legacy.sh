@@ -16,43 +16,30 @@ case "${BOARD:-jetpack5}" in
     *) fail "BOARD=$BOARD is unknown: say jetpack5 or jetpack6." ;;
 esac
 
-is_it() {
-    "$1" -c 'import sys; sys.exit(".".join(map(str, sys.version_info[:2])) != sys.argv[1])' $VERSION 2>/dev/null
-}
-
 find_legacy_python() {
-    local name
     if [ -n "${!NAMED:-}" ]; then
-        is_it "${!NAMED}" || fail "$NAMED=${!NAMED} is not Python $VERSION: name another, or unset $NAMED."
+        is_version "${!NAMED}" $VERSION || fail "$NAMED=${!NAMED} is not Python $VERSION: name another, or unset $NAMED."
         echo "${!NAMED}"
-        return
+    else
+        python_of $VERSION || fail "no Python $VERSION was found: install one (pyenv install $VERSION), or name it as in" \
+            "$NAMED=FILE bash $0"
     fi
-    for name in python$VERSION "$(pyenv prefix $VERSION 2>/dev/null)/bin/python"; do
-        if is_it "$name"; then
-            echo "$name"
-            return
-        fi
-    done
-    fail "no Python $VERSION was found: install one (pyenv install $VERSION), or name it as in $NAMED=FILE bash $0"
 }
 
-# The CPU build is smaller, but stands on torch's own index; one look there, no retries. Then the general one from PyPI.
 install_torch() {
-    local pip=("$LEGACY/bin/python" -m pip install --disable-pip-version-check -qq)
-    "${pip[@]}" --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu "torch==$TORCH+cpu" \
-        >/dev/null 2>&1 || "${pip[@]}" "torch==$TORCH" >&2
+    pip_cpu_build "torch==$TORCH+cpu" >/dev/null || pip_install "torch==$TORCH"
 }
 
+# The functions of env.sh install for $PY, which here is the board's for a while.
 make_legacy() {
-    local python sum stamp="$LEGACY/.installed"
+    local python sum reason stamp="$LEGACY/.installed" PY="$LEGACY/bin/python"
     sum="$TORCH $(cksum <"$ROOT/requirements_jetson.txt")"
     if [ "$sum" = "$(cat "$stamp" 2>/dev/null)" ]; then return; fi
     python="$(find_legacy_python)" || exit 1
     echo "flowspec: making the environment ${LEGACY##*/} with $("$python" --version) and torch $TORCH ..." >&2
     "$python" -m venv --clear "$LEGACY" >&2 || fail "$python could not make ${LEGACY##*/}: install its venv module."
-    install_torch && "$LEGACY/bin/python" -m pip install --disable-pip-version-check -qq -r \
-        "$ROOT/requirements_jetson.txt" >&2 ||
-        fail "pip could not fill ${LEGACY##*/} (its reason stands above): check the network, then start again."
+    reason="$(install_torch)" || pip_failed "torch $TORCH" $? "$reason"
+    reason="$(pip_install -r "$ROOT/requirements_jetson.txt")" || pip_failed requirements_jetson.txt $? "$reason"
     echo "$sum" >"$stamp"
 }
 

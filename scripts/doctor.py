@@ -3,16 +3,20 @@
 Usage: python -m scripts.doctor. The exit code is 0 if all that is needed is there.
 
 It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
-the network interface that ranks would use, disk, memory, and the packages. It knows nothing about models, starts
-nothing that stays, and imports torch only when it has told whether it can.
+the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
+needs to install it. It knows nothing about models, starts nothing that stays, and imports torch only when it has told
+whether it can.
 """
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
+import importlib.util
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import sys
@@ -27,9 +31,13 @@ from launch.hosts.board import addresses as _addresses
 
 GIB = 1 << 30
 DISK, MEMORY = 1 * GIB, 2 * GIB  # for five ranks with the bundled model; a model of your own needs its size in addition
+ENVIRONMENT, DOWNLOADS = 2 * GIB, 1 * GIB  # for .venv without CUDA's libraries, and for what pip unpacks it from
+OLDEST_PIP = (20, 3)  # older ones do not know the tags that wheels have
 PATIENCE = 60  # seconds for two processes to start and find each other
 GPU_NODES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")  # on a PC, on JetPack 5, on JetPack 6
-INSTALL = "install requirements.txt, or requirements_jetson.txt on a Jetson board (docs/jetson.md)"
+INSTALL = ("start bash run_pipe.sh, which installs requirements.txt, or install requirements_jetson.txt on a Jetson "
+           "board (docs/jetson.md)")
+TMPDIR = "name a folder with room: export TMPDIR=FOLDER"
 PACKAGES = (("numpy", "numpy"), ("transformers", "transformers"), ("sentencepiece", "sentencepiece"),
             ("fastchat.conversation", "fschat"), ("jinja2", "jinja2"), ("tqdm", "tqdm"))
 
@@ -71,6 +79,43 @@ def torch_itself() -> Iterator[Finding]:
                   "torch.distributed or gloo", "" if gloo else "install a wheel that has it, see docs/jetson.md")
 
 
+def first_start() -> Iterator[Finding]:
+    """What `bash run_pipe.sh` needs to make .venv, or a person to make an environment on a board."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
+        yield Finding(f"Python {version} cannot make an environment", "install its venv module (on Debian and Ubuntu: "
+                      "sudo apt install python3-venv), or name another Python as in PYTHON=FILE bash run_pipe.sh")
+    else:
+        pip = _pip()
+        old = tuple(map(int, re.findall(r"\d+", pip)[:2])) < OLDEST_PIP
+        yield Finding(f"pip {pip}", "upgrade it in the environment: python -m pip install --upgrade pip" if old else "")
+    if not os.access(ROOT, os.W_OK):
+        yield Finding(f"{ROOT} may not be written by you, so .venv cannot be made there",
+                      "let its owner start once, or clone the project into a folder of your own")
+    yield _disk("for the environment", ROOT, ENVIRONMENT)
+    try:
+        yield _disk("for downloads", Path(tempfile.gettempdir()), DOWNLOADS)
+    except OSError as error:
+        yield Finding(f"no folder for downloads ({_line(error)})", TMPDIR)
+
+
+def _pip() -> str:
+    """The version of this environment's pip, else of that which a new one gets."""
+    if sys.prefix != sys.base_prefix:
+        try:
+            return importlib.metadata.version("pip")
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    import ensurepip
+    return ensurepip.version()
+
+
+def _disk(purpose: str, folder: Path, need: int) -> Finding:
+    free = shutil.disk_usage(folder).free
+    return Finding(f"{free / GIB:.1f} GiB of disk free in {folder} {purpose}", "" if free >= need else
+                   f"make room: at least {need / GIB:.0f} GiB, and several more with CUDA's libraries")
+
+
 def kernels() -> Iterator[Finding]:
     """A small product on the CPU and on every CUDA device."""
     import torch
@@ -104,18 +149,27 @@ def reduce_ones(store: str, rank: int, world: int) -> int:
 
 def all_reduces() -> Iterator[Finding]:
     """In this process, then between two that are started for it."""
-    remedy = "name a working network interface in GLOO_SOCKET_IFNAME (below), as in export GLOO_SOCKET_IFNAME=lo"
-    with tempfile.TemporaryDirectory() as folder:
-        for world in (1, 2):
-            store, about = str(Path(folder) / f"{world}"), f"an all-reduce over {world} process{'es' * (world - 1)}"
-            try:
-                got = [reduce_ones(store, 0, 1)] if world == 1 else _in_two(store)
-                wrong = "" if got == [world] * world else f"it gave {got}"
-            except multiprocessing.TimeoutError:
-                wrong = f"no answer for {PATIENCE} seconds"
-            except (RuntimeError, ValueError) as error:
-                wrong = _line(error)
-            yield Finding(f"{about} fails ({wrong})" if wrong else f"{about} works", remedy if wrong else "")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for world in (1, 2):
+                yield _all_reduce(str(Path(folder) / f"{world}"), world)
+    except OSError as error:
+        yield Finding(f"no folder for temporary files ({_line(error)})", TMPDIR)
+
+
+def _all_reduce(store: str, world: int) -> Finding:
+    about = f"an all-reduce over {world} process{'es' * (world - 1)}"
+    try:
+        got = [reduce_ones(store, 0, 1)] if world == 1 else _in_two(store)
+        wrong = "" if got == [world] * world else f"it gave {got}"
+    except multiprocessing.TimeoutError:
+        wrong = f"no answer for {PATIENCE} seconds"
+    except (RuntimeError, ValueError) as error:
+        wrong = _line(error)
+    if not wrong:
+        return Finding(f"{about} works")
+    return Finding(f"{about} fails ({wrong})", "name a working network interface in GLOO_SOCKET_IFNAME (below), as in "
+                   "export GLOO_SOCKET_IFNAME=lo")
 
 
 def _in_two(store: str) -> list[int]:
@@ -200,6 +254,8 @@ def examine() -> Iterator[Finding]:
         stands = stands and not finding.remedy
         yield finding
     checks: list[Callable[[], Iterator[Finding]]] = [kernels, all_reduces, bitsandbytes] if stands else []
+    if not stands:
+        yield from first_start()
     for check in [*checks[:2], interface, room, packages, *checks[2:]]:
         yield from check()
 

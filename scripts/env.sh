@@ -1,8 +1,8 @@
 # The Python environment of the project, for other scripts: `source scripts/env.sh` sets $ROOT, the repository, and $PY,
 # its Python; then `make_env [LIST ...]` makes .venv from requirements.txt and further lists. If it is there already and
-# the lists have not changed, that takes no time.
+# the lists have not changed, that takes no time and writes nothing.
 
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+ROOT="$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PY="$ROOT/.venv/bin/python"
 # The repository's own packages are found from any folder, and none of that folder's instead.
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
@@ -16,70 +16,163 @@ new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 }
 
+# Debian and Ubuntu leave ensurepip out of their Python, and venv cannot do without.
+makes_venvs() {
+    new_enough "$1" && "$1" -c 'import ensurepip, venv' 2>/dev/null
+}
+
 # $PYTHON if it is set, else the first python3, else the newest that is named by its version.
 find_python() {
-    if [ -n "${PYTHON:-}" ]; then
-        new_enough "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.10 or newer: name another, or unset PYTHON."
-        echo "$PYTHON"
-        return
-    fi
-    local name
-    for name in python3 python3.13 python3.12 python3.11 python3.10; do
-        if new_enough "$name"; then
+    local name names=(python3 python3.13 python3.12 python3.11 python3.10)
+    if [ -n "${PYTHON:-}" ]; then names=("$PYTHON"); fi
+    for name in "${names[@]}"; do
+        if makes_venvs "$name"; then
             echo "$name"
             return
         fi
     done
-    fail "no Python 3.10 or newer was found: install one, or name it as in PYTHON=FILE bash run_pipe.sh"
+    [ -z "${PYTHON:-}" ] ||
+        fail "PYTHON=$PYTHON is not Python 3.10 or newer with its venv module: name another, or unset PYTHON."
+    fail "no Python 3.10 or newer with its venv module was found: install one (on Debian and Ubuntu: sudo apt install" \
+        "python3-venv), or name it as in PYTHON=FILE bash run_pipe.sh"
+}
+
+# python_of VERSION: a Python of just that version, as 3.11, from the PATH or from pyenv; fails if there is none
+python_of() {
+    local name
+    for name in "python$1" "$(pyenv prefix "$1" 2>/dev/null)/bin/python"; do
+        if is_version "$name" "$1"; then
+            echo "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+is_version() {
+    "$1" -c 'import sys; sys.exit(".".join(map(str, sys.version_info[:2])) != sys.argv[1])' "$2" 2>/dev/null
 }
 
 has_cuda() {
     [ -e /dev/nvidia0 ] || nvidia-smi -L >/dev/null 2>&1
 }
 
-make_venv() {
-    local python
-    python="$(find_python)" || exit 1
-    echo "flowspec: making the environment .venv with $("$python" --version 2>&1) (once; some minutes) ..." >&2
-    # --clear: what is there cannot be used, or is half made
-    "$python" -m venv --clear "$ROOT/.venv" >&2 ||
-        fail "$python could not make .venv: install its venv module (on Debian and Ubuntu: sudo apt install python3-venv)."
+# Also false for half a pip, left by a start that was killed: to install what is there takes nearly all of pip's code.
+has_pip() {
+    "$PY" -I -m pip install -q --no-index pip >/dev/null 2>&1
 }
 
+# Of what pip says, shows all but most warnings on standard error; on standard output goes its reason, if it gave one.
+read_pip() {
+    local line said reason="" broken="" trace=""
+    while IFS= read -r line; do
+        said="${line#"${line%%[![:space:]]*}"}"  # a pip that pip started stands further right
+        case "$said" in
+            *"connection broken by "*) broken="${said%: /*}" ;;  # without the page that was asked for
+            "WARNING: "* | "DEPRECATION: "*) continue ;;
+            "ERROR: Exception:") ;;  # a traceback follows, which ends in the reason
+            "Traceback ("*) trace="${reason:-begun}" ;;
+            "ERROR: "*) reason="${said#ERROR: }" ;;
+            "× "*) reason="${reason:-${said#× }}" ;;
+            ?*) if [ "$trace" = begun ] && [ "$said" = "$line" ]; then reason="$line"; fi ;;
+        esac
+        echo "$line" >&2
+    done
+    broken="${broken##*: }"  # of errors within errors the innermost
+    echo "$reason${broken:+ (connection broken: ${broken%%[\"\'()]*})}"
+}
+
+# pip_install ARGUMENT ...: installs for $PY; prints pip's reason if that fails. What has no wheel is built in a place of
+# its own, as pips from 23.1 on do by themselves: older ones would build in .venv, with a setuptools that does not suit.
 pip_install() {
-    "$PY" -m pip install --disable-pip-version-check -qq "$@" >&2
+    PIP_USE_PEP517=1 "$PY" -I -m pip --disable-pip-version-check --no-color install -q "$@" 2>&1 >/dev/null | read_pip
+    return "${PIPESTATUS[0]}"
 }
 
-# Without a CUDA device: the CPU build, which needs no gigabytes of CUDA libraries. One look, no retries: offline it may
-# still be found among pip's own links, and else the general build follows from requirements.txt.
+# pip_failed LIST CODE REASON: ends with pip's own reason, and with what helps against it.
+pip_failed() {
+    local reason="${3:-it ended with exit code $2}" remedy="mend that"
+    case "$reason" in
+        *"connection broken"* | "No matching distribution"*) remedy="check the network and pip's settings" ;;
+        *"Errno 28"*) remedy="free some space in $ROOT and ${TMPDIR:-/tmp}" ;;
+    esac
+    fail "pip could not install $1: $reason; $remedy, then type the command again."
+}
+
+# The CPU build needs no gigabytes of CUDA libraries, but stands on torch's own index. One look there, no retries: offline
+# it may still be found among pip's own links, and else whoever asks takes the general build.
+pip_cpu_build() {
+    pip_install --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu "$@" 2>/dev/null
+}
+
+# Without a CUDA device, ahead of requirements.txt, which it satisfies.
 install_cpu_torch() {
-    local torch
+    local torch reason
     torch="$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' "$ROOT/requirements.txt")"
-    if [ "$(uname -sm)" != "Linux x86_64" ] || has_cuda; then return; fi
+    if [ -z "$torch" ] || [ "$(uname -sm)" != "Linux x86_64" ] || has_cuda; then return; fi
     "$PY" -c "from importlib.metadata import version as v; assert 'torch==' + v('torch').split('+')[0] == '$torch'" \
         2>/dev/null && return
     echo "flowspec: installing the CPU build of $torch ..." >&2
-    pip_install --no-deps --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu "$torch+cpu" ||
-        echo "flowspec: the CPU build was not found; the general build follows (larger)." >&2
+    reason="$(pip_cpu_build --no-deps "$torch+cpu")" ||
+        echo "flowspec: no CPU build was installed ($reason); the general build follows (larger)." >&2
 }
 
-# Installs one list of requirements, unless its stamp says that this very list is installed.
+# --clear: what is there cannot be used, or is half made. pip comes second, for venv does not say why pip failed.
+make_venv() {
+    local python said
+    python="$(find_python)" || exit 1
+    echo "flowspec: making the environment .venv with $("$python" --version 2>&1) (once; some minutes) ..." >&2
+    said="$("$python" -m venv --clear --without-pip "$ROOT/.venv" 2>&1)" ||
+        fail "$python could not make $ROOT/.venv: ${said##*$'\n'}; mend that, then type the command again."
+    said="$("$PY" -I -m ensurepip --default-pip 2>&1 >/dev/null | read_pip 2>/dev/null; exit "${PIPESTATUS[0]}")" ||
+        pip_failed "itself into $ROOT/.venv" $? "$said"
+}
+
+stamp_of() {
+    echo "$ROOT/.venv/.installed-${1//\//-}"
+}
+
+# is_installed LIST: whether this very list is, as its stamp says
+is_installed() {
+    [ "$(cksum <"$ROOT/$1")" = "$(cat "$(stamp_of "$1")" 2>/dev/null)" ]
+}
+
 install_list() {
-    local list="$1" stamp sum
-    stamp="$ROOT/.venv/.installed-$(echo "$list" | tr / -)"
+    local list="$1" sum reason
+    if is_installed "$list"; then return; fi
     sum="$(cksum <"$ROOT/$list")"
-    if [ "$sum" = "$(cat "$stamp" 2>/dev/null)" ]; then return; fi
     if [ "$list" = requirements.txt ]; then install_cpu_torch; fi
     echo "flowspec: installing $list ..." >&2
-    pip_install -r "$ROOT/$list" ||
-        fail "pip could not install $list (its reason stands above): check the network, then start again."
-    echo "$sum" >"$stamp"
+    reason="$(pip_install -r "$ROOT/$list")" || pip_failed "$list" $? "$reason"
+    echo "$sum" >"$(stamp_of "$list")" || fail "$(stamp_of "$list") could not be written; mend that, then start again."
 }
+
+# Waits while another start fills the same .venv, which then finds it filled. The folder itself is locked, by all that
+# this start does: even pip alone, if it outlives this script. Where a folder cannot be locked, as on NFS, nobody waits.
+wait_for_others() {
+    exec 9<"$ROOT"
+    if flock -n 9 2>/dev/null || [ $? != 1 ]; then return; fi
+    echo "flowspec: another start is filling .venv; waiting for it ..." >&2
+    flock 9
+}
+
+fill_env() (
+    local list place="$ROOT/.venv"
+    [ -e "$place" ] || place="$ROOT"
+    [ -w "$place" ] || fail "$ROOT/.venv is not ready, or you may not read it, and you may not write to $place: let its" \
+        "owner type the command once, or clone the project into a folder of your own."
+    trap 'echo "flowspec: stopped; type the command again to go on." >&2; exit 130' INT
+    wait_for_others
+    if ! new_enough "$PY" || ! has_pip; then make_venv; fi
+    for list in "$@"; do install_list "$list"; done
+)
 
 make_env() {
     local list
-    if ! [ -x "$PY" ] || ! [ -e "$ROOT/.venv/.installed-requirements.txt" ]; then
-        if ! new_enough "$PY" || ! "$PY" -m pip --version >/dev/null 2>&1; then make_venv; fi
-    fi
-    for list in requirements.txt "$@"; do install_list "$list"; done
+    for list in requirements.txt "$@"; do
+        if ! [ -x "$PY" ] || ! is_installed "$list"; then
+            fill_env requirements.txt "$@" || exit
+            return
+        fi
+    done
 }

@@ -1,6 +1,7 @@
 """The doctor finds what a machine has and lacks, in one line each, and its exit code says whether that suffices."""
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import re
@@ -8,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 
 import pytest
@@ -65,11 +67,59 @@ def test_an_old_python_is_told(monkeypatch):
     assert only(doctor.python) == "missing: Python 3.7.9; do use Python 3.10 or newer, or 3.8 on boards with JetPack 5"
 
 
+@pytest.fixture
+def first(monkeypatch, tmp_path):
+    """The lines about a first start on a machine that lacks nothing, for a test to take something away."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 5 << 30))
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    monkeypatch.setattr(doctor, "_pip", lambda: "23.0.1+dfsg")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/tmp")
+    return lambda: lines(doctor.first_start)
+
+
+def test_what_a_first_start_needs_is_looked_at(first, monkeypatch, tmp_path):
+    assert first() == ["ok: pip 23.0.1+dfsg", f"ok: 5.0 GiB of disk free in {tmp_path} for the environment",
+                       "ok: 5.0 GiB of disk free in /tmp for downloads"]
+    monkeypatch.setattr(doctor, "_pip", lambda: "20.0.2")
+    assert first()[0] == "missing: pip 20.0.2; do upgrade it in the environment: python -m pip install --upgrade pip"
+    monkeypatch.setitem(sys.modules, "ensurepip", None)  # as Debian's Python has none
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ensurepip" else object())
+    assert "cannot make an environment; do install its venv module (on Debian and Ubuntu: sudo apt" in first()[0]
+
+
+def test_a_first_start_without_room_is_told(first, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(3 << 28))
+    assert first()[1:] == [
+        f"missing: {tmp_path} may not be written by you, so .venv cannot be made there; "
+        "do let its owner start once, or clone the project into a folder of your own",
+        f"missing: 0.8 GiB of disk free in {tmp_path} for the environment; "
+        "do make room: at least 2 GiB, and several more with CUDA's libraries",
+        "missing: 0.8 GiB of disk free in /tmp for downloads; "
+        "do make room: at least 1 GiB, and several more with CUDA's libraries"]
+
+
+def test_a_full_disk_of_temporary_files_is_told(first, monkeypatch):
+    def full(*_):
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", full)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    told = "(No usable temporary directory found in ['/tmp']); do name a folder with room: export TMPDIR=FOLDER"
+    assert told in first()[-1].replace("[Errno 2] ", "") and told in only(doctor.all_reduces).replace("[Errno 2] ", "")
+
+
+def test_the_pip_that_counts_is_the_environments_else_that_of_a_new_one():
+    assert re.match(r"\d+\.\d", doctor._pip())
+
+
 def test_without_torch_the_rest_is_examined_all_the_same(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     told = list(map(str, doctor.examine()))
     assert "missing: torch cannot be imported" in told[1] and "NVIDIA's own torch wheel" in told[1]
     assert not any("kernel" in line or "all-reduce" in line for line in told)
+    assert any(line.startswith("ok: pip ") for line in told)
     assert any("ranks meet" in line for line in told) and any("transformers" in line for line in told)
 
 
@@ -169,7 +219,7 @@ def test_too_little_disk_or_memory_is_told(monkeypatch):
 
 def test_a_package_that_is_missing_or_broken_is_told_by_the_name_that_pip_knows(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastchat.conversation", None)
-    assert any(line.startswith("missing: fschat cannot be imported (") and "install requirements.txt" in line
+    assert any(line.startswith("missing: fschat cannot be imported (") and "installs requirements.txt" in line
                for line in lines(doctor.packages))
 
 

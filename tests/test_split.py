@@ -11,7 +11,9 @@ import shutil
 import subprocess
 import sys
 import weakref
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Iterator
 
 import pytest
@@ -236,6 +238,17 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Root becomes somebody whom permissions bind; anybody else is that already."""
+    me = os.geteuid()
+    os.seteuid(me or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(me)
+
+
 def test_a_disk_that_others_fill_meanwhile_ends_the_split_and_leaves_nothing_half(models, small_disk, monkeypatch):
     with refused("choose another output folder or free some space"):  # it is seen beforehand, if nobody interferes
         split(models / "base", small_disk, "1", progress=False)
@@ -246,6 +259,35 @@ def test_a_disk_that_others_fill_meanwhile_ends_the_split_and_leaves_nothing_hal
     subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
     split(models / "base", small_disk, "1", progress=False)
     assert len(check(small_disk)) == 2
+
+
+def test_a_whole_split_that_may_only_be_read_is_used_and_an_unfinished_one_is_refused():
+    """As by the second user of a shared clone."""
+    with TemporaryDirectory() as name:
+        top = Path(name)
+        save_llama(top / "base")
+        folders = split(top / "base", top / "split", "0+1+2", progress=False)
+        paths = [top, *top.rglob("*")]
+        for path in paths:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        with as_another_user():
+            assert split(top / "base", top / "split", "0+1+2", progress=False) == folders
+            assert len(check(top / "split")) == 3
+            with refused("Permission denied; choose a model folder that you may read and an output folder that you may "
+                         "write, which a run takes as model_dir="):
+                split(top / "base", top / "split", "0+2+1", progress=False)
+        for path in paths:
+            path.chmod(0o755)
+        assert len(check(top / "split")) == 3
+
+
+def test_what_a_killed_split_left_behind_is_forgotten(models, out):
+    for name in ("stage_1/model.safetensors.part", "stage_2/manifest.json.77.part", "stage_0/eagle/config.json.part"):
+        (out / name).write_bytes(b"half")
+    for rank in range(3):
+        (out / f"stage_{rank}" / "manifest.json").unlink()
+    split(models / "base", out, "0+3", progress=False)
+    assert not list(out.glob("**/*.part")) and len(check(out)) == 2
 
 
 def test_weights_that_are_not_numbers_end_the_split(models, tmp_path):

@@ -80,6 +80,11 @@ class Plan:
             return False
         return (part.split_id, part.rank) == (self.split_id, rank)
 
+    @property
+    def missing(self) -> list[int]:
+        """The ranks whose folders are still to be written."""
+        return [rank for rank in range(len(self.parts)) if not self.kept(rank)]
+
 
 def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None,
               layout: Layout) -> Plan:

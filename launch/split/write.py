@@ -49,9 +49,11 @@ def copy(tensors: Recast, path: Path, tick: Callable[[int], Any]) -> dict[str, A
 
 def discard(folder: Path) -> None:
     """Forget what an earlier split left in a rank's folder: first of all its manifest, so that no half is trusted."""
-    for name in (MANIFEST, WEIGHTS, "config.json", f"eagle/{WEIGHTS}", "eagle/config.json", *TEXT_FILES):
-        if (folder / name).is_file():
-            (folder / name).unlink()
+    names = (MANIFEST, WEIGHTS, "config.json", f"eagle/{WEIGHTS}", "eagle/config.json", *TEXT_FILES)
+    drafts = folder.glob("**/*.part")  # of a split that was killed
+    for path in [*(folder / name for name in names), *drafts]:
+        if path.is_file():
+            path.unlink()
 
 
 def write_rank(plan: Plan, rank: int, tick: Callable[[int], Any]) -> None:
@@ -91,14 +93,14 @@ def check_space(plan: Plan, ranks: list[int]) -> None:
 
 def write(plan: Plan, progress: bool) -> None:
     """Write the folders that an earlier run did not finish."""
-    ranks = [rank for rank in range(len(plan.parts)) if not plan.kept(rank)]
+    ranks = plan.missing
     check_space(plan, ranks)
+    for folder in set(plan.out.glob("stage_*")).difference(plan.folders):  # of an earlier split with more ranks
+        discard(folder)
     total = sum(map(plan.bytes, ranks))
     with tqdm(total=total, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks) as bar:
         for rank in ranks:
             write_rank(plan, rank, bar.update)
-    for folder in set(plan.out.glob("stage_*")).difference(plan.folders):  # of an earlier split with more ranks
-        discard(folder)
 
 
 def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None = None,
@@ -107,13 +109,14 @@ def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: st
     try:
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
         probe(layout.quant, torch.float32, "cpu")
-        with alone(plan.out):
-            write(plan, progress)
+        if plan.missing:  # whoever may only read a split that is whole can use it
+            with alone(plan.out):
+                write(plan, progress)
     except OSError as error:
         if error.errno in FULL:
             raise ValueError(f"the disk of {out_dir} is full; free some space and type the command again") from error
         raise ValueError(f"{error.filename or out_dir}: {error.strerror}; choose a model folder that you may read "
-                         f"and an output folder that you may write") from error
+                         f"and an output folder that you may write, which a run takes as model_dir=") from error
     return plan.folders
 
 
