@@ -23,7 +23,7 @@ from eval.tally import lateness
 from scripts.generate import Reader
 from scripts.launch import Session, run
 from scripts.start.hosts import BOARD, COMMAND, find_board
-from scripts.start.torchrun import STOPPED, WRONG
+from scripts.start.processes import STOPPED, WRONG
 
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with

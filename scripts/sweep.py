@@ -14,7 +14,7 @@ from typing import Sequence
 
 from config.presets import ROOT
 from eval.sweep import SWEEPS, Sweep, place, write
-from scripts.start.torchrun import WRONG
+from scripts.start.processes import WRONG
 
 
 def listing() -> str:

@@ -21,7 +21,7 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "eval": 4, "sim": 4, 
 ORDER = {  # in its own folder, a file imports only files that are named before it
     "config": "families methods sharing profiles run_config presets eval_config cli",
     "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
-    "pipeline": "trace messages wire pulse transport emulate stage target strategies decode",
+    "pipeline": "loss trace messages wire pulse transport emulate stage target strategies decode",
     "tp": "shares group overlap comm pace layers links",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450

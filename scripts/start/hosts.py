@@ -154,6 +154,18 @@ def is_here(address: str) -> bool:
     return address != "0.0.0.0"
 
 
+def usable_port(address: str, port: int) -> int:
+    """The port itself, or a free one if it is 0."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            return int(probe.getsockname()[1])
+        except OSError as error:
+            raise ValueError(f"port {port} of {address} cannot be used ({error.strerror}): choose another master_port, "
+                             "or 0 for any free one") from error
+
+
 def way_to(address: str) -> str:
     """The own address that packets to another one would carry; empty if no way leads there. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

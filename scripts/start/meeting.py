@@ -24,8 +24,8 @@ from config.run_config import RunConfig
 from model.weights import Part
 from pipeline.transport import PeerLost
 from scripts.start.compare import Facts, Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
-from scripts.start.hosts import Board, addresses, is_here
-from scripts.start.torchrun import LOST, die, usable_port
+from scripts.start.hosts import Board, addresses, is_here, usable_port
+from scripts.start.processes import LOST, die
 from tp.links import Seats
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
@@ -81,14 +81,15 @@ class Meeting:
         print(f"flowspec: all {world} ranks are here", file=sys.stderr)
         return folder, seats
 
-    def connect(self) -> None:
-        """Join the process group of all ranks."""
+    def connect(self) -> Any:
+        """Join the process group of all ranks; the store in which they tell each other that they live."""
         try:
             dist.init_process_group("gloo", store=self._store, rank=self.board.rank, world_size=len(self.names),
                                     timeout=timedelta(seconds=PATIENCE))
         except RuntimeError as error:
             raise PeerLost(f"{self.names[self.board.rank]} could not connect to the others: a board was lost just now, "
                            f"or a firewall is between them ({str(error).splitlines()[0]}); start all again") from error
+        return dist.distributed_c10d._get_default_store()
 
     def _open(self) -> Any:
         raise NotImplementedError
