@@ -81,7 +81,7 @@ def explain(error: BaseException) -> str:
         return "it was stopped"
     shown = str(error)
     if not foreseen(error):
-        shown = f"{type(error).__name__}: {shown}"
+        shown = f"{type(error).__name__}: {shown}".splitlines()[0]
     return want(error) or shown
 
 

@@ -43,8 +43,13 @@ class Pulse:
         guarded("watch", self._watch, self._broken)
 
     def report(self, loss: str) -> None:
-        """This rank has noticed a loss by itself: tell all with the next beat."""
-        self._suspect = self._suspect or re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
+        """This rank has noticed a loss by itself: tell all soon."""
+        self._suspect = self._suspect or self._named(loss)
+
+    def note(self, loss: str) -> None:
+        """Tell all at once, since this rank is about to end."""
+        with suppress(RuntimeError, OSError):
+            first_loss(self._store, self._named(loss))
 
     def failed(self, thread: str, error: BaseException) -> None:
         """A thread of this rank has died: of a connection, or of an error that is this rank's own."""
@@ -81,7 +86,7 @@ class Pulse:
                 self._store.add(f"pulse/{self._rank}", 1)
                 # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
-                told = self._first(loss)
+                told = first_loss(self._store, loss)
                 self._answered = time.monotonic()
             except RuntimeError:
                 told = self._suspect or f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
@@ -115,7 +120,7 @@ class Pulse:
         """One of the pulse's own threads has died."""
         loss = self._own(thread, error)
         with suppress(RuntimeError, OSError):
-            loss = self._first(loss) or loss
+            loss = first_loss(self._store, loss) or loss
         self._tell(loss)
 
     def _tell(self, loss: str) -> None:
@@ -124,13 +129,8 @@ class Pulse:
             self._told.set()
             self._on_loss(loss)
 
-    def _first(self, loss: str) -> str:
-        """The loss that was noted first, by this rank or another; empty if there is none."""
-        noted = self._store.add("pulse/losses", 1 if loss else 0)
-        if loss and noted == 1:
-            self._store.set(LOST, loss)
-        first: bytes = self._store.get(LOST) if noted else b""
-        return plain(first.decode(errors="replace"))
+    def _named(self, loss: str) -> str:
+        return re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
 
     def _silent(self, heard: dict[int, tuple[int, float]]) -> str:
         """In words, the first peer whose pulse has not changed for too long."""
@@ -148,3 +148,12 @@ class Pulse:
             return (f"{self._names[self._rank]} has heard nothing of all others for {self._timeout:g} seconds: they "
                     "hang, or its network is cut")
         return f"{self._names[silent[0]]} was lost: it has been silent for {self._timeout:g} seconds" if silent else ""
+
+
+def first_loss(store: Any, loss: str) -> str:
+    """The loss that was noted first, this one or another; empty if there is none."""
+    noted = store.add("pulse/losses", 1 if loss else 0)
+    if loss and noted == 1:
+        store.set(LOST, loss)
+    first: bytes = store.get(LOST) if noted else b""
+    return plain(first.decode(errors="replace"))

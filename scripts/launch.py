@@ -37,7 +37,7 @@ from scripts.start.ending import Ending, show
 from scripts.start.hosts import COMMAND, find_board
 from scripts.start.meeting import Guest, Host, Meeting
 from scripts.start.prepare import check_split, open_part, prepare
-from scripts.start.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, launched, spawn
+from scripts.start.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, launched, note, spawn
 from scripts.start.wiring import Wires, between_processes, between_threads
 from scripts.timeline import describe
 from tp.links import Loop, Seats
@@ -87,7 +87,10 @@ def run(module: str, argv: Sequence[str], main: Main, kind: type[RunConfig] = Ru
         if not foreseen(error):
             raise
         show(error, "debug=true" in argv)
-        print(f"flowspec: {explain(error)}", file=sys.stderr)
+        if launched():
+            note(explain(error))
+        else:
+            print(f"flowspec: {explain(error)}", file=sys.stderr)
         return LOST if isinstance(error, PeerLost) else WRONG
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -149,7 +152,7 @@ def _ending(config: RunConfig, rank: int, apart: bool) -> Ending:
     """
     tells = apart or rank == 0 and not launched()
     patience = 2 * GRACE if apart else GRACE / 3 if tells or launched() else GRACE
-    return Ending(rank, config.debug, tells, rank == 0, patience, linger=0 if launched() else GRACE)
+    return Ending(rank, config.debug, tells, launched(), patience, linger=0 if launched() else GRACE)
 
 
 # --- all ranks in one process -----------------------------------------------------------------------------------------

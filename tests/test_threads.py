@@ -1,15 +1,12 @@
 """Whatever a thread of a rank dies of is told as a loss, by name; nothing waits for it for ever."""
 from __future__ import annotations
 
-import ast
-import threading
 import time
 from contextlib import ExitStack
 from functools import partial
 
 import pytest
 
-from config.presets import ROOT
 from pipeline import emulate, pulse, transport
 from pipeline.loss import guarded
 from tests.forked import ranks

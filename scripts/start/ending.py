@@ -14,7 +14,7 @@ from typing import NoReturn
 from pipeline.loss import PeerLost, explain, foreseen
 from pipeline.pulse import Pulse
 from pipeline.trace import OFF, NoTrace
-from scripts.start.processes import INTERRUPTED, LOST, WRONG, die
+from scripts.start.processes import INTERRUPTED, LOST, WRONG, die, note
 from scripts.start.wiring import Wires
 
 
@@ -24,8 +24,8 @@ class Ending:
 
     rank: int
     debug: bool
-    tells: bool  # losses, to whom it may concern; its own failure is always told
-    root: bool  # whether its words need no name
+    tells: bool  # losses, to whom it may concern
+    hushed: bool  # whether a launcher tells all
     patience: float  # seconds for its main thread to find a loss
     linger: float  # seconds for others to hear why
     pulse: Pulse | None = None
@@ -47,12 +47,13 @@ class Ending:
         """The main thread has failed, or found a loss."""
         show(error, self.debug)
         lost, why = isinstance(error, PeerLost), explain(error)
-        if self.tells or not lost:
-            print(f"\nflowspec: {why}" if lost or self.root else f"\nflowspec: rank {self.rank}: {why}",
-                  file=sys.stderr)
+        loss = why if lost else f"rank {self.rank} failed: {why}"
+        if self.tells or not (lost or self.hushed):
+            print(f"\nflowspec: {loss}", file=sys.stderr)
         if self.pulse is not None:
-            self.pulse.report(why if lost else f"rank {self.rank} failed: {why}")
-            self.pulse.verdict()  # which all have heard then
+            self.pulse.note(loss)
+        elif self.hushed:
+            note(loss)
         time.sleep(self.linger)
         self._end(INTERRUPTED if isinstance(error, KeyboardInterrupt) else LOST if lost else WRONG)
 

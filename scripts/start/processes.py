@@ -14,12 +14,14 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Iterator, MutableMapping, NoReturn, Sequence
 
 import torch.distributed as dist
 
 from pipeline.loss import FILES, SPACE, PeerLost, explain, guarded, limited, plain
 from pipeline.pulse import LOST as NOTED
+from pipeline.pulse import first_loss
 from scripts.start.folder import Folder, private_folder
 
 WRONG, LOST, STOPPED = 2, 75, 128  # exit codes: bad input, a peer is gone, ended by a signal (whose number is added)
@@ -134,21 +136,21 @@ def _kill(ranks: Ranks) -> None:
 
 def _verdict(ended: dict[int, int], noted: str) -> int:
     """The exit code of a run; tells what no rank could tell. `noted` is a loss that the ranks have agreed on."""
-    root, failed = ended.get(0, 0), {rank: code for rank, code in ended.items() if code not in (0, LOST)}
-    if root > 0 and root != LOST:
-        return root  # the command's own verdict
-    told = ""
-    if WRONG in failed.values():  # that rank has told why
-        return WRONG
-    if killed := {rank: code for rank, code in failed.items() if code < 0}:
-        told = "; ".join(_death(rank, -code) for rank, code in killed.items())
-    elif noted:
-        told = noted
+    killed = {rank: -code for rank, code in ended.items() if code < 0}
+    bad = {rank: code for rank, code in ended.items() if code}
+    code = next((code for code in bad.values() if code == WRONG), LOST if bad else 0)
+    if ended.get(0, 0) > 0 and ended[0] not in (WRONG, LOST):
+        return ended[0]  # the command's own verdict
+    if killed and code == LOST:
+        told = "; ".join(_death(rank, number) for rank, number in killed.items())
+    elif noted or code != LOST:
+        told = noted  # else rank 0 has told
     else:
-        told = next((f"rank {rank} ended too early, with exit code {code}" for rank, code in ended.items() if code), "")
-    if told:
+        rank, number = next(iter(bad.items()))
+        told = f"rank {rank} ended too early, with exit code {number}"
+    if told and code:
         print(f"\nflowspec: {told}", file=sys.stderr)
-    return LOST if told else 0
+    return code
 
 
 def _death(rank: int, number: int) -> str:
@@ -173,6 +175,11 @@ def launched() -> bool:
     return FOLDER in os.environ
 
 
+def note(loss: str) -> None:
+    """Leave it to the launcher to tell: of all that its ranks note, it tells what came first."""
+    first_loss(Folder(os.environ[FOLDER]), loss)
+
+
 class Agent:
     """The meeting of ranks that were started together on a machine, by `spawn` or by a person's own torchrun."""
 
@@ -181,7 +188,10 @@ class Agent:
 
     def connect(self) -> Any:
         """Join the process group of all ranks; the store in which they tell each other that they live."""
-        guarded("launcher", _live_no_longer_than_launcher, lambda thread, error: die(LOST))
+        launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+        if os.getppid() != launcher:
+            _end_as_orphan()
+        guarded("launcher", partial(_outlive_nobody, launcher), lambda thread, error: die(LOST))
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         try:
             if launched():
@@ -193,18 +203,21 @@ class Agent:
                 _stay_here(os.environ)
             dist.init_process_group("gloo")
         except RuntimeError as error:
-            told = f"rank {rank} could not connect to the others: {explain(error)}"
-            if launched() and Folder(os.environ[FOLDER]).peek(NOTED) is None:
-                Folder(os.environ[FOLDER]).set(NOTED, told)
-            raise PeerLost(told) from error
+            raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
         return dist.distributed_c10d._get_default_store()
 
 
-def _live_no_longer_than_launcher() -> None:
+def _outlive_nobody(launcher: int) -> None:
     """If the launcher is killed, so is this rank, even before there is a pulse that would notice."""
-    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     while os.getppid() == launcher:
-        time.sleep(1)
+        time.sleep(GRACE / 6)
+    _end_as_orphan()
+
+
+def _end_as_orphan() -> NoReturn:
+    """Nobody else can remove the folder; but first whoever has just begun to connect in it must be done with that,
+    since torch waits for a file that is gone and lets no other thread run meanwhile."""
     if launched():
+        time.sleep(1)
         shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
     die(LOST)
