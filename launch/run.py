@@ -1,18 +1,18 @@
 """The composition root: from a configuration and a rank to a live pipeline.
 
 The only place that knows rank numbers; everything below it receives values. A command calls `run` with what rank 0
-shall do. Started by hand, it looks the input over and starts torchrun's launcher with one process per rank (or one
-thread per rank, with processes=false); started by torchrun, it is the rank that the environment says.
+shall do. Started by hand, it looks the input over and starts one process per rank (or one thread per rank, with
+processes=false); where the environment names a rank, as torchrun does too, it is that rank.
 """
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Sequence
 
@@ -22,20 +22,22 @@ import torch.distributed as dist
 from config.cli import parse
 from config.run_config import RunConfig
 from launch.build import build_draft, build_lm_head, build_ring, build_stage
+from launch.ending import Ending, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.clock import learn_time, machine, tell_time
 from launch.hosts.rendezvous import Guest, Host, Meeting
+from launch.interrupt import interrupt
 from launch.pipeline import Session
 from launch.prepare import check_split, open_part, prepare
-from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, spawn
+from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, launched, note, spawn
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires, between_processes, between_threads
 from model.text import Text
 from pipeline.heartbeat import Pulse
+from pipeline.loss import PeerLost, explain, foreseen, guarded
 from pipeline.stage import serve
 from pipeline.trace import NoTrace
-from pipeline.transport import PeerLost
 from tp.links import Loop, Seats
 
 
@@ -61,18 +63,23 @@ def run(command: Command, argv: Sequence[str]) -> int:
         if "RANK" in os.environ:
             _one_of_many(config, (folder, seats, meeting), command)
         if config.processes:
-            code = spawn([*command.module.split(), *argv], config.master_addr, config.master_port, seats.world)
+            code = spawn([*command.module.split(), *argv], seats.world)
         else:
             code = _all_in_one(config, folder, seats, command)
-    except (ValueError, OSError, PeerLost) as error:
-        if "debug=true" in argv:
-            traceback.print_exc()
-        print(f"flowspec: {error}", file=sys.stderr)
+    except Exception as error:
+        if not foreseen(error):
+            raise
+        show(error, "debug=true" in argv)
+        if launched():
+            note(explain(error))
+        else:
+            print(f"flowspec: {explain(error)}", file=sys.stderr)
         return LOST if isinstance(error, PeerLost) else WRONG
     except KeyboardInterrupt:
         code = INTERRUPTED
     if code >= STOPPED:
-        print("\nflowspec: stopped", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be gone
+            print("\nflowspec: stopped", file=sys.stderr)
     return code
 
 
@@ -90,62 +97,45 @@ def _gather(config: RunConfig) -> tuple[Path, Seats, Agent | Meeting]:
 def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], command: Command) -> NoReturn:
     """Be one rank from the first handshake to the last good-bye. A rank that fails dies at once."""
     rank, world, (folder, seats, meeting) = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), start
-    tells = rank == 0 or meeting.apart  # somebody sits before its terminal
     if not (rank and meeting.apart):  # where Ctrl-C is for this rank, or as its shell wants it
-        signal.signal(signal.SIGINT, signal.SIG_IGN if rank else signal.default_int_handler)
-    meeting.connect()
-    store = dist.distributed_c10d._get_default_store()
-    pulse, trace, code = Pulse(store, rank, world, config.timeout, meeting.names), command.trace(config, rank), 0
-    wires = between_processes(config, seats, rank, pulse, trace)
-
-    def lose(loss: str) -> None:
-        wires.fail(PeerLost(loss))
-        time.sleep(2 * GRACE if meeting.apart else GRACE if rank else GRACE / 3)
-        if tells:  # its main thread waits for other ranks in the midst of a product
-            print(f"\nflowspec: {loss}", file=sys.stderr)
-        die(LOST)
-
-    pulse.start(lose)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if rank else interrupt)
+    ending, code = _ending(config, rank, meeting.apart), 0
     try:
+        store = meeting.connect()
+        ending.pulse = pulse = Pulse(store, rank, world, config.timeout, meeting.names)
+        ending.trace = trace = command.trace(config, rank)
+        ending.wires = wires = between_processes(config, seats, rank, pulse, trace)
+        pulse.start(ending.lose)
         part = open_part(folder, rank)
         store.set(f"split/{rank}", part.split_id)
         check_split(part, store.get("split/0").decode())
         _set_clock(config, store, world, trace, rank)
         if rank == 0:
             code = _lead(RankSpec(config, part), wires, trace, command.main)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
         else:
             serve(build_stage(RankSpec(config, part), trace, wires.group), wires.serving)
+        wires.close()
+        trace.close()
+        pulse.stop(outlive=rank == 0 and (meeting.apart or bool(config.trace)))
+        if rank == 0:
+            join_traces(config, part)
     except BaseException as error:
-        _unforeseen(config, error)
-        _give_up(rank, meeting, pulse, error)
-    wires.close()
-    trace.close()
-    pulse.stop(outlive=meeting.apart and rank == 0)
+        ending.give_up(error)
     dist.destroy_process_group()
     if meeting.apart and code >= STOPPED:  # else the launcher says it
         print("\nflowspec: stopped", file=sys.stderr)
-    if rank == 0:
-        join_traces(config, part)
     die(code)  # to take torch apart in good order would last longer than to bring it up
 
 
-def _give_up(rank: int, meeting: Agent | Meeting, pulse: Pulse, error: BaseException) -> NoReturn:
-    """Tell why, where somebody reads it, and end. Rank 0 has the user's ear, but each board its own terminal."""
-    lost, why = isinstance(error, PeerLost), str(error) or "it was stopped"
-    told = rank == 0 or meeting.apart or not lost
-    if told:
-        print(f"\nflowspec: {why}" if rank == 0 or lost else f"\nflowspec: rank {rank}: {why}", file=sys.stderr)
-    if meeting.apart and not lost:
-        pulse.report(f"rank {rank} failed: {why}")
-    if meeting.apart or not told:
-        time.sleep(GRACE)  # torchrun's agent ends all with the first; several hosts need this rank to hear why
-    die(INTERRUPTED if isinstance(error, KeyboardInterrupt) else LOST if lost else WRONG)
+def _ending(config: RunConfig, rank: int, apart: bool) -> Ending:
+    """Rank 0 has the user's ear, but each board its own terminal; a launcher of ours speaks for its ranks.
 
-
-def _unforeseen(config: RunConfig, error: BaseException) -> None:
-    """The traceback, unless a sentence says it all."""
-    if config.debug or not isinstance(error, (PeerLost, ValueError, OSError, KeyboardInterrupt)):
-        traceback.print_exception(type(error), error, error.__traceback__)
+    A person's torchrun ends all ranks with the first, so the others let rank 0 speak before they end.
+    """
+    tells = apart or rank == 0 and not launched()
+    patience = 2 * GRACE if apart else GRACE / 3 if tells or launched() else GRACE
+    return Ending(rank, config.debug, tells, launched(), patience, linger=0 if launched() else GRACE)
 
 
 # --- all ranks in one process -----------------------------------------------------------------------------------------
@@ -157,17 +147,14 @@ def _all_in_one(config: RunConfig, folder: Path, seats: Seats, command: Command)
     wires = between_threads(config, seats, traces)
 
     def work(rank: int) -> None:
-        try:
-            spec = RankSpec(config, open_part(folder, rank))
-            serve(build_stage(spec, traces[rank], wires[rank].group), wires[rank].serving)
-        except BaseException as error:
-            _unforeseen(config, error)
-            wires[rank].fail(PeerLost(f"rank {rank}: {error}"))
+        spec = RankSpec(config, open_part(folder, rank))
+        serve(build_stage(spec, traces[rank], wires[rank].group), wires[rank].serving)
 
-    threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True)
-               for rank in range(1, seats.world)]
-    for thread in threads:
-        thread.start()
+    def failed(name: str, error: BaseException) -> None:
+        show(error, config.debug)
+        wires[0].fail(error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}"))
+
+    threads = [guarded(f"rank {rank}", partial(work, rank), failed) for rank in range(1, seats.world)]
     code = _lead(RankSpec(config, open_part(folder, 0)), wires[0], traces[0], command.main)
     for thread in threads:
         thread.join()
@@ -186,7 +173,7 @@ def _lead(spec: RankSpec, wires: Wires, trace: NoTrace, main: Callable[[Session]
     ring = build_ring(spec, lm_head, link, trace)
     code = 0
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see launch/processes.py
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see `spawn`
         draft = build_draft(spec, lm_head, trace)
         text = None if spec.config.prompt_ids else Text(spec.part.folder)
         ring.start()

@@ -15,7 +15,7 @@ import torch
 from config.run_config import RunConfig
 from model.text import Text
 from model.weights import Part
-from pipeline.trace import OFF, NoTrace, Trace, merge, read
+from pipeline.trace import OFF, NoTrace, Trace, merge, read, writable
 
 
 def open_trace(config: RunConfig, rank: int) -> NoTrace:
@@ -26,7 +26,8 @@ def open_trace(config: RunConfig, rank: int) -> NoTrace:
 def join_traces(config: RunConfig, part: Part) -> None:
     """Join the traces of all ranks that wrote to this machine, and leave beside them what was run."""
     if config.trace:
-        describe(config, part)
+        with writable(Path(config.trace) / "run.json"):
+            describe(config, part)
         print(f"trace: {merge(config.trace)} (open it at https://ui.perfetto.dev, or make a page of it: python -m "
               f"scripts.timeline {config.trace})", file=sys.stderr)
 

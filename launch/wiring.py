@@ -25,7 +25,6 @@ class Wires:
     link: Any
     fan: Any
     group: Group
-    tables: Sequence[Table] = ()  # of all groups whose members are threads
 
     @property
     def serving(self) -> Any:
@@ -34,8 +33,7 @@ class Wires:
 
     def fail(self, failure: PeerLost) -> None:
         """Nothing more will come."""
-        for end in (self.link, *self.tables):
-            end.fail(failure)
+        self.link.fail(failure)
 
     def close(self) -> None:
         for link in (self.link, self.fan):
@@ -48,7 +46,7 @@ def between_processes(config: RunConfig, seats: Seats, seat: int, pulse: Pulse, 
     wires, mine = new_wires(), seats.group(seat)
     groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=IDLE)
               for ranks in seats.groups if len(ranks) > 1}
-    link, fan = (peers and _emulated(config, DistLink(peers, pulse.report, trace, wires), trace)
+    link, fan = (peers and _emulated(config, DistLink(peers, pulse.failed, trace, wires), trace)
                  for peers in (seats.peers(seat), seats.fan(seat)))
     return Wires(link, fan, DistGroup(groups.get(mine), mine, mine.index(seat), pulse.verdict))
 
@@ -60,9 +58,9 @@ def between_threads(config: RunConfig, seats: Seats, traces: Sequence[NoTrace]) 
     found = []
     for seat, trace in enumerate(traces):
         mine = seats.group(seat)
-        link, fan = (peers and _emulated(config, LocalLink(seat, inboxes, peers), trace)
+        link, fan = (peers and _emulated(config, LocalLink(seat, inboxes, peers, tables.values()), trace)
                      for peers in (seats.peers(seat), seats.fan(seat)))
-        found.append(Wires(link, fan, ThreadGroup(tables[mine], mine.index(seat)), list(tables.values())))
+        found.append(Wires(link, fan, ThreadGroup(tables[mine], mine.index(seat))))
     return found
 
 

@@ -12,14 +12,19 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Sequence
 
+from pipeline.loss import PeerLost, explain, guarded, plain
+
+LOST = "pulse/lost"  # in the store: the loss that was noted first, in words
 BEAT = 0.5  # seconds
 END = 1 << 40  # more beats than a rank can live
 
 
 class Pulse:
-    """`store` is the rendezvous' key-value store; a peer that is silent for `timeout` seconds counts as lost.
+    """A peer that is silent for `timeout` seconds counts as lost.
 
-    Where ranks have `names`, with their hosts, losses are told with these.
+    `store` has `add`, `set` and `get`, as torch's stores. Beats are counted by `add`, so a store that keeps every
+    change would grow for as long as a pipeline lives. Where ranks have `names`, with their hosts, losses are told with
+    these.
     """
 
     def __init__(self, store: Any, rank: int, world: int, timeout: float, names: Sequence[str] = ()) -> None:
@@ -30,21 +35,31 @@ class Pulse:
         self._suspect = ""  # what this rank has noticed itself
         self._told, self._lost = threading.Event(), ""
         self._answered = 0.0  # when the store did last
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
     def start(self, on_loss: Callable[[str], None]) -> None:
         """Begin to beat; `on_loss` is told once, in words, which peer was lost."""
         self._on_loss, self._answered = on_loss, time.monotonic()
-        self._thread.start()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self._thread = guarded("pulse", self._beat, self._broken)
+        guarded("watch", self._watch, self._broken)
 
     def report(self, loss: str) -> None:
-        """This rank has noticed a loss by itself: tell all with the next beat."""
-        self._suspect = self._suspect or re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
+        """This rank has noticed a loss by itself: tell all soon."""
+        self._suspect = self._suspect or self._named(loss)
+
+    def note(self, loss: str) -> None:
+        """Tell all at once, since this rank is about to end."""
+        with suppress(RuntimeError, OSError):
+            first_loss(self._store, self._named(loss))
+
+    def failed(self, thread: str, error: BaseException) -> None:
+        """A thread of this rank has died: of a connection, or of an error that is this rank's own."""
+        told = str(error) if isinstance(error, PeerLost) else self._own(thread, error)
+        self.report(told)
 
     def verdict(self) -> str:
         """Which peer was lost, in words, once all ranks know it; empty if none was missed in all the time it takes."""
-        self._told.wait(self._timeout + 4 * BEAT)
+        if not self._ended.is_set():
+            self._told.wait(self._timeout + 4 * BEAT)
         return self._lost
 
     def stop(self, outlive: bool = False) -> None:
@@ -54,7 +69,7 @@ class Pulse:
         """
         self._ended.set()
         self._thread.join(self._timeout)
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, OSError):
             self._store.add(f"pulse/{self._rank}", END)
             end = time.monotonic() + self._timeout
             while outlive and time.monotonic() < end and any(
@@ -62,14 +77,16 @@ class Pulse:
                 time.sleep(BEAT / 10)
 
     def _beat(self) -> None:
-        heard = {peer: (0, time.monotonic()) for peer in self._others}
+        last = time.monotonic()
+        heard = dict.fromkeys(self._others, (0, last))
         suspect = ""
         while not self._ended.wait(BEAT):
+            last, heard = self._awake(last, heard)
             try:
                 self._store.add(f"pulse/{self._rank}", 1)
                 # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
-                told = self._first(loss)
+                told = first_loss(self._store, loss)
                 self._answered = time.monotonic()
             except RuntimeError as error:
                 gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
@@ -78,25 +95,43 @@ class Pulse:
                 self._tell(told)
                 return
 
+    def _awake(self, last: float, heard: dict[int, tuple[int, float]]) -> tuple[float, dict[int, tuple[int, float]]]:
+        """The time, and when each peer was heard. Whoever was stopped itself, as by Ctrl-Z, has to listen anew."""
+        now = time.monotonic()
+        if now - last > BEAT + self._timeout / 2:
+            heard = {peer: (beats, now) for peer, (beats, _) in heard.items()}
+        return now, heard
+
     def _watch(self) -> None:
         """Behind a broken wire the store neither answers nor fails."""
+        last = time.monotonic()
         while not self._ended.wait(BEAT) and not self._lost:
-            if time.monotonic() - self._answered > self._timeout + 2 * BEAT:
+            now = time.monotonic()
+            if now - last > BEAT + self._timeout / 2:  # this rank was stopped itself
+                self._answered = now
+            elif now - self._answered > self._timeout + 2 * BEAT:
                 self._tell(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
-                           f"{self._timeout:g} seconds: look at the network of both")
+                           f"{self._timeout:g} seconds: its program hangs, or the network between both is cut")
+            last = now
+
+    def _own(self, thread: str, error: BaseException) -> str:
+        return f"{self._names[self._rank]} failed: {explain(error)} (in its thread {thread})"
+
+    def _broken(self, thread: str, error: BaseException) -> None:
+        """One of the pulse's own threads has died."""
+        loss = self._own(thread, error)
+        with suppress(RuntimeError, OSError):
+            loss = first_loss(self._store, loss) or loss
+        self._tell(loss)
 
     def _tell(self, loss: str) -> None:
-        self._lost = loss
-        self._told.set()
-        self._on_loss(loss)
+        if not self._told.is_set():
+            self._lost = loss
+            self._told.set()
+            self._on_loss(loss)
 
-    def _first(self, loss: str) -> str:
-        """The loss that was noted first, by this rank or another; empty if there is none."""
-        noted = self._store.add("pulse/losses", 1 if loss else 0)
-        if loss and noted == 1:
-            self._store.set("pulse/lost", loss)
-        first: bytes = self._store.get("pulse/lost") if noted else b""
-        return first.decode()
+    def _named(self, loss: str) -> str:
+        return re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
 
     def _silent(self, heard: dict[int, tuple[int, float]]) -> str:
         """In words, the first peer whose pulse has not changed for too long."""
@@ -111,6 +146,15 @@ class Pulse:
                 silent.append(peer)
         lately = [peer for peer in self._others if now - heard[peer][1] < self._timeout - 2 * BEAT]
         if silent and not lately and len(self._others) > 1:  # all at once: it is rather this one that they have lost
-            return (f"{self._names[self._rank]} has heard nothing of all others for {self._timeout:g} seconds: look at "
-                    "its network")
+            return (f"{self._names[self._rank]} has heard nothing of all others for {self._timeout:g} seconds: they "
+                    "hang, or its network is cut")
         return f"{self._names[silent[0]]} was lost: it has been silent for {self._timeout:g} seconds" if silent else ""
+
+
+def first_loss(store: Any, loss: str) -> str:
+    """The loss that was noted first, this one or another; empty if there is none."""
+    noted = store.add("pulse/losses", 1 if loss else 0)
+    if loss and noted == 1:
+        store.set(LOST, loss)
+    first: bytes = store.get(LOST) if noted else b""
+    return plain(first.decode(errors="replace"))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
-MANY = 10_000  # spans
+OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 
 
@@ -39,11 +39,13 @@ class Trace(NoTrace):
     """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of the machine's monotonic clock."""
 
     def __init__(self, folder: str, rank: int) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self.rank = rank
-        self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8")
+        self.rank, self._path = rank, Path(folder) / f"rank_{rank}.jsonl"
+        with writable(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "w", encoding="utf-8")
         self._spans: list[dict[str, Any]] = []  # written many at a time, since writing takes longer than a span
-        self._lock = threading.Lock()  # a rank's threads share both
+        self._due = 0.0  # when they are written next
+        self._lock = threading.Lock()  # a rank's threads share all three
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
@@ -54,12 +56,14 @@ class Trace(NoTrace):
             self.note(name, since, **facts)
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        span = {"rank": self.rank, "name": name, "t0": since, "t1": time.monotonic(),
-                "thread": threading.current_thread().name, **facts}
+        now = time.monotonic()
+        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": threading.current_thread().name,
+                **facts}
         with self._lock:
             self._spans.append(span)
-            if len(self._spans) >= MANY:
+            if now >= self._due:
                 self._write()
+                self._due = now + OFTEN
 
     def close(self) -> None:
         with self._lock:
@@ -67,9 +71,31 @@ class Trace(NoTrace):
             self._file.close()
 
     def _write(self) -> None:
-        if not self._file.closed:  # a listener may outlive the work
-            self._file.writelines(json.dumps(span) + "\n" for span in self._spans)
-        self._spans.clear()
+        spans, self._spans = self._spans, []
+        if self._file.closed:  # a listener may outlive the work
+            return
+        try:
+            with writable(self._path):
+                self._file.writelines(json.dumps(span) + "\n" for span in spans)
+                self._file.flush()
+        except ValueError:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Once told is enough."""
+        with suppress(OSError):
+            self._file.close()
+
+
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """Names the file that cannot be written, which the system does not where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}): make room there, or choose another trace="
+                         ) from error
 
 
 class TracedDraft:
@@ -106,11 +132,34 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
     """The spans of all ranks by the clock of rank 0, in the order of their beginnings."""
     spans: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("rank_*.jsonl")):
-        mine = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        mine = list(_lines(path))
         ahead = next((span["ahead"] for span in mine if span["name"] == CLOCK), 0.0)
         spans += [{**span, "t0": span["t0"] + ahead, "t1": span["t1"] + ahead}
                   for span in mine if span["name"] != CLOCK]
     return sorted(spans, key=lambda span: span["t0"])
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The spans of a rank. The last line of one that was killed may be cut; any other that is no span is refused."""
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            span = json.loads(line)
+            if not _is_span(span):
+                raise ValueError
+        except (ValueError, RecursionError):
+            if number < len(lines):
+                raise ValueError(f"line {number} of {path} is no span of a trace: take the file as the run left it"
+                                 ) from None
+            return  # nothing stands behind the last line, or it is cut
+        yield span
+
+
+def _is_span(found: Any) -> bool:
+    if not isinstance(found, dict) or not {"rank", "name", "t0", "t1", "thread"} <= found.keys():
+        return False
+    numbers = found["rank"], found["t0"], found["t1"], found.get("ahead", 0.0)
+    return all(isinstance(number, (int, float)) for number in numbers)
 
 
 def merge(folder: str | Path) -> Path:
@@ -126,7 +175,8 @@ def merge(folder: str | Path) -> Path:
                        "args": {k: v for k, v in span.items() if k not in ("rank", "name", "t0", "t1", "thread")}})
     events += _journeys(spans, start)
     path = Path(folder) / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    with writable(path):
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
     return path
 
 

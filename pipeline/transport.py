@@ -9,21 +9,20 @@ import threading
 import time
 from collections import deque
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, Callable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from pipeline.loss import Failure, PeerLost, explain, guarded
 from pipeline.messages import Message, Prune, Stop
 from pipeline.trace import OFF, NoTrace
-from pipeline.wire import HEADER, decode, encode
+from pipeline.wire import HEADER, Header, decode, encode
 
 IDLE = timedelta(days=30)  # a pipeline may wait for its next request as long as it likes; the pulse finds dead peers
-
-
-class PeerLost(RuntimeError):
-    """Another rank has died or fallen silent; the message names it."""
 
 
 class Link(Protocol):
@@ -99,12 +98,12 @@ class Peers(NamedTuple):
 
 
 class LocalLink:
-    """One of the ranks that are threads of one process."""
+    """One of the ranks that are threads of one process; `tables` are where else they wait for each other."""
 
     takes = 0.1e-3  # seconds from `send` until the next rank has woken up
 
-    def __init__(self, rank: int, inboxes: Sequence[Inbox], peers: Peers) -> None:
-        self._inbox, self._all = inboxes[rank], inboxes
+    def __init__(self, rank: int, inboxes: Sequence[Inbox], peers: Peers, tables: Iterable[Any] = ()) -> None:
+        self._rank, self._inbox, self._ends = rank, inboxes[rank], [*inboxes, *tables]
         self._following, self._others = ([inboxes[peer] for peer in some] for some in (peers.following, peers.others))
         self.recv, self.urgent = self._inbox.get, self._inbox.urgent
 
@@ -129,8 +128,12 @@ class LocalLink:
 
     def fail(self, failure: PeerLost) -> None:
         """End all ranks."""
-        for inbox in self._all:
-            inbox.fail(failure)
+        for end in self._ends:
+            end.fail(failure)
+
+    def failed(self, thread: str, error: BaseException) -> None:
+        """A thread of this rank has died."""
+        self.fail(PeerLost(f"rank {self._rank} failed: {explain(error)} (in its thread {thread})"))
 
     def close(self) -> None:
         pass
@@ -144,23 +147,26 @@ def new_wires() -> tuple[Any, Any]:
 class DistLink:
     """One of the ranks of torch.distributed's gloo backend, which boards have too; tensors travel through host memory.
 
-    Data and control have process groups of their own, so that a prune never waits behind a segment. `on_loss` is told
-    in words which peer was lost. A rank with two links gives both the same `wires`.
+    Data and control have process groups of their own, so that a prune never waits behind a segment. `failed` is told
+    what a thread has died of, PeerLost if that is a connection. A rank with two links gives both the same `wires`.
     """
 
     takes = 0.9e-3  # seconds from `send` until the next rank has woken up, in another process of this machine
 
-    def __init__(self, peers: Peers, on_loss: Callable[[str], None], trace: NoTrace = OFF,
-                 wires: tuple[Any, Any] | None = None) -> None:
-        self._inbox, self._on_loss, self._trace = Inbox(trace, peers.ordered), on_loss, trace
+    def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, wires: tuple[Any, Any] | None = None
+                 ) -> None:
+        self._inbox, self.failed, self._trace = Inbox(trace, peers.ordered), failed, trace
         self._following, self._others = peers.following, peers.others
         ring, control = wires or new_wires()
         self._data: SimpleQueue[Any] = SimpleQueue()
         self._control: SimpleQueue[Any] = SimpleQueue()
-        self._threads = [self._start(self._sender, self._data, ring), self._start(self._sender, self._control, control)]
-        for peer, group in ((peers.previous, ring), (peers.root, control)):
-            if peer is not None:
-                self._threads.append(self._start(self._listener, peer, group))
+        work = {"data sender": partial(self._send_all, self._data, ring),
+                "control sender": partial(self._send_all, self._control, control)}
+        if peers.previous is not None:
+            work["data listener"] = partial(self._hear_all, peers.previous, ring)
+        if peers.root is not None:
+            work["control listener"] = partial(self._hear_all, peers.root, control)
+        self._threads = [guarded(name, run, failed) for name, run in work.items()]
         self.recv, self.urgent, self.fail = self._inbox.get, self._inbox.urgent, self._inbox.fail
 
     @property
@@ -181,38 +187,40 @@ class DistLink:
         for thread in self._threads:
             thread.join()
 
-    def _start(self, run: Callable[..., None], *args: Any) -> threading.Thread:
-        thread = threading.Thread(target=run, args=args, name=run.__name__.strip("_"), daemon=True)
-        thread.start()
-        return thread
-
-    def _sender(self, queue: SimpleQueue[Any], group: Any) -> None:
+    def _send_all(self, queue: SimpleQueue[Any], group: Any) -> None:
         """A device tensor is copied to the host here, beside the computing."""
-        peer = None
-        try:
-            while (item := queue.get()) is not None:
-                since = time.monotonic()
-                header, body = encode(item[0])
-                for peer in item[1]:
-                    dist.send(header, peer, group=group)
-                    if len(body):
-                        dist.send(body, peer, group=group)
-                self._trace.note("sent", since, kind=type(item[0]).__name__,
-                                 bytes=len(item[1]) * (8 * HEADER + len(body)))
-        except RuntimeError:
-            self._on_loss(f"rank {peer} was lost: its connection broke while sending to it")
-
-    def _listener(self, peer: int, group: Any) -> None:
-        msg: Message | None = None
-        header = torch.empty(HEADER, dtype=torch.int64)
-        try:
-            while not isinstance(msg, Stop):
-                dist.recv(header, peer, group=group)
-                since = time.monotonic()
-                body = torch.empty(int(header[-1]), dtype=torch.uint8)
+        while (item := queue.get()) is not None:
+            msg, following = item
+            since = time.monotonic()
+            header, body = encode(msg)
+            for peer in following:
+                over(dist.send, header, peer, group)
                 if len(body):
-                    dist.recv(body, peer, group=group)
-                msg = decode(header, body)
-                self._inbox.put(msg, since)
-        except RuntimeError:
-            self._on_loss(f"rank {peer} was lost: its connection broke")
+                    over(dist.send, body, peer, group)
+            size = 8 * HEADER + len(body)
+            self._trace.note("sent", since, kind=type(msg).__name__, bytes=len(following) * size)
+
+    def _hear_all(self, peer: int, group: Any) -> None:
+        msg: Message | None = None
+        numbers = torch.empty(HEADER, dtype=torch.int64)
+        while not isinstance(msg, Stop):
+            over(dist.recv, numbers, peer, group)
+            since = time.monotonic()
+            try:
+                header = Header.read(numbers)
+            except ValueError as error:
+                raise PeerLost(f"rank {peer} was lost: it sent {error}; do all ranks run the same version of FlowSpec?"
+                               ) from error
+            body = torch.empty(header.bytes, dtype=torch.uint8)
+            if len(body):
+                over(dist.recv, body, peer, group)
+            msg = decode(header, body)
+            self._inbox.put(msg, since)
+
+
+def over(transfer: Callable[..., Any], x: Tensor, peer: int, group: Any) -> None:
+    """Send or receive a tensor; a broken connection is the loss of the peer."""
+    try:
+        transfer(x, peer, group=group)
+    except RuntimeError as error:
+        raise PeerLost(f"rank {peer} was lost: its connection broke") from error

@@ -1,15 +1,25 @@
 """The commands. Ctrl-C ends them with a sentence, even while their modules are still being imported."""
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from typing import Any
 
+from launch.interrupt import interrupt
+from pipeline.loss import want
+
 
 def _tell(kind: Any, error: Any, trace: Any) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        print("\nflowspec: stopped", file=sys.stderr)
-    else:
+    told = "stopped" if issubclass(kind, KeyboardInterrupt) else want(error)
+    if not told:
         sys.__excepthook__(kind, error, trace)
+        return
+    print(f"\nflowspec: {told}", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(128 + signal.SIGINT if told == "stopped" else 2)
 
 
 sys.excepthook = _tell
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a command, no debugger
+    signal.signal(signal.SIGINT, interrupt)

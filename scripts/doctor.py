@@ -71,7 +71,6 @@ def torch_itself() -> Iterator[Finding]:
     yield Finding(f"torch {torch.__version__}", "install torch 1.11 or newer" if old else "")
     try:
         from torch.distributed import distributed_c10d
-        from torch.distributed.launcher.api import elastic_launch  # noqa: F401
         gloo = hasattr(distributed_c10d, "ProcessGroupGloo")
     except (ImportError, AttributeError):
         gloo = False

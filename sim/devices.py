@@ -6,7 +6,6 @@ the emulated device would be done, so that errors do not add up. It knows nothin
 from __future__ import annotations
 
 import random
-import threading
 import time
 from queue import SimpleQueue
 from typing import Any, Callable
@@ -17,6 +16,7 @@ from config.profiles import Profile
 from config.run_config import Growth
 from model.cache import TreeCache
 from model.tree import TokenTree
+from pipeline.loss import Failure, guarded
 from pipeline.messages import Message, Prune, Segment
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
@@ -88,7 +88,8 @@ class SlowLink:
 
     def __init__(self, link: Any, profile: Profile, trace: NoTrace = OFF) -> None:
         self._link = link
-        self._lanes = [Lane(link.send, profile, link.takes, trace), Lane(link.broadcast, profile, link.takes, trace)]
+        ways = link.send, link.broadcast
+        self._lanes = [Lane(way, profile, link.takes, trace, link.failed) for way in ways]
         self.send, self.broadcast = (lane.put for lane in self._lanes)
         self.recv, self.urgent, self.fail = link.recv, link.urgent, link.fail
 
@@ -106,14 +107,14 @@ class SlowLink:
 class Lane:
     """One way of an emulated wire: a message leaves when those before it have, and arrives a latency later.
 
-    The seconds that the real way `takes` are a part of that.
+    The seconds that the real way `takes` are a part of that. `failed` is told if the lane dies.
     """
 
-    def __init__(self, deliver: Callable[[Message], None], profile: Profile, takes: float, trace: NoTrace) -> None:
+    def __init__(self, deliver: Callable[[Message], None], profile: Profile, takes: float, trace: NoTrace,
+                 failed: Failure) -> None:
         self._deliver, self._profile, self._takes, self._trace = deliver, profile, takes, trace
         self._queue: SimpleQueue[Any] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="emulated wire", daemon=True)
-        self._thread.start()
+        self._thread = guarded("emulated wire", self._run, failed)
 
     def put(self, msg: Message) -> None:
         self._queue.put((msg, time.monotonic()))

@@ -21,7 +21,7 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 ORDER = {  # in its own folder, a file imports only files that are named before it
     "config": "foreign fields ranges families heads methods sharing profiles run_config presets eval_config cli",
     "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
-    "pipeline": "clock interfaces trace messages wire heartbeat transport stage target strategies decode",
+    "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage target strategies decode",
     "tp": "shares group overlap comm layers links",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450

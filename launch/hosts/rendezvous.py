@@ -85,8 +85,8 @@ class Meeting:
         print(f"flowspec: all {world} ranks are here", file=sys.stderr)
         return folder, seats
 
-    def connect(self) -> None:
-        """Join the process group of all ranks."""
+    def connect(self) -> Any:
+        """Join the process group of all ranks; the store in which they tell each other that they live."""
         try:
             dist.init_process_group("gloo", store=self._store, rank=self.board.rank, world_size=len(self.names),
                                     timeout=timedelta(seconds=PATIENCE))
@@ -95,6 +95,7 @@ class Meeting:
         except RuntimeError as error:
             raise PeerLost(f"{self.names[self.board.rank]} could not connect to the others: a board was lost just now, "
                            f"or a firewall is between them ({str(error).splitlines()[0]}); start all again") from error
+        return dist.distributed_c10d._get_default_store()
 
     def _open(self) -> Store:
         raise NotImplementedError

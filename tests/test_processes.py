@@ -1,0 +1,179 @@
+"""One machine: who has ended is named, whoever is asked to end does, and nobody else can come in.
+
+The ranks of most of these tests are tests/rank.py, which needs no torch.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import processes
+from launch.folder import Folder, private_folder
+from launch.processes import spawn
+from pipeline.heartbeat import LOST as NOTED
+from tests.saved import command, models, wait_until
+
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Hands the handlers back to pytest, and gives ranks that do not end less time."""
+    monkeypatch.setattr(processes, "GRACE", 0.5)
+    before = {number: signal.getsignal(number) for number in processes.STOPS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def ends(*words: str) -> int:
+    return spawn(["tests.rank", *words], len(words))
+
+
+# --- how ranks end ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("words", "code", "told"), [
+    (["0", "0", "0"], 0, ""),
+    (["3", "0", "0"], 3, ""),  # the command's own verdict
+    (["wait", "kill:9", "wait"], 75, "rank 1 was killed (SIGKILL): by hand, or by the system if memory ran short"),
+    (["deaf", "deaf", "kill:9"], 75, "rank 2 was killed (SIGKILL)"),  # and not those that the launcher kills then
+    (["deaf", "kill:15", "deaf"], 75, "rank 1 was killed (SIGTERM)"),
+    (["kill:15", "deaf", "deaf"], 75, "rank 0 was killed (SIGTERM)"),
+    (["deaf", "kill:1", "75"], 75, "rank 1 was killed (SIGHUP)"),
+    (["kill:11", "75", "75"], 75, "rank 0 was killed (SIGSEGV)"),
+    (["75", "75", "2"], 2, ""),  # that rank has told why
+    (["deaf", "75", "deaf"], 75, "rank 1 ended too early, with exit code 75"),
+    (["deaf", "deaf", "1"], 75, "rank 2 ended too early, with exit code 1"),
+    (["0", "deaf", "deaf"], 0, ""),  # the answer was there
+])
+def test_whatever_ends_ranks_is_told_in_one_sentence(capfd, words, code, told):
+    assert ends(*words) == code
+    shown = capfd.readouterr().err.strip()
+    assert shown.startswith(f"flowspec: {told}") if told else shown == ""
+    assert "\n" not in shown
+
+
+def test_what_the_ranks_have_agreed_on_is_told_if_a_stopped_one_cannot(capfd, monkeypatch):
+    """As of rank 0 that was stopped: the others end, and the launcher kills it, which is not the reason."""
+    loss = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
+    monkeypatch.setattr(processes, "_start", lambda command, environment, world, start=processes._start: (
+        Folder(environment[processes.FOLDER]).set(NOTED, loss), start(command, environment, world))[1])
+    assert ends("deaf", "75", "75") == 75
+    assert capfd.readouterr().err == "\nflowspec: rank 0 was lost: it has been silent for 10 seconds\\x1b[2J\n"
+
+
+@pytest.mark.parametrize(("number", "times", "root"), [
+    (signal.SIGINT, 1, "wait"), (signal.SIGINT, 8, "wait"), (signal.SIGTERM, 1, "wait"), (signal.SIGHUP, 2, "deaf"),
+    (signal.SIGQUIT, 1, "wait"), (signal.SIGINT, 8, "deaf")])
+def test_whoever_asks_the_launcher_to_end_gets_that_and_nothing_else(capfd, number, times, root):
+    def press():
+        wait_until(lambda: signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler), 10)
+        for _ in range(times):
+            time.sleep(0.05)
+            os.kill(os.getpid(), number)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    assert ends(root, "deaf", "deaf") == 128 + number
+    pressing.join()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_hangup_that_the_shell_has_forbidden_is_not_heard():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGHUP)).start()
+    assert ends("0", "0") == 0
+
+
+def test_ctrl_c_within_a_second_counts_once():
+    from scripts import interrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(signal.SIGINT, None)
+    for _ in range(8):
+        interrupt(signal.SIGINT, None)
+
+
+# --- where they meet --------------------------------------------------------------------------------------------------
+
+def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
+    found = []
+
+    def start(command, environment, world):
+        folder = Path(environment[processes.FOLDER])
+        found.extend([folder, stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid])
+        return []
+
+    monkeypatch.setattr(processes, "_start", start)
+    monkeypatch.setattr(processes, "_await", lambda ranks, stops: {})
+    assert ends("0") == 0
+    assert found[1:] == [0o700, os.getuid()] and not found[0].exists()
+
+
+def test_a_folder_counts_what_all_add_and_does_not_grow():
+    with private_folder() as path:
+        stores = [Folder(path) for _ in range(4)]
+        adding = [threading.Thread(target=lambda store=store: [store.add("pulse/1", 1) for _ in range(50)])
+                  for store in stores]
+        for thread in adding:
+            thread.start()
+        for thread in adding:
+            thread.join()
+        assert stores[0].add("pulse/1", 0) == 200 and stores[0].add("never", 0) == 0
+        sizes = sum(file.stat().st_size for file in Path(path).iterdir())
+        assert sizes == 3 and len(list(Path(path).iterdir())) == 2
+        stores[1].set("../split/0", "abc")
+        assert stores[2].get("../split/0") == b"abc" and not (Path(path).parent / "split").exists()
+    with pytest.raises(RuntimeError, match="is gone"):
+        stores[0].add("pulse/1", 0)
+
+
+def sockets(pids):
+    """The local addresses of all internet sockets of these processes, in hexadecimal."""
+    inodes = set()
+    for pid in pids:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+            except FileNotFoundError:
+                continue  # closed meanwhile
+    found = []
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+            words = line.split()
+            if f"socket:[{words[9]}]" in inodes:
+                found.append(words[1].partition(":")[0])
+    return found
+
+
+def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_nothing(saved, tmp_path):
+    words = ["prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=2"]
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+2+2'}", *words) as run:
+        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
+        ranks = run.ranks()
+        found = sockets([run.process.pid, *ranks.values()])
+        assert len(found) > 6 and set(found) <= set(LOOPBACK), found
+        os.killpg(run.process.pid, signal.SIGSTOP)
+        printed = len(run.stdout)
+        time.sleep(4)  # longer than the timeout
+        os.killpg(run.process.pid, signal.SIGCONT)
+        assert wait_until(lambda: len(run.stdout) > printed + 500 or run.process.poll() is not None, 30)
+        time.sleep(2)
+        assert run.process.poll() is None, run.stderr
+        folder = Path(next(word.split("=", 1)[1] for word in Path(f"/proc/{ranks[1]}/environ").read_text().split("\0")
+                           if word.startswith(processes.FOLDER)))
+        assert folder.is_dir()
+        os.kill(ranks[0], signal.SIGSTOP)
+        assert run.end(30) == 75
+    assert run.stderr == "\nflowspec: rank 0 was lost: it has been silent for 2 seconds\n" and not folder.exists()
