@@ -33,7 +33,7 @@ def be_rank(words: Sequence[str], environment: dict[str, str], files: Sequence[s
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo", **environment})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare(int(environment["RANK"]))
-    os._exit(run("scripts.generate", list(words), generate.main))
+    os._exit(run(generate.COMMAND, list(words)))
 
 
 class Ranks:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
-from launch import meeting
+from launch.hosts import rendezvous as meeting
 from launch.hosts.agreement import code_version, judge_facts, judge_ways
 from launch.hosts.board import BOARD, Board
 from launch.hosts.store import Wire

@@ -97,7 +97,7 @@ def test_a_hangup_that_the_shell_has_forbidden_is_not_heard():
 
 
 def test_ctrl_c_within_a_second_counts_once():
-    from scripts import interrupt
+    from launch.interrupt import interrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGINT, None)

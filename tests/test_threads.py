@@ -7,8 +7,9 @@ from functools import partial
 
 import pytest
 
-from pipeline import emulate, pulse, transport
+from pipeline import heartbeat, transport
 from pipeline.loss import guarded
+from sim import devices
 from tests.forked import ranks
 from tests.saved import models
 
@@ -33,7 +34,7 @@ def poison(sick: int, thread: str, rank: int) -> None:
     def start(name, run, failed):
         return guarded(name, die if (rank, name) == (sick, thread) else run, failed)
 
-    for module in (transport, emulate, pulse):
+    for module in (transport, devices, heartbeat):
         module.guarded = start
 
 
