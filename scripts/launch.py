@@ -206,7 +206,11 @@ def _lead(config: RunConfig, part: Part, wires: Wires, trace: NoTrace, main: Mai
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = INTERRUPTED
-    ring.stop()
+    try:
+        ring.stop()
+    except PeerLost:
+        if not code:  # else a verdict was told already
+            raise
     return code
 
 
