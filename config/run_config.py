@@ -128,8 +128,8 @@ class RunConfig:
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    master_addr: str = "127.0.0.1"  # where the ranks meet: address of rank 0's machine
-    master_port: int = 0  # and its port; 0: any free one, or 29500 on several hosts
+    master_addr: str = "127.0.0.1"  # where the ranks of several hosts meet: address of rank 0's machine
+    master_port: int = 0  # and its port; 0: 29500. Ranks of one machine need neither
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
 
@@ -215,7 +215,7 @@ def _problems(c: RunConfig) -> Iterator[str]:
     if c.seed >= 1 << 64:
         yield f"seed={c.seed} is too large: give a number below 2**64"
     if not 0 <= c.master_port < 1 << 16:
-        yield f"master_port={c.master_port} is no port: give 1 to 65535, or 0 for any free one"
+        yield f"master_port={c.master_port} is no port: give 1 to 65535, or 0 for the usual one"
     yield from c.sharing.problems()
     yield from _problems_of_text(c)
 
