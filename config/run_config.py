@@ -39,7 +39,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
-    "timeout": PATIENCE, "wait": PATIENCE, "master_port": Range(1, 65535, {0: "any free one"}),
+    "timeout": PATIENCE, "wait": PATIENCE, "master_port": Range(1, 65535, {0: "the usual one"}),
     "rate_mbps": Range(0.001, 1_000_000, {0: "that of the profile"}),
     "delay_ms": Range(0, 60_000, {-1: "that of the profile"}), "slowdown": Range(0.001, 1_000_000),
 }
@@ -144,8 +144,8 @@ class RunConfig:
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    master_addr: str = "127.0.0.1"  # where the ranks meet: address of rank 0's machine
-    master_port: int = 0  # and its port; 0: any free one, or 29500 on several hosts
+    master_addr: str = "127.0.0.1"  # where the ranks of several hosts meet: address of rank 0's machine
+    master_port: int = 0  # and its port; 0: 29500. Ranks of one machine need neither
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
 

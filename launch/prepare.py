@@ -22,6 +22,7 @@ from tp.links import Seats
 def prepare(config: RunConfig) -> tuple[Path, Seats]:
     """The folder of the split model, which is made if need be, and who sits where; refuses what cannot work."""
     alone = "RANK" not in os.environ  # then this process sees to all ranks; else a rank's own folder may be all it has
+    _check_threads(config.threads_per_rank)
     folder = Path(config.model_dir) if config.model_dir else _split(config, alone)
     part = open_part(folder, int(os.environ.get("RANK", "0")))
     _check_form(config, part)
@@ -54,6 +55,14 @@ def _check_form(config: RunConfig, part: Part) -> None:
         raise ValueError(f"{held}, not with {config.sharing.asked}: leave tp and tp_shares out, {again}")
     if int(os.environ.get("WORLD_SIZE", part.world)) != part.world:
         raise ValueError(f"{held}: start {part.world} ranks, rank 0 included")
+
+
+def _check_threads(asked: int) -> None:
+    """More threads than cores only wait for each other, and very many end in a crash."""
+    cores = os.cpu_count() or 1
+    if asked > cores:
+        raise ValueError(f"threads_per_rank={asked} is more than the {cores} cores of this machine: give {cores} or "
+                         "less, or 0 to share them out among the ranks")
 
 
 def _check_memory(config: RunConfig, folder: Path, own: Part, alone: bool) -> None:

@@ -191,7 +191,11 @@ def _lead(spec: RankSpec, wires: Wires, trace: NoTrace, main: Callable[[Session]
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = INTERRUPTED
-    ring.stop()
+    try:
+        ring.stop()
+    except PeerLost:
+        if not code:  # else a verdict was told already
+            raise
     return code
 
 

@@ -120,7 +120,7 @@ MISTAKES = {
     "init_subseq_token=-2": "-1 for no bound",
     "question_begin=3 question_end=3": "leaves no question",
     "timeout=0": "give a number from 1 to 2592000",
-    "master_port=70000": "0 for any free one",
+    "master_port=70000": "0 for the usual one",
 }
 
 

@@ -78,7 +78,7 @@ def test_a_level_takes_its_time_and_one_that_did_not_grow_says_so():
 
 def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
     came, start = [], time.monotonic()
-    data, control = (Lane(lambda msg: came.append((type(msg), time.monotonic() - start)), QUICK, 0.0, OFF)
+    data, control = (Lane(lambda msg: came.append((type(msg), time.monotonic() - start)), QUICK, 0.0, OFF, print)
                      for _ in range(2))
     for rows in (20, 10):
         data.put(segment(rows, 4))  # 20.5 and 10.2 ms on the wire
@@ -91,7 +91,7 @@ def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
 
 def test_a_latency_that_varies_changes_no_order():
     came: list[int] = []
-    lane = Lane(lambda msg: came.append(msg.keep[0]), replace(QUICK, jitter=5), 0.0, OFF)
+    lane = Lane(lambda msg: came.append(msg.keep[0]), replace(QUICK, jitter=5), 0.0, OFF, print)
     for number in range(6):
         lane.put(Prune(0, 0, 0, 0, [number]))
     lane.close()

@@ -186,7 +186,7 @@ def test_rank_0_is_done_when_the_answer_is_there_and_an_emulated_wire_counts_the
 
 def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
     tally, inbox = Tally(tmp_path, 0), Inbox()
-    lane = Lane(inbox.put, PROFILES["server"], 0.0, tally)
+    lane = Lane(inbox.put, PROFILES["server"], 0.0, tally, print)
     messages = [Segment(0, [1, 2], [0, 1], [1, 2], 2, torch.tensor([5, 6])), Prune(0, 2, 1, 9, [3, 4]), Reset(0)]
     with tally.span("send", kind="Segment", nodes=[1, 2]):
         for msg in messages:

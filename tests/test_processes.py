@@ -7,15 +7,19 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from config.presets import ROOT
 from launch import processes
 from launch.folder import Folder, private_folder
 from launch.processes import spawn
+from pipeline import loss
 from pipeline.heartbeat import LOST as NOTED
 from tests.saved import command, models, wait_until
 
@@ -66,9 +70,9 @@ def test_whatever_ends_ranks_is_told_in_one_sentence(capfd, words, code, told):
 
 def test_what_the_ranks_have_agreed_on_is_told_if_a_stopped_one_cannot(capfd, monkeypatch):
     """As of rank 0 that was stopped: the others end, and the launcher kills it, which is not the reason."""
-    loss = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
+    told = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
     monkeypatch.setattr(processes, "_start", lambda command, environment, world, start=processes._start: (
-        Folder(environment[processes.FOLDER]).set(NOTED, loss), start(command, environment, world))[1])
+        Folder(environment[processes.FOLDER]).set(NOTED, told), start(command, environment, world))[1])
     assert ends("deaf", "75", "75") == 75
     assert capfd.readouterr().err == "\nflowspec: rank 0 was lost: it has been silent for 10 seconds\\x1b[2J\n"
 
@@ -177,3 +181,50 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
         os.kill(ranks[0], signal.SIGSTOP)
         assert run.end(30) == 75
     assert run.stderr == "\nflowspec: rank 0 was lost: it has been silent for 2 seconds\n" and not folder.exists()
+
+
+# --- what a machine allows --------------------------------------------------------------------------------------------
+
+def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch):
+    limits = {"now": (24, 1 << 16)}
+    monkeypatch.setattr(processes.resource, "getrlimit", lambda which: limits["now"])
+    monkeypatch.setattr(processes.resource, "setrlimit", lambda which, both: limits.update(now=both))
+    processes.allow_files(5)
+    assert limits["now"] == (104, 1 << 16)
+    limits["now"] = (24, 24)
+    with pytest.raises(ValueError, match="may need 104 open files, but ulimit -n allows a process 24: raise it, as in"):
+        processes.allow_files(5)
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nto allocate"), "there is not enough memory"),
+    (MemoryError(), "there is not enough memory"),
+    (OSError(12, "Cannot allocate memory"), "there is not enough memory"),
+    (ImportError("libtorch.so: failed to map segment from shared object"), "there is not enough memory"),
+    (RuntimeError("can't start new thread"), "no more threads can be started"),
+    (OSError(11, "Resource temporarily unavailable"), "no more threads can be started"),
+    (OSError(24, "Too many open files", "/x"), "no more files can be opened"),
+])
+def test_what_a_machine_has_too_little_of_is_told_with_what_to_do(monkeypatch, error, told):
+    def limit(most):
+        monkeypatch.setattr(loss.resource, "getrlimit", lambda which: (most, most))
+
+    limit(900_000_000)
+    assert loss.explain(error).startswith(told) and "raise it, as in ulimit" in loss.explain(error)
+    limit(loss.resource.RLIM_INFINITY)
+    assert loss.explain(error).startswith(told) and "end other programs" in loss.explain(error)
+    assert loss.foreseen(error) and "\n" not in loss.explain(error)
+
+
+def test_what_is_nobodys_want_keeps_its_own_words():
+    assert loss.want(ValueError("the cache is full")) == ""
+    assert loss.explain(ValueError("the cache is full")) == "the cache is full"
+    assert loss.explain(KeyError(5)) == "KeyError: 5" and not loss.foreseen(KeyError(5))
+
+
+def test_a_command_whose_modules_find_no_memory_says_so():
+    limited = ["bash", "-c", 'ulimit -v 400000; exec "$0" -m scripts.generate', sys.executable]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert ended.stderr.strip().startswith("flowspec: there is not enough memory"), ended.stderr

@@ -1,17 +1,30 @@
-"""Whatever a thread of a rank dies of is told as a loss, by name; nothing waits for it for ever."""
+"""Whatever a thread of a rank dies of is told as a loss, by name; nothing waits for it for ever.
+
+And the trace of a run that was lost can be read.
+"""
 from __future__ import annotations
 
+import ast
 import time
 from contextlib import ExitStack
 from functools import partial
 
 import pytest
+import torch
 
-from pipeline import heartbeat, transport
+from config.presets import ROOT
+from launch.folder import Folder
+from pipeline import heartbeat, trace, transport
+from pipeline.heartbeat import BEAT, Pulse
 from pipeline.loss import guarded
+from pipeline.messages import Reset, Segment
+from pipeline.trace import Trace, merge, read
+from pipeline.transport import DistLink, Peers
+from pipeline.wire import HEADER, SEGMENT
+from scripts.timeline.__main__ import page
 from sim import devices
 from tests.forked import ranks
-from tests.saved import models
+from tests.saved import here, models, wait_until
 
 ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=5",
            "threads_per_rank=1", "device=cpu", "profile=server")
@@ -47,3 +60,164 @@ def test_whatever_a_thread_dies_of_ends_all_ranks_with_its_name(saved, tmp_path,
         for thread, run in runs.items():
             assert run.codes() == [75, 75, 75], thread
             assert run.noted == f"rank {sick} failed: KeyError: 'unforeseen' (in its thread {thread})"
+
+
+def test_threads_are_started_in_one_place():
+    """Those of boards that meet have guards of their own."""
+    own = ("pipeline/loss.py", "launch/hosts/rendezvous.py")
+    for path in [*(ROOT / "pipeline").glob("*.py"), *(ROOT / "tp").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
+        calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+        if path.relative_to(ROOT).as_posix() not in own:
+            assert not any(ast.unparse(call).endswith("Thread") for call in calls), path
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+class Wire:
+    """In the place of torch.distributed: what is received is given, what is sent may break."""
+
+    def __init__(self, *numbers):
+        self.numbers = list(numbers)
+
+    def recv(self, x, peer, group):
+        if not self.numbers:
+            raise RuntimeError("Connection closed by peer")
+        x.copy_(torch.tensor(self.numbers.pop(0)))
+
+    def send(self, x, peer, group):
+        raise RuntimeError("Broken pipe")
+
+
+def lost(monkeypatch, wire, *sent):
+    """What a link says of the first of its threads that dies."""
+    told = []
+    monkeypatch.setattr(transport, "dist", wire)
+    link = DistLink(Peers(2, [1]) if not sent else Peers(None, [1]), lambda *failure: told.append(failure),
+                    wires=(None, None))
+    for msg in sent:
+        link.send(msg)
+    assert wait_until(lambda: told, 10)
+    thread, error = told[0]
+    return thread, f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(("numbers", "told"), [
+    ((99, 0, 0, 0, 0, 0, 0, 0, 0), "a message of unknown kind 99"),
+    ((-1, 0, 0, 0, 0, 0, 0, 0, 0), "a message of unknown kind -1"),
+    ((SEGMENT, 0, -1, 0, 0, 0, 4, 1, 0), "a message of impossible size or type"),
+    ((SEGMENT, 0, 1, 0, 0, 0, 4, 9, 56), "a message of impossible size or type"),
+    ((SEGMENT, 0, 1, 0, 0, 0, 4, 1, 1 << 60), "a message of impossible size or type"),
+    ((SEGMENT, 0, 1 << 31, 0, 0, 0, 1 << 31, 1, 56), "bytes where"),
+    ((SEGMENT, 0, 2, 3, 0, 0, 4, 1, 80), "a segment of 2 rows of which 3 are text"),
+    ((SEGMENT, 0, 2, 0, -3, 0, 4, 1, 80), "a message of impossible size or type"),
+    ((SEGMENT, 0, 2, 0, 0, 0, 4, 1, 81), "a message of 81 bytes where 80 belong"),
+    ((1, 0, 3, 0, 0, 0, 0, 0, 23), "a message of 23 bytes where 24 belong"),
+    ((3, 0, 0, 0, 0, 0, 0, 0, 8), "a message of 8 bytes where 0 belong"),
+])
+def test_a_malformed_message_is_the_loss_of_who_sent_it(monkeypatch, numbers, told):
+    set_aside = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **kind: (set_aside.append(size), empty(size, **kind))[1])
+    thread, error = lost(monkeypatch, Wire(numbers))
+    assert (thread, error[:len("PeerLost: rank 2 was lost: it sent ")]) == (
+        "data listener", "PeerLost: rank 2 was lost: it sent ")
+    assert told in error and error.endswith("do all ranks run the same version of FlowSpec?")
+    assert max(set_aside) <= HEADER
+
+
+def test_a_broken_connection_is_the_loss_of_the_peer_and_anything_else_is_told_as_what_it_is(monkeypatch):
+    assert lost(monkeypatch, Wire()) == ("data listener", "PeerLost: rank 2 was lost: its connection broke")
+    assert lost(monkeypatch, Wire(), Reset(0)) == ("data sender", "PeerLost: rank 1 was lost: its connection broke")
+    thread, error = lost(monkeypatch, Wire(), Segment(0, [1], [0], [1], 0, torch.zeros(1, dtype=torch.int32)))
+    assert (thread, error[:10]) == ("data sender", "ValueError")  # a type that no message has
+
+
+# --- the pulse --------------------------------------------------------------------------------------------------------
+
+class Torn(Folder):
+    """A store that fails in a way that nobody foresaw."""
+
+    def add(self, key, amount):
+        raise ZeroDivisionError if key == "pulse/0" else OSError(28, "No space left on device", key)
+
+
+def heard(store, rank=0, timeout=0.5, world=2):
+    """What a pulse says of a loss; it goes on to beat."""
+    told = []
+    beating = Pulse(store, rank, world, timeout)
+    beating.start(told.append)
+    return beating, told
+
+
+def test_a_pulse_that_breaks_says_so(tmp_path):
+    for rank, why in ((0, "ZeroDivisionError: "), (1, "[Errno 28] No space left on device: 'pulse/1'")):
+        _, told = heard(Torn(str(tmp_path)), rank, timeout=30)
+        assert wait_until(lambda told=told: told, 10)
+        assert told == [f"rank {rank} failed: {why} (in its thread pulse)"]
+
+
+def test_what_is_noted_first_is_what_all_tell_and_a_terminal_does_not_obey_it(tmp_path):
+    store = Folder(str(tmp_path))
+    beating, told = heard(store, timeout=30)
+    other, _ = heard(store, rank=1, timeout=30)
+    other.note("rank 1 failed: \33[2J\rno room")
+    beating.note("rank 0 failed: too late")
+    assert wait_until(lambda: told, 10) and told == ["rank 1 failed: \\x1b[2J\\rno room"]
+    assert beating.verdict() == told[0]
+    (tmp_path / "pulse%2Flost").write_bytes(b"\xff\xfe" + b"x" * 5000)
+    assert len(heartbeat.first_loss(store, "")) < 1100
+
+
+def test_whoever_slept_itself_listens_anew_before_it_calls_others_silent(tmp_path, monkeypatch):
+    store, now = Folder(str(tmp_path)), [0.0]
+    beating = Pulse(store, 0, 3, timeout=10)
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    since = {1: (4, 0.0), 2: (7, 0.0)}
+    now[0] = BEAT
+    assert beating._awake(0.0, since) == (BEAT, since)
+    now[0] = 60.0
+    assert beating._awake(BEAT, since) == (60.0, {1: (4, 60.0), 2: (7, 60.0)})
+
+
+# --- the trace of a lost run ------------------------------------------------------------------------------------------
+
+def test_the_trace_of_a_run_that_was_lost_can_be_read_and_a_cut_line_at_its_end_does_no_harm(saved, tmp_path):
+    folder = tmp_path / "trace"
+    words = [f"model_dir={saved / '0+2+2'}", *ENDLESS[:-1], f"trace={folder}"]
+    with ranks(tmp_path / "run", words, 3) as run:
+        assert wait_until(lambda: len(run.text(0, 1)) > 200, 60), run.text(0)
+        time.sleep(2 * trace.OFTEN)
+        run.processes[2].kill()
+        assert run.codes() == [75, 75, -9]
+    whole = read(folder)
+    assert {(span["rank"], span["name"]) for span in whole} >= {(0, "send"), (1, "forward"), (2, "forward")}
+    last = folder / "rank_2.jsonl"
+    last.write_bytes(last.read_bytes()[:-9])
+    assert len(read(folder)) == len(whole) - 1
+    assert merge(folder).is_file() and "</html>" in page(folder)
+
+
+@pytest.mark.parametrize("line", ["null", "[]", "7", "{", '{"rank": 0}', "\\xff", "[" * 100_000,
+                                  '{"rank": 0, "name": "send", "t0": "x", "t1": 1, "thread": "m"}'])
+def test_a_line_that_is_no_span_is_named(tmp_path, line):
+    Trace(str(tmp_path), 0).close()
+    (tmp_path / "rank_0.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match=r"line 1 of .*rank_0.jsonl is no span of a trace"):
+        read(tmp_path)
+
+
+def test_a_full_disk_is_told_with_the_file_and_once(tmp_path):
+    (tmp_path / "rank_0.jsonl").symlink_to("/dev/full")
+    full = Trace(str(tmp_path), 0)
+    with pytest.raises(ValueError, match=r"rank_0.jsonl cannot be written \(No space left on device\): make room"):
+        full.note("grow", 0.0)
+    full.note("grow", 0.0)
+    full.close()
+
+
+def test_a_disk_that_fills_up_ends_a_run_in_one_sentence(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(trace, "open", lambda *args, **kinds: open("/dev/full", "w"), raising=False)
+    assert here(f"model_dir={saved / '0+2+2'}", *ENDLESS[:4], f"trace={tmp_path}") in (2, 75)
+    told = capsys.readouterr().err
+    assert "jsonl cannot be written (No space left on device): make room there, or choose another trace=" in told
+    assert "Traceback" not in told and told.count("flowspec: ") == 1

@@ -10,11 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline import wire
 from pipeline.messages import Prune, Reset, Segment, Stop
 from pipeline.transport import Inbox, PeerLost
-from pipeline.wire import DTYPES, HEADER, decode, encode
+from pipeline.wire import DTYPES, HEADER, LARGEST, Header, decode, encode
 
 IDS = st.integers(0, 2**62)
+
+
+def back(msg):
+    """What comes out on the other side."""
+    header, body = encode(msg)
+    return decode(Header.read(header), body)
 
 
 def same(a, b):
@@ -32,7 +39,7 @@ def test_segments_of_every_type_and_size_come_out_as_they_went_in(rows, dtype, w
     shape = (len(rows), width) if width and rows else (len(rows),)
     nodes, parents, pos = ([row[i] for row in rows] for i in range(3))
     segment = Segment(0, nodes, parents, pos, len(rows) // 2, (torch.randn(shape) * 9).to(dtype))
-    same(decode(*encode(segment)), segment)
+    same(back(segment), segment)
 
 
 @given(st.integers(0, 40), st.sampled_from(DTYPES), st.integers(0, 9))
@@ -40,31 +47,48 @@ def test_inner_features_travel_with_a_segment_that_asks_for_them(rows, dtype, wi
     ids, x = list(range(rows)), (torch.randn(rows, 3) * 9).to(dtype)
     for state in (x, x.reshape(-1)[:rows].clone()):
         segment = Segment(0, ids, ids, ids, 0, state, (torch.randn(rows, width) * 9).to(dtype))
-        back = decode(*encode(segment))
-        same(back.take(range(0, rows, 2)), segment.take(range(0, rows, 2)))
+        same(back(segment).take(range(0, rows, 2)), segment.take(range(0, rows, 2)))
     assert len(encode(Segment(0, ids, ids, ids, 0, x))[1]) == len(encode(Segment(0, ids, ids, ids, 0, x, x[:, :0]))[1])
 
 
 @given(IDS, IDS, IDS, st.lists(IDS, max_size=90))
 def test_prunes_come_out_as_they_went_in(tip, parent, horizon, keep):
-    same(decode(*encode(Prune(0, tip, parent, horizon, keep))), Prune(0, tip, parent, horizon, keep))
+    same(back(Prune(0, tip, parent, horizon, keep)), Prune(0, tip, parent, horizon, keep))
 
 
 def test_reset_and_stop_are_headers_alone():
     for msg in (Reset(0), Stop()):
         header, body = encode(msg)
-        assert len(body) == 0 and isinstance(decode(header, body), type(msg))
+        assert len(header) == HEADER and len(body) == 0 and isinstance(back(msg), type(msg))
 
 
 def test_a_strided_view_is_sent_as_it_looks():
     x = torch.arange(24.0).view(4, 6)[:, ::2]
     segment = Segment(0, [1, 2, 3, 4], [0, 1, 2, 3], [5, 6, 7, 8], 0, x)
-    same(decode(*encode(segment)), segment)
+    same(back(segment), segment)
 
 
-def test_an_unknown_message_is_refused():
-    with pytest.raises(ValueError, match="same version"):
-        decode(torch.tensor([99, *[0] * (HEADER - 1)]), torch.empty(0, dtype=torch.uint8))
+@given(st.lists(st.one_of(st.integers(-2, 9), st.integers(-2**63, 2**63 - 1)), min_size=9, max_size=9))
+def test_a_header_of_any_numbers_is_read_or_refused_and_asks_for_no_more_memory_than_a_message_may(numbers):
+    try:
+        header = Header.read(torch.tensor(numbers))
+    except ValueError:
+        return
+    assert header.bytes == header.needs <= LARGEST
+    if header.bytes < 1 << 20:
+        decode(header, torch.zeros(header.bytes, dtype=torch.uint8))
+
+
+def test_a_body_of_another_length_than_its_header_says_is_refused():
+    header, body = encode(Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 3)))
+    with pytest.raises(ValueError, match="a body of 71 bytes where 72 belong"):
+        decode(Header.read(header), body[:-1])
+
+
+def test_a_segment_that_is_too_large_is_refused_where_it_is_sent(monkeypatch):
+    monkeypatch.setattr(wire, "LARGEST", 100)
+    with pytest.raises(ValueError, match="give a smaller prefill_chunk"):
+        encode(Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 30)))
 
 
 def test_nothing_below_the_scripts_unpickles_what_a_peer_sent():
