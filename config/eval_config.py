@@ -107,6 +107,8 @@ def _problems(c: EvalConfig) -> Iterator[str]:
             yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
             yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
+    if not c.results.strip():
+        yield "results is empty: name a folder behind the results="
     if c.repeats < 1:
         yield f"repeats={c.repeats} is too small: give 1 or more"
     if c.temperature:

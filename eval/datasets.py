@@ -1,23 +1,27 @@
-"""The data sets: questions in the format of MT-bench, or SpecInfer's lists of prompts, from a folder.
+"""The data sets: questions in the format of MT-bench, or SpecInfer's lists of prompts, from a folder or a file.
 
 It knows nothing about models or templates.
 """
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
+
+from config.files import fits, lines, whole
 
 BUNDLED = Path(__file__).resolve().parent / "data"
 FORMS = ("{}/question.jsonl", "{}.jsonl", "{}.json")  # of the set's name; the last one is SpecInfer's
 
+FORM = 'write a JSON object a line, with a "question_id" and with "turns", a list of texts that are not empty'
+LIST = 'write a list of texts, as ["a text", "another"]'
+
 
 @dataclass(frozen=True)
 class Question:
-    """What a user says, turn by turn; `id` is unique in its set."""
+    """What a user says, turn by turn; in a set each has an `id` of its own."""
 
-    id: int | str
+    id: int | str | None
     category: str
     turns: tuple[str, ...]
 
@@ -33,11 +37,21 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
         there = ", ".join(sorted(_there(folder))) or "none"
         raise ValueError(f"there is no data set {name} in {folder} (there: {there}): choose others with sets=, or "
                          f"another folder with data=; a set is a file {' or '.join(FORMS).format(*[name] * 3)}")
-    found = list(_prompts(path, name) if path.suffix == ".json" else _questions(path, name))
+    return _chosen(list(_distinct(path, name)), path, begin, end)
+
+
+def read(path: str | Path, begin: int = 0, end: int = -1) -> list[Question]:
+    """The same of a file by itself, whose questions may do without ids."""
+    return _chosen([question for _, question in _questions(Path(path), "")], Path(path), begin, end)
+
+
+def _chosen(found: Sequence[Question], path: Path, begin: int, end: int) -> list[Question]:
     chosen = found[begin:None if end < 0 else end]
+    if not chosen and not found:
+        raise ValueError(f"{path} has no question: {FORM}")
     if not chosen:
         raise ValueError(f"question_begin={begin} leaves no question of {path}, which has {len(found)}: give less")
-    return chosen
+    return list(chosen)
 
 
 def _there(folder: Path) -> Iterator[str]:
@@ -47,46 +61,45 @@ def _there(folder: Path) -> Iterator[str]:
             yield path.stem
 
 
-def _questions(path: Path, name: str) -> Iterator[Question]:
-    """MT-bench's format: one JSON object a line."""
-    lines: dict[Any, int] = {}
-    for number, line in enumerate(_read(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            question = Question(entry["question_id"], entry.get("category", name), tuple(entry["turns"]))
-            if not isinstance(question.id, (int, str)) or isinstance(entry["turns"], str) or not _spoken(question):
-                raise TypeError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"line {number} of {path} is no question: write a JSON object with a \"question_id\" and "
-                             "with \"turns\", a list of texts") from None
-        if lines.setdefault(question.id, number) != number:
-            raise ValueError(f"line {number} of {path} has the question_id {question.id} of line {lines[question.id]}: "
-                             "give each question its own")
+def _distinct(path: Path, name: str) -> Iterator[Question]:
+    """The questions of a set, which their ids tell apart."""
+    places: dict[Any, str] = {}
+    for place, question in _questions(path, name):
+        if question.id is None:
+            raise ValueError(f"{place} of {path} has no \"question_id\": give each question its own, a number or a text")
+        if places.setdefault(question.id, place) != place:
+            raise ValueError(f"{place} of {path} has the question_id {question.id!r} of {places[question.id]}: give "
+                             "each question its own")
         yield question
 
 
-def _prompts(path: Path, name: str) -> Iterator[Question]:
+def _questions(path: Path, name: str) -> Iterator[tuple[str, Question]]:
+    """All questions of a file in either format, each with its place; `name` is the category of those that have none."""
+    yield from _prompts(path, name) if path.suffix == ".json" else _talks(path, name)
+
+
+def _talks(path: Path, name: str) -> Iterator[tuple[str, Question]]:
+    """MT-bench's format: one JSON object a line."""
+    for number, entry in lines(path, FORM):
+        if not fits(entry, {"turns": [_spoken]}) or not entry["turns"]:
+            raise ValueError(f"line {number} of {path} is no question: {FORM}")
+        question = Question(entry.get("question_id"), entry.get("category", name), tuple(entry["turns"]))
+        if not isinstance(question.id, (int, str, type(None))) or not isinstance(question.category, str):
+            raise ValueError(f"line {number} of {path} has a \"question_id\" that is no number or text, or a "
+                             "\"category\" that is no text: write such a one, or leave it out")
+        yield f"line {number}", question
+
+
+def _prompts(path: Path, name: str) -> Iterator[tuple[str, Question]]:
     """SpecInfer's format: one JSON list of texts, which may repeat; a question's id is its place, from 0."""
-    try:
-        entries = json.loads(_read(path))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}): write a list of texts") from None
+    entries = whole(path, LIST)
     if not isinstance(entries, list):
-        raise ValueError(f"{path} is no list: write [\"a text\", \"another\"], or name a file of lines {name}.jsonl")
+        raise ValueError(f"{path} is no list: {LIST}, or one JSON object a line into a file .jsonl")
     for number, entry in enumerate(entries):
-        if not isinstance(entry, str) or not entry.strip():
+        if not _spoken(entry):
             raise ValueError(f"entry {number + 1} of the list in {path} is no text: write one, or leave it out")
-        yield Question(number, name, (entry,))
+        yield f"entry {number + 1}", Question(number, name, (entry,))
 
 
-def _spoken(question: Question) -> bool:
-    return bool(question.turns) and all(isinstance(turn, str) and turn.strip() for turn in question.turns)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from None
+def _spoken(turn: Any) -> bool:
+    return isinstance(turn, str) and bool(turn.strip())

@@ -12,8 +12,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
+from config.files import fits, lines
+
 MANY = 10_000  # spans
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
+SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
+DELETE = "delete this line, or trace once more"
 
 
 class NoTrace:
@@ -102,11 +106,19 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
     """The spans of all ranks by the clock of rank 0, in the order of their beginnings."""
     spans: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("rank_*.jsonl")):
-        mine = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        mine = list(_spans(path))
         ahead = next((span["ahead"] for span in mine if span["name"] == CLOCK), 0.0)
         spans += [{**span, "t0": span["t0"] + ahead, "t1": span["t1"] + ahead}
                   for span in mine if span["name"] != CLOCK]
     return sorted(spans, key=lambda span: span["t0"])
+
+
+def _spans(path: Path) -> Iterator[dict[str, Any]]:
+    """The spans of one rank; the last line of one that was killed may be half written, and then does not count."""
+    for number, span in lines(path, DELETE, growing=True):
+        if not fits(span, SPAN) or (span["name"] == CLOCK and not fits(span, {"ahead": float})):
+            raise ValueError(f"line {number} of {path} is no span of a trace: {DELETE}")
+        yield span
 
 
 def merge(folder: str | Path) -> Path:

@@ -154,8 +154,8 @@ def judge(session: Session) -> None:
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
         config = replace(session.config, prompt="", question_file=str(path))
         answers = []
-        for entry in tqdm(questions(config), desc=path.stem, leave=False):
-            answers.append(answer(session, entry["turns"][:1], lambda piece: None)[0])
+        for question in tqdm(questions(config), desc=path.stem, leave=False):
+            answers.append(answer(session, list(question.turns[:1]), lambda piece: None)[0])
         passes = sum(a.target_passes for a in answers)
         means.append(sum(a.new_tokens - 1 for a in answers) / passes)
         print(f"  {path.stem:<12}{means[-1]:6.2f}   {len(answers)} answers, "

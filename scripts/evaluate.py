@@ -15,6 +15,7 @@ from typing import Sequence
 
 from config.cli import parse
 from config.eval_config import EvalConfig, first, words
+from config.files import check_folder
 from eval.bench import Bench, plan
 from eval.datasets import BUNDLED, Question, load
 from eval.report import TOO_LATE, report
@@ -90,6 +91,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
             raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
         config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), EvalConfig)
         assert isinstance(config, EvalConfig)
+        check_folder(config.results, "choose another results=")
         if not _apart(config):
             announce(config)
         find_board(config, os.environ)
@@ -105,10 +107,20 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
             slowdown *= 2
         if code:
             break
-    if results.has_answers:
-        print(f"tables and plots: {report(config.results)}")
-        if code:
-            print("flowspec: what was answered is kept; the same command goes on from there", file=sys.stderr)
+    return _conclude(results, code)
+
+
+def _conclude(results: Results, code: int) -> int:
+    """Tables of what is there, even if the pipeline ended too early; the exit code."""
+    if not results.has_answers:
+        return code
+    try:
+        print(f"tables and plots: {report(results.folder)}")
+    except (ValueError, OSError) as error:
+        print(f"flowspec: {error}", file=sys.stderr)
+        code = code or WRONG
+    if code:
+        print("flowspec: what was answered is kept; the same command goes on from there", file=sys.stderr)
     return code
 
 

@@ -35,7 +35,7 @@ from scripts.start.build import build_decoder, build_draft, build_ring, build_st
 from scripts.start.clock import learn_time, machine, tell_time
 from scripts.start.hosts import COMMAND, find_board
 from scripts.start.meeting import Guest, Host, Meeting
-from scripts.start.prepare import check_split, open_part, prepare
+from scripts.start.prepare import check_split, open_part, open_text, prepare
 from scripts.start.torchrun import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, spawn
 from scripts.start.wiring import Wires, between_processes, between_threads
 from scripts.timeline import describe
@@ -203,8 +203,8 @@ def _lead(config: RunConfig, part: Part, wires: Wires, trace: NoTrace, main: Mai
     code = 0
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see scripts/start/torchrun.py
+        text = open_text(config, part.folder)
         draft = build_draft(config, part, ring, trace)
-        text = None if config.prompt_ids else Text(part.folder)
         ring.start()
         main(Session(config, lambda wanted: build_decoder(wanted, part, ring, draft), text, trace))
     except SystemExit as end:  # the command's own verdict

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "eval": 4, "sim": 4, "serve": 4,
           "scripts": 5, "toy": 5, "split_and_save_models": 5}
 ORDER = {  # in its own folder, a file imports only files that are named before it
-    "config": "families methods sharing profiles run_config presets eval_config cli",
+    "config": "files families methods sharing profiles run_config presets eval_config cli",
     "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
     "pipeline": "trace messages wire pulse transport emulate stage target strategies decode",
     "tp": "shares group overlap comm pace layers links",
