@@ -37,6 +37,7 @@ from scripts.generate import answer, questions
 from scripts.launch import Session, run
 from scripts.measure.forms import stages
 from scripts.measure.sharing import sharing
+from scripts.start.torchrun import WRONG
 
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
@@ -150,6 +151,8 @@ def acceptance(argv: list[str]) -> int:
 
 def judge(session: Session) -> None:
     """On rank 0: answer every held-out question of every task."""
+    if session.config.max_new_tokens < 2:
+        raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
         config = replace(session.config, prompt="", question_file=str(path))
@@ -171,8 +174,17 @@ def _with(argv: list[str], *defaults: str) -> list[str]:
 
 COMMANDS = {"overhead": overhead, "acceptance": acceptance, "stages": stages, "tp": sharing}
 
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in COMMANDS:
+        print(__doc__)
+        return 0 if argv[:1] in (["-h"], ["--help"]) else WRONG
+    try:
+        return COMMANDS[argv[0]](argv[1:])
+    except ValueError as error:
+        print(f"flowspec: {error}", file=sys.stderr)
+        return WRONG
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
-        sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
-    print(__doc__)
-    sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)
+    sys.exit(main(sys.argv[1:]))

@@ -280,7 +280,7 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     assert "--batch 0 makes no sense" in said("--batch", "0")
     assert "choose the --template" in said("--length", "3")
     assert "is no share" in said("--held-out", "1")
-    assert "--device nowhere cannot be used" in said("--device", "nowhere")
+    assert "--device nowhere is unknown" in said("--device", "nowhere")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "training.pt").write_bytes(b"PK")
     assert "cannot be read" in said("--threads", "1", out="cut")
