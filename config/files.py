@@ -18,7 +18,7 @@ Name = Union[str, Path]
 HALF = re.compile("[\\ud800-\\udfff]")  # half of a character; Python makes it of a byte that is no UTF-8, too
 ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON may write it; a whole character takes two of these
 INHERITED = re.compile(r"/dev/fd/|/proc/")  # names of what one process has open
-OWN = re.compile(r"/dev/std(out|err)")  # names of what all ranks have open
+OWN = re.compile(r"/dev/std(out|err)$")  # names of what all ranks have open
 MEND = "mend it"
 ROOM = "make room there, or let this user write there, and give the same command again"
 LARGE = 1e300  # a number beyond is none that anybody measured
@@ -106,9 +106,11 @@ def fits(value: Any, form: Any) -> bool:
 
 def streams(path: Name) -> bool:
     """Whether a path leads to what is written through and cannot be replaced: a device, a pipe, the terminal."""
+    if OWN.match(str(path)):
+        return True
     with suppress(OSError):
         mode = os.stat(path).st_mode
-        return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or bool(OWN.match(str(path)))
+        return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
     return False
 
 

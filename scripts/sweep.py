@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Sequence
 
 from config.presets import ROOT
+from eval.summary import NoAnswers
 from eval.sweep import SWEEPS, Sweep, place, write
 from scripts.start.torchrun import STOPPED, WRONG
 
@@ -57,7 +58,8 @@ def run(name: str, argv: Sequence[str]) -> int:
         path = write(folder, name, SWEEPS[name])
         print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
     except (ValueError, OSError) as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+        if not (code and isinstance(error, NoAnswers)):  # then the evaluation said why
+            print(f"flowspec: {error}", file=sys.stderr)
         code = code or WRONG
     return code
 
