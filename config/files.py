@@ -79,15 +79,15 @@ def _decoded(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 ({error.reason} at byte {error.start}): save it as "
-                         "UTF-8") from None
+        place = f"{error.reason} at byte {error.start}"
+        raise ValueError(f"{where} is not UTF-8 ({place}): save it as UTF-8") from None
 
 
 def fits(value: Any, form: Any) -> bool:
     """Whether a piece of JSON has this form.
 
-    A form is a type (`float` takes every number but those that are not finite), a dict of keys that must be there with their forms, a
-    list with the form of every element, a tuple with one for each element, or a function that judges.
+    A form is a type (`float` takes every number but those that are not finite), a dict of keys that must be there with
+    their forms, a list with the form of every element, a tuple with one for each element, or a function that judges.
     """
     if isinstance(form, dict):
         return isinstance(value, dict) and all(key in value and fits(value[key], form[key]) for key in form)
@@ -135,7 +135,7 @@ def check_folder(path: Name, remedy: str) -> None:
         tempfile.TemporaryFile(dir=path).close()
 
 
-def write(path: Name, data: Union[str, bytes], remedy: str) -> None:
+def write(path: Name, data: str | bytes, remedy: str) -> None:
     """Write a file whole or not at all; links are followed, and devices and pipes are written through."""
     with _told(path, remedy):
         replace(path, data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)

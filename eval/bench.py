@@ -51,6 +51,7 @@ class Job:
 
     @property
     def key(self) -> Key:
+        assert self.question.id is not None, "each question of a set has one"
         return Key(self.method, self.set, self.temperature, self.repeat, self.question.id)
 
 

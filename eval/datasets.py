@@ -66,7 +66,7 @@ def _distinct(path: Path, name: str) -> Iterator[Question]:
     places: dict[Any, str] = {}
     for place, question in _questions(path, name):
         if question.id is None:
-            raise ValueError(f"{place} of {path} has no \"question_id\": give each question its own, a number or a text")
+            raise ValueError(f"{place} of {path} has no \"question_id\": give each question its own")
         if places.setdefault(question.id, place) != place:
             raise ValueError(f"{place} of {path} has the question_id {question.id!r} of {places[question.id]}: give "
                              "each question its own")

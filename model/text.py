@@ -42,7 +42,7 @@ def _shown(error: Exception) -> str:
 
 
 def _within(seconds: float, work: Callable[[], str]) -> str:
-    """What `work` returns. If it takes longer, TimeoutError, and it is left behind in a thread that nobody waits for."""
+    """What `work` returns, or TimeoutError; then it is left behind in a thread that nobody waits for."""
     ended: Future[str] = Future()
 
     def run() -> None:

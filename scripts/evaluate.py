@@ -28,6 +28,7 @@ from scripts.start.torchrun import STOPPED, WRONG
 
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
+OTHER = "choose another results="
 SLOWEST = 64  # times slower than modelled: a machine that cannot do that has other troubles
 
 
@@ -63,6 +64,7 @@ def _sets(config: EvalConfig) -> dict[str, list[Question]]:
 def announce(config: EvalConfig) -> None:
     """Say what will be done, or refuse it."""
     sets, results = _sets(config), Results(config.results)
+    check_folder(config.results, OTHER)
     results.check(config)
     jobs = plan(config, sets, config.chosen_methods)
     done = sum(job.key in results.texts for job in jobs)
@@ -91,9 +93,10 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
             raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
         config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), EvalConfig)
         assert isinstance(config, EvalConfig)
-        check_folder(config.results, "choose another results=")
         if not _apart(config):
             announce(config)
+        else:
+            check_folder(config.results, OTHER)  # for the tally of this host
         find_board(config, os.environ)
     except (ValueError, OSError) as error:
         print(f"flowspec: {error}", file=sys.stderr)

@@ -284,7 +284,7 @@ def test_a_chat_template_that_fails_is_told_in_one_line(llama3, monkeypatch, tem
 
 
 def test_a_chat_template_without_an_end_is_given_up(llama3, monkeypatch):
-    loop = "{% for i in range(999) %}{% for i in range(999) %}{% for i in range(9) %}{% endfor %}{% endfor %}{% endfor %}"
+    loop = "{% for i in range(9999) %}{% for j in range(999) %}{% endfor %}{% endfor %}"
     monkeypatch.setattr(llama3.tokenizer, "chat_template", loop)
     monkeypatch.setattr("model.text.PATIENCE", 0.01)
     with refused("TimeoutError: no end after 0.01 seconds"):

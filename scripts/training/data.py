@@ -81,7 +81,9 @@ def _said(entry: Any) -> list[tuple[str, str]] | None:
     if fits(entry, {"turns": [str], "reference": [str]}):
         pairs = zip(entry["turns"], entry["reference"])
         return [turn for asked, answer in pairs for turn in (("user", asked), ("assistant", answer))]
-    named = [entry.get(key) for key in ("conversations", "messages")] if isinstance(entry, dict) else [entry]
+    named: list[Any] = [entry]
+    if isinstance(entry, dict):
+        named = [entry.get(key) for key in ("conversations", "messages")]
     for place in named:
         if fits(place, [lambda turn: fits(turn, SHARED) or fits(turn, CHAT)]):
             return [tuple(turn[key] for key in (SHARED if fits(turn, SHARED) else CHAT)) for turn in place]
