@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             report([Part(folder) for folder in split(
                 args.model_dir, args.out_dir, args.stages or "", args.eagle,
                 layout=Layout(args.quant, sharing.speeds))])
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"split_and_save_models.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import re
 from dataclasses import fields
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
+from config.files import HALF
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, under
 from config.ranges import number, whole
@@ -130,6 +131,8 @@ def _pair(word: str, keys: Mapping[str, Option]) -> Sequence[str]:
         raise ValueError(f'"{word}" is not key=value: write {key.lstrip("-") or "key"}=VALUE, without spaces or dashes')
     if key.startswith("-"):
         raise ValueError(f"{key} has dashes: write {key.lstrip('-')}={value}")
+    if HALF.search(value):
+        raise ValueError(f"{key} has bytes that are not UTF-8: write it in UTF-8")
     if key not in keys:
         raise ValueError(f"{key} is no key{_nearest(key, keys)} (--help shows them all)")
     return key, value

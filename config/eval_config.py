@@ -106,6 +106,8 @@ def _problems(c: EvalConfig) -> Iterator[str]:
             yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
             yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
+    if not c.results.strip():
+        yield "results is empty: name a folder behind the results="
     yield from outside({"repeats": c.repeats}, {"repeats": REPEATS})
     last = RANGES["seed"].most
     if c.seed + c.repeats - 1 > last:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from config.eval_config import EvalConfig
-from eval.datasets import Question
+from config.questions import Question
 from eval.results import Key, Results
 from model.sample import Sampler, gumbel, warp
 from model.text import Text
@@ -51,6 +51,7 @@ class Job:
 
     @property
     def key(self) -> Key:
+        assert self.question.id is not None, "each question of a set has one"
         return Key(self.method, self.set, self.temperature, self.repeat, self.question.id)
 
 

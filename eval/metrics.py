@@ -10,10 +10,23 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from config.files import fits
+
 Answer = Mapping[str, Any]
 Asked = tuple  # what an answer answers: set, temperature, repeat, seed, question
 DRAWS, SEED, LEVEL = 2000, 0, 0.95  # of the bootstrap
 NAN = float("nan")  # where there is nothing to measure
+
+# What is read of an answer (eval/bench.py), and of a line of the tally (eval/tally.py); see `fits` in config/files.py.
+ANSWER = {
+    "method": str, "set": str, "temperature": float, "repeat": int, "seed": int,
+    "question_id": lambda value: isinstance(value, (int, str)),
+    "choices": lambda value: fits(value, [{"new_tokens": [int], "wall_time": [float]}]) and len(value) > 0,
+    "emulated": bool, "profile": str, "scale": float, "launch": str, "requests": [int], "token_ids": [[int]],
+    "ttft": [float], "settled": [[(float, int)]], "target_passes": [int]}
+TOLD = {"rank": int, "request": int, "seconds": float,
+        "spans": lambda value: isinstance(value, dict) and fits(list(value.values()), [float]),
+        "late": float, "bytes": float, "control": float, "rows": float}
 
 
 class Interval(NamedTuple):

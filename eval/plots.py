@@ -4,6 +4,7 @@ They know nothing about how figures come about. Every title says whether they we
 """
 from __future__ import annotations
 
+import io
 import textwrap
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 matplotlib.use("Agg")  # no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
 
+from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.metrics import Answer, Interval  # noqa: E402
 from eval.summary import BASES, MEAN, SHARES, Found, Row, means, spent  # noqa: E402
@@ -128,7 +130,7 @@ def _progress(found: Found, temperature: float, path: Path) -> None:
         figure, axes = plt.subplots(figsize=(6.4, 3.8))
         for method in found.methods:
             answers = [answer for name in found.sets for answer in found.of(method, name, temperature)]
-            if answers:
+            if any(turn for answer in answers for turn in answer["settled"]):
                 look, (time, count) = _look(method), _growth(answers)
                 axes.plot(time, count, marker=MARKERS[look], markevery=(look, 12), linestyle=DASHES[look], linewidth=1,
                           color="black", markerfacecolor=TONES[look], label=method)
@@ -183,5 +185,7 @@ def _stages(found: Found, temperature: float, path: Path) -> bool:
 
 
 def _write(figure: Any, path: Path) -> None:
-    figure.savefig(path, bbox_inches="tight")
+    picture = io.BytesIO()
+    figure.savefig(picture, bbox_inches="tight")
     plt.close(figure)
+    write(path, picture.getvalue(), ROOM)

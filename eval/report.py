@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
 
+from config.files import ROOM, write
 from eval.metrics import Interval, Shares
 from eval.summary import BASES, MEAN, STAGES, SUMMARY, Found, Row, means, missing, read, save, spent, stages, summary
 
@@ -35,7 +36,7 @@ def report(folder: str | Path) -> Path:
     save(found.folder / "summary.csv", SUMMARY, rows)
     save(found.folder / "stages.csv", STAGES, stages(found))
     path = found.folder / "report.md"
-    path.write_text("\n".join(_text(found, rows)) + "\n", encoding="utf-8")
+    write(path, "\n".join(_text(found, rows)) + "\n", ROOM)
     return path
 
 
@@ -165,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
         return 0 if argv in (["-h"], ["--help"]) else 2
     try:
         print(report(argv[0]))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"flowspec: {error}", file=sys.stderr)
         return 2
     return 0

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import asdict, fields
@@ -19,12 +20,16 @@ from typing import Any, Iterator, NamedTuple
 import torch
 
 from config.eval_config import EvalConfig
+from config.files import ROOM, fits, lines, whole, write
+from eval.metrics import ANSWER
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
 FREE = frozenset(("methods", "sets", "temperatures", "repeats", "question_begin", "question_end", "results", "launch",
                   "pipeline_type", "prompt", "slowdown", "timeout", "master_addr", "master_port", "hosts", "wait",
                   "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
+OTHER = "choose another results=, or delete the folder"
+DELETE = "delete this line, then start again"
 
 
 class Key(NamedTuple):
@@ -59,7 +64,8 @@ class Results:
     @property
     def starts(self) -> int:
         """How often the pipeline was started for it: each start leaves a folder tally/NUMBER-METHOD."""
-        return 1 + max((int(path.name.partition("-")[0]) for path in self.folder.glob("tally/[0-9]*-*")), default=-1)
+        names = [re.match(r"\d+(?=-)", path.name, re.ASCII) for path in self.folder.glob("tally/*")]
+        return 1 + max((int(name[0]) for name in names if name), default=-1)
 
     def check(self, config: EvalConfig) -> None:
         """Read what is there. Raises ValueError if it is of another configuration."""
@@ -67,16 +73,20 @@ class Results:
             if self.has_answers:
                 raise ValueError(f"{self.folder} has answers, but its env.json is gone: choose another results=")
             return
-        try:
-            saved = dict(json.loads(self._env.read_text(encoding="utf-8"))["config"])
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{self._env} cannot be read: choose another results=, or delete the folder") from None
+        saved = self._saved()["config"]
         for option in fields(config):
             there, here = saved.get(option.name, option.default), getattr(config, option.name)
             if option.name not in FREE and there != here:
                 raise ValueError(f"{self.folder} holds answers with {option.name}={there}, not {here}: choose another "
                                  f"results=, or ask for {option.name}={there}")
         self.texts = {key(line): line["token_ids"] for path in self._files() for line in _lines(path)}
+
+    def _saved(self) -> dict[str, Any]:
+        """What env.json says."""
+        saved = whole(self._env, OTHER)
+        if not fits(saved, {"config": dict, "starts": [dict]}):
+            raise ValueError(f"{self._env} is none that an evaluation wrote: {OTHER}")
+        return saved  # type: ignore[no-any-return]
 
     def open(self, config: EvalConfig, scale: float) -> Results:
         """Make it ready for writing: cut off half lines, note this start. Raises ValueError if it cannot be used."""
@@ -96,20 +106,21 @@ class Results:
                  "methods": config.methods, "sets": config.sets, "temperatures": config.temperatures,
                  "question_begin": config.question_begin, "question_end": config.question_end,
                  "repeats": config.repeats}
-        before = json.loads(self._env.read_text(encoding="utf-8"))["starts"] if self._env.is_file() else []
-        draft = self._env.with_name("env.json.part")
-        draft.write_text(json.dumps({**_environment(config), "starts": [*before, start]}, indent=1), encoding="utf-8")
-        os.replace(draft, self._env)
+        before = self._saved()["starts"] if self._env.is_file() else []
+        write(self._env, json.dumps({**_environment(config), "starts": [*before, start]}, indent=1), ROOM)
         return self
 
     def add(self, line: dict[str, Any]) -> None:
         """Write one answer; it is on the disk when this returns."""
         path = self.path(line["method"], line["set"], line["temperature"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written ({error.strerror}): {ROOM}") from error
         self.texts[key(line)] = line["token_ids"]
 
     def close(self) -> None:
@@ -126,14 +137,10 @@ def key(line: dict[str, Any]) -> Key:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The answers in a file; the last line may be half written, and then does not count."""
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(whole.split(b"\n") if whole else (), 1):
-        try:
-            entry = json.loads(line)
-            key(entry), entry["token_ids"]
-            yield entry
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"line {number} of {path} is no answer: delete this line, then start again") from None
+    for number, entry in lines(path, DELETE, growing=True):
+        if not fits(entry, ANSWER):
+            raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
+        yield entry
 
 
 def _repair(path: Path) -> None:

@@ -5,14 +5,15 @@ It knows nothing about how answers were made, or how figures are shown. It works
 from __future__ import annotations
 
 import csv
-import json
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
+from config.files import ROOM, fits, lines, whole, write
 from config.methods import METHODS
+from config.questions import load
 from eval import metrics
-from eval.datasets import load
 from eval.metrics import Interval
 
 BASES = ("naive", "ar")  # what methods are compared with
@@ -23,8 +24,22 @@ SUMMARY = ("method", "set", "temperature", "n", "xi", "xi_low", "xi_high",
            *(f"sr_{base}{bound}" for base in BASES for bound in ("", "_low", "_high")),
            "tau", "ttft", "tpt_p50", "tpt_p99", "equal", *SHARES, "late", "emulated", "profile")
 STAGES = ("method", "set", "temperature", "rank", *SHARES, "late", "bytes", "control", "rows", "emulated", "profile")
+DELETE = "delete this line"
+GONE = "delete it, or put it back; without it nobody knows what is missing"
 Row = dict  # one line of a table
 Group = tuple  # method, set, temperature
+
+
+def _temperatures(value: Any) -> bool:
+    try:
+        return fits([float(word) for word in _words(value)], [float])
+    except (ValueError, AttributeError):
+        return False
+
+
+ENVIRONMENT = {"config": dict, "machine": dict, "starts": [{
+    "methods": str, "sets": str, "temperatures": _temperatures, "question_begin": int, "question_end": int,
+    "repeats": int}]}
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,10 @@ class Found:
         return self.groups.get((method, name, temperature), ())
 
 
+class NoAnswers(ValueError):
+    """There is nothing to report yet."""
+
+
 def world(answers: Sequence[metrics.Answer]) -> str:
     """Measured, emulated or simulated, and on which cluster."""
     kinds = {"simulated" if answer.get("simulated") else "emulated" if answer["emulated"] else "measured"
@@ -68,24 +87,35 @@ def world(answers: Sequence[metrics.Answer]) -> str:
 
 
 def read(folder: str | Path) -> Found:
-    """A results folder. Raises ValueError if it has no answers."""
+    """A results folder. Raises NoAnswers if it has none, and another ValueError for a line that is spoiled."""
     folder = Path(folder)
     groups: dict[Group, list[metrics.Answer]] = {}
     for path in sorted(folder.glob("answers/*/*.jsonl")):
-        for answer in _lines(path):
+        for answer in _lines(path, metrics.ANSWER):
             groups.setdefault((answer["method"], answer["set"], answer["temperature"]), []).append(answer)
     if not groups:
-        raise ValueError(f"{folder} has no answers: make some with bash run_eval.sh results={folder}")
-    env = folder / "env.json"
+        raise NoAnswers(f"{folder} has no answers: make some with bash run_eval.sh results={folder}")
     tally = [{**line, "launch": path.parent.name} for path in sorted(folder.glob("tally/*/rank_*.jsonl"))
-             for line in _lines(path)]
-    return Found(folder, groups, json.loads(env.read_text(encoding="utf-8")) if env.is_file() else {}, tally)
+             for line in _lines(path, metrics.TOLD)]
+    return Found(folder, groups, _environment(folder / "env.json"), tally)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _environment(path: Path) -> dict[str, Any]:
+    """What env.json says; nothing if it is not there."""
+    if not path.is_file():
+        return {}
+    env: dict[str, Any] = whole(path, GONE)
+    if not fits({"starts": [], "config": {}, "machine": {}, **env} if isinstance(env, dict) else env, ENVIRONMENT):
+        raise ValueError(f"{path} is none that an evaluation wrote: {GONE}")
+    return env
+
+
+def _lines(path: Path, form: Any) -> Iterator[dict[str, Any]]:
     """The whole lines of a file that somebody may still be writing."""
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:  # an answer may hold U+2028
-        yield json.loads(line)
+    for number, entry in lines(path, DELETE, growing=True):
+        if not fits(entry, form):
+            raise ValueError(f"line {number} of {path} is none that an evaluation wrote: {DELETE}")
+        yield entry
 
 
 def _ordered(names: set[str], known: Sequence[str]) -> list[str]:
@@ -157,7 +187,8 @@ def missing(found: Found) -> list[str]:
                 data = found.env["config"]["data"]
                 count = len(load(data, name, start["question_begin"], start["question_end"])) * start["repeats"]
             except (ValueError, KeyError):
-                count = max(len(answers) for (_, there, _), answers in found.groups.items() if there == name)
+                count = max((len(answers) for (_, there, _), answers in found.groups.items() if there == name),
+                            default=0)
             for method in _words(start["methods"]):
                 for temperature in map(float, _words(start["temperatures"])):
                     if (have := len(found.of(method, name, temperature))) < count:
@@ -172,11 +203,12 @@ def _words(text: str) -> list[str]:
 
 def save(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """A CSV file; what was not measured is an empty cell."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        for row in rows:
-            writer.writerow([_cell(row[column]) for column in columns])
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row[column]) for column in columns])
+    write(path, table.getvalue(), ROOM)
 
 
 def _cell(value: Any) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
+from config import files
 from eval import metrics
-from eval.summary import MEAN, SUMMARY, Found, means, read, save, summary, world
+from eval.summary import MEAN, SUMMARY, Found, NoAnswers, means, read, save, summary, world
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64")
 RIVALS = "methods=naive,pipedec,continuous"
@@ -82,10 +83,10 @@ def collect(folder: Path, sweep: Sweep) -> dict[str, Found]:
     for name in sweep.points:
         try:
             found[name] = read(place(folder, name))
-        except ValueError:
+        except NoAnswers:
             continue
     if not found:
-        raise ValueError(f"{folder} has no answers at any point of this sweep: start it once more")
+        raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it once more")
     return found
 
 
@@ -102,7 +103,7 @@ def write(folder: Path, name: str, sweep: Sweep) -> Path:
     title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
     lines = _lines(found, list(sweep.points))
     path = folder / "sweep.md"
-    path.write_text(_table(title, sweep, lines, found), encoding="utf-8")
+    files.write(path, _table(title, sweep, lines, found), files.ROOM)
     try:
         from eval import plots
     except ImportError:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator
 
+from config.files import lines
 from pipeline.trace import OFF, NoTrace
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
@@ -21,9 +22,9 @@ WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its 
 
 def lateness(folder: str | Path) -> float:
     """By how much emulated devices and wires were too late so far, in seconds per second of computing on all ranks."""
-    lines = [json.loads(line) for path in Path(folder).glob("rank_*.jsonl") for line in path.read_text().splitlines()]
-    busy = sum(line["spans"].get(name, 0.0) for line in lines for name in ("forward", "grow", "judge"))
-    return sum(line["late"] for line in lines) / busy if busy else 0.0
+    told = [line for path in Path(folder).glob("rank_*.jsonl") for _, line in lines(path, growing=True)]
+    busy = sum(line["spans"].get(name, 0.0) for line in told for name in ("forward", "grow", "judge"))
+    return sum(line["late"] for line in told) / busy if busy else 0.0
 
 
 class Tally(NoTrace):

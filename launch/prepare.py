@@ -5,17 +5,20 @@ It knows nothing about processes: a rank of many looks only at what it has itsel
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
+from config.files import check_folder, check_output
 from config.presets import ROOT, absent
+from config.questions import read
 from config.run_config import RunConfig
+from launch.devices import usable
 from launch.memory import check_memory, local_ranks
 from launch.spec import RankSpec
 from launch.split.plan import Layout
 from launch.split.write import split
 from model.checkpoint import Checkpoint
-from model.weights import Part, is_split_as, plan_stages
+from model.text import Text
+from model.weights import HEAD, Part, is_split_as, plan_stages
 from tp.links import Seats
 
 
@@ -23,6 +26,9 @@ def prepare(config: RunConfig) -> tuple[Path, Seats]:
     """The folder of the split model, which is made if need be, and who sits where; refuses what cannot work."""
     alone = "RANK" not in os.environ  # then this process sees to all ranks; else a rank's own folder may be all it has
     _check_threads(config.threads_per_rank)
+    usable(config.device)
+    if alone:
+        _check_files(config)
     folder = Path(config.model_dir) if config.model_dir else _split(config, alone)
     part = open_part(folder, int(os.environ.get("RANK", "0")))
     _check_form(config, part)
@@ -30,12 +36,13 @@ def prepare(config: RunConfig) -> tuple[Path, Seats]:
     if max(config.ids, default=0) >= vocab:
         raise ValueError(f"prompt_ids has {max(config.ids)}, but the model knows 0 to {vocab - 1} only: take ids of "
                          "this model's tokenizer")
+    if not alone and HEAD in part.weights.names():  # on several hosts no other has these files
+        _check_files(config)
     if alone:
         for rank in range(1, part.world):
             check_split(open_part(folder, rank), part.split_id)
-        for name, target in (("output", Path(config.output).parent if config.output else None),
-                             ("trace", Path(config.trace) if config.trace else None)):
-            _check_writable(name, target)
+        if config.trace:
+            check_folder(config.trace, "choose another trace=")
         for old in Path(config.trace).glob("rank_*.jsonl") if config.trace else ():
             old.unlink()  # an earlier run may have had more ranks
     _check_memory(config, folder, part, alone)
@@ -115,11 +122,18 @@ def check_split(part: Part, split_id: str) -> None:
         raise ValueError(f"{part.folder} is a part of another split than rank 0's: copy the parts of one split")
 
 
-def _check_writable(key: str, folder: Path | None) -> None:
-    """Better now than when the answer is there."""
-    try:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(f"{key}: {folder} cannot be written ({error.strerror}): choose another {key}=") from error
+def _check_files(config: RunConfig) -> None:
+    """What the rank that asks reads and writes: better now than when all have started, or when the answer is there."""
+    if config.question_file:
+        read(config.question_file, config.question_begin, config.question_end)
+    if config.output:
+        check_output(config.output, "choose another output=")
+
+
+def open_text(config: RunConfig, folder: Path) -> Text | None:
+    """The tokenizer of the rank that asks, tried out; none where prompts are token ids."""
+    if config.prompt_ids:
+        return None
+    text = Text(folder)
+    text.prompt_ids([config.prompt or "?"], config.template)
+    return text

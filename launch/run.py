@@ -28,12 +28,11 @@ from launch.hosts.clock import learn_time, machine, tell_time
 from launch.hosts.rendezvous import Guest, Host, Meeting
 from launch.interrupt import interrupt
 from launch.pipeline import Session
-from launch.prepare import check_split, open_part, prepare
+from launch.prepare import check_split, open_part, open_text, prepare
 from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, launched, note, spawn
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires, between_processes, between_threads
-from model.text import Text
 from pipeline.heartbeat import Pulse
 from pipeline.loss import PeerLost, explain, foreseen, guarded
 from pipeline.stage import serve
@@ -174,8 +173,8 @@ def _lead(spec: RankSpec, wires: Wires, trace: NoTrace, main: Callable[[Session]
     code = 0
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see `spawn`
+        text = open_text(spec.config, spec.part.folder)
         draft = build_draft(spec, lm_head, trace)
-        text = None if spec.config.prompt_ids else Text(spec.part.folder)
         ring.start()
         main(Session(spec, ring, draft, text, trace))
     except SystemExit as end:  # the command's own verdict

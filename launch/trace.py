@@ -12,10 +12,11 @@ from typing import Any, Iterable
 
 import torch
 
+from config.files import ROOM, write
 from config.run_config import RunConfig
 from model.text import Text
 from model.weights import Part
-from pipeline.trace import OFF, NoTrace, Trace, merge, read, writable
+from pipeline.trace import OFF, NoTrace, Trace, merge, read
 
 
 def open_trace(config: RunConfig, rank: int) -> NoTrace:
@@ -26,8 +27,7 @@ def open_trace(config: RunConfig, rank: int) -> NoTrace:
 def join_traces(config: RunConfig, part: Part) -> None:
     """Join the traces of all ranks that wrote to this machine, and leave beside them what was run."""
     if config.trace:
-        with writable(Path(config.trace) / "run.json"):
-            describe(config, part)
+        describe(config, part)
         print(f"trace: {merge(config.trace)} (open it at https://ui.perfetto.dev, or make a page of it: python -m "
               f"scripts.timeline {config.trace})", file=sys.stderr)
 
@@ -41,7 +41,7 @@ def describe(config: RunConfig, part: Part) -> None:
              "temperature": config.temperature, "seed": config.seed,
              "versions": {"python": platform.python_version(), "torch": torch.__version__},
              "tokens": {} if config.prompt_ids else texts(Text(part.folder).tokenizer, occurring(read(config.trace)))}
-    (Path(config.trace) / "run.json").write_text(json.dumps(about, ensure_ascii=False, indent=1), encoding="utf-8")
+    write(Path(config.trace) / "run.json", json.dumps(about, ensure_ascii=False, indent=1), ROOM)
 
 
 def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:

@@ -5,14 +5,20 @@ because a rank that only computes never needs them.
 """
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as WaitedTooLong
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
+from config.files import HALF
 from model.checkpoint import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json",
+            "generation_config.json", "config.json")
 CONVERSATIONS = {"vicuna": "vicuna_v1.1", "llama-2": "llama-2"}  # our name -> fschat's
 TEMPLATES = (*CONVERSATIONS, "own", "none")
 # What LLaMA-2-Chat was trained with; the original asks its questions with it too.
@@ -25,7 +31,31 @@ LLAMA2_SYSTEM = (
 TURN_ENDS = ("<|eot_id|>",)  # end tokens that some Llama-3 configs forget
 BROKEN = "\ufffd"  # what half a character decodes to
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
+PATIENCE = 10.0  # seconds for a chat template, which takes a thousandth of one
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
+
+
+def _shown(error: Exception) -> str:
+    """What an error says, in one line that does nothing to a terminal: a stranger may have written it."""
+    said = (str(error).splitlines() or [""])[0][:200]
+    return f"{type(error).__name__}: {repr(said)[1:-1]}"
+
+
+def _within(seconds: float, work: Callable[[], str]) -> str:
+    """What `work` returns, or TimeoutError; then it is left behind in a thread that nobody waits for."""
+    ended: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(work())
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return ended.result(seconds)
+    except WaitedTooLong:
+        raise TimeoutError(f"no end after {seconds:g} seconds") from None
 
 
 class Text:
@@ -36,25 +66,39 @@ class Text:
         if not any((self.folder / name).is_file() for name in VOCABULARIES):
             raise ValueError(f"{self.folder} has no tokenizer ({', '.join(VOCABULARIES)}); copy the model's tokenizer "
                              f"files there, or give token ids with prompt_ids=")
+        self._held = {name: read_json(self.folder / name) for name in SETTINGS if (self.folder / name).is_file()}
+        self.tokenizer = self._open()
+        self._configs = [self._held[name] for name in ("generation_config.json", "config.json") if name in self._held]
+        has = self._configs[-1].get("vocab_size") if self._configs else None
+        if isinstance(has, int) and len(self.tokenizer) > has:
+            raise ValueError(f"the tokenizer in {self.folder} has {len(self.tokenizer)} tokens, but the model knows "
+                             f"{has}; take the tokenizer of this model")
+
+    def _open(self) -> Any:
         from transformers import AutoTokenizer
 
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True)
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise ValueError(f"the tokenizer in {self.folder} cannot be read ({str(error).splitlines()[0]}); "
-                             f"copy it again from the model, or give token ids with prompt_ids=") from error
-        self._configs = [read_json(self.folder / name) for name in ("generation_config.json", "config.json")
-                         if (self.folder / name).is_file()]
-        has = self._configs[-1].get("vocab_size") if self._configs else None
-        if has is not None and len(self.tokenizer) > has:
-            raise ValueError(f"the tokenizer in {self.folder} has {len(self.tokenizer)} tokens, but the model knows "
-                             f"{has}; take the tokenizer of this model")
+            return AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # what it raises on a broken file is written nowhere
+            if any("auto_map" in settings for settings in self._held.values()):
+                raise ValueError(f"the tokenizer in {self.folder} needs code of its own (auto_map), and code out of a "
+                                 "model's folder is never run (trust_remote_code=False); save it in the form of "
+                                 "tokenizer.json, or give token ids with prompt_ids=") from None
+            for name in VOCABULARIES:
+                if name.endswith(".json") and (self.folder / name).is_file():
+                    read_json(self.folder / name)  # which says what is wrong with it
+            raise ValueError(f"the tokenizer in {self.folder} cannot be read ({_shown(error)}); copy it again from the "
+                             f"model, or give token ids with prompt_ids=") from error
 
     @property
     def end_ids(self) -> set[int]:
         """Every token that ends an answer, wherever the model says so."""
         found = [config.get("eos_token_id") for config in self._configs] + [self.tokenizer.eos_token_id]
-        ends = {end for entry in found for end in (entry if isinstance(entry, list) else [entry]) if end is not None}
+        named = [end for entry in found for end in (entry if isinstance(entry, list) else [entry])]
+        if not all(isinstance(end, (int, type(None))) for end in named):
+            raise ValueError(f"{self.folder} names an end token by what is no id; write the number of a token as "
+                             "eos_token_id into its generation_config.json and config.json")
+        ends = {end for end in named if end is not None}
         known = self.tokenizer.get_vocab()
         ends.update(known[token] for token in TURN_ENDS if token in known)
         if not ends:
@@ -69,6 +113,8 @@ class Text:
         if len(turns) % 2 == 0:
             raise ValueError(f"the conversation has {len(turns)} turns, so the assistant would answer itself; "
                              f"end it with a turn of the user")
+        if any(HALF.search(turn) for turn in turns):
+            raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
         text = self._wrap(list(turns), template)
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         first = self.tokenizer.bos_token_id
@@ -84,9 +130,7 @@ class Text:
             if not self.tokenizer.chat_template:
                 raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; "
                                  f"use template=vicuna, template=llama-2 or template=none")
-            talk = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
-            text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-            return text
+            return self._own(turns)
         if template not in CONVERSATIONS:
             raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
         from fastchat.conversation import get_conv_template
@@ -98,6 +142,20 @@ class Text:
             conversation.append_message(conversation.roles[i % 2], turn)
         prompt: str = conversation.get_prompt()
         return prompt + " " if template == "llama-2" else prompt  # the space as in the original
+
+    def _own(self, turns: list[str]) -> str:
+        """The template that came with the tokenizer: a program of a stranger, in the sandbox of `transformers`."""
+        talk = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+
+        def wrap() -> str:
+            text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+            return text
+
+        try:
+            return _within(PATIENCE, wrap)
+        except Exception as error:  # it may do whatever it likes
+            raise ValueError(f"the chat template of the tokenizer in {self.folder} fails ({_shown(error)}); "
+                             "use template=vicuna, template=llama-2 or template=none, or mend it") from error
 
     def stream(self) -> Stream:
         return Stream(self.tokenizer)

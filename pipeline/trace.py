@@ -12,8 +12,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
+from config.files import fits, lines
+
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
+SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
+DELETE = "delete this line, or trace once more"
 
 
 class NoTrace:
@@ -132,34 +136,19 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
     """The spans of all ranks by the clock of rank 0, in the order of their beginnings."""
     spans: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("rank_*.jsonl")):
-        mine = list(_lines(path))
+        mine = list(_spans(path))
         ahead = next((span["ahead"] for span in mine if span["name"] == CLOCK), 0.0)
         spans += [{**span, "t0": span["t0"] + ahead, "t1": span["t1"] + ahead}
                   for span in mine if span["name"] != CLOCK]
     return sorted(spans, key=lambda span: span["t0"])
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The spans of a rank. The last line of one that was killed may be cut; any other that is no span is refused."""
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            span = json.loads(line)
-            if not _is_span(span):
-                raise ValueError
-        except (ValueError, RecursionError):
-            if number < len(lines):
-                raise ValueError(f"line {number} of {path} is no span of a trace: take the file as the run left it"
-                                 ) from None
-            return  # nothing stands behind the last line, or it is cut
+def _spans(path: Path) -> Iterator[dict[str, Any]]:
+    """The spans of one rank; the last line of one that was killed may be half written, and then does not count."""
+    for number, span in lines(path, DELETE, growing=True):
+        if not fits(span, SPAN) or (span["name"] == CLOCK and not fits(span, {"ahead": float})):
+            raise ValueError(f"line {number} of {path} is no span of a trace: {DELETE}")
         yield span
-
-
-def _is_span(found: Any) -> bool:
-    if not isinstance(found, dict) or not {"rank", "name", "t0", "t1", "thread"} <= found.keys():
-        return False
-    numbers = found["rank"], found["t0"], found["t1"], found.get("ahead", 0.0)
-    return all(isinstance(number, (int, float)) for number in numbers)
 
 
 def merge(folder: str | Path) -> Path:

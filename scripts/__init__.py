@@ -1,6 +1,10 @@
-"""The commands. Ctrl-C ends them with a sentence, even while their modules are still being imported."""
+"""The commands. Ctrl-C ends them with a sentence, even while their modules are still being imported.
+
+What a terminal has no sign for is shown escaped, so no answer ends in the midst of a word.
+"""
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -23,3 +27,5 @@ def _tell(kind: Any, error: Any, trace: Any) -> None:
 sys.excepthook = _tell
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a command, no debugger
     signal.signal(signal.SIGINT, interrupt)
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")

@@ -15,8 +15,9 @@ from typing import Sequence
 
 from config.cli import parse
 from config.eval_config import EvalConfig, first, words
+from config.files import check_folder
+from config.questions import BUNDLED, Question, load
 from eval.bench import Bench, plan
-from eval.datasets import BUNDLED, Question, load
 from eval.report import TOO_LATE, report
 from eval.results import Results
 from eval.tally import Tally, lateness
@@ -29,6 +30,7 @@ from scripts.generate import Reader
 
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
+OTHER = "choose another results="
 SLOWEST = 64  # times slower than modelled: a machine that cannot do that has other troubles
 
 
@@ -72,6 +74,7 @@ def _sets(config: EvalConfig) -> dict[str, list[Question]]:
 def announce(config: EvalConfig) -> None:
     """Say what will be done, or refuse it."""
     sets, results = _sets(config), Results(config.results)
+    check_folder(config.results, OTHER)
     results.check(config)
     jobs = plan(config, sets, config.chosen_methods)
     done = sum(job.key in results.texts for job in jobs)
@@ -102,6 +105,8 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         assert isinstance(config, EvalConfig)
         if not _apart(config):
             announce(config)
+        else:
+            check_folder(config.results, OTHER)  # for the tally of this host
         find_board(config, os.environ)
     except (ValueError, OSError) as error:
         print(f"flowspec: {error}", file=sys.stderr)
@@ -115,10 +120,20 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
             slowdown *= 2
         if code:
             break
-    if results.has_answers:
-        print(f"tables and plots: {report(config.results)}")
-        if code:
-            print("flowspec: what was answered is kept; the same command goes on from there", file=sys.stderr)
+    return _conclude(results, code)
+
+
+def _conclude(results: Results, code: int) -> int:
+    """Tables of what is there, even if the pipeline ended too early; the exit code."""
+    if not results.has_answers:
+        return code
+    try:
+        print(f"tables and plots: {report(results.folder)}")
+    except (ValueError, OSError) as error:
+        print(f"flowspec: {error}", file=sys.stderr)
+        code = code or WRONG
+    if code:
+        print("flowspec: what was answered is kept; the same command goes on from there", file=sys.stderr)
     return code
 
 

@@ -5,15 +5,15 @@ Usage: bash run_pipe.sh [PRESET] [key=value ...]; --help shows all keys.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Callable
 
 from tqdm import tqdm
 
+from config.files import streams, write
+from config.questions import Question, read
 from config.run_config import RunConfig
 from launch.pipeline import Session
 from launch.run import Command, run
@@ -98,33 +98,19 @@ def table(answers: list[Answer]) -> str:
     return "\n".join(f"  {name:<22}{value}" for name, value in rows)
 
 
-def questions(config: RunConfig) -> list[dict[str, Any]]:
-    """The chosen lines of a file in MT-bench's format."""
-    path = Path(config.question_file)
-    if not path.is_file():
-        raise ValueError(f"there is no question file {path}: give one JSON object a line, with \"turns\"")
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            if not all(isinstance(turn, str) for turn in entry["turns"]) or not entry["turns"]:
-                raise TypeError
-            found.append(entry)
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"line {number} of {path} is no question: write a JSON object whose \"turns\" is a list "
-                             "of texts") from None
-    return found[config.question_begin:None if config.question_end < 0 else config.question_end]
+def questions(config: RunConfig) -> list[Question]:
+    """The chosen ones of a file."""
+    return read(config.question_file, config.question_begin, config.question_end)
 
 
 def save(path: str, data: Any) -> None:
-    """Write JSON whole or not at all."""
-    draft = Path(path).with_name(Path(path).name + ".part")
+    """Write JSON whole or not at all. What cannot be written is printed, so that no answer is lost."""
+    content = json.dumps(data, indent=1, ensure_ascii=False)
     try:
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
-        os.replace(draft, path)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}): choose another output=") from error
+        write(path, content, "what it should hold stands above; choose another output=")
+    except ValueError:
+        print(f"\n{content}", flush=True)
+        raise
 
 
 def ask_one(session: Session) -> None:
@@ -144,22 +130,27 @@ def ask_one(session: Session) -> None:
 
 
 def ask_many(session: Session) -> None:
-    """A file of questions, turn by turn; what is answered is saved as it comes."""
-    config, entries = session.config, questions(session.config)
+    """A file of questions, turn by turn; what is answered is saved as it comes, or at the end into what streams."""
+    config, asked = session.config, questions(session.config)
     answers: list[Answer] = []
     records: list[dict[str, Any]] = []
-    with tqdm(total=sum(len(entry["turns"]) for entry in entries), unit="answer", file=sys.stderr) as bar:
-        for entry in entries:
-            talk: list[str] = []
-            for number, turn in enumerate(entry["turns"]):
-                got, reader = answer(session, [*talk, turn], lambda piece: None)
-                talk += [turn, reader.text]
-                answers.append(got)
-                records.append({"question_id": entry.get("question_id"), "turn": number,
-                                **record(config, turn, got, reader.text)})
-                if config.output:
-                    save(config.output, records)
-                bar.update()
+    at_once = bool(config.output) and not streams(config.output)
+    try:
+        with tqdm(total=sum(len(question.turns) for question in asked), unit="answer", file=sys.stderr) as bar:
+            for question in asked:
+                talk: list[str] = []
+                for number, turn in enumerate(question.turns):
+                    got, reader = answer(session, [*talk, turn], lambda piece: None)
+                    talk += [turn, reader.text]
+                    answers.append(got)
+                    records.append({"question_id": question.id, "turn": number,
+                                    **record(config, turn, got, reader.text)})
+                    if at_once:
+                        save(config.output, records)
+                    bar.update()
+    finally:
+        if config.output and not at_once:
+            save(config.output, records)
     print(table(answers))
 
 

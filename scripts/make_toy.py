@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from config.files import check_folder
 from toy.recipe import corpus, llama, pack, teach, tokenizer
 from toy.recipe.llama import Shape
 from toy.recipe.train import Plan
@@ -62,6 +64,8 @@ def questions(work: Path, out: Path) -> None:
 STEPS: dict[str, Callable[[Path, Path], None]] = {
     "data": data, "tokenizer": pieces, "base": base, "drafters": drafters, "head": head, "questions": questions,
 }
+CORPUS, ROWS = ("dialogues.jsonl", "library.jsonl"), ("rows.npy", "weights.npy")
+NEEDS = {"tokenizer": CORPUS, "base": ROWS, "drafters": ROWS, "head": ROWS, "questions": CORPUS[:1]}  # of --work
 EPILOG = """steps, in this order (all of them without a name):
   data       write the dialogues and gather the standard library's source   (seconds)
   tokenizer  learn 4,096 pieces and pack the corpus                         (a minute)
@@ -77,21 +81,38 @@ Training goes on from its last checkpoint in --work; remove that folder to begin
 """
 
 
-def main() -> None:
+def run(steps: Sequence[str], work: Path, out: Path) -> None:
+    """These steps in their order. Raises ValueError if one lacks what earlier ones make, or where it goes."""
+    for folder, key in ((work, "--work"), (out, "--out")):
+        check_folder(folder, f"choose another {key}")
+    for name in (name for name in STEPS if name in steps):
+        lacking = [work / needed for needed in NEEDS.get(name, ()) if not (work / needed).is_file()]
+        if name == "head" and not (out / "llama" / "config.json").is_file():
+            lacking.append(out / "llama")
+        if lacking:
+            raise ValueError(f"the step {name} needs {lacking[0]}, which is not there: take the steps before it first, "
+                             "or name the folders that have it with --work and --out")
+        STEPS[name](work, out)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.make_toy", description=__doc__, epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="STEP", help=f"one or several of: {' '.join(STEPS)}")
     parser.add_argument("--work", type=Path, default=Path(".toy_work"), help="corpus and checkpoints (default "
         ".toy_work)")
     parser.add_argument("--out", type=Path, default=ROOT / "toy", help="where the models go (default toy/)")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     unknown = [step for step in asked.steps if step not in STEPS]
     if unknown:
         parser.error(f"there is no step {unknown[0]!r}; the steps are: {' '.join(STEPS)}")
-    for name, step in STEPS.items():
-        if name in asked.steps or not asked.steps:
-            step(asked.work, asked.out.resolve())
+    try:
+        run(asked.steps or list(STEPS), asked.work, asked.out.resolve())
+    except (ValueError, OSError) as error:
+        print(f"make_toy: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Sequence
 
 from config.presets import ROOT
+from eval.summary import NoAnswers
 from eval.sweep import SWEEPS, Sweep, place, write
-from launch.processes import WRONG
+from launch.processes import STOPPED, WRONG
 
 
 def listing() -> str:
@@ -28,7 +29,10 @@ def commands(name: str, sweep: Sweep, argv: Sequence[str]) -> tuple[Path, dict[s
     varied = {word.partition("=")[0] for keys in sweep.points.values() for word in keys}
     for key in varied & given.keys():
         raise ValueError(f"{key} is what {name} varies: leave {given[key]} out")
-    folder = Path(given.get("results", f"results={ROOT / 'results' / 'sweeps' / name}").partition("=")[2]).absolute()
+    results = given.get("results", f"results={ROOT / 'results' / 'sweeps' / name}").partition("=")[2]
+    if not results.strip():
+        raise ValueError("results is empty: name a folder behind the results=")
+    folder = Path(results).expanduser().absolute()
     asked = [word for word in argv if not word.startswith("results=")]
     base = [word for word in sweep.base if word.partition("=")[0] not in given]
     return folder, {point: [*asked, *(word for word in base if word.partition("=")[0] not in varied), *keys,
@@ -48,12 +52,15 @@ def run(name: str, argv: Sequence[str]) -> int:
         print(f"\n{name}: point {number} of {len(points)}, {point}", flush=True)
         code = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words]).returncode
         if code:
+            code = code if code > 0 else STOPPED - code
             break
     try:
         path = write(folder, name, SWEEPS[name])
         print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
-    except ValueError as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        if not (code and isinstance(error, NoAnswers)):  # then the evaluation said why
+            print(f"flowspec: {error}", file=sys.stderr)
+        code = code or WRONG
     return code
 
 

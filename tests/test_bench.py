@@ -11,9 +11,9 @@ import pytest
 from config.cli import parse
 from config.eval_config import EvalConfig, words
 from config.methods import METHODS, Method
+from config.questions import Question
 from eval import results as results_module
 from eval.bench import Bench, plan
-from eval.datasets import Question
 from eval.results import Key, Results
 from model.sample import Sampler
 from model.text import Text
@@ -252,3 +252,52 @@ def test_a_mistake_is_answered_by_one_sentence_before_anything_starts(tmp_path, 
     error = capsys.readouterr().err
     assert sentence in error and error.startswith("flowspec: ") and error.count("\n") == 1
     assert not (tmp_path / "r").exists()
+
+
+def test_results_that_cannot_be_written_are_told_before_the_start(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("scripts.evaluate.run", lambda *_: pytest.fail("it started"))
+    (tmp_path / "file").write_text("old")
+    for name, reason in (("file", "File exists"), ("file/x", "Not a directory"), ("x" * 300, "File name too long")):
+        assert run(name) == 2
+        assert capsys.readouterr().err == (
+            f"flowspec: {tmp_path / name} cannot be written ({reason}): choose another results=\n")
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_an_answer_that_fills_the_disk_is_one_sentence_and_is_asked_again(run, tmp_path, monkeypatch, capsys):
+    add, count = os.fsync, iter(range(99))
+
+    def full(file):
+        if next(count) == 4:  # the first is that of env.json
+            raise OSError(28, "No space left on device")
+        add(file)
+
+    monkeypatch.setattr(results_module.os, "fsync", full)
+    assert run("a", "methods=ar", "sets=chatbot") == 2
+    told = capsys.readouterr().err
+    assert "cannot be written (No space left on device): make room there" in told and "Traceback" not in told
+    assert run("a", "methods=ar", "sets=chatbot") == 0
+
+
+def test_a_report_that_cannot_be_written_is_told_and_the_answers_stay(run, monkeypatch, capsys):
+    def fail(folder):
+        raise ValueError("summary.csv cannot be written")
+
+    monkeypatch.setattr("scripts.evaluate.report", fail)
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0") == 2
+    assert "flowspec: summary.csv cannot be written\nflowspec: what was answered is kept" in capsys.readouterr().err
+
+
+def test_folders_that_are_no_starts_are_not_counted(tmp_path):
+    for name in ("2-ar", "7x-ar", "\u00b2-ar", "x", "3"):
+        (tmp_path / "tally" / name).mkdir(parents=True)
+    assert Results(tmp_path).starts == 3
+
+
+@pytest.mark.parametrize("junk", ["null", "[]", "[" * 100_000, '{"config": {}}'])
+def test_an_env_json_that_is_junk_is_told(run, tmp_path, junk, capsys):
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0") == 0
+    (tmp_path / "a" / "env.json").write_text(junk)
+    capsys.readouterr()
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0") == 2
+    assert capsys.readouterr().err.startswith(f"flowspec: {tmp_path / 'a' / 'env.json'} is ")

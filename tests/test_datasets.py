@@ -6,7 +6,8 @@ import json
 import pytest
 
 from config.eval_config import EvalConfig
-from eval.datasets import BUNDLED, Question, load
+from config.questions import BUNDLED, Question, load, read
+from tests.checkpoints import refused
 
 # One line of each of the six files as EAGLE ships them, shortened.
 REAL = {
@@ -67,6 +68,13 @@ def test_a_list_of_texts_is_a_set_of_single_turns_which_may_repeat(tmp_path):
     ("a.jsonl", '{"question_id": 1, "turns": ["x", " "]}', "line 1 of"),
     ("a.jsonl", '{"question_id": [1], "turns": ["x"]}', "line 1 of"),
     ("a.jsonl", '["x"]', "line 1 of"),
+    ("a.jsonl", 'null\n', "line 1 of"),
+    ("a.jsonl", '{"question_id": 1, "turns": ["x"], "category": ["y"]}', "\"category\" that is no text"),
+    ("a.jsonl", '{"question_id": 1, "turns": ["\\ud800"]}', "line 1 of .* has half a character"),
+    ("a.jsonl", "[" * 100_000, "line 1 of .* is nested too deeply"),
+    ("a.jsonl", "\n \n", "has no question"),
+    ("a.json", "[]", "has no question"),
+    ("a.json", "[" * 100_000, "is nested too deeply"),
     ("a.jsonl", '{"question_id": 1, "turns": ["x"]}\n{"question_id": 1, "turns": ["y"]}', "of line 1"),
     ("a.json", '["x"', "write a list of texts"),
     ("a.json", '{"x": 1}', "is no list"),
@@ -84,3 +92,19 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"question_id": 1, "turns": ["\xff"]}')
     with pytest.raises(ValueError, match="save it as UTF-8"):
         load(tmp_path, "a")
+
+
+def test_a_file_by_itself_is_read_by_the_same_rules_and_may_do_without_ids(tmp_path):
+    data = b'\xef\xbb\xbf{"turns": ["a", "b"]}\r\n\r\n{"turns": ["c\xe2\x80\xa8d"], "question_id": "x"}\r\n'
+    (tmp_path / "asked").write_bytes(data)
+    assert read(tmp_path / "asked") == [Question(None, "", ("a", "b")), Question("x", "", ("c\u2028d",))]
+    assert read(tmp_path / "asked", 1) == read(tmp_path / "asked", 1, 5) == read(tmp_path / "asked")[1:]
+    (tmp_path / "asked.json").write_text('["a", "a"]')
+    assert [question.turns for question in read(tmp_path / "asked.json")] == [("a",), ("a",)]
+    (tmp_path / "asked").write_text('{"turns": ["a"]}\n{"turns": "abc"}')
+    with refused("line 2 of"):
+        read(tmp_path / "asked")
+    with refused("question_begin=2 leaves no question of"):
+        read(tmp_path / "asked.json", 2)
+    with refused("there is no file"):
+        read(tmp_path / "nowhere")

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5, "eval": 6, "serve": 6,
           "scripts": 7, "toy": 7, "split_and_save_models": 7}
 ORDER = {  # in its own folder, a file imports only files that are named before it
-    "config": "foreign fields ranges families heads methods sharing profiles run_config presets eval_config cli",
+    "config": "foreign fields files ranges families heads methods sharing profiles run_config presets questions "
+              "eval_config cli",
     "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage target strategies decode",
     "tp": "shares group overlap comm layers links",

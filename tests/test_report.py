@@ -135,3 +135,57 @@ def test_a_folder_without_answers_is_one_sentence(tmp_path):
     done = subprocess.run([sys.executable, "-m", "eval.report", tmp_path], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "has no answers: make some with bash run_eval.sh results=" in done.stderr
+
+
+JUNK = pytest.mark.parametrize("junk", ["null", "[]", "{}", '"text"', "{cut", "[" * 100_000, '{"rank": "0"}'],
+                               ids=lambda junk: junk[:8])
+
+
+@JUNK
+def test_a_line_of_answers_that_is_junk_is_named_by_file_and_line(folder, junk, capsys):
+    path = folder / "answers" / "naive" / "qa-t0.jsonl"
+    path.write_text(path.read_text() + junk + "\n")
+    assert reporting.main([str(folder)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"flowspec: line 3 of {path} is ") and told.count("\n") == 1
+    assert told.endswith(": delete this line\n")
+
+
+@JUNK
+def test_a_line_of_the_tally_that_is_junk_is_named_by_file_and_line(folder, junk, capsys):
+    path = folder / "tally" / "0-ar" / "rank_1.jsonl"
+    path.write_text(junk + "\n" + path.read_text())
+    assert reporting.main([str(folder)]) == 2
+    assert capsys.readouterr().err.startswith(f"flowspec: line 1 of {path} is ")
+
+
+@pytest.mark.parametrize("more", [
+    {"choices": []}, {"choices": [{"new_tokens": ["1"], "wall_time": [1.0]}]}, {"settled": [[[1.0]]]}, {"ttft": 1},
+    {"temperature": "0"}, {"question_id": [1]}, {"emulated": 1}, {"requests": None}, {"set": None}], ids=str)
+def test_an_answer_of_another_form_is_named_by_file_and_line(tmp_path, more, capsys):
+    folder = tmp_path / "answers" / "naive"
+    folder.mkdir(parents=True)
+    (folder / "qa-t0.jsonl").write_text(json.dumps({**answer(), **more}) + "\n")
+    assert reporting.main([str(tmp_path)]) == 2
+    assert "line 1 of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("junk", ["null", "[]", "{", "[" * 100_000, '{"starts": null}', '{"config": []}',
+                                  '{"starts": [{"methods": "ar"}]}', json.dumps({"starts": [
+                                      {**START, "temperatures": "hot"}]})], ids=lambda junk: junk[:20])
+def test_an_env_json_that_is_junk_is_named(folder, junk, capsys):
+    (folder / "env.json").write_text(junk)
+    assert reporting.main([str(folder)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"flowspec: {folder / 'env.json'} is ") and told.count("\n") == 1
+
+
+def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
+    (folder / "env.json").write_text(json.dumps({"starts": [{**START, "sets": "gone"}], "config": {"data": "nowhere"}}))
+    assert summary.missing(summary.read(folder)) == []
+
+
+def test_a_report_that_cannot_be_written_is_told(folder, capsys):
+    (folder / "summary.csv").mkdir()
+    assert reporting.main([str(folder)]) == 2
+    assert f"{folder / 'summary.csv'} cannot be written (it is a folder): make room there" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from eval.sweep import write as write_sweep
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.target import RingTarget
+from scripts import sweep as command
 from scripts.sweep import commands
 from tests.test_report import put
 from tests.tiny import TREE, Oracle, Tiny, pipeline, write
@@ -86,7 +88,7 @@ def test_every_point_of_a_sweep_is_a_different_evaluation_that_can_be_asked_for(
     configs = [parse(words("emulated", argv), kind=EvalConfig) for argv in points.values()]
     assert folder == ROOT / "results" / "sweeps" / name
     assert len({config.results for config in configs}) == len(configs)
-    assert len({replace(config, results="") for config in configs}) == len(configs)
+    assert len({replace(config, results="any") for config in configs}) == len(configs)
     assert all(config.cluster and config.max_new_tokens == 64 for config in configs)
 
 
@@ -133,3 +135,28 @@ def test_an_ablation_is_bars_and_one_without_answers_a_sentence(tmp_path):
     put(tmp_path / "nothing", method="continuous", seconds=(1.0,))
     text = write_sweep(tmp_path, "ablation", SWEEPS["ablation"]).read_text(encoding="utf-8")
     assert "| continuous | 10.00 | 5.00 | – | – | – |" in text and (tmp_path / "sweep.png").is_file()
+
+
+def test_a_point_that_is_spoiled_is_told_and_not_passed_over(tmp_path):
+    for question in (1, 2):
+        put(tmp_path / "on", method="naive", question=question)
+    path = next((tmp_path / "on").glob("answers/*/*"))
+    path.write_text(path.read_text() + "null\n")
+    with pytest.raises(ValueError, match="line 3 of .* is none that an evaluation wrote"):
+        write_sweep(tmp_path, "prune", SWEEPS["prune"])
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["results="], "results is empty: name a folder"), (["prune=true"], "prune is what prune varies")])
+def test_a_sweep_that_cannot_be_is_told_before_its_first_point(monkeypatch, capsys, words, told):
+    monkeypatch.setattr("scripts.sweep.subprocess.run", lambda *_: pytest.fail("a point was begun"))
+    assert command.run("prune", words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])
+def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
+    monkeypatch.setattr("scripts.sweep.signal.signal", lambda *_: None)
+    monkeypatch.setattr("scripts.sweep.subprocess.run", lambda *_: subprocess.CompletedProcess([], ended))
+    assert command.run("prune", [f"results={tmp_path}"]) == code
+    assert capsys.readouterr().err == ""

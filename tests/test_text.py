@@ -222,6 +222,80 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused_with_both_numbers(
         Text(tmp_path)
 
 
+def copied(text, folder, **settings):
+    """The tokenizer's folder once more, with other settings."""
+    folder.mkdir()
+    for path in text.folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    old = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**old, **settings}))
+    return folder
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '"text"', "{"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                                  "added_tokens.json", "generation_config.json"])
+def test_a_file_of_a_tokenizer_that_is_no_object_is_named(llama3, tmp_path, name, content):
+    folder = copied(llama3, tmp_path / "new")
+    (folder / name).write_text(content)
+    with refused(str(folder / name)):
+        Text(folder)
+
+
+def test_code_that_a_tokenizer_brings_is_never_run_and_nobody_is_asked(llama3, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    for name, kind in (("own", "Mine"), ("known", "PreTrainedTokenizerFast")):
+        folder = copied(llama3, tmp_path / name, tokenizer_class=kind,
+                        auto_map={"AutoTokenizer": ["mine.Mine", "mine.Mine"]})
+        (folder / "mine.py").write_text(code)
+        if name == "known":  # the class that transformers has itself does
+            assert len(Text(folder).tokenizer) == len(llama3.tokenizer)
+        else:
+            with refused("needs code of its own (auto_map), and code out of a model's folder is never run "
+                         "(trust_remote_code=False)"):
+                Text(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_end_token_that_is_no_id_is_refused(llama3, tmp_path):
+    folder = copied(llama3, tmp_path / "new")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [[1]]}')
+    with refused("names an end token by what is no id"):
+        _ = Text(folder).end_ids
+
+
+ATTACK = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+
+
+@pytest.mark.parametrize(("template", "sentence"), [
+    ("{% for m in %}", "TemplateSyntaxError"), ("{{ raise_exception('say \x1b[31m no') }}", r"say \x1b[31m no"),
+    ("{% for i in range(10**12) %}x{% endfor %}", "OverflowError"), (ATTACK, "SecurityError"),
+    ("{{ 1 / 0 }}", "ZeroDivisionError"), ("{{ messages.nothing.more }}", "UndefinedError"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"), ("{{ messages + 1 }}", "TypeError"),
+], ids=["syntax", "raise", "range", "attack", "division", "undefined", "recursion", "type"])
+def test_a_chat_template_that_fails_is_told_in_one_line(llama3, monkeypatch, template, sentence):
+    monkeypatch.setattr(llama3.tokenizer, "chat_template", template)
+    with refused(sentence) as error:
+        llama3.prompt_ids(["Hi"], "own")
+    told = str(error.value)
+    assert told.startswith("the chat template of the tokenizer in") and "use template=vicuna" in told
+    assert told.isprintable()
+
+
+def test_a_chat_template_without_an_end_is_given_up(llama3, monkeypatch):
+    loop = "{% for i in range(9999) %}{% for j in range(999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(llama3.tokenizer, "chat_template", loop)
+    monkeypatch.setattr("model.text.PATIENCE", 0.01)
+    with refused("TimeoutError: no end after 0.01 seconds"):
+        llama3.prompt_ids(["Hi"], "own")
+
+
+def test_half_a_character_is_refused(llama):
+    with refused("the prompt has half a character, or bytes that are not UTF-8"):
+        llama.prompt_ids(["a", "b", "c\udcff"], "vicuna")
+
+
 def test_transformers_is_not_imported_before_it_is_needed():
     import subprocess
     import sys

@@ -109,6 +109,67 @@ def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path,
     assert timeline.main([str(tmp_path)]) == 2 and "trace=FOLDER" in capsys.readouterr().err
 
 
+@pytest.fixture
+def spoilt(ran, tmp_path):
+    return shutil.copytree(ran[0], tmp_path / "spoilt")
+
+
+@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
+@pytest.mark.parametrize("junk", ["null", "[]", "{}", "{cut", "[" * 100_000, '{"name": "clock"}',
+                                  '{"rank": 1, "name": "clock", "t0": 1, "t1": 2, "thread": "x"}'],
+                         ids=lambda junk: junk[:8])
+def test_a_line_that_is_junk_is_named_by_file_and_line(spoilt, junk, capsys):
+    path = spoilt / "rank_1.jsonl"
+    path.write_text(junk + "\n" + path.read_text())
+    assert timeline.main([str(spoilt)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"flowspec: line 1 of {path} is ") and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
+def test_a_last_line_that_is_cut_does_not_count(spoilt, capsys):
+    for path in spoilt.glob("rank_*.jsonl"):
+        path.write_bytes(path.read_bytes() + b'{"rank": 1, "name": "wai')
+    assert timeline.main([str(spoilt)]) == 0
+
+
+@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
+@pytest.mark.parametrize("more", [{"nodes": 5}, {"nodes": None}, {"parents": [1 << 40] * 99}, {"tokens": []}, {}],
+                         ids=str)
+def test_spans_that_do_not_belong_together_are_one_sentence(spoilt, more, capsys):
+    path = spoilt / "rank_0.jsonl"
+    spans = [json.loads(line) for line in path.read_text().splitlines()]
+    if more:
+        next(span for span in spans if span["name"] == "send").update(more)
+    else:
+        spans = [span for span in spans if span["name"] != "send"]
+    path.write_text("".join(json.dumps(span) + "\n" for span in spans))
+    code, told = timeline.main([str(spoilt)]), capsys.readouterr().err
+    assert (code, told.count("\n")) in ((0, 0), (2, 1))
+    assert more in ({"tokens": []}, {}) or f"the spans in {spoilt} do not make one run" in told
+
+
+@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
+@pytest.mark.parametrize(("words", "told"), [
+    (["--requests", "x"], "is no range"), (["--requests", "\u00b2"], "is no range"),
+    (["--requests", "9" * 5000], "is no range"), (["--requests", "5:"], "there are 2 requests"),
+    (["-o", "."], "cannot be written (it is a folder)"), (["-o", "x" * 300], "File name too long")],
+    ids=lambda value: value[-1][:10])
+def test_what_a_page_cannot_be_made_of_or_written_to_is_told(ran, tmp_path, monkeypatch, words, told, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert timeline.main([str(ran[0]), *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ran", ["continuous"], indirect=True)
+def test_a_run_json_that_is_junk_is_named(spoilt, capsys):
+    for junk in ("null", "[]", "{", '{"tokens": []}'):
+        (spoilt / "run.json").write_text(junk)
+        assert timeline.main([str(spoilt)]) == 2
+        assert f"{spoilt / 'run.json'} is " in capsys.readouterr().err
+
+
 def test_clocks_of_other_machines_are_set_by_rank_0s(tmp_path):
     store, traces = dist.HashStore(), [Trace(str(tmp_path), rank) for rank in range(3)]
     others = [threading.Thread(target=learn_time, args=(store, rank, name, traces[rank]))

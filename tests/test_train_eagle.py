@@ -28,6 +28,8 @@ from tests.test_families import MODELS
 from tests.tiny import CONFIG, Tiny
 
 CPU = torch.device("cpu")
+TALK = json.dumps({"conversations": [{"from": "human", "value": "a\u2028b"}, {"from": "gpt", "value": "c"}]},
+                  ensure_ascii=False)
 both = pytest.mark.parametrize("third", [False, True], ids=["eagle", "eagle3"])
 ANSWERED = [10, 11, 12, 13, 17, 18, 19, 20, 23]  # a row's tokens that are an answer's
 
@@ -242,6 +244,10 @@ def test_conversations_are_read_in_every_usual_form(tmp_path):
     (tmp_path / "list").write_text(json.dumps([share, {"messages": chat}]))
     assert read_conversations(tmp_path / "lines") == [["a", "b"], ["a", "b"], ["a", "b"], ["a", "b", "c", "d"]]
     assert read_conversations(tmp_path / "list") == [["a", "b"], ["a", "b"]]
+    (tmp_path / "windows").write_bytes(b"\xef\xbb\xbf" + f"{TALK}\r\n\r\n{TALK}\r\n".encode())
+    assert read_conversations(tmp_path / "windows") == [["a\u2028b", "c"]] * 2
+    (tmp_path / "windows").write_bytes(b"\xef\xbb\xbf [" + f"{TALK},\r\n{TALK}]\r\n".encode())
+    assert read_conversations(tmp_path / "windows") == [["a\u2028b", "c"]] * 2
 
 
 def test_each_row_is_drawn_once_an_epoch():
@@ -260,6 +266,16 @@ def test_the_draft_vocabulary_is_what_answers_use_most():
     ("", "holds 0 conversations with an answer"),
     ("{broken", "is not JSON"),
     ('{"text": "a"}', "line 1 of"),
+    (f"{TALK}\n" * 30 + "{broken", "line 31 of"),
+    (f"{TALK}\n{TALK[:-1]}", "line 2 of"),
+    (f"[{TALK},\n{TALK},\n{{broken]", "line 3, column 2"),
+    (f"{TALK}\n\nnull", "line 3 of"),
+    ('{"turns": "abc", "reference": "xyz"}', "line 1 of"),
+    ('{"messages": [{"role": "user", "content": ["a"]}]}', "line 1 of"),
+    ('{"conversations": [5]}', "line 1 of"),
+    ('{"conversations": [{"from": "human", "value": "\\ud800"}]}', "half a character"),
+    ("[" * 100_000, "is nested too deeply"),
+    ('["\xe9"]', "is not a conversation"),
     ('{"conversations": [{"from": "human", "value": "a"}]}\n' * 3, "holds 0 conversations with an answer"),
 ])
 def test_data_without_conversations_is_refused(tmp_path, content, sentence):
@@ -278,9 +294,16 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     (tmp_path / "head" / "pytorch_model.bin").write_bytes(b"")
     assert "holds pytorch_model.bin already" in said(out="head")
     assert "--batch 0 makes no sense" in said("--batch", "0")
+    for words in (("--epochs", "nan"), ("--epochs", "inf"), ("--limit", "1"), ("--threads", "0"), ("--threads", "-1"),
+                  ("--threads", "1000000"), ("--passes", "1000000000"), ("--noise", "nan"), ("--word-weight", "inf"),
+                  ("--judged", "-1"), ("--seed", str(1 << 70)), ("--rate", "nan"), ("--save-every", "0")):
+        assert f"{words[0]} {words[1]} makes no sense; give" in said(*words)
+    assert "--device cuda:99 is not here" in said("--device", "cuda:99")
+    (tmp_path / "file").write_text("")
+    assert "cannot be written (File exists): choose another folder" in said(out="file")
     assert "choose the --template" in said("--length", "3")
     assert "is no share" in said("--held-out", "1")
-    assert "--device nowhere cannot be used" in said("--device", "nowhere")
+    assert "--device nowhere is unknown" in said("--device", "nowhere")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "training.pt").write_bytes(b"PK")
     assert "cannot be read" in said("--threads", "1", out="cut")

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Callable, Iterator
 import torch
 from tqdm import tqdm
 
+from config.files import replace
 from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, Plan, make_plan
 from model.checkpoint import Writer
 from model.quant import Recast, probe
@@ -28,12 +28,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def store(path: Path, data: bytes) -> dict[str, Any]:
     """Write a small file, there whole or not at all; its entry in a manifest."""
-    new = path.with_name(path.name + ".part")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    replace(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 

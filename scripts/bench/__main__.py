@@ -29,6 +29,7 @@ from tqdm import tqdm
 from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.pipeline import Session
+from launch.processes import WRONG
 from launch.run import Command, run
 from model.drafts import NoDraft
 from model.sample import Sampler
@@ -152,12 +153,14 @@ def acceptance(argv: list[str]) -> int:
 
 def judge(session: Session) -> None:
     """On rank 0: answer every held-out question of every task."""
+    if session.config.max_new_tokens < 2:
+        raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
         config = replace(session.config, prompt="", question_file=str(path))
         answers = []
-        for entry in tqdm(questions(config), desc=path.stem, leave=False):
-            answers.append(answer(session, entry["turns"][:1], lambda piece: None)[0])
+        for question in tqdm(questions(config), desc=path.stem, leave=False):
+            answers.append(answer(session, list(question.turns[:1]), lambda piece: None)[0])
         passes = sum(a.target_passes for a in answers)
         means.append(sum(a.new_tokens - 1 for a in answers) / passes)
         print(f"  {path.stem:<12}{means[-1]:6.2f}   {len(answers)} answers, "
@@ -173,8 +176,17 @@ def _with(argv: list[str], *defaults: str) -> list[str]:
 
 COMMANDS = {"overhead": overhead, "acceptance": acceptance, "stages": stages, "tp": sharing}
 
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in COMMANDS:
+        print(__doc__)
+        return 0 if argv[:1] in (["-h"], ["--help"]) else WRONG
+    try:
+        return COMMANDS[argv[0]](argv[1:])
+    except ValueError as error:
+        print(f"flowspec: {error}", file=sys.stderr)
+        return WRONG
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
-        sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
-    print(__doc__)
-    sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)
+    sys.exit(main(sys.argv[1:]))

@@ -5,25 +5,30 @@ It knows nothing about pipelines: a stage is timed by itself, on random layers.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from config.files import lines
 from config.presets import ROOT
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.llama import LlamaConfig, Slice, fill
-from model.quant import KINDS, Recast, compress, load
+from model.quant import KINDS, Recast, compress, load, probe
 from model.text import Text
 from model.weights import HEAD
+from scripts.bench.sizes import Size, read
 
 TOY = ROOT / "toy" / "llama"
+SIZES = (Size("layers", 1, "layers of the stage"), Size("hidden", 4096, "its width, as in a 7B model"),
+         Size("intermediate", 11008, "width of the MLP"), Size("heads", 32, "heads of the attention"),
+         Size("context", 512, "tokens that are settled"), Size("repeats", 9, "segments per median"))
 SAMPLE = 2  # questions of each task that the bundled model reads
 
 
@@ -39,6 +44,7 @@ class Form(NamedTuple):
 
 
 PLAIN = Form(torch.bfloat16, "none")
+FORMS = [Form(dtype, kind) for dtype in (torch.float32, torch.bfloat16, torch.float16) for kind in ("none", *KINDS)]
 
 
 class Stage(NamedTuple):
@@ -65,18 +71,11 @@ class Stage(NamedTuple):
 
 def stages(argv: list[str]) -> int:
     """The command `python -m scripts.bench stages`."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench stages")
-    for name, default, about in (
-            ("layers", 1, "layers of the stage"), ("hidden", 4096, "its width, as in a 7B model"),
-            ("intermediate", 11008, "width of the MLP"), ("heads", 32, "heads of the attention"),
-            ("context", 512, "tokens that are settled"), ("repeats", 9, "segments per median")):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{about} ({default})")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="rows of a segment (1 16 64)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
-    args = parser.parse_args(argv)
+    args = read("python -m scripts.bench stages", SIZES, argv, len(FORMS))
     torch.set_grad_enabled(False)
-    halves = (torch.bfloat16,) if args.device == "cpu" else (torch.bfloat16, torch.float16)
-    forms = [Form(dtype, kind) for dtype in (torch.float32, *halves) for kind in ("none", *KINDS)]
+    forms = [form for form in FORMS if args.device != "cpu" or form.dtype != torch.float16]
+    for form in forms:
+        probe(form.kind, form.dtype, args.device)
     compare_times(args, forms)
     compare_texts(forms, args.device)
     return 0
@@ -128,16 +127,15 @@ def compare_times(args: argparse.Namespace, forms: list[Form]) -> None:
 
 def compare_texts(forms: list[Form], device: str) -> None:
     """The bundled model reads the held-out questions with their answers: does it find the same token likeliest?"""
-    text, read = Text(TOY), []
+    text, heard = Text(TOY), []
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines()[:SAMPLE]:
-            entry = json.loads(line)
-            read.append(text.prompt_ids([entry["turns"][0], entry["reference"][0], entry["turns"][0]], "vicuna"))
+        for _, entry in islice(lines(path), SAMPLE):
+            heard.append(text.prompt_ids([entry["turns"][0], entry["reference"][0], entry["turns"][0]], "vicuna"))
     exact = None
-    print(f"the bundled model on {sum(map(len, read))} tokens of held-out text, against {forms[0]}")
+    print(f"the bundled model on {sum(map(len, heard))} tokens of held-out text, against {forms[0]}")
     print(f"  {'':<16}{'same token likeliest':>22}{'KL, nats':>12}")
     for form in tqdm(forms, desc="reading", leave=False):
-        said = torch.cat([logits(ids, *toy(form, device)) for ids in read]).log_softmax(-1)
+        said = torch.cat([logits(ids, *toy(form, device)) for ids in heard]).log_softmax(-1)
         exact = said if exact is None else exact
         same = (said.argmax(-1) == exact.argmax(-1)).double().mean()
         print(f"  {str(form):<16}{100 * float(same):20.2f} %"

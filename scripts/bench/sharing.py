@@ -12,9 +12,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from scripts.bench.forms import Form, build
+from scripts.bench.sizes import Size, read
 from tp.comm import COMMS, Megatron
 from tp.group import Table, ThreadGroup, Wait
 from tp.layers import Sharded
+
+PLAIN = Form(torch.float32, "none")
+SIZES = (Size("layers", 8, "layers of the stage"), Size("hidden", 512, "its width"),
+         Size("intermediate", 1376, "width of the MLP"), Size("heads", 8, "heads of the attention"),
+         Size("context", 128, "tokens that are settled"), Size("repeats", 101, "segments per median"))
 
 
 class Counting(ThreadGroup):
@@ -39,15 +45,7 @@ class Counting(ThreadGroup):
 
 def sharing(argv: list[str]) -> int:
     """The command `python -m scripts.bench tp`."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench tp")
-    for name, default, about in (
-            ("layers", 8, "layers of the stage"), ("hidden", 512, "its width"),
-            ("intermediate", 1376, "width of the MLP"), ("heads", 8, "heads of the attention"),
-            ("context", 128, "tokens that are settled"), ("repeats", 101, "segments per median")):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{about} ({default})")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="rows of a segment (1 16 64)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
-    args = parser.parse_args(argv)
+    args = read("python -m scripts.bench tp", SIZES, argv, forms=2)
     torch.set_grad_enabled(False)
     alone(args)
     count(args)
@@ -56,8 +54,7 @@ def sharing(argv: list[str]) -> int:
 
 def alone(args: argparse.Namespace) -> None:
     """A sharded stage of one member beside the same stage as it is, by turns."""
-    form = Form(torch.float32, "none")
-    whole, shared = build(args, [form])[form], build(args, [form])[form]
+    whole, shared = build(args, [PLAIN])[PLAIN], build(args, [PLAIN])[PLAIN]
     shared = shared._replace(body=Sharded(shared.body, Megatron(Counting(1), args.hidden)))  # type: ignore[arg-type]
     took: dict[int, list[tuple[float, float]]] = {rows: [] for rows in args.rows}
     for repeat in tqdm(range(args.repeats + 1), desc="segments", leave=False):
@@ -76,10 +73,10 @@ def alone(args: argparse.Namespace) -> None:
 
 def count(args: argparse.Namespace, size: int = 4) -> None:
     """What a member of several asks of the others in a layer."""
-    form, rows = Form(torch.float32, "none"), max(args.rows)
+    rows = max(args.rows)
     print(f"a layer of one of {size} members, {rows} rows")
     for name in ("tp", "galaxy"):
-        stage, group = build(args, [form])[form], Counting(size)
+        stage, group = build(args, [PLAIN])[PLAIN], Counting(size)
         comm = COMMS[name](group, args.hidden)
         stage._replace(body=Sharded(stage.body, comm)).segment(rows)  # type: ignore[arg-type]
         print(f"  {name:<8}{group.sums / args.layers:6.2f} sums{group.tiles / args.layers:8.2f} tiles sent")

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
+from config.files import fits, whole, write
 from pipeline.trace import merge, read
 from scripts.timeline.story import Story
 
@@ -27,17 +30,28 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
     if not any("tokens" in span for span in spans):
         raise ValueError(f"{folder} holds no trace of a run: give the folder of trace=FOLDER, with its rank_N.jsonl")
     about = folder / "run.json"
-    run = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
-    story = Story(spans).tell(first, last)
+    run = whole(about) if about.is_file() else {}
+    if not fits({"tokens": {}, **run} if isinstance(run, dict) else run, {"tokens": dict}):
+        raise ValueError(f"{about} is none that a run wrote: delete it, and the page has no texts")
+    story = _told(folder, spans, first, last)
     used = {str(token) for node in story["nodes"] for token in (node[1], node[9])}
     run["tokens"] = {token: text for token, text in run.get("tokens", {}).items() if token in used}
     data = json.dumps({"run": run, **story}, ensure_ascii=False, separators=(",", ":"))
     return PAGE.read_text(encoding="utf-8").replace(MARK, data.replace("<", "\\u003c"))
 
 
+def _told(folder: Path, spans: list[dict[str, Any]], first: int, last: int | None) -> dict[str, Any]:
+    """The story of these requests; spans that do not belong together are refused."""
+    try:
+        return Story(spans).tell(first, last)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the spans in {folder} do not make one run ({type(error).__name__}: {error}): give a folder "
+                         "with the rank_N.jsonl files of one run, as they were written") from error
+
+
 def _slice(text: str) -> tuple[int, int | None]:
     first, colon, last = text.partition(":")
-    if not all(not word or word.isdigit() for word in (first, last)):
+    if not re.fullmatch(r"\d{0,18}(:\d{0,18})?", text, re.ASCII):
         raise ValueError(f"--requests {text} is no range: write FIRST:LAST, as 0:5 for the first five")
     return int(first or 0), int(last) if last else None if colon else int(first or 0) + 1
 
@@ -52,7 +66,7 @@ def main(argv: list[str]) -> int:
     out = wanted.out or wanted.folder / "timeline.html"
     try:
         html = page(wanted.folder, *_slice(wanted.requests))
-        out.write_text(html, encoding="utf-8")
+        write(out, html, "choose another with -o")
         merge(wanted.folder)
     except (ValueError, OSError) as error:
         print(f"flowspec: {error}", file=sys.stderr)

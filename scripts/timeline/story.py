@@ -47,6 +47,8 @@ class Story:
 
     def _node(self, node: int, token: int, parent: int, at: float) -> Span:
         """A node, made if it is new."""
+        if parent > node:  # then a way up might have no end
+            raise LookupError(f"node {node} stands below {parent}, which is younger")
         if node not in self.nodes:
             self.nodes[node] = {**dict.fromkeys(NODE), "id": node, "token": token, "parent": parent, "born": at,
                                 "kind": "guess", "request": len(self.requests) - 1}
@@ -118,6 +120,8 @@ class Story:
         node = tip
         while self.nodes[node]["settled"] is None:
             path.append(node)
+            if self.nodes[node]["parent"] == node:  # where a text begins
+                break
             node = self.nodes[node]["parent"]
         for node in path:
             self.nodes[node]["settled"] = at

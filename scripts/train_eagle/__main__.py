@@ -16,6 +16,8 @@ from typing import Any, Sequence
 
 import torch
 
+from config.files import check_folder
+from launch.devices import usable
 from launch.split.write import store
 from model.checkpoint import SOURCES, Checkpoint
 from model.llama import LlamaConfig
@@ -40,6 +42,9 @@ examples:
   OUT_DIR/training.pt. At the end OUT_DIR/training.json holds how often the head's best guess was the model's, and the
   mean accepted length, on conversations that were held out.
 """
+BOUNDS = {"epochs": (0, 1e6), "batch": (1, 1 << 20), "length": (3, 1 << 30), "limit": (2, 1 << 40), "rate": (0, 1e3),
+          "passes": (1, 64), "noise": (0, 1e3), "word_weight": (0, 1e6), "draft_vocab": (1, 1 << 30),
+          "seed": (0, (1 << 63) - 1), "judged": (0, 1 << 20), "save_every": (1, 1 << 40), "threads": (1, 1 << 10)}
 CHECKPOINT, RECORD = "training.pt", "training.json"
 HELD_ROWS = 64  # held-out conversations that agreement is counted on, at most
 NEW_TOKENS = 128  # of an answer that is drafted for the accepted length
@@ -94,10 +99,10 @@ class Lessons:
 def read_lessons(args: argparse.Namespace, context: int) -> Lessons:
     text, talks = Text(args.model_dir), read_conversations(args.data)
     random.Random(args.seed).shuffle(talks)
-    talks = talks[:max(args.limit, 2)]
+    talks = talks[:args.limit]
     kept = min(max(1, round(len(talks) * args.held_out)), len(talks) - 1)
     length = min(args.length, context)
-    prompts = [text.prompt_ids(talk[:1], args.template) for talk in talks[:min(kept, max(args.judged, 0))]]
+    prompts = [text.prompt_ids(talk[:1], args.template) for talk in talks[:min(kept, args.judged)]]
     return Lessons(make_rows(text, talks[kept:], args.template, length),
                    make_rows(text, talks[:min(kept, HELD_ROWS)], args.template, length),
                    [prompt for prompt in prompts if len(prompt) <= length - NEW_TOKENS], frozenset(text.end_ids))
@@ -105,32 +110,24 @@ def read_lessons(args: argparse.Namespace, context: int) -> Lessons:
 
 def check(args: argparse.Namespace) -> None:
     """Refuse what could not end well, before anything long begins."""
-    for name, least in (("epochs", 0), ("batch", 1), ("length", 3), ("draft_vocab", 1), ("passes", 1), ("rate", 0),
-                        ("save_every", 1), ("seed", 0)):
+    for name, (least, most) in BOUNDS.items():
         value = getattr(args, name)
-        if value is not None and not least <= value < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} or more")
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} to {most}")
     if not 0 < args.held_out < 1:
         raise ValueError(f"--held-out {args.held_out} is no share; give a number between 0 and 1")
     heads_there = [name for name in SOURCES if (args.out_dir / name).exists()]
     if heads_there and not (args.out_dir / CHECKPOINT).exists():
         raise ValueError(f"{args.out_dir} holds {heads_there[0]} already, and no training that could go on; choose "
                          "another folder")
-    try:
-        args.out_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{args.out_dir} cannot be made ({error.strerror}); choose another folder") from None
+    check_folder(args.out_dir, "choose another folder")
+    usable(args.device, "--device ")
 
 
 def open_teacher(args: argparse.Namespace) -> Teacher:
     if args.threads:
         torch.set_num_threads(args.threads)
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    try:
-        device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {name} cannot be used ({str(error).splitlines()[0]}); give cpu, or leave it "
-                         "out") from None
+    device = usable(args.device, "--device ")
     usual = "bfloat16" if device.type == "cuda" else "float32"
     return Teacher(Checkpoint(args.model_dir), getattr(torch, usual if args.dtype == "auto" else args.dtype), device)
 

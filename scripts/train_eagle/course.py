@@ -94,10 +94,11 @@ class Course:
         state = {"model": {name: p.detach() for name, p in self._learnt.items()},
                  "optimizers": [stepper.state_dict() for stepper in self.steppers],
                  "step": self.step, "seconds": self.seconds, "terms": self.terms}
-        new = self.path.with_name(self.path.name + ".part")
+        place = self.path.resolve()  # a link is followed
+        new = place.with_name(place.name + ".part")
         try:
             torch.save(state, new)
-            new.replace(self.path)
+            new.replace(place)
         except (OSError, RuntimeError) as error:  # torch tells a full disk by the latter
             new.unlink(missing_ok=True)
             raise ValueError(f"{self.path} cannot be written ({str(error).splitlines()[0]}); make room there and give "

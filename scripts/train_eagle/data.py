@@ -4,7 +4,6 @@ It knows nothing about models. What a conversation looks like to the model is sa
 """
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Sequence
@@ -14,9 +13,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from config.files import fits, lines, whole
 from model.text import Text
 
 USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
+SHARED, CHAT = {"from": str, "value": str}, {"role": str, "content": str}  # a turn, as ShareGPT and OpenAI write it
+LINE = "write one JSON object a line"
 FORMS = ('{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
          '{"messages": [{"role": "user", "content": "..."}, ...]} or {"turns": [...], "reference": [...]}')
 
@@ -35,11 +37,7 @@ def read_conversations(path: Path) -> list[list[str]]:
     What an assistant says before the first question and a last question without an answer are left out, and system
     messages too: the template has its own.
     """
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); give a file of conversations with --data") from None
-    found = [_talk(entry, f"{where} of {path}") for where, entry in _entries(content, path)]
+    found = [_talk(entry, where) for entry, where in _entries(path)]
     talks = [talk for talk in found if len(talk) > 1]
     if len(talks) < 2:
         raise ValueError(f"{path} holds {len(talks)} conversations with an answer; a training needs two at least, "
@@ -47,25 +45,27 @@ def read_conversations(path: Path) -> list[list[str]]:
     return talks
 
 
-def _entries(content: str, path: Path) -> Iterator[tuple[str, Any]]:
+def _entries(path: Path) -> Iterator[tuple[Any, str]]:
     """Each conversation, and where it stands."""
-    try:
-        if content.lstrip()[:1] == "[":
-            yield from ((f"entry {number}", entry) for number, entry in enumerate(json.loads(content), 1))
-            return
-        for number, line in enumerate(content.splitlines(), 1):
-            if line.strip():
-                yield f"line {number}", json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); write one JSON object a line") from None
+    if _is_list(path):
+        yield from ((entry, f"entry {number} of {path}") for number, entry in enumerate(whole(path, LINE), 1))
+    else:
+        yield from ((entry, f"line {number} of {path}") for number, entry in lines(path, LINE))
+
+
+def _is_list(path: Path) -> bool:
+    """Whether the file is one list of conversations, and not one conversation a line."""
+    if not path.is_file():
+        return False  # which the reader of lines will tell
+    with path.open("rb") as file:
+        return file.read(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
 def _talk(entry: Any, where: str) -> list[str]:
     """The turns, up to where they stop to alternate or one is empty."""
-    try:
-        said = list(_said(entry))
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise ValueError(f"{where} is not a conversation; write {FORMS}") from None
+    said = _said(entry)
+    if said is None:
+        raise ValueError(f"{where} is not a conversation; write {FORMS}")
     talk: list[str] = []
     for role, words in said:
         if (not talk and role in ASSISTANT) or role == "system":
@@ -76,14 +76,18 @@ def _talk(entry: Any, where: str) -> list[str]:
     return talk[:len(talk) // 2 * 2]
 
 
-def _said(entry: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(entry, dict) and "turns" in entry:
-        for asked, answer in zip(entry["turns"], entry["reference"]):
-            yield from (("user", str(asked)), ("assistant", str(answer)))
-        return
-    turns = entry if isinstance(entry, list) else entry["conversations" if "conversations" in entry else "messages"]
-    for turn in turns:
-        yield (turn["from"], str(turn["value"])) if "from" in turn else (turn["role"], str(turn["content"]))
+def _said(entry: Any) -> list[tuple[str, str]] | None:
+    """Who said what; None if that is not told in one of the FORMS."""
+    if fits(entry, {"turns": [str], "reference": [str]}):
+        pairs = zip(entry["turns"], entry["reference"])
+        return [turn for asked, answer in pairs for turn in (("user", asked), ("assistant", answer))]
+    named: list[Any] = [entry]
+    if isinstance(entry, dict):
+        named = [entry.get(key) for key in ("conversations", "messages")]
+    for place in named:
+        if fits(place, [lambda turn: fits(turn, SHARED) or fits(turn, CHAT)]):
+            return [tuple(turn[key] for key in (SHARED if fits(turn, SHARED) else CHAT)) for turn in place]
+    return None
 
 
 def make_row(text: Text, talk: Sequence[str], template: str, length: int) -> Row | None:

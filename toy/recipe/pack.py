@@ -57,7 +57,7 @@ def _batches(texts: list[str], size: int = 512) -> Iterator[list[str]]:
 
 def pack(work: Path, tokenizer_dir: Path) -> None:
     """Write rows.npy [rows, LENGTH] and weights.npy, documents one after the other, cut where a row ends."""
-    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir))
+    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir), trust_remote_code=False)
     ids: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     texts = documents(work)

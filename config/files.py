@@ -1,0 +1,211 @@
+"""Files that a person named: text and JSON out of them, and output into them that is there whole or not at all.
+
+It knows nothing about what they hold. What is wrong with a file is a `ValueError` whose sentence names it, the line
+too, and says what to do.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Iterator, Union
+
+Name = Union[str, Path]
+HALF = re.compile("[\\ud800-\\udfff]")  # half of a character; Python makes it of a byte that is no UTF-8, too
+ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON may write it; a whole character takes two of these
+INHERITED = re.compile(r"/dev/fd/|/proc/")  # names of what one process has open
+OWN = re.compile(r"/dev/std(out|err)$")  # names of what all ranks have open
+MEND = "mend it"
+ROOM = "make room there, or let this user write there, and give the same command again"
+LARGE = 1e300  # a number beyond is none that anybody measured
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+def parse(text: str, where: str, remedy: str = MEND) -> Any:
+    """What a text of JSON says; `where` and `remedy` are how sentences about it begin and end."""
+    try:
+        found = json.loads(text)
+        if ESCAPED.search(text):
+            json.dumps(found, ensure_ascii=False).encode("utf-8")
+        return found
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply: {remedy}") from None
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text else ""
+        raise ValueError(f"{where} is not JSON ({error.msg}, {line}column {error.colno}): {remedy}") from None
+    except UnicodeEncodeError:
+        raise ValueError(f"{where} has half a character, which is no text: write its \\u escapes in pairs") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON ({error}): {remedy}") from None
+
+
+def whole(path: Name, remedy: str = MEND) -> Any:
+    """What a file of JSON says."""
+    return parse(_decoded(_read(path), str(path)), str(path), remedy)
+
+
+def lines(path: Name, remedy: str = MEND, growing: bool = False) -> Iterator[tuple[int, Any]]:
+    """Number and content of each line of a file that holds a piece of JSON a line; blank lines are left out.
+
+    In a file that may still be `growing`, a last line without its end does not count. A line ends where the format
+    says so: other signs that Python takes for the end of one may stand in a text.
+    """
+    found = _read(path).split(b"\n")
+    for number, line in enumerate(found[:-1] if growing else found, 1):
+        where = f"line {number} of {path}"
+        text = _decoded(line, where)
+        if text.strip():
+            yield number, parse(text, where, remedy)
+
+
+def _read(path: Name) -> bytes:
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError(f"{path} is a folder, a device or a pipe: name a file")
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}: name one that is there") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): name a file that may be read") from None
+
+
+def _decoded(data: bytes, where: str) -> str:
+    """As UTF-8, with or without the mark that some editors put in front."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = f"{error.reason} at byte {error.start}"
+        raise ValueError(f"{where} is not UTF-8 ({place}): save it as UTF-8") from None
+
+
+def fits(value: Any, form: Any) -> bool:
+    """Whether a piece of JSON has this form.
+
+    A form is a type (`float` takes every number but those that are not finite), a dict of keys that must be there with
+    their forms, a list with the form of every element, a tuple with one for each element, or a function that judges.
+    """
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(key in value and fits(value[key], form[key]) for key in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(fits(element, form[0]) for element in value)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and len(value) == len(form) and all(map(fits, value, form))
+    if not isinstance(form, type):
+        return bool(form(value))
+    if isinstance(value, bool) or form is not float:
+        return isinstance(value, form) and (form is bool or not isinstance(value, bool))
+    return isinstance(value, (int, float)) and -LARGE < value < LARGE
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+def streams(path: Name) -> bool:
+    """Whether a path leads to what is written through and cannot be replaced: a device, a pipe, the terminal."""
+    if OWN.match(str(path)):
+        return True
+    with suppress(OSError):
+        mode = os.stat(path).st_mode
+        return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+    return False
+
+
+def check_output(path: Name, remedy: str) -> None:
+    """Refuse a file that cannot be written, before there is anything to write. Makes its folder."""
+    with _told(path, remedy):
+        place = _place(path)
+        if streams(path):
+            return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft = _draft(place)
+        try:
+            os.close(_new(draft))
+        finally:
+            _drop(draft)
+
+
+def check_folder(path: Name, remedy: str) -> None:
+    """Refuse a folder that nothing can be written into. Makes it."""
+    with _told(path, remedy):
+        Path(path).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+
+
+def write(path: Name, data: str | bytes, remedy: str) -> None:
+    """Write a file whole or not at all; links are followed, and devices and pipes are written through."""
+    with _told(path, remedy):
+        replace(path, data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
+
+
+def replace(path: Name, data: bytes) -> None:
+    """`write`, but what is wrong is an `OSError`."""
+    place = _place(path)
+    if streams(path):
+        # without O_NONBLOCK this waited for as long as nobody reads from a pipe
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+        os.set_blocking(file, True)
+        _put(file, data)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft(place)
+    try:
+        file = _new(draft)
+        if place.exists():
+            os.chmod(draft, stat.S_IMODE(place.stat().st_mode))
+        _put(file, data)
+        os.replace(draft, place)
+    finally:
+        _drop(draft)
+
+
+def _put(file: int, data: bytes) -> None:
+    with open(file, "wb") as out:
+        out.write(data)
+        out.flush()
+        with suppress(OSError):  # a pipe has no disk
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                os.fsync(file)
+
+
+def _place(path: Name) -> Path:
+    """Where a path leads, links followed. Raises OSError if that is nothing to write to."""
+    if INHERITED.match(str(path)):
+        raise OSError(0, "it is open in one process alone, and a rank is another")
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return Path(os.path.realpath(path))
+    for refused, what in ((stat.S_ISDIR, "it is a folder"), (stat.S_ISSOCK, "it is a socket"),
+                          (stat.S_ISBLK, "it is a disk")):
+        if refused(mode):
+            raise OSError(0, what)
+    if not os.access(path, os.W_OK):
+        raise OSError(0, "it may not be written")
+    return Path(os.path.realpath(path))
+
+
+def _draft(place: Path) -> Path:
+    return place.with_name(f"{place.name}.{os.getpid()}.part")
+
+
+def _new(draft: Path) -> int:
+    """A new file, which is no link that somebody put there."""
+    _drop(draft)
+    return os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _drop(draft: Path) -> None:
+    with suppress(OSError):
+        draft.unlink()
+
+
+@contextmanager
+def _told(path: Name, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}): {remedy}") from error

@@ -1,0 +1,106 @@
+"""The data sets: questions in the format of MT-bench, or SpecInfer's lists of prompts, from a folder or a file.
+
+It knows nothing about models or templates.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Sequence
+
+from config.files import fits, lines, whole
+from config.presets import ROOT
+
+BUNDLED = ROOT / "eval" / "data"
+FORMS = ("{}/question.jsonl", "{}.jsonl", "{}.json")  # of the set's name; the last one is SpecInfer's
+
+FORM = 'write a JSON object a line, with a "question_id" and with "turns", a list of texts that are not empty'
+LIST = 'write a list of texts, as ["a text", "another"]'
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a user says, turn by turn; in a set each has an `id` of its own."""
+
+    id: int | str | None
+    category: str
+    turns: tuple[str, ...]
+
+
+def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Question]:
+    """The questions `begin` to `end` - 1 (-1: to the last one) of a set in the folder `data` (empty: the bundled ones).
+
+    Raises ValueError, with the line and the fix, if the file is not there, not sound or too short.
+    """
+    folder = Path(data) if data else BUNDLED
+    path = next((folder / form.format(name) for form in FORMS if (folder / form.format(name)).is_file()), None)
+    if path is None:
+        there = ", ".join(sorted(_there(folder))) or "none"
+        raise ValueError(f"there is no data set {name} in {folder} (there: {there}): choose others with sets=, or "
+                         f"another folder with data=; a set is a file {' or '.join(FORMS).format(*[name] * 3)}")
+    return _chosen(list(_distinct(path, name)), path, begin, end)
+
+
+def read(path: str | Path, begin: int = 0, end: int = -1) -> list[Question]:
+    """The same of a file by itself, whose questions may do without ids."""
+    return _chosen([question for _, question in _questions(Path(path), "")], Path(path), begin, end)
+
+
+def _chosen(found: Sequence[Question], path: Path, begin: int, end: int) -> list[Question]:
+    chosen = found[begin:None if end < 0 else end]
+    if not chosen and not found:
+        raise ValueError(f"{path} has no question: {FORM}")
+    if not chosen:
+        raise ValueError(f"question_begin={begin} leaves no question of {path}, which has {len(found)}: give less")
+    return list(chosen)
+
+
+def _there(folder: Path) -> Iterator[str]:
+    """The names of the sets in a folder."""
+    for path in folder.glob("*") if folder.is_dir() else ():
+        if path.suffix in (".json", ".jsonl") or (path / "question.jsonl").is_file():
+            yield path.stem
+
+
+def _distinct(path: Path, name: str) -> Iterator[Question]:
+    """The questions of a set, which their ids tell apart."""
+    places: dict[Any, str] = {}
+    for place, question in _questions(path, name):
+        if question.id is None:
+            raise ValueError(f"{place} of {path} has no \"question_id\": give each question its own")
+        if places.setdefault(question.id, place) != place:
+            raise ValueError(f"{place} of {path} has the question_id {question.id!r} of {places[question.id]}: give "
+                             "each question its own")
+        yield question
+
+
+def _questions(path: Path, name: str) -> Iterator[tuple[str, Question]]:
+    """All questions of a file in either format, each with its place; `name` is the category of those that have none."""
+    yield from _prompts(path, name) if path.suffix == ".json" else _talks(path, name)
+
+
+def _talks(path: Path, name: str) -> Iterator[tuple[str, Question]]:
+    """MT-bench's format: one JSON object a line."""
+    for number, entry in lines(path, FORM):
+        if not fits(entry, {"turns": [_spoken]}) or not entry["turns"]:
+            raise ValueError(f"line {number} of {path} is no question: {FORM}")
+        question = Question(entry.get("question_id"), entry.get("category", name), tuple(entry["turns"]))
+        if not isinstance(question.id, (int, str, type(None))) or not isinstance(question.category, str):
+            raise ValueError(f"line {number} of {path} has a \"question_id\" that is no number or text, or a "
+                             "\"category\" that is no text: write such a one, or leave it out")
+        yield f"line {number}", question
+
+
+def _prompts(path: Path, name: str) -> Iterator[tuple[str, Question]]:
+    """SpecInfer's format: one JSON list of texts, which may repeat; a question's id is its place, from 0."""
+    entries = whole(path, LIST)
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} is no list: {LIST}, or one JSON object a line into a file .jsonl")
+    for number, entry in enumerate(entries):
+        if not _spoken(entry):
+            raise ValueError(f"entry {number + 1} of the list in {path} is no text: write one, or leave it out")
+        yield f"entry {number + 1}", Question(number, name, (entry,))
+
+
+def _spoken(turn: Any) -> bool:
+    return isinstance(turn, str) and bool(turn.strip())

@@ -1,0 +1,66 @@
+"""What the measurements of one stage may be told: its sizes and its device, and whether they fit this machine.
+
+It knows nothing about what is measured.
+"""
+from __future__ import annotations
+
+import argparse
+from typing import Callable, NamedTuple, Sequence
+
+import torch
+
+from launch.devices import usable
+from launch.memory import GB, free
+
+MOST = 1 << 40  # what is more is no size, and memory would be short before
+PYTHON = 50_000  # bytes of a layer's objects
+
+
+class Size(NamedTuple):
+    """A number that may be given."""
+
+    name: str
+    default: int
+    about: str
+
+
+def from_least(least: int) -> Callable[[str], int]:
+    """A number of at least so much, for argparse."""
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= MOST:
+            raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, {least} to {MOST}")
+        return int(text)
+
+    return number
+
+
+def read(prog: str, sizes: Sequence[Size], argv: Sequence[str], forms: int) -> argparse.Namespace:
+    """The sizes of a stage that is held in so many forms. Raises ValueError for one that this machine cannot hold."""
+    parser = argparse.ArgumentParser(prog=prog, usage="%(prog)s [--help] [--NAME VALUE ...]")
+    for size in sizes:
+        parser.add_argument(f"--{size.name}", type=from_least(1), metavar="N", default=size.default,
+                            help=f"{size.about} ({size.default})")
+    parser.add_argument("--rows", type=from_least(1), nargs="+", metavar="N", default=[1, 16, 64],
+                        help="rows of a segment (1 16 64)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
+    args = parser.parse_args(argv)
+    _check(args, forms)
+    return args
+
+
+def _check(args: argparse.Namespace, forms: int) -> None:
+    """Refuse what this machine does not have, by an estimate from above."""
+    device = usable(args.device, "--device ")
+    if args.hidden % (2 * args.heads):
+        raise ValueError(f"--hidden {args.hidden} is not possible with --heads {args.heads}: give a multiple of "
+                         f"{2 * args.heads}, since positions turn pairs of numbers in each head")
+    rows, context = max(args.rows), args.context
+    weights = 4 * args.layers * args.hidden * (4 * args.hidden + 3 * args.intermediate) + PYTHON * args.layers
+    cache = 8 * args.layers * (2 * context + rows) * args.hidden
+    segment = 4 * rows * (8 * args.hidden + 3 * args.intermediate + 2 * args.heads * (context + rows))
+    tables = 8 * (2 * context + rows) * args.hidden
+    need = (forms + 2) * weights + forms * (cache + tables) + segment
+    for place in {torch.device("cpu"), device}:
+        if need > free(place):
+            raise ValueError(f"such a stage needs {need / GB:,.1f} GB in {forms} forms, and {place} has "
+                             f"{free(place) / GB:,.1f} GB free: give smaller sizes")

@@ -1,0 +1,162 @@
+"""What a person asks and where answers shall go: what is wrong is told before a start, and no answer is lost."""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+
+import pytest
+
+from config import files
+from config.files import whole
+from config.presets import ROOT
+from launch.devices import usable
+from tests.checkpoints import refused
+from tests.saved import here, models
+
+GOOD = '{"turns": ["who?"]}\n'
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture
+def ask(saved):
+    def ask(*words):
+        asked = [] if any(word.startswith("question_file=") for word in words) else ["prompt=abc"]
+        return here(f"model_dir={saved / '0+2+2'}", "template=none", "max_new_tokens=4", "ignore_eos=true", *asked,
+                    *words)
+    return ask
+
+
+@pytest.fixture
+def unstarted(ask, monkeypatch, capsys):
+    """What is told, in one sentence, without a start."""
+    def unstarted(*words):
+        with monkeypatch.context() as context:
+            context.setattr("launch.run._all_in_one", lambda *_: pytest.fail("it started"))
+            assert ask(*words) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("flowspec: ") and told.count("\n") == 1 and told.endswith("\n")
+        return told
+    return unstarted
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("", "has no question: write a JSON object a line"), ("\n \n", "has no question"),
+    (GOOD + '{"turns": "abc"}', "line 2 of"), (GOOD + '{"turns": []}', "line 2 of"), ("null", "line 1 of"),
+    (GOOD + "\n" + '{"turns": ["\\ud800"]}', "line 3 of"), ("[" * 100_000, "is nested too deeply"),
+    ('{"turns": ["\xe9"]}'.encode("latin-1"), "line 1 of"),
+], ids=["empty", "blank", "text", "no turn", "null", "half a character", "deep", "latin"])
+def test_a_question_file_that_is_wrong_is_told_before_the_start(unstarted, tmp_path, text, told):
+    path = tmp_path / "asked.jsonl"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    said = unstarted(f"question_file={path}")
+    assert told in said and str(path) in said
+
+
+def test_questions_that_are_not_there_are_told_before_the_start(unstarted, tmp_path):
+    (tmp_path / "asked").write_text(GOOD * 2)
+    assert "question_begin=2 leaves no question of" in unstarted(f"question_file={tmp_path / 'asked'}",
+                                                                 "question_begin=2")
+    assert "there is no file" in unstarted(f"question_file={tmp_path / 'nowhere'}")
+    assert "name a file" in unstarted(f"question_file={tmp_path}")
+
+
+def test_what_is_harmless_in_a_question_file_is_asked(ask, tmp_path):
+    (tmp_path / "asked").write_bytes('\ufeff{"turns": ["a\u2028b", "c"]}\r\n\r\n{"turns": ["d"]}\r\n\r\n'.encode())
+    assert ask(f"question_file={tmp_path / 'asked'}", f"output={tmp_path / 'out'}") == 0
+    assert [(found["question_id"], found["prompt"]) for found in whole(tmp_path / "out")] == [
+        (None, "a\u2028b"), (None, "c"), (None, "d")]
+
+
+@pytest.mark.parametrize(("place", "told"), [
+    (".", "(it is a folder)"), ("x" * 300, "File name too long"), ("file/x", "Not a directory"),
+    ("/dev/fd/63", "it is open in one process alone")])
+def test_an_output_that_cannot_be_written_is_told_before_the_start(unstarted, tmp_path, place, told):
+    (tmp_path / "file").write_text("old")
+    said = unstarted(f"output={tmp_path / place}")
+    assert told in said and said.endswith(": choose another output=\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "old"
+
+
+def test_an_output_that_fills_the_disk_leaves_the_answers_on_the_screen(ask, tmp_path, monkeypatch, capsys):
+    (tmp_path / "asked").write_text(GOOD * 3)
+    put, count = files._put, iter(range(9))
+
+    def full(file, data):
+        if next(count) < 1:
+            return put(file, data)
+        os.close(file)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "_put", full)
+    assert ask(f"question_file={tmp_path / 'asked'}", f"output={tmp_path / 'out'}") == 2
+    shown = capsys.readouterr()
+    assert f"{tmp_path / 'out'} cannot be written (No space left on device): what it should hold stands" in shown.err
+    assert len(json.loads(shown.out)) == 2, "the answers so far"
+    assert len(whole(tmp_path / "out")) == 1 and len(list(tmp_path.iterdir())) == 2, "the old file stays, no half one"
+    assert ask(f"output={tmp_path / 'out'}") == 2
+    assert json.loads(capsys.readouterr().out.partition("own token)")[2])["new_tokens"] == 4
+
+
+def test_a_link_is_followed_a_device_stays_and_a_pipe_gets_all_answers_once(ask, tmp_path):
+    (tmp_path / "asked").write_text(GOOD * 3)
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    before = os.stat("/dev/null").st_rdev
+    assert ask(f"output={tmp_path / 'link'}") == ask("output=/dev/null") == 0
+    assert (tmp_path / "link").is_symlink() and whole(tmp_path / "real")["new_tokens"] == 4
+    assert os.stat("/dev/null").st_rdev == before
+    os.mkfifo(tmp_path / "pipe")
+    heard = []
+    end = os.open(tmp_path / "pipe", os.O_RDWR)  # so that it has a reader from the beginning
+    reader = threading.Thread(target=lambda: heard.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader.start()
+    assert ask(f"question_file={tmp_path / 'asked'}", f"output={tmp_path / 'pipe'}") == 0
+    os.close(end)
+    reader.join(60)
+    assert len(json.loads(heard[0])) == 3
+
+
+def test_a_device_that_is_not_here_is_told_before_the_start(unstarted, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "device=cuda is not here (CUDA devices: none that this torch can use): choose another, or device=cpu" in (
+        unstarted("device=cuda"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert "device=cuda:2 is not here (CUDA devices: cuda:0, cuda:1)" in unstarted("device=cuda:2")
+    assert [str(usable(name)) for name in ("cuda", "cuda:1", "cpu", "auto")] == ["cuda", "cuda:1", "cpu", "cuda"]
+    with refused("--device meta is unknown"):
+        usable("meta", "--device ")
+
+
+def test_bytes_that_are_not_utf_8_are_told_before_the_start(unstarted):
+    assert "prompt has bytes that are not UTF-8: write it in UTF-8" in unstarted("prompt=a\udcff")
+
+
+def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, saved, tmp_path, monkeypatch, capsys):
+    own = shutil.copytree(saved / "0+2+2", tmp_path / "own")
+    path = own / "stage_0" / "tokenizer_config.json"
+    path.write_text(json.dumps({**whole(path), "chat_template": "{{ raise_exception('no') }}"}))
+    manifest = own / "stage_0" / "manifest.json"
+    monkeypatch.setattr("launch.run.build_draft", lambda *_: pytest.fail("weights are read"))
+    if manifest.is_file():  # the file's size stands there
+        content = whole(manifest)
+        content["files"]["tokenizer_config.json"]["bytes"] = path.stat().st_size
+        manifest.write_text(json.dumps(content))
+    assert here(f"model_dir={own}", "prompt=abc", "template=own") == 2
+    assert "the chat template of the tokenizer in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["pipeline_type=continuous"], "pipeline_type=continuous is not of this command: write tp_type=tp"),
+    (["tp_type=mega"], "tp_type=mega is unknown: choose tp_type=tp or tp_type=galaxy"),
+    (["tp_type=tp", "seed=1", "tp_type=galaxy"], "tp_type is given twice: leave one of them out")])
+def test_run_tp_sh_speaks_of_its_own_key(words, told):
+    done = subprocess.run(["bash", "tp/run_tp.sh", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(f"flowspec: {told}") and done.stderr.count("\n") == 1

@@ -1,0 +1,56 @@
+"""The measuring commands, and the maker of the bundled models: what cannot be is one sentence before anything long."""
+from __future__ import annotations
+
+import pytest
+
+from scripts import make_toy
+from scripts.bench import __main__ as bench
+
+SMALL = ["--layers", "1", "--hidden", "8", "--heads", "2", "--intermediate", "8", "--context", "2", "--rows", "1", "2"]
+
+
+@pytest.mark.parametrize("words", [
+    ["--repeats", "0"], ["--repeats", "-1"], ["--repeats", "x"], ["--repeats", "1.5"], ["--repeats", "\u0663"],
+    ["--rows", "-1"], ["--rows", "1", "0"], ["--rows", "9" * 5000], ["--layers", "0"], ["--hidden", "0"],
+    ["--heads", "0"], ["--context", "0"], ["--intermediate", "0"], ["--rows"]], ids=lambda words: " ".join(words)[:20])
+@pytest.mark.parametrize("name", ["tp", "stages"])
+def test_a_number_that_makes_no_sense_is_refused(name, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench.main([name, *words])
+    told = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and len(told) == 2 and words[0] in told[1]
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["--device", "cuda:99"], "--device cuda:99 is not here"), (["--device", "nope"], "--device nope is unknown"),
+    (["--heads", "3"], "is not possible with --heads 3: give a multiple of 6"),
+    (["--hidden", "1000000000"], "GB free: give smaller sizes"), (["--rows", "1000000000"], "give smaller sizes"),
+    (["--layers", "1000000000", "--hidden", "2", "--heads", "1", "--intermediate", "1"], "give smaller sizes"),
+    (["--context", "1000000000"], "give smaller sizes")], ids=lambda value: " ".join(value)[:20])
+@pytest.mark.parametrize("name", ["tp", "stages"])
+def test_what_this_machine_cannot_hold_or_compute_is_refused(name, words, told, capsys):
+    assert bench.main([name, *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("flowspec: ") and told in said and said.count("\n") == 1
+
+
+def test_the_smallest_stage_is_measured(capsys):
+    assert bench.main(["tp", "--repeats", "1", *SMALL]) == 0
+    assert "a layer of one of 4 members, 2 rows" in capsys.readouterr().out
+
+
+def test_a_measurement_that_is_none_shows_what_there_is(capsys):
+    assert [bench.main(words) for words in ([], ["nope"], ["--help"])] == [2, 2, 0]
+    assert capsys.readouterr().out.count("Usage: python -m scripts.bench") == 3
+
+
+def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for step, lacking in (("tokenizer", "dialogues.jsonl"), ("base", "rows.npy"), ("head", "rows.npy"),
+                          ("questions", "dialogues.jsonl")):
+        assert make_toy.main([step, "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 2
+        assert f"the step {step} needs {tmp_path / 'work' / lacking}" in capsys.readouterr().err
+    for key in ("--work", "--out"):
+        folders = {"--work": str(tmp_path / "work"), "--out": str(tmp_path / "out"), key: str(tmp_path / "file")}
+        assert make_toy.main(["data", *(word for pair in folders.items() for word in pair)]) == 2
+        assert f"cannot be written (File exists): choose another {key}" in capsys.readouterr().err
