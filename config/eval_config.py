@@ -106,8 +106,6 @@ def _problems(c: EvalConfig) -> Iterator[str]:
             yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
             yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
-    if not c.results.strip():
-        yield "results is empty: name a folder behind the results="
     yield from outside({"repeats": c.repeats}, {"repeats": REPEATS})
     last = RANGES["seed"].most
     if c.seed + c.repeats - 1 > last:
@@ -117,6 +115,15 @@ def _problems(c: EvalConfig) -> Iterator[str]:
     for key in ("prompt_ids", "question_file"):
         if getattr(c, key):
             yield f"{key} is of a single run: name data sets with sets=, and their folder with data="
+    yield from _problems_of_files(c)
+
+
+def _problems_of_files(c: EvalConfig) -> Iterator[str]:
+    for name in c.chosen_sets:
+        if "/" in name:
+            yield f"sets={c.sets}: {name} is no name of a set: name its folder with data="
+    if not c.results.strip():
+        yield "results is empty: name a folder behind the results="
 
 
 def words(protocol: str, argv: Sequence[str]) -> list[str]:
