@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 from tqdm import tqdm
@@ -20,23 +20,11 @@ from config.eval_config import EvalConfig
 from config.questions import Question
 from eval.results import Key, Results
 from model.sample import Sampler, gumbel, warp
-from model.text import Text
+from model.text import Reader, Text
 from pipeline.decode import Answer, Decoder, Request
 from pipeline.trace import OFF, NoTrace
 
 WARM_UP = 16  # tokens, at most
-
-
-class Reader(Protocol):
-    """The text of one answer, up to a stop string."""
-
-    text: str
-
-    def read(self, token: int) -> bool:
-        """Take one token; whether the answer ends here."""
-
-    def take(self, last: bool = False) -> str:
-        """What is new in the text; with `last`, all of it."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +88,11 @@ def plan(config: EvalConfig, sets: Mapping[str, Sequence[Question]], methods: It
 
 
 class Bench:
-    """Methods that answer questions over one pipeline; `reader` makes a new reader for each answer, and `scale` is how
-    many seconds pass for a modelled one."""
+    """Methods that answer questions over one pipeline; `scale` is how many seconds pass for a modelled one."""
 
-    def __init__(self, config: EvalConfig, text: Text, decoders: Mapping[str, Decoder], reader: Callable[[], Reader],
-                 scale: float = 1.0, trace: NoTrace = OFF) -> None:
-        self.config, self.text, self.decoders, self.reader = config, text, decoders, reader
+    def __init__(self, config: EvalConfig, text: Text, decoders: Mapping[str, Decoder], scale: float = 1.0,
+                 trace: NoTrace = OFF) -> None:
+        self.config, self.text, self.decoders = config, text, decoders
         self.scale, self.trace = scale, trace
         self.end = frozenset() if config.ignore_eos else frozenset(text.end_ids)
 
@@ -175,17 +162,19 @@ class Bench:
         return turns
 
     def _turn(self, method: str, said: list[str], sampler: Sampler, limit: int) -> Turn:
-        prompt, reader = self.text.prompt_ids(said, self.config.template), self.reader()
+        prompt = self.text.prompt_ids(said, self.config.template)
+        reader = Reader(self.text, self.config.stop)
         settled: list[list[float]] = []
         accepted: Counter[int] = Counter()
-        answer, stream = self.decoders[method].decode(Request(prompt, sampler, limit, self.end, reader.read))
+        request = Request(prompt, sampler, limit, self.end, self.text.stop_rule(self.config.stop))
+        answer, stream = self.decoders[method].decode(request)
         turn = Turn(prompt, answer, self.requests, "", settled, [])
         with self.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
-                if new:  # nothing settles while the first chunks of a prompt come back
-                    settled.append([turn.seconds, len(new)])
-                    accepted[answer.target_passes] += len(new)
-        reader.take(last=True)
+                settled.append([turn.seconds, len(new)])
+                accepted[answer.target_passes] += len(new)
+                reader.read(new)
+        reader.finish()
         turn.text = reader.text
         turn.accepted = [accepted[number] for number in range(1, answer.target_passes + 1)]
         return turn

@@ -40,7 +40,7 @@ def spawn(command: Sequence[str], world: int) -> int:
     """Run `python -m command` once for each rank; the exit code, once all have ended."""
     allow_files(world)
     with private_folder() as folder, _noting_stops() as stops:
-        ended = _await(_start(command, _environment(folder, world), world), stops)
+        ended = _await(start_ranks(command, folder, world, range(world)), stops)
         noted = Folder(folder).peek(NOTED) or b""
     return STOPPED + stops[0] if stops else _verdict(ended, plain(noted.decode(errors="replace")))
 
@@ -88,18 +88,22 @@ def _noting_stops() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_IGN if stops and number == signal.SIGINT else handler)
 
 
-def _start(command: Sequence[str], environment: dict[str, str], world: int) -> Ranks:
-    """Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it: one that still imports its modules
-    would answer with a traceback."""
+def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int]) -> Ranks:
+    """Run `python -m command` for each of these ranks, which meet in a private folder.
+
+    Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it: one that still imports its modules
+    would answer with a traceback.
+    """
     ranks: list[subprocess.Popen[bytes]] = []
+    environment = _environment(folder, world)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        for rank in range(world):
+        for rank in numbers:
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(subprocess.Popen([sys.executable, "-m", *command], env={**environment, **own}))
     except OSError as error:
-        _kill(ranks)
-        raise ValueError(f"rank {len(ranks)} could not be started: {explain(error)}") from error
+        kill(ranks)
+        raise ValueError(f"rank {numbers[len(ranks)]} could not be started: {explain(error)}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return ranks
@@ -123,11 +127,18 @@ def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
         if deadline and time.monotonic() > deadline:
             break
         time.sleep(LOOK)
-    _kill(ranks)
+    kill(ranks)
     return ended
 
 
-def _kill(ranks: Ranks) -> None:
+def await_ends(ranks: Ranks) -> None:
+    """Give ranks the time to end in good order."""
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline and any(process.poll() is None for process in ranks):
+        time.sleep(LOOK)
+
+
+def kill(ranks: Ranks) -> None:
     for process in ranks:
         if process.poll() is None:
             process.kill()
@@ -195,16 +206,49 @@ class Agent:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         try:
             if launched():
-                folder = os.environ[FOLDER]
-                meeting_place = dist.FileStore(os.path.join(folder, "groups"), world)
-                dist.init_process_group("gloo", store=meeting_place, rank=rank, world_size=world)
-                return Folder(folder)
+                return join(os.environ[FOLDER], rank, world)
             if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
                 _stay_here(os.environ)
             dist.init_process_group("gloo")
         except RuntimeError as error:
             raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
         return dist.distributed_c10d._get_default_store()
+
+
+def join(folder: str, rank: int, world: int) -> Folder:
+    """Join the process group of all ranks of this machine; the store in which they tell each other that they live."""
+    files = dist.FileStore(os.path.join(folder, "groups"), world)
+    dist.init_process_group("gloo", store=files, rank=rank, world_size=world)
+    return Folder(folder)
+
+
+def join_beside(others: Ranks, folder: str, world: int) -> Folder:
+    """`join` as rank 0, beside ranks that may fail to come, which is told."""
+    joined: list[Folder] = []
+    failed: list[BaseException] = []
+    with _here_only():
+        waiting = guarded("join", lambda: joined.append(join(folder, 0, world)), lambda _, error: failed.append(error))
+        while waiting.is_alive() and all(process.poll() is None for process in others):
+            waiting.join(LOOK)
+    if joined:
+        return joined[0]
+    noted = plain((Folder(folder).peek(NOTED) or b"").decode(errors="replace"))
+    own = explain(failed[0]) if failed else "they ended while they started"
+    raise PeerLost(noted or f"rank 0 could not connect to the others: {own}")
+
+
+@contextmanager
+def _here_only() -> Iterator[None]:
+    """Let gloo listen on loopback while it connects, and leave the program's environment as it was."""
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    _stay_here(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        if before is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 def _outlive_nobody(launcher: int) -> None:

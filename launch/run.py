@@ -12,32 +12,31 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Sequence
 
-import torch
 import torch.distributed as dist
 
 from config.cli import parse
 from config.run_config import RunConfig
-from launch.build import build_draft, build_lm_head, build_ring, build_stage
+from launch.build import build_stage
 from launch.ending import Ending, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.clock import learn_time, machine, tell_time
 from launch.hosts.rendezvous import Guest, Host, Meeting
 from launch.interrupt import interrupt
-from launch.pipeline import Session
-from launch.prepare import check_split, open_part, open_text, prepare
+from launch.pipeline import Pipeline
+from launch.prepare import check_split, open_part, prepare
 from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, launched, note, spawn
+from launch.ranks import Lead, as_threads
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
-from launch.wiring import Wires, between_processes, between_threads
+from launch.wiring import between_processes
 from pipeline.heartbeat import Pulse
-from pipeline.loss import PeerLost, explain, foreseen, guarded
+from pipeline.loss import PeerLost, explain, foreseen
 from pipeline.stage import serve
 from pipeline.trace import NoTrace
-from tp.links import Loop, Seats
+from tp.links import Seats
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Command:
     """
 
     module: str
-    main: Callable[[Session], None]
+    main: Callable[[Pipeline], None]
     kind: type[RunConfig] = RunConfig
     trace: Callable[[Any, int], NoTrace] = open_trace
 
@@ -64,7 +63,8 @@ def run(command: Command, argv: Sequence[str]) -> int:
         if config.processes:
             code = spawn([*command.module.split(), *argv], seats.world)
         else:
-            code = _all_in_one(config, folder, seats, command)
+            with as_threads(config, folder, seats, command.trace) as lead:
+                code = _lead(lead, command.main)
     except Exception as error:
         if not foreseen(error):
             raise
@@ -110,7 +110,7 @@ def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], 
         check_split(part, store.get("split/0").decode())
         _set_clock(config, store, world, trace, rank)
         if rank == 0:
-            code = _lead(RankSpec(config, part), wires, trace, command.main)
+            code = _lead((RankSpec(config, part), wires, trace), command.main)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
         else:
             serve(build_stage(RankSpec(config, part), trace, wires.group), wires.serving)
@@ -137,65 +137,42 @@ def _ending(config: RunConfig, rank: int, apart: bool) -> Ending:
     return Ending(rank, config.debug, tells, launched(), patience, linger=0 if launched() else GRACE)
 
 
-# --- all ranks in one process -----------------------------------------------------------------------------------------
+# --- rank 0 -----------------------------------------------------------------------------------------------------------
 
-def _all_in_one(config: RunConfig, folder: Path, seats: Seats, command: Command) -> int:
-    """Be all ranks at once, each a thread: for a debugger, and for tests."""
-    torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
-    traces = [command.trace(config, rank) for rank in range(seats.world)]
-    wires = between_threads(config, seats, traces)
-
-    def work(rank: int) -> None:
-        spec = RankSpec(config, open_part(folder, rank))
-        serve(build_stage(spec, traces[rank], wires[rank].group), wires[rank].serving)
-
-    def failed(name: str, error: BaseException) -> None:
-        show(error, config.debug)
-        wires[0].fail(error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}"))
-
-    threads = [guarded(f"rank {rank}", partial(work, rank), failed) for rank in range(1, seats.world)]
-    code = _lead(RankSpec(config, open_part(folder, 0)), wires[0], traces[0], command.main)
-    for thread in threads:
-        thread.join()
-    for link, trace in zip(wires, traces):
-        link.close()
-        trace.close()
-    join_traces(config, open_part(folder, 0))
-    return code
-
-
-def _lead(spec: RankSpec, wires: Wires, trace: NoTrace, main: Callable[[Session], None]) -> int:
-    """Be rank 0; whatever happens but the loss of a peer, the ring is stopped at the end."""
-    alone = len(spec.part.stages) == 1  # or with members, but without a ring
-    link = Loop(build_stage(spec, trace, wires.group), wires.fan) if alone else wires.link
-    lm_head = build_lm_head(spec)
-    ring = build_ring(spec, lm_head, link, trace)
+def _lead(lead: Lead, main: Callable[[Pipeline], None]) -> int:
+    """Be rank 0; whatever happens but the loss of a peer, the ring is stopped at the end. The exit code."""
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see `start_ranks`
+        pipeline = Pipeline.lead(*lead)
+    except (ValueError, KeyboardInterrupt) as error:
+        return _verdict(error, lead[0].config)
     code = 0
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see `spawn`
-        text = open_text(spec.config, spec.part.folder)
-        draft = build_draft(spec, lm_head, trace)
-        ring.start()
-        main(Session(spec, ring, draft, text, trace))
-    except SystemExit as end:  # the command's own verdict
-        code = int(end.code or 0)
-    except ValueError as error:
-        if spec.config.debug:
-            traceback.print_exc()
-        print(f"flowspec: {error}", file=sys.stderr)
-        code = WRONG
-    except BrokenPipeError:  # whoever reads the answer has had enough; nothing more is to be flushed there
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = STOPPED + signal.SIGPIPE
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        code = INTERRUPTED
+        main(pipeline)
+    except (SystemExit, ValueError, BrokenPipeError, KeyboardInterrupt) as error:
+        code = _verdict(error, pipeline.config)
     try:
-        ring.stop()
+        pipeline.ring.stop()
     except PeerLost:
         if not code:  # else a verdict was told already
             raise
     return code
+
+
+def _verdict(error: BaseException, config: RunConfig) -> int:
+    """The exit code of a command that ends so; what a person got wrong is told."""
+    if isinstance(error, SystemExit):  # the command's own
+        return int(error.code or 0)
+    if isinstance(error, BrokenPipeError):  # whoever reads the answer has had enough; nothing is to be flushed there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return STOPPED + signal.SIGPIPE
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return INTERRUPTED
+    if config.debug:
+        traceback.print_exc()
+    print(f"flowspec: {error}", file=sys.stderr)
+    return WRONG
 
 
 def _set_clock(config: RunConfig, store: Any, world: int, trace: NoTrace, rank: int) -> None:

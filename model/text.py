@@ -160,6 +160,16 @@ class Text:
     def stream(self) -> Stream:
         return Stream(self.tokenizer)
 
+    def stop_rule(self, stop: str) -> Callable[[int], bool]:
+        """Takes the tokens of one answer in their order; whether a token completes the text `stop`."""
+        reader = Reader(self, stop)
+
+        def stops(token: int) -> bool:
+            reader.read([token])
+            return reader.stopped
+
+        return stops
+
     def decode(self, ids: Iterable[int]) -> str:
         """What a stream of these ids prints."""
         stream = self.stream()
@@ -207,3 +217,42 @@ class Stream:
     def finish(self) -> str:
         """What was held back, though it be broken."""
         return self._print(self._decode(self._window))
+
+
+class Reader:
+    """The text of an answer, up to a stop text; what may become one is held back until it is clear."""
+
+    def __init__(self, text: Text, stop: str = "") -> None:
+        self._stream, self._stop = text.stream(), stop
+        self._held = ""
+        self.text = ""  # that was handed out so far
+        self.stopped = False  # whether the stop text is complete
+
+    def read(self, tokens: Iterable[int]) -> str:
+        """What these tokens add to the text."""
+        return "" if self.stopped else self._take(self._stream.add(tokens))
+
+    def finish(self) -> str:
+        """What was held back, once no token follows."""
+        if self.stopped:
+            return ""
+        shown = self._take(self._stream.finish()) + self._held
+        self.text += self._held
+        self._held = ""
+        return shown
+
+    def _take(self, piece: str) -> str:
+        held = self._held + piece
+        before, found, _ = held.partition(self._stop) if self._stop else (held, "", "")
+        if found:
+            shown, self._held, self.stopped = before, "", True
+        else:
+            clear = len(held) - self._begun(held)
+            shown, self._held = held[:clear], held[clear:]
+        self.text += shown
+        return shown
+
+    def _begun(self, held: str) -> int:
+        """How many characters at the end of a text may be the beginning of the stop text."""
+        longest = min(len(self._stop) - 1, len(held))
+        return next((count for count in range(longest, 0, -1) if held.endswith(self._stop[:count])), 0)

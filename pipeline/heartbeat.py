@@ -62,6 +62,11 @@ class Pulse:
             self._told.wait(self._timeout + 4 * BEAT)
         return self._lost
 
+    @property
+    def lost(self) -> str:
+        """Which peer was lost, in words, as far as it is known."""
+        return self._lost
+
     def stop(self, outlive: bool = False) -> None:
         """Say good-bye, so that the silence from now on alarms nobody; `outlive`: when all others have done so.
 

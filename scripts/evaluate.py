@@ -22,11 +22,10 @@ from eval.report import TOO_LATE, report
 from eval.results import Results
 from eval.tally import Tally, lateness
 from launch.hosts.board import BOARD, COMMAND, find_board
-from launch.pipeline import Session
+from launch.pipeline import Pipeline
 from launch.processes import STOPPED, WRONG
 from launch.run import Command, run
 from launch.trace import open_trace
-from scripts.generate import Reader
 
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
@@ -34,16 +33,16 @@ OTHER = "choose another results="
 SLOWEST = 64  # times slower than modelled: a machine that cannot do that has other troubles
 
 
-def answer_all(session: Session) -> None:
+def answer_all(pipeline: Pipeline) -> None:
     """On rank 0: what the methods of this start of the pipeline have to say."""
-    config, text = session.config, session.text
+    config, text = pipeline.config, pipeline.text
     assert isinstance(config, EvalConfig) and text
     if _apart(config):
         announce(config)
     methods = next(group for group in config.groups if config.pipeline_type in group)
-    decoders = {name: session.decoder_for(replace(config, pipeline_type=name)) for name in methods}
-    bench = Bench(config, text, decoders, lambda: Reader(text, config.stop), session.scale, session.trace)
-    results = Results(config.results).open(config, session.scale)
+    decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in methods}
+    bench = Bench(config, text, decoders, pipeline.scale, pipeline.trace)
+    results = Results(config.results).open(config, pipeline.scale)
     try:
         bench.run(plan(config, _sets(config), methods), results, lambda: _check_pace(config))
     finally:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
 from dataclasses import asdict
 from typing import Any, Callable
 
@@ -15,76 +14,39 @@ from tqdm import tqdm
 from config.files import streams, write
 from config.questions import Question, read
 from config.run_config import RunConfig
-from launch.pipeline import Session
+from launch.pipeline import Generation, Pipeline
 from launch.run import Command, run
-from model.sample import Sampler
-from model.text import Text
-from pipeline.decode import Answer, Request
+from pipeline.decode import Answer
 
 
-class Reader:
-    """The text of an answer, token by token, up to a stop string; what may become one is held back."""
-
-    def __init__(self, text: Text | None, stop: str) -> None:
-        self._stream, self._stop = text.stream() if text else None, stop
-        self._held, self.text, self.stopped = "", "", False
-
-    def read(self, token: int) -> bool:
-        """Take one token; whether the stop string is complete."""
-        if self._stream and not self.stopped:
-            self._held += self._stream.add([token])
-            if self._stop and self._stop in self._held:
-                self._held, self.stopped = self._held[:self._held.index(self._stop)], True
-        return self.stopped
-
-    def take(self, last: bool = False) -> str:
-        """What can be shown now."""
-        if last and self._stream and not self.stopped:
-            self._held += self._stream.finish()
-        keep = 0 if last or self.stopped else next(
-            (n for n in range(min(len(self._stop), len(self._held)), 0, -1) if self._held.endswith(self._stop[:n])), 0)
-        shown, self._held = self._held[:len(self._held) - keep], self._held[len(self._held) - keep:]
-        self.text += shown
-        return shown
+def answer(pipeline: Pipeline, turns: list[str], show: Callable[[str], Any]) -> Generation:
+    """The answer to the last of `turns`, or to `prompt_ids`; its text, or its ids, are shown as they settle."""
+    generation = pipeline.stream(turns if pipeline.text else pipeline.config.ids)
+    for piece in generation:
+        show(piece)
+    if generation.answer.finish_reason == "context":
+        print(f"\nflowspec: {full(pipeline, generation.answer)}", file=sys.stderr)
+    return generation
 
 
-def request(config: RunConfig, prompt: list[int], text: Text | None, reader: Reader) -> Request:
-    """A request as the configuration wants it."""
-    end = frozenset() if config.ignore_eos or text is None else frozenset(text.end_ids)
-    return Request(prompt, Sampler(config.temperature, config.top_p, config.top_k, config.seed),
-                   config.max_new_tokens, end, reader.read)
-
-
-def answer(session: Session, turns: list[str], show: Callable[[str], Any]) -> tuple[Answer, Reader]:
-    """Decode one answer to the last of `turns`, or to `prompt_ids`, and show its text, or its ids, as they settle."""
-    config, text = session.config, session.text
-    prompt = text.prompt_ids(turns, config.template) if text else list(config.ids)
-    reader = Reader(text, config.stop)
-    got, stream = session.decoder.decode(request(config, prompt, text, reader))
-    with session.trace.span("request", answer=got.token_ids), closing(stream):  # type: ignore[type-var]
-        for new in stream:
-            show(reader.take() if text else "".join(f"{token} " for token in new))
-    show(reader.take(last=True))
-    if got.finish_reason == "context":
-        print(f"\nflowspec: {full(session, got)}", file=sys.stderr)
-    return got, reader
-
-
-def full(session: Session, got: Answer) -> str:
+def full(pipeline: Pipeline, got: Answer) -> str:
     """What to do about an answer that ends because the context is full."""
-    size, asked = session.decoder.max_length, session.config.max_length
+    size, asked = pipeline.decoder.max_length, pipeline.config.max_length
     more = "raise max_length" if size == asked else "the model has no more positions"
-    return (f"the answer ends after {got.new_tokens} of max_new_tokens={session.config.max_new_tokens}, since the "
+    return (f"the answer ends after {got.new_tokens} of max_new_tokens={pipeline.config.max_new_tokens}, since the "
             f"context of {size} tokens is full: {more}, or shorten the prompt")
 
 
-def record(config: RunConfig, prompt: str, got: Answer, text: str) -> dict[str, Any]:
+def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, Any]:
     """What `output` keeps of an answer; times in seconds, rates in tokens per second, prefill included."""
-    return {"prompt": prompt, "text": text, "token_ids": got.token_ids, "prompt_tokens": got.prompt_tokens,
-            "new_tokens": got.new_tokens, "finish_reason": got.finish_reason, "prefill_seconds": got.prefill_seconds,
-            "decode_seconds": got.decode_seconds, "ttft_seconds": got.prefill_seconds,
-            "tokens_per_second": got.tokens_per_second, "target_passes": got.target_passes,
-            "segments": got.segments, "mean_accepted_length": got.mean_accepted_length, "config": asdict(config)}
+    answer = generation.answer
+    return {
+        "prompt": prompt, "text": generation.text, "token_ids": answer.token_ids,
+        "prompt_tokens": answer.prompt_tokens, "new_tokens": answer.new_tokens, "finish_reason": answer.finish_reason,
+        "prefill_seconds": answer.prefill_seconds, "decode_seconds": answer.decode_seconds,
+        "ttft_seconds": answer.prefill_seconds, "tokens_per_second": answer.tokens_per_second,
+        "target_passes": answer.target_passes, "segments": answer.segments,
+        "mean_accepted_length": answer.mean_accepted_length, "config": asdict(config)}
 
 
 def table(answers: list[Answer]) -> str:
@@ -113,25 +75,25 @@ def save(path: str, data: Any) -> None:
         raise
 
 
-def ask_one(session: Session) -> None:
+def ask_one(pipeline: Pipeline) -> None:
     """One prompt, streamed."""
-    config = session.config
-    if session.text:
+    config = pipeline.config
+    if pipeline.text:
         print(f"\033[1m{config.prompt}\033[0m\n" if sys.stdout.isatty() else f"{config.prompt}\n", flush=True)
 
     def show(piece: str) -> None:
         print(piece, end="", flush=True)
 
-    got, reader = answer(session, [config.prompt], show)
+    generation = answer(pipeline, [config.prompt], show)
     print("\n")
-    print(table([got]))
+    print(table([generation.answer]))
     if config.output:
-        save(config.output, record(config, config.prompt, got, reader.text))
+        save(config.output, record(config, config.prompt, generation))
 
 
-def ask_many(session: Session) -> None:
+def ask_many(pipeline: Pipeline) -> None:
     """A file of questions, turn by turn; what is answered is saved as it comes, or at the end into what streams."""
-    config, asked = session.config, questions(session.config)
+    config, asked = pipeline.config, questions(pipeline.config)
     answers: list[Answer] = []
     records: list[dict[str, Any]] = []
     at_once = bool(config.output) and not streams(config.output)
@@ -140,11 +102,11 @@ def ask_many(session: Session) -> None:
             for question in asked:
                 talk: list[str] = []
                 for number, turn in enumerate(question.turns):
-                    got, reader = answer(session, [*talk, turn], lambda piece: None)
-                    talk += [turn, reader.text]
-                    answers.append(got)
-                    records.append({"question_id": question.id, "turn": number,
-                                    **record(config, turn, got, reader.text)})
+                    generation = answer(pipeline, [*talk, turn], lambda piece: None)
+                    talk += [turn, generation.text]
+                    answers.append(generation.answer)
+                    place = {"question_id": question.id, "turn": number}
+                    records.append({**place, **record(config, turn, generation)})
                     if at_once:
                         save(config.output, records)
                     bar.update()
@@ -154,12 +116,12 @@ def ask_many(session: Session) -> None:
     print(table(answers))
 
 
-def main(session: Session) -> None:
-    positions, asked = session.decoder.max_length, session.config.max_length
+def main(pipeline: Pipeline) -> None:
+    positions, asked = pipeline.decoder.max_length, pipeline.config.max_length
     if positions < asked != RunConfig.max_length:
         print(f"flowspec: max_length={asked} is more than the {positions} positions of the model, which prompt and "
               "answer share", file=sys.stderr)
-    (ask_many if session.config.question_file else ask_one)(session)
+    (ask_many if pipeline.config.question_file else ask_one)(pipeline)
 
 
 COMMAND = Command("scripts.generate", main)

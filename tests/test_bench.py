@@ -18,7 +18,6 @@ from eval.results import Key, Results
 from model.sample import Sampler
 from model.text import Text
 from scripts.evaluate import evaluate
-from scripts.generate import Reader
 from tests.saved import models
 from tests.tiny import Tiny, pipeline
 
@@ -185,7 +184,7 @@ def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_i
     right = tiny.text(prompt, 6, sampler)
     wrong = [*right[:4], (right[4] + 1) % 53, *right[5:]]
     with pipeline(tiny, 2, "naive", tiny.eagle()) as decoder:
-        bench = Bench(config, text, {"naive": decoder}, lambda: Reader(text, ""))
+        bench = Bench(config, text, {"naive": decoder})
         results = Results(tmp_path).open(config, 1.0)
         results.texts[Key("ar", "a", temperature, 0, 1)] = [wrong]
         bench.run(plan(config, {"a": [question]}, ["naive"]), results)

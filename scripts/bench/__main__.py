@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from config.presets import ROOT
 from config.run_config import RunConfig
-from launch.pipeline import Session
+from launch.pipeline import Pipeline
 from launch.processes import WRONG
 from launch.run import Command, run
 from model.drafts import NoDraft
@@ -38,17 +38,17 @@ from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 from scripts.bench.forms import stages
 from scripts.bench.sharing import sharing
-from scripts.generate import answer, questions
+from scripts.generate import questions
 
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
              "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
 WIDE = 48  # rows from which a segment counts as a wide one
 
 
-def compare(session: Session) -> None:
+def compare(pipeline: Pipeline) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
-    config, text, usual = session.config, session.text, session.decoder
-    _watch(usual.draft.draft, usual.ring, session.trace)  # type: ignore[attr-defined]
+    config, text, usual = pipeline.config, pipeline.text, pipeline.decoder
+    _watch(usual.draft.draft, usual.ring, pipeline.trace)  # type: ignore[attr-defined]
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
     decoders = {
         "ar": Decoder(usual.ring, NoDraft(), autoregressive, config.tree, usual.max_length),
@@ -61,7 +61,7 @@ def compare(session: Session) -> None:
                           config.max_new_tokens, frozenset(text.end_ids) if text else frozenset())
         texts = []
         for name, decoder in decoders.items():
-            with session.trace.span(name if i else "warm-up"):
+            with pipeline.trace.span(name if i else "warm-up"):
                 answer = _decode(decoder, request)
             texts.append(answer.token_ids)
             speeds[name] += [answer.tokens_per_second] if i else []
@@ -151,16 +151,16 @@ def acceptance(argv: list[str]) -> int:
     return run(Command("scripts.bench acceptance", judge), asked)
 
 
-def judge(session: Session) -> None:
+def judge(pipeline: Pipeline) -> None:
     """On rank 0: answer every held-out question of every task."""
-    if session.config.max_new_tokens < 2:
+    if pipeline.config.max_new_tokens < 2:
         raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
-        config = replace(session.config, prompt="", question_file=str(path))
+        config = replace(pipeline.config, prompt="", question_file=str(path))
         answers = []
         for question in tqdm(questions(config), desc=path.stem, leave=False):
-            answers.append(answer(session, list(question.turns[:1]), lambda piece: None)[0])
+            answers.append(pipeline.generate(question.turns[:1]).answer)
         passes = sum(a.target_passes for a in answers)
         means.append(sum(a.new_tokens - 1 for a in answers) / passes)
         print(f"  {path.stem:<12}{means[-1]:6.2f}   {len(answers)} answers, "

@@ -1,0 +1,99 @@
+"""A person's own program opens a pipeline, asks it and closes it; its torch and signals stay as they were."""
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from launch.pipeline import Pipeline
+from pipeline.loss import PeerLost
+from tests.saved import models
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9]
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    saved = models(tmp_path_factory.getbasetemp() / "saved")
+    return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
+            "max_new_tokens": NEW, "threads_per_rank": 1}
+
+
+@pytest.fixture(params=["threads", "processes"])
+def pipeline(request, options):
+    with Pipeline.open(**options, processes=request.param == "processes") as opened:
+        yield opened
+
+
+def test_an_answer_can_be_taken_whole_or_piece_by_piece_and_given_up(pipeline):
+    whole = pipeline.generate("the first question")
+    assert len(whole.answer.token_ids) == NEW and whole.answer.finish_reason == "length"
+    stream = pipeline.stream("the first question")
+    pieces = list(stream)
+    assert "".join(pieces) == stream.text == whole.text
+    given_up = pipeline.stream("the first question")
+    next(iter(given_up))
+    given_up.close()
+    assert pipeline.generate("the first question").text == whole.text
+
+
+def test_each_request_has_its_own_options(pipeline):
+    assert len(pipeline.generate(PROMPT, max_new_tokens=3).answer.token_ids) == 3
+    first, second = (pipeline.generate(PROMPT, temperature=1.0, seed=seed).answer.token_ids for seed in (1, 2))
+    assert first != second and first == pipeline.generate(PROMPT, temperature=1.0, seed=1).answer.token_ids
+    with pytest.raises(ValueError, match="top_p=2"):
+        pipeline.generate(PROMPT, top_p=2.0)
+
+
+def test_a_stop_text_ends_an_answer_and_is_not_shown(pipeline):
+    text = pipeline.generate("tell").text
+    stop = text[len(text) // 2:][:3]
+    stopped = pipeline.generate("tell", stop=stop)
+    assert stopped.answer.finish_reason == "stop"
+    assert stopped.text == text[:text.index(stop)]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_the_program_around_it_keeps_its_settings(options, processes):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    environment, threads, gradients = dict(os.environ), torch.get_num_threads(), torch.is_grad_enabled()
+    with Pipeline.open(**options, processes=processes) as pipeline:
+        pipeline.generate(PROMPT)
+    assert (torch.is_grad_enabled(), torch.get_num_threads()) == (gradients, threads)
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    assert dict(os.environ) == environment and not torch.distributed.is_initialized()
+
+
+def test_what_cannot_work_is_told_before_a_start(options):
+    with pytest.raises(ValueError, match="temprature is no key, did you mean temperature"):
+        Pipeline.open(**options, temprature=1)
+    with pytest.raises(ValueError, match="is split as 0\\+2\\+2, not as stages=3"):
+        Pipeline.open(**options, stages=3)
+
+
+def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(options):
+    with Pipeline.open(**{**options, "max_new_tokens": 2000}, processes=True) as pipeline:
+        stream = pipeline.stream(PROMPT)
+        next(iter(stream))
+        threading.Timer(0.2, os.kill, (worker_of(1), signal.SIGKILL)).start()
+        with pytest.raises(PeerLost, match="rank 1 was lost"):
+            for _ in stream:
+                pass
+
+
+def worker_of(rank: int) -> int:
+    """The process that is this rank of the pipeline of this program."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as environment:
+                    entries = environment.read().split(b"\0")
+            except OSError:
+                continue
+            if f"RANK={rank}".encode() in entries and f"FLOWSPEC_LAUNCHER={os.getpid()}".encode() in entries:
+                return int(name)
+    raise AssertionError("there is no such rank")
