@@ -8,7 +8,7 @@ import argparse
 import sys
 from typing import Sequence
 
-from config.sharing import Sharing
+from config.tensor_parallel import TensorParallel
 from launch.split.plan import Layout
 from launch.split.write import check, split
 from model.quant import KINDS
@@ -55,18 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tp-shares", metavar="SPEEDS", default="", help="their speeds, as 2,1,1,1, if not all alike")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)
-    sharing = Sharing("ar" if args.stages else "tp", args.tp, args.tp_shares, "")
-    if not args.check and not (args.model_dir and args.out_dir and (args.stages or sharing.asked)):
+    tensor_parallel = TensorParallel("ar" if args.stages else "tp", args.tp, args.tp_shares, "")
+    if not args.check and not (args.model_dir and args.out_dir and (args.stages or tensor_parallel.asked)):
         parser.error("MODEL_DIR, OUT_DIR and --stages or --tp are needed (or --check OUT_DIR alone); see --help")
     try:
         if args.check:
             report(check(args.check))
         else:
-            for problem in sharing.problems():
+            for problem in tensor_parallel.problems():
                 raise ValueError(problem.replace("tp_shares=", "--tp-shares ").replace("tp=", "--tp "))
             report([Part(folder) for folder in split(
                 args.model_dir, args.out_dir, args.stages or "", args.eagle,
-                layout=Layout(args.quant, sharing.speeds))])
+                layout=Layout(args.quant, tensor_parallel.speeds))])
     except (ValueError, OSError) as error:
         print(f"split_and_save_models.py: {error}", file=sys.stderr)
         return 2

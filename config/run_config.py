@@ -13,7 +13,7 @@ from typing import Iterator
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import Range, outside
-from config.sharing import Sharing
+from config.tensor_parallel import TensorParallel
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
@@ -180,9 +180,9 @@ class RunConfig:
                        step=cluster.step + delay - cluster.latency).slowed(self.slowdown)
 
     @property
-    def sharing(self) -> Sharing:
+    def tensor_parallel(self) -> TensorParallel:
         """How ranks share layers."""
-        return Sharing(self.pipeline_type, self.tp, self.tp_shares, self.tp_type)
+        return TensorParallel(self.pipeline_type, self.tp, self.tp_shares, self.tp_type)
 
     @property
     def tree(self) -> TreeConfig:
@@ -213,7 +213,7 @@ def _problems(c: RunConfig) -> Iterator[str]:
     for name, default in (("rate_mbps", 0), ("delay_ms", -1), ("slowdown", 1)):
         if c.profile == "none" and getattr(c, name) != default:
             yield f"{name}={getattr(c, name)} is of an emulated cluster: name one, as profile=jetson-7b"
-    yield from c.sharing.problems()
+    yield from c.tensor_parallel.problems()
     yield from _problems_of_text(c)
 
 

@@ -174,7 +174,7 @@ class Shares(NamedTuple):
     rows: float  # sent to the next rank, per request
 
 
-COMPUTING = ("forward", "grow", "judge")
+COMPUTING = ("forward", "grow", "verify")
 
 
 def shares(lines: Iterable[Mapping[str, Any]], kept: set[tuple[str, int]]) -> dict[int, Shares]:

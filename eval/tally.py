@@ -16,14 +16,14 @@ from config.files import lines
 from pipeline.trace import OFF, NoTrace
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
-TIMED = (*BEGIN, "wait", "judge", "prune")  # … and spends its time in these
+TIMED = (*BEGIN, "wait", "verify", "prune")  # … and spends its time in these
 WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its model's bytes, and through a real one
 
 
 def lateness(folder: str | Path) -> float:
     """By how much emulated devices and wires were too late so far, in seconds per second of computing on all ranks."""
     told = [line for path in Path(folder).glob("rank_*.jsonl") for _, line in lines(path, growing=True)]
-    busy = sum(line["spans"].get(name, 0.0) for line in told for name in ("forward", "grow", "judge"))
+    busy = sum(line["spans"].get(name, 0.0) for line in told for name in ("forward", "grow", "verify"))
     return sum(line["late"] for line in told) / busy if busy else 0.0
 
 

@@ -31,7 +31,7 @@ from sim.devices import SlowDraft, SlowHead, SlowSlice
 from sim.groups import Paced
 from tp.comm import COMMS, Comm
 from tp.group import Group
-from tp.layers import Sharded, hollow
+from tp.layers import ShardedSlice, hollow
 from tp.shares import shares
 
 LMHead = Callable[[Tensor], Tensor]
@@ -53,7 +53,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
 
     computes: Callable[..., Tensor | None] = body
     if group is not None and shared:
-        computes = Sharded(body, _comm(spec, group, trace))
+        computes = ShardedSlice(body, _comm(spec, group, trace))
     elif spec.cluster:
         computes = SlowSlice(body, spec.cluster, (last - first) / sizes.layers, trace)
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
@@ -62,7 +62,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
 
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
     """How the ranks that share a stage add up."""
-    comm = COMMS[spec.config.sharing.way](group, spec.sizes.hidden)
+    comm = COMMS[spec.config.tensor_parallel.comm](group, spec.sizes.hidden)
     cluster = spec.cluster
     if cluster is None:
         return comm

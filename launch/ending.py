@@ -13,14 +13,14 @@ from typing import NoReturn
 
 from launch.processes import INTERRUPTED, LOST, WRONG, die, note
 from launch.wiring import Wires
-from pipeline.heartbeat import Pulse
+from pipeline.heartbeat import Heartbeat
 from pipeline.loss import PeerLost, explain, foreseen
 from pipeline.trace import OFF, NoTrace
 
 
 @dataclass
 class Ending:
-    """Of one rank, by what it has so far of a pulse, a trace and wires."""
+    """Of one rank, by what it has so far of a heartbeat, a trace and wires."""
 
     rank: int
     debug: bool
@@ -28,12 +28,12 @@ class Ending:
     hushed: bool  # whether a launcher tells all
     patience: float  # seconds for its main thread to find a loss
     linger: float  # seconds for others to hear why
-    pulse: Pulse | None = None
+    heartbeat: Heartbeat | None = None
     trace: NoTrace = OFF
     wires: Wires | None = None
 
     def lose(self, loss: str) -> None:
-        """The pulse has heard of a loss."""
+        """The heartbeat has heard of a loss."""
         try:
             if self.wires is not None:
                 self.wires.fail(PeerLost(loss))
@@ -50,8 +50,8 @@ class Ending:
         loss = why if lost else f"rank {self.rank} failed: {why}"
         if self.tells or not (lost or self.hushed):
             print(f"\nflowspec: {loss}", file=sys.stderr)
-        if self.pulse is not None:
-            self.pulse.note(loss)
+        if self.heartbeat is not None:
+            self.heartbeat.note(loss)
         elif self.hushed:
             note(loss)
         time.sleep(self.linger)

@@ -1,7 +1,7 @@
 """A store of keys in a private folder: how ranks of one machine find each other, without a port that could be reached.
 
-It has what the pulse and the clocks ask of torch's stores. Each key is a file of its own that is replaced, so that it
-does not grow with the beats of a pipeline that lives for months.
+It has what the heartbeat and the clocks ask of torch's stores. Each key is a file of its own that is replaced, so that
+it does not grow with the beats of a pipeline that lives for months.
 """
 from __future__ import annotations
 

@@ -52,8 +52,11 @@ class Pipeline:
         """
         words = [preset, *(f"{key}={_written(value)}" for key, value in options.items())]
         config = parse(words)
-        folder, seats = prepare(config)
-        ranks = as_processes(config, folder, seats, words) if config.processes else as_threads(config, folder, seats)
+        folder, placement = prepare(config)
+        if config.processes:
+            ranks = as_processes(config, folder, placement, words)
+        else:
+            ranks = as_threads(config, folder, placement)
         with ExitStack() as started:
             pipeline = Pipeline.lead(*started.enter_context(ranks))
             return replace(pipeline, started=started.pop_all())

@@ -19,10 +19,10 @@ from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.text import Text
 from model.weights import HEAD, Part, is_split_as, plan_stages
-from tp.links import Seats
+from tp.links import Placement
 
 
-def prepare(config: RunConfig) -> tuple[Path, Seats]:
+def prepare(config: RunConfig) -> tuple[Path, Placement]:
     """The folder of the split model, which is made if need be, and who sits where; refuses what cannot work."""
     alone = "RANK" not in os.environ  # then this process sees to all ranks; else a rank's own folder may be all it has
     _check_threads(config.threads_per_rank)
@@ -46,20 +46,20 @@ def prepare(config: RunConfig) -> tuple[Path, Seats]:
         for old in Path(config.trace).glob("rank_*.jsonl") if config.trace else ():
             old.unlink()  # an earlier run may have had more ranks
     _check_memory(config, folder, part, alone)
-    return folder, Seats.of(part.stages, len(part.shares))
+    return folder, Placement.of(part.stages, len(part.shares))
 
 
 def _check_form(config: RunConfig, part: Part) -> None:
     """Refuse a split of another form than the configuration asks for."""
     held, again = f"{part.folder.parent} is split as {part.form}", "or split the model again into another folder"
-    if config.sharing.whole:
+    if config.tensor_parallel.whole:
         if len(part.stages) > 1:
             raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
                              "into another folder, with --tp N and without --stages")
     elif config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
-    if config.sharing.asked and config.sharing.speeds != tuple(part.shares):
-        raise ValueError(f"{held}, not with {config.sharing.asked}: leave tp and tp_shares out, {again}")
+    if config.tensor_parallel.asked and config.tensor_parallel.speeds != tuple(part.shares):
+        raise ValueError(f"{held}, not with {config.tensor_parallel.asked}: leave tp and tp_shares out, {again}")
     if int(os.environ.get("WORLD_SIZE", part.world)) != part.world:
         raise ValueError(f"{held}: start {part.world} ranks, rank 0 included")
 
@@ -88,11 +88,11 @@ def _split(config: RunConfig, write: bool) -> Path:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
     if problem := absent(config):
         raise ValueError(problem)
-    source, speeds = Checkpoint(config.base_dir), config.sharing.speeds
+    source, speeds = Checkpoint(config.base_dir), config.tensor_parallel.speeds
     layout = Layout("none" if config.quant == "auto" else config.quant, speeds)
-    stages = "" if config.sharing.whole else "+".join(map(str, plan_stages(config.stages or "4", source)))
+    stages = "" if config.tensor_parallel.whole else "+".join(map(str, plan_stages(config.stages or "4", source)))
     group = f"tp{len(speeds)}" + (f"-{config.tp_shares.replace(',', '+')}" if config.tp_shares else "")
-    words = [Path(config.base_dir).name, stages, group if config.sharing.whole or len(speeds) > 1 else "",
+    words = [Path(config.base_dir).name, stages, group if config.tensor_parallel.whole or len(speeds) > 1 else "",
              "" if layout.quant == "none" else layout.quant]
     folder = ROOT / "splits" / "-".join(word for word in words if word)
     # A board that has the whole model, as toy: others may write into the same folder, or an earlier split broke off.

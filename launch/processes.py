@@ -192,7 +192,7 @@ def note(loss: str) -> None:
 
 
 class Agent:
-    """The meeting of ranks that were started together on a machine, by `spawn` or by a person's own torchrun."""
+    """The rendezvous of ranks that were started together on a machine, by `spawn` or by a person's own torchrun."""
 
     apart = False  # they share a machine and a terminal
     names: Sequence[str] = ()
@@ -252,7 +252,7 @@ def _here_only() -> Iterator[None]:
 
 
 def _outlive_nobody(launcher: int) -> None:
-    """If the launcher is killed, so is this rank, even before there is a pulse that would notice."""
+    """If the launcher is killed, so is this rank, even before there is a heartbeat that would notice."""
     while os.getppid() == launcher:
         time.sleep(GRACE / 6)
     _end_as_orphan()

@@ -23,7 +23,7 @@ from launch.build import build_stage
 from launch.ending import Ending, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.clock import learn_time, machine, tell_time
-from launch.hosts.rendezvous import Guest, Host, Meeting
+from launch.hosts.rendezvous import Follower, Leader, Rendezvous
 from launch.interrupt import interrupt
 from launch.pipeline import Pipeline
 from launch.prepare import check_split, open_part, prepare
@@ -32,11 +32,11 @@ from launch.ranks import Lead, as_threads
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import between_processes
-from pipeline.heartbeat import Pulse
+from pipeline.heartbeat import Heartbeat
 from pipeline.loss import PeerLost, explain, foreseen
-from pipeline.stage import serve
+from pipeline.stage import run_stage
 from pipeline.trace import NoTrace
-from tp.links import Seats
+from tp.links import Placement
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def run(command: Command, argv: Sequence[str]) -> int:
     """The whole life of a command; its exit code."""
     try:
         config = parse(argv, os.environ.get(COMMAND, "bash run_pipe.sh"), command.kind)
-        folder, seats, meeting = _gather(config)
+        folder, placement, rendezvous = _gather(config)
         if "RANK" in os.environ:
-            _one_of_many(config, (folder, seats, meeting), command)
+            _one_of_many(config, (folder, placement, rendezvous), command)
         if config.processes:
-            code = spawn([*command.module.split(), *argv], seats.world)
+            code = spawn([*command.module.split(), *argv], placement.world)
         else:
-            with as_threads(config, folder, seats, command.trace) as lead:
+            with as_threads(config, folder, placement, command.trace) as lead:
                 code = _lead(lead, command.main)
     except Exception as error:
         if not foreseen(error):
@@ -82,29 +82,29 @@ def run(command: Command, argv: Sequence[str]) -> int:
     return code
 
 
-def _gather(config: RunConfig) -> tuple[Path, Seats, Agent | Meeting]:
+def _gather(config: RunConfig) -> tuple[Path, Placement, Agent | Rendezvous]:
     """What a start needs; on several hosts, once all boards have come and belong together."""
     board = find_board(config, os.environ)
     if board is None:
         return (*prepare(config), Agent())
-    meeting = (Guest if board.rank else Host)(board)
-    return (*meeting.attend(config, prepare), meeting)
+    rendezvous = (Follower if board.rank else Leader)(board)
+    return (*rendezvous.attend(config, prepare), rendezvous)
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], command: Command) -> NoReturn:
+def _one_of_many(config: RunConfig, start: tuple[Path, Placement, Agent | Rendezvous], command: Command) -> NoReturn:
     """Be one rank from the first handshake to the last good-bye. A rank that fails dies at once."""
-    rank, world, (folder, seats, meeting) = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), start
-    if not (rank and meeting.apart):  # where Ctrl-C is for this rank, or as its shell wants it
+    rank, world, (folder, placement, rendezvous) = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), start
+    if not (rank and rendezvous.apart):  # where Ctrl-C is for this rank, or as its shell wants it
         signal.signal(signal.SIGINT, signal.SIG_IGN if rank else interrupt)
-    ending, code = _ending(config, rank, meeting.apart), 0
+    ending, code = _ending(config, rank, rendezvous.apart), 0
     try:
-        store = meeting.connect()
-        ending.pulse = pulse = Pulse(store, rank, world, config.timeout, meeting.names)
+        store = rendezvous.connect()
+        ending.heartbeat = heartbeat = Heartbeat(store, rank, world, config.timeout, rendezvous.names)
         ending.trace = trace = command.trace(config, rank)
-        ending.wires = wires = between_processes(config, seats, rank, pulse, trace)
-        pulse.start(ending.lose)
+        ending.wires = wires = between_processes(config, placement, rank, heartbeat, trace)
+        heartbeat.start(ending.lose)
         part = open_part(folder, rank)
         store.set(f"split/{rank}", part.split_id)
         check_split(part, store.get("split/0").decode())
@@ -113,16 +113,16 @@ def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], 
             code = _lead((RankSpec(config, part), wires, trace), command.main)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
         else:
-            serve(build_stage(RankSpec(config, part), trace, wires.group), wires.serving)
+            run_stage(build_stage(RankSpec(config, part), trace, wires.group), wires.serving)
         wires.close()
         trace.close()
-        pulse.stop(outlive=rank == 0 and (meeting.apart or bool(config.trace)))
+        heartbeat.stop(outlive=rank == 0 and (rendezvous.apart or bool(config.trace)))
         if rank == 0:
             join_traces(config, part)
     except BaseException as error:
         ending.give_up(error)
     dist.destroy_process_group()
-    if meeting.apart and code >= STOPPED:  # else the launcher says it
+    if rendezvous.apart and code >= STOPPED:  # else the launcher says it
         print("\nflowspec: stopped", file=sys.stderr)
     die(code)  # to take torch apart in good order would last longer than to bring it up
 

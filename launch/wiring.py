@@ -1,6 +1,6 @@
 """The wires of a rank: its link and, where stages are groups, its group; between processes or between threads.
 
-It knows nothing about what travels, and compares no ranks: who talks to whom is told by `Seats`.
+It knows nothing about what travels, and compares no ranks: who talks to whom is told by `Placement`.
 """
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Sequence
 import torch.distributed as dist
 
 from config.run_config import RunConfig
-from pipeline.heartbeat import Pulse
+from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, new_wires
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup
-from tp.links import Leading, Seats
+from tp.links import Leading, Placement
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,27 @@ class Wires:
                 link.close()
 
 
-def between_processes(config: RunConfig, seats: Seats, seat: int, pulse: Pulse, trace: NoTrace) -> Wires:
+def between_processes(config: RunConfig, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
+                      ) -> Wires:
     """Of one rank of torch.distributed. All ranks make the same process groups in the same order."""
-    wires, mine = new_wires(), seats.group(seat)
+    wires, mine = new_wires(), placement.group(rank)
     groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=IDLE)
-              for ranks in seats.groups if len(ranks) > 1}
-    link, fan = (peers and _emulated(config, DistLink(peers, pulse.failed, trace, wires), trace)
-                 for peers in (seats.peers(seat), seats.fan(seat)))
-    return Wires(link, fan, DistGroup(groups.get(mine), mine, mine.index(seat), pulse.verdict))
+              for ranks in placement.groups if len(ranks) > 1}
+    link, fan = (peers and _emulated(config, DistLink(peers, heartbeat.failed, trace, wires), trace)
+                 for peers in (placement.peers(rank), placement.fan(rank)))
+    return Wires(link, fan, DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.loss))
 
 
-def between_threads(config: RunConfig, seats: Seats, traces: Sequence[NoTrace]) -> list[Wires]:
+def between_threads(config: RunConfig, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
     """Of all ranks of one process."""
-    inboxes = [Inbox(trace, seats.peers(seat).ordered) for seat, trace in enumerate(traces)]
-    tables = {ranks: Table(len(ranks)) for ranks in seats.groups}
+    inboxes = [Inbox(trace, placement.peers(rank).ordered) for rank, trace in enumerate(traces)]
+    tables = {ranks: Table(len(ranks)) for ranks in placement.groups}
     found = []
-    for seat, trace in enumerate(traces):
-        mine = seats.group(seat)
-        link, fan = (peers and _emulated(config, LocalLink(seat, inboxes, peers, tables.values()), trace)
-                     for peers in (seats.peers(seat), seats.fan(seat)))
-        found.append(Wires(link, fan, ThreadGroup(tables[mine], mine.index(seat))))
+    for rank, trace in enumerate(traces):
+        mine = placement.group(rank)
+        link, fan = (peers and _emulated(config, LocalLink(rank, inboxes, peers, tables.values()), trace)
+                     for peers in (placement.peers(rank), placement.fan(rank)))
+        found.append(Wires(link, fan, ThreadGroup(tables[mine], mine.index(rank))))
     return found
 
 

@@ -33,7 +33,7 @@ class TokenTree:
         self.unsent: deque[int] = deque()  # settled nodes that the target was not sent yet
         self.live: set[int] = set()  # guesses below the tip …
         self.waiting: set[int] = set()  # … and those of them that were not sent yet
-        self.answer: dict[int, int] = {}  # the token that the target says follows a node
+        self.target_token: dict[int, int] = {}  # the token that the target says follows a node
         self.hidden: dict[int, Any] = {}  # the target's feature of a node, until it is released
         self._released = 0  # nodes of the trunk without a feature any more
         for token in prompt:
@@ -158,7 +158,7 @@ class TokenTree:
             self.live.discard(node)
             self.waiting.discard(node)
             del self.token[node], self.parent[node], self.pos[node], self.score[node]
-            for notes in (self.answer, self.hidden, self.proposals):
+            for notes in (self.target_token, self.hidden, self.proposals):
                 notes.pop(node, None)
 
     def _new(self, parent: int | None, token: int, score: float) -> int:
@@ -178,7 +178,7 @@ class TokenTree:
 def verify(tree: TokenTree) -> list[int]:
     """Walk on from the tip for as long as the target's answer is known; return the tokens that this settled."""
     new: list[int] = []
-    while tree.tip in tree.answer:
-        new.append(tree.answer.pop(tree.tip))
+    while tree.tip in tree.target_token:
+        new.append(tree.target_token.pop(tree.tip))
         tree.settle(new[-1])
     return new

@@ -208,7 +208,7 @@ def span(stages: list[int], stage: int) -> tuple[int, int]:
     return sum(stages[:stage]), sum(stages[:stage + 1])
 
 
-def seats(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
+def placements(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
     """The stage and the place in it of every rank, if `tp` ranks share each stage; rank 0 is one of a single stage."""
     return [(stage, member) for stage in range(len(stages)) for member in range(tp if stage or len(stages) == 1 else 1)]
 
@@ -253,7 +253,7 @@ class Part:
         self.quant: str = manifest.get("quant") or "none"  # the form of the layers' weights
         self.shares: list[float] = manifest.get("shares") or [1]  # speeds of the ranks that have a stage together
         self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-        places = seats(self.stages, len(self.shares))
+        places = placements(self.stages, len(self.shares))
         self.world = len(places)
         stage, self.member = (*places, (-1, 0))[min(self.rank, self.world)]
         self.layers = span(self.stages, stage)

@@ -1,8 +1,8 @@
-"""The pulse: every rank says that it lives, and hears who does not.
+"""The heartbeat: every rank says that it lives, and hears who does not.
 
 It knows nothing about messages. A broken connection is noticed at once by the neighbours; a peer that is silent, since
-its machine hangs or its cable is out, only by its missing pulse. Whoever notices first writes it down where all ranks
-read it, so that all name the same rank.
+its machine hangs or its cable is out, only by its missing heartbeat. Whoever notices first writes it down where all
+ranks read it, so that all name the same rank.
 """
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Callable, Sequence
 
 from pipeline.loss import PeerLost, explain, guarded, plain
 
-LOST = "pulse/lost"  # in the store: the loss that was noted first, in words
+LOST = "heartbeat/lost"  # in the store: the loss that was noted first, in words
 BEAT = 0.5  # seconds
 END = 1 << 40  # more beats than a rank can live
 
 
-class Pulse:
+class Heartbeat:
     """A peer that is silent for `timeout` seconds counts as lost.
 
     `store` has `add`, `set` and `get`, as torch's stores. Beats are counted by `add`, so a store that keeps every
@@ -39,7 +39,7 @@ class Pulse:
     def start(self, on_loss: Callable[[str], None]) -> None:
         """Begin to beat; `on_loss` is told once, in words, which peer was lost."""
         self._on_loss, self._answered = on_loss, time.monotonic()
-        self._thread = guarded("pulse", self._beat, self._broken)
+        self._thread = guarded("heartbeat", self._beat, self._broken)
         guarded("watch", self._watch, self._broken)
 
     def report(self, loss: str) -> None:
@@ -56,7 +56,7 @@ class Pulse:
         told = str(error) if isinstance(error, PeerLost) else self._own(thread, error)
         self.report(told)
 
-    def verdict(self) -> str:
+    def loss(self) -> str:
         """Which peer was lost, in words, once all ranks know it; empty if none was missed in all the time it takes."""
         if not self._ended.is_set():
             self._told.wait(self._timeout + 4 * BEAT)
@@ -75,10 +75,10 @@ class Pulse:
         self._ended.set()
         self._thread.join(self._timeout)
         with suppress(RuntimeError, OSError):
-            self._store.add(f"pulse/{self._rank}", END)
+            self._store.add(f"heartbeat/{self._rank}", END)
             end = time.monotonic() + self._timeout
             while outlive and time.monotonic() < end and any(
-                    self._store.add(f"pulse/{peer}", 0) < END for peer in self._others):
+                    self._store.add(f"heartbeat/{peer}", 0) < END for peer in self._others):
                 time.sleep(BEAT / 10)
 
     def _beat(self) -> None:
@@ -88,7 +88,7 @@ class Pulse:
         while not self._ended.wait(BEAT):
             last, heard = self._awake(last, heard)
             try:
-                self._store.add(f"pulse/{self._rank}", 1)
+                self._store.add(f"heartbeat/{self._rank}", 1)
                 # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
                 told = first_loss(self._store, loss)
@@ -123,7 +123,7 @@ class Pulse:
         return f"{self._names[self._rank]} failed: {explain(error)} (in its thread {thread})"
 
     def _broken(self, thread: str, error: BaseException) -> None:
-        """One of the pulse's own threads has died."""
+        """One of the heartbeat's own threads has died."""
         loss = self._own(thread, error)
         with suppress(RuntimeError, OSError):
             loss = first_loss(self._store, loss) or loss
@@ -139,12 +139,12 @@ class Pulse:
         return re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
 
     def _silent(self, heard: dict[int, tuple[int, float]]) -> str:
-        """In words, the first peer whose pulse has not changed for too long."""
+        """In words, the first peer whose heartbeat has not changed for too long."""
         now, silent = time.monotonic(), []
         for peer in self._others:
             # Of what every torch has, only `add` reads at once: `get` waits for a first beat, 1.11 has no `check`, and
             # the `compare_set` of 2.3 crashes where an empty text stands.
-            beats = self._store.add(f"pulse/{peer}", 0)
+            beats = self._store.add(f"heartbeat/{peer}", 0)
             if beats != heard[peer][0] or beats >= END:
                 heard[peer] = (beats, now)
             elif now - heard[peer][1] > self._timeout:
@@ -158,7 +158,7 @@ class Pulse:
 
 def first_loss(store: Any, loss: str) -> str:
     """The loss that was noted first, this one or another; empty if there is none."""
-    noted = store.add("pulse/losses", 1 if loss else 0)
+    noted = store.add("heartbeat/losses", 1 if loss else 0)
     if loss and noted == 1:
         store.set(LOST, loss)
     first: bytes = store.get(LOST) if noted else b""

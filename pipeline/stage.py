@@ -99,7 +99,7 @@ class Stage:
         return Segment(segment.request, segment.nodes, segment.parents, segment.pos, segment.text, x, inner)
 
 
-def serve(stage: Stage, link: Link) -> None:
+def run_stage(stage: Stage, link: Link) -> None:
     """The life of every rank but 0. A prune is obeyed before data that waits, and before what was computed leaves."""
     msg: Message | None = None
     while not isinstance(msg, Stop):

@@ -125,7 +125,7 @@ class RingTarget:
         segment = self._returned.popleft()
         self._flying.popleft()
         said: dict[int, int] = {}
-        with self.ring.trace.span("judge", nodes=segment.nodes, said=said):
+        with self.ring.trace.span("verify", nodes=segment.nodes, said=said):
             self._note(segment, said)
 
     def take(self, message: Segment | Reset) -> None:
@@ -148,7 +148,7 @@ class RingTarget:
             asked_TD = x_TD.index_select(0, upload(torch.tensor(asked), device))
             tokens = self.sampler(self.ring.lm_head(asked_TD), [segment.pos[i] + 1 for i in asked])
             said.update(zip((segment.nodes[i] for i in asked), tokens))
-            tree.answer.update(said)
+            tree.target_token.update(said)
 
     def prune(self) -> None:
         with self._span("prune"):

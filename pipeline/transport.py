@@ -22,7 +22,8 @@ from pipeline.messages import Message, Prune, Stop
 from pipeline.trace import OFF, NoTrace
 from pipeline.wire import HEADER, Header, decode, encode
 
-IDLE = timedelta(days=30)  # a pipeline may wait for its next request as long as it likes; the pulse finds dead peers
+# A pipeline may wait for its next request as long as it likes; the heartbeat finds dead peers.
+IDLE = timedelta(days=30)
 
 
 class Link(Protocol):

@@ -49,7 +49,7 @@ def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
         for node, feature in run(cache, tree, tree.cut(rng.randrange(1, 7), rng.randrange(1, 4))).items():
             torch.testing.assert_close(feature, reference(tree, node), atol=1e-9, rtol=1e-9)
         if not tree.unsent:  # the tip was sent, so that its answer can have come
-            tree.answer[tree.tip] = rng.randrange(4)
+            tree.target_token[tree.tip] = rng.randrange(4)
             verify(tree)
             if rng.random() >= loss:
                 cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
@@ -62,7 +62,7 @@ def test_a_pruned_cache_equals_one_built_from_scratch():
     b, y = tree.add(a, 2, -0.3), tree.add(x, 6, -0.4)
     c = tree.add(b, 7, -0.5)
     run(cache, tree, tree.cut())
-    tree.answer.update({tree.tip: 5, a: 2})
+    tree.target_token.update({tree.tip: 5, a: 2})
     verify(tree)
     cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
     fresh = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
@@ -79,7 +79,7 @@ def test_settled_slots_never_move():
     before = cache.keys[:, :, :20].clone()
     tree.add(tree.tip, 3, -0.1), tree.add(tree.tip, 4, -0.2)
     run(cache, tree, tree.cut())
-    tree.answer[tree.trunk[-1]] = 4
+    tree.target_token[tree.trunk[-1]] = 4
     verify(tree)
     cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
     assert cache.settled == 21 and torch.equal(cache.keys[:, :, :20], before)

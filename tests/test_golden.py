@@ -174,7 +174,7 @@ def _run(base, lm_head, cache, tree, kind):
     inner = dict.fromkeys(inner_layers(base.config.layers)) if kind == "eagle3" else {}
     x = base(torch.tensor([tree.token[n] for n in nodes]), torch.tensor([tree.pos[n] for n in nodes]), cache, inner)
     tree.hidden.update(zip(nodes, torch.cat(list(inner.values()), -1) if inner else x))
-    tree.answer.update(zip(nodes, Sampler()(lm_head(x), [])))
+    tree.target_token.update(zip(nodes, Sampler()(lm_head(x), [])))
     for node in nodes:
         if node in tree.trunk[:-1]:
-            del tree.answer[node]
+            del tree.target_token[node]

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
-from launch.hosts import rendezvous as meeting
+from launch.hosts import rendezvous as rendezvous
 from launch.hosts.agreement import code_version, judge_facts, judge_ways
 from launch.hosts.board import BOARD, Board
 from launch.hosts.store import Wire
@@ -62,7 +62,7 @@ def be_board(words, environment, space, files):
         with open(f"/run/netns/{space}", "rb") as file:
             assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0  # CLONE_NEWNET
     if environment.get("OTHER_CODE"):
-        meeting.code_version = lambda: "d"
+        rendezvous.code_version = lambda: "d"
     code = run(generate.COMMAND, words)
     atexit._run_exitfuncs()  # which multiprocessing leaves out
     sys.stdout.flush()

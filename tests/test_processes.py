@@ -128,19 +128,19 @@ def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
 def test_a_folder_counts_what_all_add_and_does_not_grow():
     with private_folder() as path:
         stores = [Folder(path) for _ in range(4)]
-        adding = [threading.Thread(target=lambda store=store: [store.add("pulse/1", 1) for _ in range(50)])
+        adding = [threading.Thread(target=lambda store=store: [store.add("heartbeat/1", 1) for _ in range(50)])
                   for store in stores]
         for thread in adding:
             thread.start()
         for thread in adding:
             thread.join()
-        assert stores[0].add("pulse/1", 0) == 200 and stores[0].add("never", 0) == 0
+        assert stores[0].add("heartbeat/1", 0) == 200 and stores[0].add("never", 0) == 0
         sizes = sum(file.stat().st_size for file in Path(path).iterdir())
         assert sizes == 3 and len(list(Path(path).iterdir())) == 2
         stores[1].set("../split/0", "abc")
         assert stores[2].get("../split/0") == b"abc" and not (Path(path).parent / "split").exists()
     with pytest.raises(RuntimeError, match="is gone"):
-        stores[0].add("pulse/1", 0)
+        stores[0].add("heartbeat/1", 0)
 
 
 def sockets(pids):

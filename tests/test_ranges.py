@@ -8,7 +8,7 @@ from config.eval_config import REPEATS, EvalConfig
 from config.presets import PRESETS
 from config.ranges import Range, number, whole
 from config.run_config import RANGES, RunConfig
-from config.sharing import RANKS
+from config.tensor_parallel import RANKS
 
 ALL = {**RANGES, "tp": RANKS, "repeats": REPEATS}
 NUMBERS = {option.name: option for option in options(EvalConfig) if option.kind in ("int", "float")}

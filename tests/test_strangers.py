@@ -18,7 +18,7 @@ from launch.hosts.agreement import judge_ways, open_door, reaches
 from launch.hosts.clock import learn_time, tell_time
 from launch.hosts.entries import Junk, clean, plain
 from launch.hosts.store import STRANGERS, Keeper, Lost, Shelf, Store, Wire, hang_up
-from pipeline.heartbeat import Pulse
+from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost
 from tests.saved import wait_until
@@ -40,7 +40,7 @@ def port_of(keeper):
     return keeper.server_address[1]
 
 
-def guest(keeper, rank):
+def follower(keeper, rank):
     wire = Wire((HERE, port_of(keeper)), ("rank 0 (b0)", f"rank {rank} (b{rank})"), 20)
     assert wire.greet(rank) == ""
     return Store(wire.ask)
@@ -69,19 +69,20 @@ def reset(port):
 
 def works(keeper, rank=7):
     """Whether a board finds the store as it should be."""
-    store = guest(keeper, rank)
+    store = follower(keeper, rank)
     store.set(f"0//cpu//{rank}", bytes(range(256)))
-    return Store(keeper.shelf.own).get(f"0//cpu//{rank}") == bytes(range(256)) and store.add("pulse/losses", 0) == 0
+    return Store(keeper.shelf.own).get(f"0//cpu//{rank}") == bytes(range(256)) and store.add("heartbeat/losses", 0) == 0
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
 
 def test_ranks_write_read_count_and_wait(keeper):
-    own, one, two = Store(keeper.shelf.own), guest(keeper, 1), guest(keeper, 2)
+    own, one, two = Store(keeper.shelf.own), follower(keeper, 1), follower(keeper, 2)
     assert one.look("split/0") is None and not one.check(["split/0"])
     threading.Timer(0.2, own.set, ("split/0", "abc")).start()
     assert one.get("split/0") == b"abc" and two.check(["split/0"])
-    assert [one.add("pulse/1", 1), one.add("pulse/1", 1), two.add("pulse/1", 0), own.add("pulse/1", 0)] == [1, 2, 2, 2]
+    beats = "heartbeat/1"
+    assert [one.add(beats, 1), one.add(beats, 1), two.add(beats, 0), own.add(beats, 0)] == [1, 2, 2, 2]
 
 
 def test_the_store_listens_at_its_address_alone(keeper):
@@ -94,7 +95,7 @@ def test_the_store_listens_at_its_address_alone(keeper):
     [b""], [b"\n"], [b"\x00\x85\x9d\x54\x0c"], [b"GET / HTTP/1.1\r\n", b"Host: b\r\n\r\n"], [pickle.dumps({"a": 1})],
     [b"[" * 255 + b"\n"], [b"x" * 100_000], [b'["flowspec", "1"]\n'], [b'["flowspec", 0]\n'], [b'["flowspec", -1]\n'],
     [b'["flowspec", true]\n'], [b'["flowspec", 1e3]\n'], [b'["flowspec", 99999]\n'], [b'["look", "facts/0", null]\n'],
-    [b'["set", "pulse/lost", "rank 1"]\n'], [b'["add", "pulse/losses", 1]\n'], [b"\xff\xfe\n"],
+    [b'["set", "heartbeat/lost", "rank 1"]\n'], [b'["add", "heartbeat/losses", 1]\n'], [b"\xff\xfe\n"],
 ], ids=range(17))
 def test_who_does_not_say_which_rank_it_is_gets_nothing_and_harms_nobody(keeper, capfd, pieces):
     assert throw(keeper, *pieces) == b""
@@ -137,27 +138,28 @@ def test_a_seat_is_taken_once(keeper):
 
 
 def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_their_forms(keeper, capfd):
-    own, one, stranger = Store(keeper.shelf.own), guest(keeper, 1), guest(keeper, 2)
+    own, one, stranger = Store(keeper.shelf.own), follower(keeper, 1), follower(keeper, 2)
     one.set("facts/1", json.dumps(FACTS))
-    one.add("pulse/1", 3)
+    one.add("heartbeat/1", 3)
     own.set("facts/verdict", json.dumps(["", False]))
     for forged in (("set", "facts/1", "{}"), ("set", "facts/verdict", json.dumps([EVIL, False])),
-                   ("set", "facts/all", "[]"), ("add", "pulse/1", 1 << 40), ("set", "clock/2/told/0", "0.5"),
+                   ("set", "facts/all", "[]"), ("add", "heartbeat/1", 1 << 40), ("set", "clock/2/told/0", "0.5"),
                    ("set", "facts/2", "[]"), ("set", "facts/2", json.dumps({**FACTS, "port": "x"})),
                    ("set", "facts/2", "[" * 100_000), ("set", "facts/2", "9" * 100_000), ("set", "x", "y" * (1 << 21)),
-                   ("delete", "facts/1", None), ("list", "", None), ("set", "pulse/2", EVIL), ("look", EVIL * 99, None),
-                   ("add", "pulse/losses", 1 << 80), ("set", "split/2", "\u2028"), ("add", "facts/1", 1)):
+                   ("delete", "facts/1", None), ("list", "", None), ("set", "heartbeat/2", EVIL),
+                   ("look", EVIL * 99, None),
+                   ("add", "heartbeat/losses", 1 << 80), ("set", "split/2", "\u2028"), ("add", "facts/1", 1)):
         with pytest.raises(RuntimeError, match="does not take this rank's entry"):
             stranger._ask(*forged)
     assert json.loads(one.get("facts/1")) == FACTS and json.loads(one.get("facts/verdict")) == ["", False]
-    assert one.add("pulse/1", 0) == 3 and own.look("facts/2") is None
+    assert one.add("heartbeat/1", 0) == 3 and own.look("facts/2") is None
     told = capfd.readouterr().err
     assert told.count("\n") == 2 and f"{HERE} wrote to port" in told and "as rank 2" in told
     assert told.replace("\n", "").isprintable()
 
 
 def test_the_store_cannot_be_filled_without_end(keeper):
-    stranger = guest(keeper, 2)
+    stranger = follower(keeper, 2)
     with pytest.raises(RuntimeError, match="the store is full"):
         for number in range(70):
             stranger.set(f"heap/{number}", b"x" * (1 << 20))
@@ -165,18 +167,18 @@ def test_the_store_cannot_be_filled_without_end(keeper):
 
 
 def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
-    own, stranger, heard = Store(keeper.shelf.own), guest(keeper, 2), []
-    assert stranger.add("pulse/losses", 1) == 1
-    stranger.set("pulse/lost", EVIL)
-    pulse = Pulse(own, 0, 3, 20)
-    pulse.start(heard.append)
+    own, stranger, heard = Store(keeper.shelf.own), follower(keeper, 2), []
+    assert stranger.add("heartbeat/losses", 1) == 1
+    stranger.set("heartbeat/lost", EVIL)
+    heartbeat = Heartbeat(own, 0, 3, 20)
+    heartbeat.start(heard.append)
     assert wait_until(lambda: heard, 20) and heard[0].isprintable() and "all is well" in heard[0]
 
 
 def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
     trace, noted = NoTrace(), {}
     trace.note = lambda name, since, **facts: noted.update(facts)
-    own, one = Store(keeper.shelf.own), guest(keeper, 1)
+    own, one = Store(keeper.shelf.own), follower(keeper, 1)
     teller = threading.Thread(target=tell_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
     teller.start()
     learn_time(one, 1, "there", trace)
@@ -239,8 +241,8 @@ def test_a_program_that_stands_still_is_told_from_a_board_that_is_gone():
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
                     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=9)
-KEYS = st.sampled_from(["facts/1", "facts/all", "ways/1", "ways/all", "facts/verdict", "pulse/1", "pulse/lost",
-                        "0//pulse/lost", "split/1", "clock/1", "clock/1/told/0", "default_pg/split/0"])
+KEYS = st.sampled_from(["facts/1", "facts/all", "ways/1", "ways/all", "facts/verdict", "heartbeat/1", "heartbeat/lost",
+                        "0//heartbeat/lost", "split/1", "clock/1", "clock/1/told/0", "default_pg/split/0"])
 
 
 @given(KEYS, st.binary() | JSON.map(lambda value: json.dumps(value).encode()))

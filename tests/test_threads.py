@@ -15,7 +15,7 @@ import torch
 from config.presets import ROOT
 from launch.folder import Folder
 from pipeline import heartbeat, trace, transport
-from pipeline.heartbeat import BEAT, Pulse
+from pipeline.heartbeat import BEAT, Heartbeat
 from pipeline.loss import guarded
 from pipeline.messages import Reset, Segment
 from pipeline.trace import Trace, merge, read
@@ -28,9 +28,8 @@ from tests.saved import here, models, wait_until
 
 ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000", "timeout=5",
            "threads_per_rank=1", "device=cpu", "profile=server")
-THREADS = {0: ["data sender", "control sender", "data listener", "emulated wire", "pulse", "watch"],
-           1: ["data sender", "control sender", "data listener", "control listener", "emulated wire", "pulse", "watch"],
-           2: ["data sender", "control sender", "data listener", "control listener", "emulated wire", "pulse", "watch"]}
+ALL = ["data sender", "control sender", "data listener", "emulated wire", "heartbeat", "watch"]
+THREADS = {0: ALL, 1: [*ALL, "control listener"], 2: [*ALL, "control listener"]}
 
 
 @pytest.fixture(scope="module")
@@ -132,28 +131,28 @@ def test_a_broken_connection_is_the_loss_of_the_peer_and_anything_else_is_told_a
     assert (thread, error[:10]) == ("data sender", "ValueError")  # a type that no message has
 
 
-# --- the pulse --------------------------------------------------------------------------------------------------------
+# --- the heartbeat ----------------------------------------------------------------------------------------------------
 
 class Torn(Folder):
     """A store that fails in a way that nobody foresaw."""
 
     def add(self, key, amount):
-        raise ZeroDivisionError if key == "pulse/0" else OSError(28, "No space left on device", key)
+        raise ZeroDivisionError if key == "heartbeat/0" else OSError(28, "No space left on device", key)
 
 
 def heard(store, rank=0, timeout=0.5, world=2):
-    """What a pulse says of a loss; it goes on to beat."""
+    """What a heartbeat says of a loss; it goes on to beat."""
     told = []
-    beating = Pulse(store, rank, world, timeout)
+    beating = Heartbeat(store, rank, world, timeout)
     beating.start(told.append)
     return beating, told
 
 
 def test_a_pulse_that_breaks_says_so(tmp_path):
-    for rank, why in ((0, "ZeroDivisionError: "), (1, "[Errno 28] No space left on device: 'pulse/1'")):
+    for rank, why in ((0, "ZeroDivisionError: "), (1, "[Errno 28] No space left on device: 'heartbeat/1'")):
         _, told = heard(Torn(str(tmp_path)), rank, timeout=30)
         assert wait_until(lambda told=told: told, 10)
-        assert told == [f"rank {rank} failed: {why} (in its thread pulse)"]
+        assert told == [f"rank {rank} failed: {why} (in its thread heartbeat)"]
 
 
 def test_what_is_noted_first_is_what_all_tell_and_a_terminal_does_not_obey_it(tmp_path):
@@ -163,14 +162,14 @@ def test_what_is_noted_first_is_what_all_tell_and_a_terminal_does_not_obey_it(tm
     other.note("rank 1 failed: \33[2J\rno room")
     beating.note("rank 0 failed: too late")
     assert wait_until(lambda: told, 10) and told == ["rank 1 failed: \\x1b[2J\\rno room"]
-    assert beating.verdict() == told[0]
-    (tmp_path / "pulse%2Flost").write_bytes(b"\xff\xfe" + b"x" * 5000)
+    assert beating.loss() == told[0]
+    (tmp_path / "heartbeat%2Flost").write_bytes(b"\xff\xfe" + b"x" * 5000)
     assert len(heartbeat.first_loss(store, "")) < 1100
 
 
 def test_whoever_slept_itself_listens_anew_before_it_calls_others_silent(tmp_path, monkeypatch):
     store, now = Folder(str(tmp_path)), [0.0]
-    beating = Pulse(store, 0, 3, timeout=10)
+    beating = Heartbeat(store, 0, 3, timeout=10)
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     since = {1: (4, 0.0), 2: (7, 0.0)}
     now[0] = BEAT

@@ -86,7 +86,7 @@ def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
         assert times == sorted(times) and rows == sorted(rows, reverse=True)
         assert [nodes[node]["segment"] for node in segment["nodes"]] == [number] * len(segment["nodes"])
     sent = [node for segment in told["segments"] for node in segment["nodes"]]
-    assert len(sent) == len(set(sent)) and {event[1] for event in told["events"]} >= {"send", "judge", "settle", "end"}
+    assert len(sent) == len(set(sent)) and {event[1] for event in told["events"]} >= {"send", "verify", "settle", "end"}
 
 
 def test_what_ran_lies_beside_the_spans_with_the_texts_of_its_tokens(ran):

@@ -14,7 +14,7 @@ from model.llama import LlamaConfig, Slice, fill
 from tests.tiny import CONFIG, weights
 from tp.comm import Galaxy, Megatron
 from tp.group import Table, ThreadGroup
-from tp.layers import Sharded, hollow
+from tp.layers import ShardedSlice, hollow
 from tp.shares import ranges, shares
 
 MEMBERS = (1, 2, 3, 4)
@@ -42,7 +42,7 @@ class Twins:
             part = hollow(c, share, 0, c.layers)
             cuts = {name: share.cut(name, c.head_dim) for name in self.tensors}
             fill(part, {name: cut(self.tensors[name]) for name, cut in cuts.items() if cut}, torch.float64, "cpu")
-            self.members.append(Sharded(part, COMMS[comm](ThreadGroup(self.table, member))))
+            self.members.append(ShardedSlice(part, COMMS[comm](ThreadGroup(self.table, member))))
             self.caches.append(share.sizes(c).cache(c.layers, 64, torch.empty(0, dtype=torch.float64)))
 
     def feed(self, nodes: list[int]) -> None:

@@ -15,12 +15,12 @@ from launch.split.write import split
 from model.sample import Sampler
 from model.weights import Part
 from pipeline.messages import Prune, Reset, Segment, Stop
-from pipeline.stage import serve
+from pipeline.stage import run_stage
 from pipeline.trace import OFF
 from tests.checkpoints import refused
 from tests.saved import command, here, models, wait_until
 from tests.tiny import Tiny
-from tp.links import Leading, Seats
+from tp.links import Leading, Placement
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 30
@@ -77,13 +77,13 @@ def test_processes_that_share_layers_write_the_reference_text(saved, tmp_path, f
 # --- who sits where, and the order of messages ------------------------------------------------------------------------
 
 def test_a_group_follows_its_leader_and_leaders_make_the_ring():
-    seats = Seats.of([0, 4, 4], 3)
-    assert (list(seats.leaders), seats.world) == ([0, 1, 4], 7)
-    assert [list(group) for group in seats.groups] == [[0], [1, 2, 3], [4, 5, 6]]
-    assert seats.peers(0) == (4, [1], [1, 4], None, False) and seats.peers(4) == (1, [0], (), 0, False)
-    assert seats.peers(5) == (4, (), (), None, True)
-    assert seats.fan(4) == (None, [5, 6], (), None, False) and seats.fan(0) is seats.fan(5) is None
-    alone, pipeline = Seats.of([8], 4), Seats.of([0, 1, 1], 1)
+    placement = Placement.of([0, 4, 4], 3)
+    assert (list(placement.leaders), placement.world) == ([0, 1, 4], 7)
+    assert [list(group) for group in placement.groups] == [[0], [1, 2, 3], [4, 5, 6]]
+    assert placement.peers(0) == (4, [1], [1, 4], None, False) and placement.peers(4) == (1, [0], (), 0, False)
+    assert placement.peers(5) == (4, (), (), None, True)
+    assert placement.fan(4) == (None, [5, 6], (), None, False) and placement.fan(0) is placement.fan(5) is None
+    alone, pipeline = Placement.of([8], 4), Placement.of([0, 1, 1], 1)
     assert [list(group) for group in alone.groups] == [[0, 1, 2, 3]] and pipeline.groups == [range(1), range(1, 2),
                                                                                               range(2, 3)]
 
@@ -124,11 +124,11 @@ def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():
     segments = [Segment(0, [i], [0], [i], 0, torch.zeros(1)) for i in range(3)]
     steps = [prunes[0], segments[0], *prunes[1:3], segments[1], segments[2], *prunes[3:], Reset(0), Stop()]
     leader, link, fan = Diary(), Script(steps), Script([])
-    serve(leader, Leading(link, fan))  # type: ignore[arg-type]
+    run_stage(leader, Leading(link, fan))  # type: ignore[arg-type]
     assert fan.sent == leader.obeyed and len(fan.sent) == len(steps)
     member, heard = Diary(), Script([])
     heard.steps, heard.urgent = fan.sent[:], lambda: None  # type: ignore[method-assign]
-    serve(member, heard)  # type: ignore[arg-type]
+    run_stage(member, heard)  # type: ignore[arg-type]
     assert member.obeyed == leader.obeyed
 
 

@@ -19,7 +19,7 @@ from scripts.train_eagle import heads
 from scripts.train_eagle.course import Course
 from scripts.train_eagle.data import Row, draw, make_row, read_conversations
 from scripts.train_eagle.judge import accepted_length, open_decoder
-from scripts.train_eagle.loss import FeatureTask, Method, WordTask
+from scripts.train_eagle.loss import FeatureTask, Objective, WordTask
 from scripts.train_eagle.teacher import Teacher
 from scripts.train_eagle.unroll import unroll
 from tests.checkpoints import refused
@@ -120,7 +120,7 @@ def by_hand(task, row, third):
 @both
 @torch.enable_grad()
 def test_the_loss_is_that_of_the_papers(teacher, third):
-    task = make_task(teacher, third, Method(3, decay=0.8))
+    task = make_task(teacher, third, Objective(3, decay=0.8))
     rows, told = make_rows(), task.learn(make_rows(), (0, 0))
     size = sum(len(row.ids) - 1 if third else len(ANSWERED) for row in rows)
     marks = [list(by_hand(task, row, third)) for row in rows]
@@ -135,7 +135,7 @@ def test_the_loss_is_that_of_the_papers(teacher, third):
 
 def test_noise_is_small_and_depends_on_the_step_alone(teacher):
     def loss(noise, seed):
-        return make_task(teacher, False, Method(1, noise=noise)).learn(make_rows(), seed)["loss"]
+        return make_task(teacher, False, Objective(1, noise=noise)).learn(make_rows(), seed)["loss"]
 
     assert loss(0.1, (0, 4)) == loss(0.1, (0, 4)) != loss(0.1, (0, 5))
     assert loss(0.1, (0, 4)) == pytest.approx(loss(0.0, (0, 4)), rel=0.05)
@@ -158,7 +158,7 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
     torch.testing.assert_close(inner, torch.cat([hidden[i][0] for i in inner_layers(7)], -1), atol=1e-4, rtol=1e-4)
     for third in (False, True):
         head, described = make_head(teacher, third)
-        task, folder = (WordTask if third else FeatureTask)(teacher, head, Method(2)), tmp_path / f"head{third}"
+        task, folder = (WordTask if third else FeatureTask)(teacher, head, Objective(2)), tmp_path / f"head{third}"
         assert task.learn([row], (0, 0))["loss"] > 0
         folder.mkdir()
         heads.write(head, described, folder, teacher.stored)
@@ -210,8 +210,8 @@ def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
     text, stream = open_decoder(teacher, tmp_path / "new", 100).decode(Request(prompt, max_new_tokens=40))
     list(stream)
     ids = torch.tensor(prompt + text.token_ids).int()
-    task = FeatureTask(teacher, head, Method(2, word_weight=1.0))
-    plan = train_eagle.Plan("head", 40, 5e-3, matrix_rate=0.02, warm_up=2)
+    task = FeatureTask(teacher, head, Objective(2, word_weight=1.0))
+    plan = train_eagle.Hyperparameters("head", 40, 5e-3, matrix_rate=0.02, warm_up=2)
     row = Row(ids, torch.arange(len(ids)) >= len(prompt))
     Course(plan, head, tmp_path / "training.pt").run(lambda step: task.learn([row], (0, step)))
     heads.write(head, config, tmp_path / "taught", torch.float64)

@@ -36,7 +36,7 @@ def play(words):
         elif word == "forget":
             tree.forget()
         else:
-            tree.answer[tree.tip] = rng.randrange(6)
+            tree.target_token[tree.tip] = rng.randrange(6)
             verify(tree)
     return tree, cuts
 
@@ -111,7 +111,7 @@ def test_verify_walks_through_hits_and_stops_at_a_miss():
     b = tree.add(a, 6, -0.2)
     tree.add(a, 7, -0.3)
     tree.cut()
-    tree.answer.update({tree.tip: 5, a: 6, b: 9})
+    tree.target_token.update({tree.tip: 5, a: 6, b: 9})
     assert verify(tree) == [5, 6, 9]
     assert tree.tokens == [1, 2, 5, 6, 9] and not tree.live
     assert list(tree.unsent) == [tree.tip] and tree.passes == 0
@@ -122,7 +122,7 @@ def test_verify_waits_where_the_answer_is_not_known():
     tree = TokenTree([1, 2], limit=20)
     a = tree.add(tree.tip, 5, -0.1)
     tree.cut()
-    tree.answer[tree.tip] = 5
+    tree.target_token[tree.tip] = 5
     assert verify(tree) == [5] and tree.tip == a
     assert verify(tree) == [] and not tree.unsent
 
@@ -148,7 +148,7 @@ def test_a_turn_costs_no_more_in_a_long_text():
         for rank in range(8):
             tree.add(tree.add(tree.tip, rank, -1.0 - rank), 0, -2.0 - rank)
         tree.cut(16, 64)
-        tree.answer[tree.tip] = 3
+        tree.target_token[tree.tip] = 3
         verify(tree)
 
     def lines(length):

@@ -17,7 +17,7 @@ from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
 from pipeline.interfaces import Draft
-from pipeline.stage import Stage, serve
+from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
 from pipeline.target import Ring
 from pipeline.trace import OFF
@@ -123,7 +123,7 @@ class Oracle:
 def work(stage: Stage, link: Any) -> None:
     """Serve; a stage that fails ends the test instead of letting it wait."""
     try:
-        serve(stage, link)
+        run_stage(stage, link)
     except BaseException as error:
         link.fail(PeerLost(f"a stage failed: {error!r}"))
         raise

@@ -1,4 +1,4 @@
-"""Sharded layers: a slice of the model with fewer heads and columns in each layer, whose sums a group adds up.
+"""ShardedSlice layers: a slice of the model with fewer heads and columns in each layer, whose sums a group adds up.
 
 They are made of the model's own modules and know nothing about what a family computes; the model's file knows nothing
 about them. Embedding and norms are whole on every member.
@@ -112,7 +112,7 @@ def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
     return part
 
 
-class Sharded:
+class ShardedSlice:
     """A member's slice, filled, as a stage calls it: all rows in, all rows out.
 
     A segment is never given up between two layers, since not all members hear at the same layer that it has died.

@@ -10,50 +10,50 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Sequence
 
-from model.weights import seats
+from model.weights import placements
 from pipeline.messages import Message, Prune
 from pipeline.stage import Stage
 from pipeline.transport import Link, Peers
 
 
 @dataclass(frozen=True)
-class Seats:
+class Placement:
     """Who sits where: the leaders, in the order of the ring, each followed by the other members of its group."""
 
     leaders: Sequence[int]
     world: int
 
     @staticmethod
-    def of(stages: Sequence[int], tp: int) -> Seats:
+    def of(stages: Sequence[int], tp: int) -> Placement:
         """Of a pipeline with so many layers in each stage, whose stages are groups of `tp`; a single one is rank 0's.
         """
-        found = seats(stages, tp)
-        return Seats([rank for rank, (_, member) in enumerate(found) if not member], len(found))
+        found = placements(stages, tp)
+        return Placement([rank for rank, (_, member) in enumerate(found) if not member], len(found))
 
-    def group(self, seat: int) -> range:
+    def group(self, rank: int) -> range:
         """The ranks of the group of a rank, its leader first."""
-        after = bisect(self.leaders, seat)
+        after = bisect(self.leaders, rank)
         return range(self.leaders[after - 1], [*self.leaders, self.world][after])
 
     @property
     def groups(self) -> list[range]:
         return [self.group(leader) for leader in self.leaders]
 
-    def peers(self, seat: int) -> Peers:
+    def peers(self, rank: int) -> Peers:
         """Whom a rank talks to: a leader its neighbours in the ring, another member its leader."""
-        leader, size = self.group(seat)[0], len(self.leaders)
-        if seat != leader:
+        leader, size = self.group(rank)[0], len(self.leaders)
+        if rank != leader:
             return Peers(leader, (), ordered=True)
         if size == 1:
             return Peers(None, ())
-        place = self.leaders.index(seat)
+        place = self.leaders.index(rank)
         neighbours = self.leaders[place - 1], [self.leaders[(place + 1) % size]]
         return Peers(*neighbours, root=self.leaders[0]) if place else Peers(*neighbours, others=self.leaders[1:])
 
-    def fan(self, seat: int) -> Peers | None:
+    def fan(self, rank: int) -> Peers | None:
         """Whom a leader hands things on to, if it has anybody."""
-        leader, *members = self.group(seat)
-        return Peers(None, members) if members and seat == leader else None
+        leader, *members = self.group(rank)
+        return Peers(None, members) if members and rank == leader else None
 
 
 class Loop:

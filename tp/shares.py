@@ -121,7 +121,7 @@ def held(names: Mapping[str, str], c: LlamaConfig, weights: Sequence[float], mem
             if share.cut(name, c.head_dim) and (name != HEAD or not member)}
 
 
-class Shard(Checkpoint):
+class ShardedSource(Checkpoint):
     """A checkpoint as one member of a group sees it: every tensor cut to its share, in the order of the whole."""
 
     def __init__(self, whole: Checkpoint, weights: Sequence[float], member: int) -> None:

@@ -24,7 +24,7 @@ LOCAL = frozenset({
     "model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "data", "output", "results", "hosts",  # its folders
     "prompt", "prompt_ids", "question_file",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
-    "master_addr", "master_port", "wait",  # how it came to the meeting
+    "master_addr", "master_port", "wait",  # how it came to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
@@ -32,7 +32,7 @@ MIXED = ", and dtype= too where some have CUDA and others do not"
 
 
 class Verdict(NamedTuple):
-    """What rank 0 says of a meeting: all is well if nothing is `told`; `lost`: a board is missing, not wrong."""
+    """What rank 0 says of a rendezvous: all is well if nothing is `told`; `lost`: a board is missing, not wrong."""
 
     told: str = ""
     lost: bool = False
@@ -97,9 +97,9 @@ def open_door(door: socket.socket, rank: int) -> None:
     """Say to everybody who knocks which rank this is, until the door is closed."""
     while door.fileno() >= 0:
         with suppress(OSError):  # whoever knocked has gone already
-            guest, _ = door.accept()
-            with guest:
-                guest.sendall(b"flowspec %d\n" % rank)
+            follower, _ = door.accept()
+            with follower:
+                follower.sendall(b"flowspec %d\n" % rank)
 
 
 def reaches(facts: Facts, rank: int) -> bool:

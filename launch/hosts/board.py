@@ -1,6 +1,6 @@
 """Several hosts: which rank this board is and where all ranks meet, by keys, the environment or a hosts file.
 
-It knows nothing about models, and talks to nobody; how ranks meet is told in meeting.py. As a program it prints the
+It knows nothing about models, and talks to nobody; how ranks meet is told in rendezvous.py. As a program it prints the
 boards of a hosts file, for scripts/push.sh.
 """
 from __future__ import annotations

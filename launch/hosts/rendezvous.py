@@ -1,4 +1,4 @@
-"""The meeting of ranks on several hosts: they come in any order, compare what they are, and try the ways between them.
+"""The rendezvous of ranks on several hosts: they come in any order, compare what they are, and try to connect.
 
 It knows nothing about what a rank does afterwards. Rank 0 keeps the store that all write to, and judges; so whatever is
 wrong on one board ends all of them with one sentence, which names the board.
@@ -28,16 +28,16 @@ from launch.hosts.store import Keeper, Shelf, Store, Wire, hang_up
 from launch.spec import RankSpec
 from model.weights import Part
 from pipeline.transport import PeerLost
-from tp.links import Seats
+from tp.links import Placement
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
 LOOK = 0.2  # seconds between two looks into the store
-SOONER = 0.8  # of the pulse's patience
+SOONER = 0.8  # of the heartbeat's patience
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
         "with wait=")
 
 
-class Meeting:
+class Rendezvous:
     """One rank's side of it. After `attend`, `names` has each rank as messages shall name it."""
 
     apart = True  # each rank has a terminal of its own
@@ -52,13 +52,14 @@ class Meeting:
         self._until = time.monotonic() + board.wait
         self._store = self._open()
 
-    def attend(self, config: RunConfig, prepare: Callable[[RunConfig], tuple[Path, Seats]]) -> tuple[Path, Seats]:
+    def attend(self, config: RunConfig, prepare: Callable[[RunConfig], tuple[Path, Placement]]
+               ) -> tuple[Path, Placement]:
         """What `prepare` gives, once all ranks are here and belong together; raises ValueError or PeerLost."""
         with socket.socket() as door:
             facts: Facts = {"host": socket.gethostname(), "code": code_version(), "settings": settings(config)}
             try:
-                folder, seats = prepare(config)
-                world = seats.world
+                folder, placement = prepare(config)
+                world = placement.world
                 interface, own = self.board.ground()
                 door.bind((own, 0))
                 door.listen()
@@ -83,7 +84,7 @@ class Meeting:
         self._settle(config.timeout)
         os.environ.update(GLOO_SOCKET_IFNAME=interface, WORLD_SIZE=str(world))
         print(f"flowspec: all {world} ranks are here", file=sys.stderr)
-        return folder, seats
+        return folder, placement
 
     def connect(self) -> Any:
         """Join the process group of all ranks; the store in which they tell each other that they live."""
@@ -127,7 +128,7 @@ class Meeting:
         return missing
 
 
-class Host(Meeting):
+class Leader(Rendezvous):
     """Rank 0's side."""
 
     def _open(self) -> Store:
@@ -176,7 +177,7 @@ class Host(Meeting):
             time.sleep(LOOK)
 
 
-class Guest(Meeting):
+class Follower(Rendezvous):
     """The side of all other ranks."""
 
     def _open(self) -> Store:
@@ -184,7 +185,7 @@ class Guest(Meeting):
         return Store(self._wire.ask)
 
     def _settle(self, timeout: float) -> None:
-        # A little less than the pulse has: this end can tell a cut wire from a program that stands still.
+        # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
         self._wire.names, self._wire.patience = (self.names[0], self.names[self.board.rank]), SOONER * timeout
 
     def _reach(self) -> Wire:

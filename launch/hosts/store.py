@@ -195,7 +195,7 @@ def greeted(line: bytes) -> int:
 
 
 class Wire:
-    """A guest's way to the store. Whatever breaks it is told as the loss of rank 0, in a sentence."""
+    """A follower's way to the store. Whatever breaks it is told as the loss of rank 0, in a sentence."""
 
     def __init__(self, address: tuple[str, int], names: tuple[str, str], patience: float) -> None:
         self.names, self.patience = names, patience  # of rank 0 and this one, in messages; seconds for an answer
@@ -271,8 +271,10 @@ class Lost(PeerLost):
 
 
 class Store(dist.Store):
-    """What torch.distributed, the pulse and the meeting take for the store. Nothing leaves it in another form than its
-    kind has."""
+    """What torch.distributed, the heartbeat and the rendezvous take for the store.
+
+    Nothing leaves it in another form than its kind has.
+    """
 
     def __init__(self, ask: Ask) -> None:
         super().__init__()

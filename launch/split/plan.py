@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from config.sharing import USUAL
+from config.tensor_parallel import USUAL
 from model.checkpoint import Checkpoint
 from model.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
 from model.quant import Recast
 from model.text import TOKENIZER_FILES
-from model.weights import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, plan_stages, seats
-from tp.shares import Shard, held
+from model.weights import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, placements, plan_stages
+from tp.shares import ShardedSource, held
 
 INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # what a head's maps between vocabularies are stored in
 TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
@@ -38,7 +38,7 @@ AS_IT_IS = Layout()
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """What is going to be written: the sources, which rank gets which tensors, and in which form."""
 
     source: Checkpoint
@@ -55,8 +55,8 @@ class Plan:
 
     def tensors(self, rank: int) -> Recast:
         """What a rank gets of the model, in the form in which it is written."""
-        member = seats(self.stages, len(self.layout.shares))[rank][1]
-        source = Shard(self.source, self.layout.shares, member) if len(self.layout.shares) > 1 else self.source
+        member = placements(self.stages, len(self.layout.shares))[rank][1]
+        source = ShardedSource(self.source, self.layout.shares, member) if len(self.layout.shares) > 1 else self.source
         return Recast(source, self.parts[rank], self.layout.quant, sound=True)
 
     def heads(self, rank: int) -> list[Checkpoint]:
@@ -87,7 +87,7 @@ class Plan:
 
 
 def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None,
-              layout: Layout) -> Plan:
+              layout: Layout) -> SplitPlan:
     source = Checkpoint(model_dir)
     head = Checkpoint(eagle_dir) if eagle_dir else None
     check_model(source)
@@ -99,11 +99,11 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     check_group(len(layout.shares), c.heads)
     counts = plan_stages(stages, source) if stages else [c.layers]
     whole = assign(source.names(), counts, c.tied, borrows)
-    parts = [held(whole[stage], c, layout.shares, member) for stage, member in seats(counts, len(layout.shares))]
+    parts = [held(whole[stage], c, layout.shares, member) for stage, member in placements(counts, len(layout.shares))]
     text = {name: sample(source.folder / name) for name in TEXT_FILES if (source.folder / name).is_file()}
     identity = [VERSION, counts, describe(source), text, describe(head) if head else None, asdict(layout)]
     split_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    return Plan(source, head, counts, parts, layout, split_id, Path(out_dir))
+    return SplitPlan(source, head, counts, parts, layout, split_id, Path(out_dir))
 
 
 def check_group(ranks: int, heads: int) -> None:

@@ -17,10 +17,10 @@ import torch
 from tqdm import tqdm
 
 from config.files import replace
-from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, Plan, make_plan
+from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, SplitPlan, make_plan
 from model.checkpoint import Writer
 from model.quant import Recast, probe
-from model.weights import FORMAT, MANIFEST, VERSION, Part, seats, span
+from model.weights import FORMAT, MANIFEST, VERSION, Part, placements, span
 
 WEIGHTS = "model.safetensors"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,7 +51,7 @@ def discard(folder: Path) -> None:
             path.unlink()
 
 
-def write_rank(plan: Plan, rank: int, tick: Callable[[int], Any]) -> None:
+def write_rank(plan: SplitPlan, rank: int, tick: Callable[[int], Any]) -> None:
     folder, files = plan.folders[rank], {}
     discard(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def write_rank(plan: Plan, rank: int, tick: Callable[[int], Any]) -> None:
         files[f"eagle/{WEIGHTS}"] = copy(Recast(head, own, sound=True), folder / "eagle" / WEIGHTS, tick)
         files["eagle/config.json"] = store(folder / "eagle" / "config.json", (head.folder / "config.json").read_bytes())
     manifest = {"format": FORMAT, "version": VERSION, "rank": rank, "stages": plan.stages,
-                "layers": span(plan.stages, seats(plan.stages, len(plan.layout.shares))[rank][0]),
+                "layers": span(plan.stages, placements(plan.stages, len(plan.layout.shares))[rank][0]),
                 "shares": plan.layout.shares, "split_id": plan.split_id, "quant": plan.layout.quant, "files": files}
     store(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())  # last: it vouches for the rest
 
@@ -78,7 +78,7 @@ def alone(out: Path) -> Iterator[None]:
         yield
 
 
-def check_space(plan: Plan, ranks: list[int]) -> None:
+def check_space(plan: SplitPlan, ranks: list[int]) -> None:
     old = sum(path.stat().st_size for rank in ranks for path in plan.folders[rank].glob("**/*") if path.is_file())
     need, free = sum(map(plan.bytes, ranks)), shutil.disk_usage(plan.out).free + old
     if need > free:
@@ -86,7 +86,7 @@ def check_space(plan: Plan, ranks: list[int]) -> None:
                          f"choose another output folder or free some space")
 
 
-def write(plan: Plan, progress: bool) -> None:
+def write(plan: SplitPlan, progress: bool) -> None:
     """Write the folders that an earlier run did not finish."""
     ranks = plan.missing
     check_space(plan, ranks)

@@ -37,7 +37,7 @@ from pipeline.decode import Answer, Decoder, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 from scripts.bench.forms import stages
-from scripts.bench.sharing import sharing
+from scripts.bench.tensor_parallel import tensor_parallel
 from scripts.generate import questions
 
 QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
@@ -174,7 +174,7 @@ def _with(argv: list[str], *defaults: str) -> list[str]:
     return argv + [word for word in defaults if word.partition("=")[0] not in given]
 
 
-COMMANDS = {"overhead": overhead, "acceptance": acceptance, "stages": stages, "tp": sharing}
+COMMANDS = {"overhead": overhead, "acceptance": acceptance, "stages": stages, "tp": tensor_parallel}
 
 
 def main(argv: list[str]) -> int:

@@ -16,8 +16,8 @@ NODE = ("id", "token", "parent", "score", "kind", "request", "born", "segment", 
         "why")
 # A segment's stay on a rank: rows that came, were computed and went on; their difference was pruned there.
 STOP = ("rank", "came", "rows", "from", "to", "computed", "left", "passed")
-OF_SEGMENT = ("send", "forward", "back", "judge")  # events that a segment has; the others have a node or a request
-SHOWN = ("wait", "grow", "judge", "send", "prune", "reset", "forward")
+OF_SEGMENT = ("send", "forward", "back", "verify")  # events that a segment has; the others have a node or a request
+SHOWN = ("wait", "grow", "verify", "send", "prune", "reset", "forward")
 
 
 class Story:
@@ -36,7 +36,7 @@ class Story:
         self._away: deque[int] = deque()  # segments that have not been judged
         self._told: list[int] | None = None  # the answer of the next request
         for span in spans:
-            if span["rank"] == self.root and span["name"] in ("send", "grow", "judge", "prune", "reset", "request"):
+            if span["rank"] == self.root and span["name"] in ("send", "grow", "verify", "prune", "reset", "request"):
                 getattr(self, f"_{span['name']}")(span)
         self._travel()
 
@@ -93,7 +93,7 @@ class Story:
         if self._away:
             number = self._away.popleft()
             self.segments[number].update(judged=[self._ms(span["t0"]), at], back=self._ms(span["t0"]))
-            self.events.append([at, "judge", self.root, number, len(span.get("said", ()))])
+            self.events.append([at, "verify", self.root, number, len(span.get("said", ()))])
 
     def _prune(self, span: Span) -> None:
         if span.get("parent") in self.nodes:  # not of a request that sent nothing, nor where rank 0 is a stage as well

@@ -23,10 +23,10 @@ from model.checkpoint import SOURCES, Checkpoint
 from model.llama import LlamaConfig
 from model.text import CONVERSATIONS, Text
 from scripts.train_eagle import heads
-from scripts.train_eagle.course import Course, Plan
+from scripts.train_eagle.course import Course, Hyperparameters
 from scripts.train_eagle.data import Row, draw, make_rows, read_conversations
 from scripts.train_eagle.judge import accepted_length, open_decoder
-from scripts.train_eagle.loss import FeatureTask, Method, Task, WordTask
+from scripts.train_eagle.loss import FeatureTask, Objective, Task, WordTask
 from scripts.train_eagle.teacher import Teacher
 
 EXAMPLE = """\
@@ -138,8 +138,8 @@ def open_task(args: argparse.Namespace, teacher: Teacher, rows: list[Row]) -> tu
     config = heads.describe(teacher, None if own is None else len(own))
     head = heads.begin(teacher, config, own, args.seed)
     if args.eagle3:
-        return config, WordTask(teacher, head, Method(args.passes or 7, decay=0.8))  # type: ignore[arg-type]
-    return config, FeatureTask(teacher, head, Method(args.passes or 1, 1.0, args.noise, args.word_weight))
+        return config, WordTask(teacher, head, Objective(args.passes or 7, decay=0.8))  # type: ignore[arg-type]
+    return config, FeatureTask(teacher, head, Objective(args.passes or 1, 1.0, args.noise, args.word_weight))
 
 
 def terms(args: argparse.Namespace, teacher: Teacher) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def train(args: argparse.Namespace) -> None:
     teacher = open_teacher(args)
     config, task = open_task(args, teacher, lessons.rows)
     steps = max(1, math.ceil(args.epochs * len(lessons.rows) / args.batch))
-    plan = Plan("head", steps, args.rate or RATE[args.eagle3] / sizes.hidden, warm_up=max(1, steps // 20),
+    plan = Hyperparameters("head", steps, args.rate or RATE[args.eagle3] / sizes.hidden, warm_up=max(1, steps // 20),
                 seed=args.seed, saved_every=args.save_every)
     course = Course(plan, task.head, args.out_dir / CHECKPOINT, terms(args, teacher))
 

@@ -21,7 +21,7 @@ SHOWN = 50  # steps whose figures the bar averages
 
 
 @dataclass(frozen=True)
-class Plan:
+class Hyperparameters:
     """How far a model is trained, and how fast it learns."""
 
     name: str
@@ -34,7 +34,7 @@ class Plan:
     saved_every: int = 100  # steps
 
 
-def optimizers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Optimizer]:
     """Of everything that is not frozen."""
     learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in learnt
@@ -47,7 +47,7 @@ def optimizers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     return found
 
 
-def share(step: int, plan: Plan) -> float:
+def share(step: int, plan: Hyperparameters) -> float:
     """Of the top rate: linear up, flat, then linear down to nothing over the second half."""
     return min((step + 1) / plan.warm_up, 1.0, 2.0 * (plan.steps - step) / plan.steps)
 
@@ -59,7 +59,7 @@ class Course:
     several processes one; only one of them may be the `keeper`, which shows the bar and writes the checkpoint.
     """
 
-    def __init__(self, plan: Plan, model: nn.Module, path: Path, terms: Mapping[str, Any] | None = None,
+    def __init__(self, plan: Hyperparameters, model: nn.Module, path: Path, terms: Mapping[str, Any] | None = None,
                  average: Callable[[Iterable[Tensor]], None] | None = None, keeper: bool = True) -> None:
         self.plan, self.model, self.path, self.average, self.keeper = plan, model, path, average, keeper
         self.terms = dict(terms or {})

@@ -22,7 +22,7 @@ from scripts.train_eagle.unroll import unroll
 
 
 @dataclass(frozen=True)
-class Method:
+class Objective:
     """How a head is taught."""
 
     passes: int  # the first with the base's features, the others with what the head itself made before
@@ -53,7 +53,7 @@ class Wanted:
 class Task:
     """One head, its teacher, and the loss of its kind."""
 
-    def __init__(self, teacher: Teacher, head: Head, method: Method) -> None:
+    def __init__(self, teacher: Teacher, head: Head, method: Objective) -> None:
         self.teacher, self.head, self.method = teacher, head, method
 
     def size(self, row: Row) -> int:
@@ -119,7 +119,7 @@ class Task:
     def agreement(self, rows: Sequence[Row], passes: int) -> list[float]:
         """How often the head's likeliest word is the base's, for each number of guesses that lie between."""
         right, asked = [0.0] * passes, [0] * passes
-        test = type(self)(self.teacher, self.head, Method(passes))
+        test = type(self)(self.teacher, self.head, Objective(passes))
         for row in rows:
             for number, mark in enumerate(test.marks(row)):
                 right[number] += float(mark.right)
@@ -156,7 +156,7 @@ class WordTask(Task):
 
     head: Eagle3Head
 
-    def __init__(self, teacher: Teacher, head: Eagle3Head, method: Method) -> None:
+    def __init__(self, teacher: Teacher, head: Eagle3Head, method: Objective) -> None:
         super().__init__(teacher, head, method)
         own = torch.arange(head.lm_head.out_features, device=teacher.device)
         self._target_V = own if head.shift is None else own + head.shift

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from toy.recipe.pack import Rows
 from toy.recipe.tokenizer import VOCABULARY
-from toy.recipe.train import Plan, begin, join, launch
+from toy.recipe.train import Hyperparameters, begin, join, launch
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def export(model: LlamaForCausalLM, target: Path) -> None:
     (target / "config.json").write_text(json.dumps(described, indent=2) + "\n")
 
 
-def _train(rank: int, plan: Plan, port: int, shape: Shape, work: Path, target: Path) -> None:
+def _train(rank: int, plan: Hyperparameters, port: int, shape: Shape, work: Path, target: Path) -> None:
     join(rank, plan, port)
     model = LlamaForCausalLM._from_config(shape.config(), attn_implementation=ATTENTION)
     rows, course = Rows(work, plan.seed), begin(plan, model, work, rank)
@@ -93,6 +93,6 @@ def _train(rank: int, plan: Plan, port: int, shape: Shape, work: Path, target: P
         export(model, target)
 
 
-def fit(plan: Plan, shape: Shape, work: Path, target: Path) -> None:
+def fit(plan: Hyperparameters, shape: Shape, work: Path, target: Path) -> None:
     """Train to the end, from the last checkpoint if there is one; write `target`."""
     launch(_train, plan, shape, work, target)

@@ -9,14 +9,14 @@ import torch
 from model.checkpoint import Checkpoint
 from scripts.train_eagle import heads
 from scripts.train_eagle.data import Row
-from scripts.train_eagle.loss import FeatureTask, Method
+from scripts.train_eagle.loss import FeatureTask, Objective
 from scripts.train_eagle.teacher import Teacher
 from toy.recipe.pack import Rows
-from toy.recipe.train import Plan, begin, join, launch
+from toy.recipe.train import Hyperparameters, begin, join, launch
 
 # EAGLE weighs the words 0.1 beside the features, adds noise and never reads its own guesses. Here the steps are few and
 # the words count for more; the second pass keeps guesses good in depth.
-METHOD = Method(passes=2, word_weight=1.0)
+METHOD = Objective(passes=2, word_weight=1.0)
 
 
 def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[Row]:
@@ -24,7 +24,7 @@ def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[Row]:
     return [Row(*row) for row in zip(ids, weights == 1)]
 
 
-def _train(rank: int, plan: Plan, port: int, work: Path, base_dir: Path, target: Path) -> None:
+def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
     join(rank, plan, port)
     teacher = Teacher(Checkpoint(base_dir), torch.bfloat16, torch.device("cpu"))
     config = heads.describe(teacher)
@@ -42,6 +42,6 @@ def _train(rank: int, plan: Plan, port: int, work: Path, base_dir: Path, target:
         heads.write(task.head, config, target, teacher.stored)
 
 
-def fit(plan: Plan, work: Path, base_dir: Path, target: Path) -> None:
+def fit(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
     """Train to the end, from the last checkpoint if there is one; write `target`."""
     launch(_train, plan, work, base_dir, target)

@@ -26,7 +26,7 @@ SETTINGS = {"MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_MMAP_THRESHOLD_": "8
 
 
 @dataclass(frozen=True)
-class Plan(course.Plan):
+class Hyperparameters(course.Hyperparameters):
     """How one model is trained."""
 
     rate: float = 4e-3
@@ -47,13 +47,13 @@ def average(gradients: Iterable[torch.Tensor]) -> None:
         part.copy_(mean.view_as(part))
 
 
-def begin(plan: Plan, model: torch.nn.Module, work: Path, rank: int) -> Course:
+def begin(plan: Hyperparameters, model: torch.nn.Module, work: Path, rank: int) -> Course:
     """The course of one process, from its last checkpoint if there is one; rank 0 shows the way and keeps those."""
     terms = {name: value for name, value in asdict(plan).items() if name != "saved_every"}
     return Course(plan, model, work / f"{plan.name}.pt", terms, average if plan.processes > 1 else None, rank == 0)
 
 
-def join(rank: int, plan: Plan, port: int) -> None:
+def join(rank: int, plan: Hyperparameters, port: int) -> None:
     """What a training process does first."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
@@ -61,7 +61,7 @@ def join(rank: int, plan: Plan, port: int) -> None:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=plan.processes)
 
 
-def launch(work: Callable[..., None], plan: Plan, *values: object) -> None:
+def launch(work: Callable[..., None], plan: Hyperparameters, *values: object) -> None:
     """Start `work(rank, plan, port, *values)` in each process and wait for the end."""
     os.environ.update(SETTINGS)  # read when a process starts, so it must stand here before the children do
     with socket.socket() as probe:

@@ -15,7 +15,7 @@ from scripts.bench.forms import Form, build
 from scripts.bench.sizes import Size, read
 from tp.comm import COMMS, Megatron
 from tp.group import Table, ThreadGroup, Wait
-from tp.layers import Sharded
+from tp.layers import ShardedSlice
 
 PLAIN = Form(torch.float32, "none")
 SIZES = (Size("layers", 8, "layers of the stage"), Size("hidden", 512, "its width"),
@@ -43,7 +43,7 @@ class Counting(ThreadGroup):
         return wait
 
 
-def sharing(argv: list[str]) -> int:
+def tensor_parallel(argv: list[str]) -> int:
     """The command `python -m scripts.bench tp`."""
     args = read("python -m scripts.bench tp", SIZES, argv, forms=2)
     torch.set_grad_enabled(False)
@@ -55,7 +55,7 @@ def sharing(argv: list[str]) -> int:
 def alone(args: argparse.Namespace) -> None:
     """A sharded stage of one member beside the same stage as it is, by turns."""
     whole, shared = build(args, [PLAIN])[PLAIN], build(args, [PLAIN])[PLAIN]
-    shared = shared._replace(body=Sharded(shared.body, Megatron(Counting(1), args.hidden)))  # type: ignore[arg-type]
+    shared = shared._replace(body=ShardedSlice(shared.body, Megatron(Counting(1), args.hidden)))  # type: ignore[arg-type]
     took: dict[int, list[tuple[float, float]]] = {rows: [] for rows in args.rows}
     for repeat in tqdm(range(args.repeats + 1), desc="segments", leave=False):
         for rows, pairs in took.items():
@@ -78,5 +78,5 @@ def count(args: argparse.Namespace, size: int = 4) -> None:
     for name in ("tp", "galaxy"):
         stage, group = build(args, [PLAIN])[PLAIN], Counting(size)
         comm = COMMS[name](group, args.hidden)
-        stage._replace(body=Sharded(stage.body, comm)).segment(rows)  # type: ignore[arg-type]
+        stage._replace(body=ShardedSlice(stage.body, comm)).segment(rows)  # type: ignore[arg-type]
         print(f"  {name:<8}{group.sums / args.layers:6.2f} sums{group.tiles / args.layers:8.2f} tiles sent")

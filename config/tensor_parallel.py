@@ -1,4 +1,4 @@
-"""Sharing: how ranks share the layers of a stage, or of the whole model, as the keys say (tensor parallel).
+"""TensorParallel: how ranks share the layers of a stage, or of the whole model, as the keys say (tensor parallel).
 
 It knows nothing about heads or ranks: speeds in, which `tp/shares.py` makes into shares.
 """
@@ -17,7 +17,7 @@ SPEED = Range(0.001, 1000)  # of a rank beside the others
 
 
 @dataclass(frozen=True)
-class Sharing:
+class TensorParallel:
     """The keys that tell of it."""
 
     pipeline_type: str
@@ -31,9 +31,9 @@ class Sharing:
         return METHODS[self.pipeline_type].target in SHARINGS
 
     @property
-    def way(self) -> str:
-        """How they add up: tp or galaxy."""
-        return self.tp_type or (self.pipeline_type if self.whole else SHARINGS[0])
+    def comm(self) -> str:
+        """How they add up: tp or galaxy, the name of a target in `METHODS`."""
+        return self.tp_type or (METHODS[self.pipeline_type].target if self.whole else SHARINGS[0])
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -58,5 +58,5 @@ class Sharing:
                    "for each")
         if self.tp_type not in ("", *SHARINGS):
             yield f"tp_type={self.tp_type} is unknown: choose one of {', '.join(SHARINGS)}"
-        elif self.whole and self.way != self.pipeline_type:
+        elif self.whole and self.comm != self.pipeline_type:
             yield f"tp_type={self.tp_type} is another method: say pipeline_type={self.tp_type}"
