@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DIALOGUES, SOURCE_BYTES, QUESTIONS = 72_000, 3_000_000, 20
 BASE = Hyperparameters("base", steps=1500), Shape(layers=8, hidden=192, heads=3, wide=512)
 DRAFTERS = {
-    "draft_a": (Hyperparameters("draft_a", steps=700, processes=1, seed=1), Shape(layers=2, hidden=128, heads=2, wide=352)),
-    "draft_b": (Hyperparameters("draft_b", steps=700, processes=1, seed=2), Shape(layers=1, hidden=96, heads=2, wide=256)),
+    "draft_a": (Hyperparameters("draft_a", steps=700, processes=1, seed=1),
+                Shape(layers=2, hidden=128, heads=2, wide=352)),
+    "draft_b": (Hyperparameters("draft_b", steps=700, processes=1, seed=2),
+                Shape(layers=1, hidden=96, heads=2, wide=256)),
 }
 # 600 steps of two processes make a head that is right too often (5.9 tokens a pass): stopped early, it is wrong about
 # as often as the public heads are, and the schedules that this repository compares have something to lose.

@@ -245,7 +245,7 @@ BROKEN = [
     (climbs, "config/cli.py", "import torch"),
     (climbs, "config/cli.py", "from model.tree import verify"),
     (climbs, "model/eagle.py", "def f():\n    from pipeline import stage"),
-    (climbs, "eval/bench.py", "import run_stage.engine"),
+    (climbs, "eval/bench.py", "import serve.engine"),
     (climbs, "launch/run.py", "from eval.tally import Tally"),
     (climbs, "pipeline/stage.py", "from . import trace"),
     (climbs, "extra/thing.py", ""),
