@@ -134,7 +134,7 @@ def _one_of_many(config: RunConfig, start: tuple[Path, Seats, Agent | Meeting], 
             serve(build_stage(config, part, trace, wires.group), wires.serving)
         wires.close()
         trace.close()
-        pulse.stop(outlive=rank == 0 and (meeting.apart or bool(config.trace)))
+        pulse.stop(outlive=rank == 0)
         if rank == 0:
             _merge(config, part)
     except BaseException as error:
