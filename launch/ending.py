@@ -50,6 +50,7 @@ class Ending:
         loss = why if lost else f"rank {self.rank} failed: {why}"
         if self.tells or not (lost or self.hushed):
             print(f"\nflowspec: {loss}", file=sys.stderr)
+        self.tells = False  # once is enough
         if self.heartbeat is not None:
             self.heartbeat.note(loss)
         elif self.hushed:

@@ -1,7 +1,7 @@
 """A store of keys in a private folder: how ranks of one machine find each other, without a port that could be reached.
 
-It has what the heartbeat and the clocks ask of torch's stores. Each key is a file of its own that is replaced, so that
-it does not grow with the beats of a pipeline that lives for months.
+It has what the heartbeat and the clocks ask of torch's stores. A number is written over itself, so that the folder does not
+grow with the beats of a pipeline that lives for months, and hardly ever reaches the disk.
 """
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-MEMORY = Path("/dev/shm")  # beats need no disk
 LOOK = 0.01  # seconds between two looks for a key
+DIGITS = 20
 
 
 def private_folder() -> tempfile.TemporaryDirectory[str]:
-    """A new folder that nobody else may enter, where possible in memory; gone when it is closed."""
-    fit = MEMORY.is_dir() and os.access(MEMORY, os.W_OK | os.X_OK)
-    return tempfile.TemporaryDirectory(prefix="flowspec-", dir=str(MEMORY) if fit else None)
+    """A new folder that nobody else may enter; gone when it is closed.
+
+    Among temporary files, not in shared memory, which systemd clears when its owner logs out, whatever still runs.
+    """
+    return tempfile.TemporaryDirectory(prefix="flowspec-")
 
 
 class Folder:
@@ -53,12 +55,14 @@ class Folder:
         """The sum of all that was added."""
         if not amount:
             return int(self.peek(key) or 0)
-        path = self._path(key)
-        with open(path.with_name(f"{path.name}.lock"), "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            total = int(self.peek(key) or 0) + amount
-            self.set(key, str(total))
+        file = os.open(self._path(key), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            total = int(os.pread(file, DIGITS, 0) or 0) + amount
+            os.pwrite(file, f"{total:0{DIGITS}}".encode(), 0)
             return total
+        finally:
+            os.close(file)
 
     def _path(self, key: str) -> Path:
         return self._folder / quote(key, safe="")

@@ -92,7 +92,7 @@ def _member(config: RunConfig, folder: Path, placement: Placement, join: Callabl
             wires.close()
     finally:
         trace.close()
-        heartbeat.stop(outlive=bool(config.trace))
+        heartbeat.stop(outlive=not heartbeat.lost)
         dist.destroy_process_group()
     join_traces(config, part)
 

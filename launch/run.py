@@ -116,7 +116,7 @@ def _one_of_many(config: RunConfig, start: tuple[Path, Placement, Agent | Rendez
             run_stage(build_stage(RankSpec(config, part), trace, wires.group), wires.serving)
         wires.close()
         trace.close()
-        heartbeat.stop(outlive=rank == 0 and (rendezvous.apart or bool(config.trace)))
+        heartbeat.stop(outlive=rank == 0)
         if rank == 0:
             join_traces(config, part)
     except BaseException as error:

@@ -68,9 +68,9 @@ class Heartbeat:
         return self._lost
 
     def stop(self, outlive: bool = False) -> None:
-        """Say good-bye, so that the silence from now on alarms nobody; `outlive`: when all others have done so.
+        """Say good-bye, so that the silence from now on alarms nobody; `outlive`: return when all others have done so.
 
-        For the process that keeps the store, with which it ends.
+        For rank 0: it may keep the store, it reads what all have written, and the others are not waited for then.
         """
         self._ended.set()
         self._thread.join(self._timeout)

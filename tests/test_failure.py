@@ -182,7 +182,7 @@ def test_when_the_launcher_is_killed_while_the_ranks_start_no_rank_stays(saved, 
     with started(tmp_path, saved) as run:
         assert wait_until(run.ranks, 60), run.stderr
         run.process.kill()
-        assert run.end(20) == -signal.SIGKILL, run.ranks()
+        assert run.end(60) == -signal.SIGKILL, run.ranks()
     assert "Traceback" not in run.stderr
 
 
