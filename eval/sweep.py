@@ -10,7 +10,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from config import files
 from eval import metrics
-from eval.summary import MEAN, SUMMARY, Found, NoAnswers, means, read, save, summary, world
+from eval.summary import MEAN, SUMMARY, Found, NoAnswers, means, provenance, read, save, summary
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64")
 RIVALS = "methods=naive,pipedec,continuous"
@@ -99,7 +99,7 @@ def write(folder: Path, name: str, sweep: Sweep) -> Path:
     """sweep.csv, sweep.md and sweep.png of what is there; the path of the table. Raises ValueError if nothing is."""
     found = collect(folder, sweep)
     save(folder / "sweep.csv", COLUMNS, rows(name, found))
-    where = world([answer for one in found.values() for group in one.groups.values() for answer in group])
+    where = provenance([answer for one in found.values() for group in one.groups.values() for answer in group])
     title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
     lines = _lines(found, list(sweep.points))
     path = folder / "sweep.md"
@@ -123,7 +123,7 @@ def rows(name: str, found: Mapping[str, Found]) -> list[dict[str, Any]]:
              for answer in group]
     first: dict[Any, metrics.Answer] = {}
     for _, answer in sorted(every, key=lambda pair: pair[0]):
-        first.setdefault(metrics.asked(answer), answer)
+        first.setdefault(metrics.trial_of(answer), answer)
     return [{"sweep": name, "point": point, **row,
              "equal": metrics.equality(one.of(row["method"], row["set"], row["temperature"]), first.values())}
             for point, one in found.items() for row in summary(one)]
