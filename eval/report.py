@@ -13,11 +13,10 @@ from typing import Callable, Iterable, Iterator, Sequence
 from config.files import ROOM, write
 from eval import summary
 from eval.metrics import Interval, Utilization
-from eval.summary import BASELINES, MEAN, Found, Row
+from eval.summary import BASELINES, MEAN, NONE, Found, Row, number
 
 TOO_LATE = 0.03  # of the time of computing
 SHOWN = 20  # sentences about what is missing
-NONE = "–"  # in a cell of a table
 Cell = Callable[[Row], str]  # what of a row of the summary stands in a cell
 WORDS = """\
 - **ξ**: new tokens by seconds, all answers of a set together, prefill included. The mean is that of the sets' ξ.
@@ -164,12 +163,17 @@ def _stage_tables(found: Found, temperature: float) -> Iterator[str]:
         return _table(["method", *(f"rank {rank}" for rank in head)], lines)
 
     yield f"Per cent of the time that each rank computed; waited; was idle ({found.provenance}):\n"
-    yield from grid(lambda used: _joined([100 * fraction for fraction in used[:3]], 0))
+    yield from grid(_time)
     yield f"Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows ({found.provenance}):\n"
     yield from grid(_traffic)
     if any(used.late for ranks in ranks_of.values() for used in ranks.values()):
         yield f"Per cent by which what was emulated came too late ({found.provenance}):\n"
         yield from grid(lambda used: number(100 * used.late, 1))
+
+
+def _time(used: Utilization) -> str:
+    fractions = (used.computed, used.waited, used.idle)
+    return _joined([100 * fraction for fraction in fractions], 0)
 
 
 def _traffic(used: Utilization) -> str:
@@ -186,11 +190,6 @@ def _plots(found: Found, rows: Sequence[Row]) -> Iterator[str]:
     yield f"## Plots ({found.provenance})\n"
     for name in plots.draw(found, rows):
         yield f"![{name}]({name})\n"
-
-
-def number(value: float, digits: int = 2) -> str:
-    """A figure as it stands in a table; what was not measured (NaN) is a dash."""
-    return NONE if value != value else f"{value:.{digits}f}"
 
 
 def _joined(values: Iterable[float], digits: int) -> str:

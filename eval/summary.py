@@ -19,6 +19,7 @@ from eval.metrics import Answer, Interval, Utilization
 
 BASELINES = ("naive", "ar")  # what methods are compared with
 MEAN = "mean"
+NONE = "–"  # in a cell of a table that people read
 SETS = ("mt_bench", "humaneval", "gsm8k", "alpaca", "sum", "qa")  # in the order of the papers
 ACTIVITIES = ("computed", "waited", "idle", "other")  # what a rank's time is spent with
 BOUNDS = ("", "_low", "_high")  # ends of the columns of a value and its interval
@@ -261,3 +262,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "" if value != value else f"{value:.6g}"
     return str(value)
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A figure as it stands in a table; what was not measured (NaN) is a dash."""
+    return NONE if value != value else f"{value:.{digits}f}"
