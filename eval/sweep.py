@@ -114,7 +114,7 @@ def place(folder: Path, point: str) -> Path:
 
 
 def write(folder: Path, name: str, sweep: Sweep) -> Path:
-    """Write sweep.csv, sweep.md and sweep.png of what is there; the path of sweep.md. Raises ValueError as `collect`."""
+    """Write sweep.csv, sweep.md and sweep.png of what is there; the path of sweep.md. Raises as `collect` does."""
     found = collect(folder, sweep)
     save(folder / "sweep.csv", COLUMNS, rows(name, found))
     where = provenance([answer for point in found.values() for answer in point.answers])

@@ -13,7 +13,7 @@ from config.eval_config import EvalConfig, words
 from config.methods import METHODS, Method
 from config.questions import Question
 from eval import results as results_module
-from eval.bench import Bench, plan
+from eval.bench import Evaluation, all_jobs
 from eval.results import Key, Results
 from model.sample import Sampler
 from model.text import Text
@@ -184,14 +184,14 @@ def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_i
     right = tiny.text(prompt, 6, sampler)
     wrong = [*right[:4], (right[4] + 1) % 53, *right[5:]]
     with pipeline(tiny, 2, "naive", tiny.eagle()) as decoder:
-        bench = Bench(config, text, {"naive": decoder})
+        evaluation = Evaluation(config, text, {"naive": decoder})
         results = Results(tmp_path).open(config, 1.0)
         results.texts[Key("ar", "a", temperature, 0, 1)] = [wrong]
-        bench.run(plan(config, {"a": [question]}, ["naive"]), results)
+        evaluation.run(all_jobs(config, {"a": [question]}, ["naive"]), results)
         results.close()
     [line] = lines(tmp_path)[f"answers/naive/a-t{temperature:g}.jsonl"]
     margin = line["first_difference"].pop("margin")
-    assert line["token_ids"] == [right] and line["same_as_ar"] is False and bench.requests == 3
+    assert line["token_ids"] == [right] and line["same_as_ar"] is False and evaluation.requests == 3
     assert line["first_difference"] == {"turn": 0, "position": 4, "token": right[4], "ar_token": wrong[4]}
     row = tiny.logits([*prompt, *right[:4]])[-1]
     if temperature == 0:
