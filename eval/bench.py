@@ -27,7 +27,9 @@ from pipeline.decode import Answer, Decoder, Request
 from pipeline.trace import OFF, NoTrace
 
 WARM_UP = 16  # tokens, at most
+Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
 Decoders = Mapping[str, Decoder]  # one for each method
+Texts = Sequence[Sequence[int]]  # the token ids of each turn
 Line = dict  # an answer as it is written
 
 
@@ -88,7 +90,7 @@ class Turn:
         return self.answer.prefill_seconds + self.answer.decode_seconds
 
 
-def all_jobs(config: EvalConfig, sets: Mapping[str, Sequence[Question]], methods: Sequence[str]) -> list[Job]:
+def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job]:
     """All jobs in their order: each question goes to all methods by turns, so that what changes in a machine's speed
     meets them all."""
     jobs = []
@@ -129,8 +131,8 @@ class Evaluation:
         speeds = self._warm_up(left)
         ready()
         limit = self.config.max_new_tokens
-        longest = sum(len(job.question.turns) * limit / speeds[job.method] for job in left)
-        print(f"flowspec: {len(left)} answers, in {longest / 60:.1f} minutes or less", file=sys.stderr)
+        seconds = [len(job.question.turns) * limit / speeds[job.method] for job in left]
+        print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
         done = len(jobs) - len(left)
         with tqdm(total=len(jobs), initial=done, unit="answer", file=sys.stderr) as bar:
             for job in left:
@@ -165,7 +167,7 @@ class Evaluation:
         config = self.config
         return Sampler(job.temperature, config.top_p, config.top_k, config.seed + job.repeat)
 
-    def _answer(self, job: Job, reference: list[list[int]] | None) -> Line:
+    def _answer(self, job: Job, reference: Texts | None) -> Line:
         """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
         turns = self._conversation(job)
         line = self._line(job, turns)
@@ -247,7 +249,7 @@ class Evaluation:
     def _modelled(self, settled: list[list[float]]) -> list[list[float]]:
         return [[seconds / self.scale, count] for seconds, count in settled]
 
-    def _first_difference(self, job: Job, turns: Sequence[Turn], reference: list[list[int]]) -> dict[str, Any] | None:
+    def _first_difference(self, job: Job, turns: Sequence[Turn], reference: Texts) -> dict[str, Any] | None:
         """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
         for number, (turn, others) in enumerate(zip(turns, reference)):
             ids = turn.answer.token_ids
