@@ -211,15 +211,17 @@ class Evaluation:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""
         config = self.config
         model = Path(config.model_dir or config.base_dir).name
-        answer_id = f"{job.method}-{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}"
-        return {
-            "question_id": job.question.id, "category": job.question.category, "answer_id": answer_id,
-            "model_id": f"{model}-{job.method}", "choices": [self._choice(turns)], "tstamp": time.time(),
-            "method": job.method, "set": job.set, "temperature": job.temperature,
-            "repeat": job.repeat, "seed": config.seed + job.repeat,
-            "profile": config.profile, "emulated": config.cluster is not None, "scale": self.scale,
-            "launch": config.launch, **self._by_turn(turns),
-            "same_as_ar": None, "first_difference": None}
+        line: Line = {
+            "question_id": job.question.id, "category": job.question.category,
+            "answer_id": f"{job.method}-{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}",
+            "model_id": f"{model}-{job.method}",
+            "choices": [self._choice(turns)], "tstamp": time.time()}
+        line.update(method=job.method, set=job.set, temperature=job.temperature,
+                    repeat=job.repeat, seed=config.seed + job.repeat)
+        line.update(profile=config.profile, emulated=config.cluster is not None,
+                    scale=self.scale, launch=config.launch)
+        line.update(self._by_turn(turns), same_as_ar=None, first_difference=None)
+        return line
 
     def _choice(self, turns: Sequence[Turn]) -> dict[str, Any]:
         """The fields that Spec-Bench measures speed with, which has one choice in each answer."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import textwrap
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 
 import matplotlib
 import numpy as np
@@ -32,6 +32,7 @@ FILLS = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
          "idle": ("0.9", ""), "other": ("#fde8b0", "....")}  # tone and hatch
 
 
+Ranks = Dict[int, Utilization]
 Labels = Tuple[str, str]  # of the x axis and the y axis
 
 
@@ -110,9 +111,9 @@ def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str
             offset = (i - (len(series) - 1) / 2) * width
             x = np.arange(len(places)) + offset
             look = _look(one.name)
-            axes.bar(x, one.heights, width, label=one.name,
-                     color=look.tone, hatch=look.hatch, edgecolor="black", linewidth=0.8,
-                     yerr=_whiskers(one.values), ecolor="black", capsize=2, error_kw={"elinewidth": 0.8})
+            whiskers: dict[str, Any] = {"yerr": _whiskers(one.values), "ecolor": "black", "capsize": 2}
+            axes.bar(x, one.heights, width, label=one.name, color=look.tone, hatch=look.hatch,
+                     edgecolor="black", linewidth=0.8, error_kw={"elinewidth": 0.8}, **whiskers)
             for place, value in zip(x, one.values):
                 if few or place > len(places) - 1.5:
                     _annotate(axes, place, value, 0 if few else 90)
@@ -193,7 +194,8 @@ def _progress(found: Found, temperature: float, path: Path) -> None:
 
 def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
     """Seconds `[97]`, and the mean number of tokens `[97]` that all turns had settled by then."""
-    turns = [np.array(turn, dtype=float) for answer in answers for turn in answer["settled"] if turn]
+    settled = [turn for answer in answers for turn in answer["settled"]]
+    turns = [np.array(turn, dtype=float) for turn in settled if turn]
     time = np.linspace(0, max(turn[-1, 0] for turn in turns), 97)
     counts = []
     for turn in turns:
@@ -204,7 +206,7 @@ def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
 
 def _stages(found: Found, temperature: float, path: Path) -> bool:
     """Draw a bar for each rank and method, stacked of what the rank did; False if there is no tally."""
-    ranks_of: dict[str, Mapping[int, Utilization]] = {}
+    ranks_of: dict[str, Ranks] = {}
     for method in found.methods:
         if ranks := utilization(found, found.of_all_sets(method, temperature)):
             ranks_of[method] = ranks
@@ -229,7 +231,7 @@ def _stages(found: Found, temperature: float, path: Path) -> bool:
     return True
 
 
-def _stack(axes: Any, ranks: Mapping[int, Utilization]) -> None:
+def _stack(axes: Any, ranks: Ranks) -> None:
     """Draw a bar for each rank; its pieces are the fractions of the rank's time."""
     names = [str(rank) for rank in ranks]
     left = np.zeros(len(ranks))

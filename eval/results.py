@@ -94,7 +94,7 @@ class Results:
         """What env.json says. Raises ValueError if no evaluation wrote it."""
         saved = whole(self._env, OTHER)
         if not fits(saved, {"config": dict, "starts": [dict]}):
-            raise ValueError(f"{self._env} is none that an evaluation wrote: {OTHER}")
+            raise ValueError(f"{self._env} is not what an evaluation writes: {OTHER}")
         return saved  # type: ignore[no-any-return]
 
     def open(self, config: EvalConfig, scale: float) -> Results:

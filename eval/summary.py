@@ -30,7 +30,7 @@ SUMMARY = (*GROUP, "n", "xi", "xi_low", "xi_high", *SPEED_UPS,
            "tau", "ttft", "tpt_p50", "tpt_p99", "equal", *TIMES, "emulated", "profile")
 STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", "emulated", "profile")
 DELETE = "delete this line"
-GONE = "delete it, or put it back; without it nobody knows what is missing"
+GONE = "delete it, or put it back; without it the report cannot say what is missing"
 Row = dict  # one line of a table
 Group = tuple  # method, set, temperature
 
@@ -135,7 +135,7 @@ def _environment(path: Path) -> dict[str, Any]:
     env: dict[str, Any] = whole(path, GONE)
     empty: dict[str, Any] = {"starts": [], "config": {}, "machine": {}}
     if not isinstance(env, dict) or not fits({**empty, **env}, ENVIRONMENT):
-        raise ValueError(f"{path} is none that an evaluation wrote: {GONE}")
+        raise ValueError(f"{path} is not what an evaluation writes: {GONE}")
     return env
 
 
@@ -143,7 +143,7 @@ def _lines(path: Path, form: Any) -> Iterator[dict[str, Any]]:
     """The whole lines of a file that somebody may still be writing. Raises ValueError for one of another form."""
     for number, entry in lines(path, DELETE, growing=True):
         if not fits(entry, form):
-            raise ValueError(f"line {number} of {path} is none that an evaluation wrote: {DELETE}")
+            raise ValueError(f"line {number} of {path} is not what an evaluation writes: {DELETE}")
         yield entry
 
 
@@ -165,13 +165,16 @@ def summary(found: Found) -> list[Row]:
 
 
 def _row(found: Found, group: Group) -> Row:
-    method, name, temperature = group
+    _, name, temperature = group
     answers = found.of(*group)
-    row = {"method": method, "set": name, "temperature": temperature, "n": len(answers),
-           "tau": metrics.acceptance_length(answers), "ttft": metrics.time_to_first_token(answers),
-           "tpt_p50": metrics.time_per_token(answers, 0.5), "tpt_p99": metrics.time_per_token(answers, 0.99),
-           "equal": metrics.equality(answers, found.of("ar", name, temperature)),
-           "emulated": any(answer["emulated"] for answer in answers), "profile": answers[0]["profile"]}
+    assert answers, f"a row for {group}, which has no answers"
+    row = dict(zip(GROUP, group), n=len(answers), profile=answers[0]["profile"])
+    row["emulated"] = any(answer["emulated"] for answer in answers)
+    row["equal"] = metrics.equality(answers, found.of("ar", name, temperature))
+    row["tau"] = metrics.acceptance_length(answers)
+    row["ttft"] = metrics.time_to_first_token(answers)
+    row["tpt_p50"] = metrics.time_per_token(answers, 0.5)
+    row["tpt_p99"] = metrics.time_per_token(answers, 0.99)
     row.update(_bounds("xi", metrics.speed([metrics.sample(answers)])))
     for baseline in BASELINES:
         pairs = metrics.paired(answers, found.of(baseline, name, temperature))

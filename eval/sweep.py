@@ -171,7 +171,7 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
                 name = f"{method} t={temperature:g}" if several else method
                 speed = means(results, method, temperature)["xi"]
                 lines.setdefault(name, {})[point] = speed
-    complete = {}
+    complete: dict[str, Speeds] = {}
     for name, line in lines.items():
         complete[name] = [line.get(point, nothing) for point in points]
     return complete
