@@ -1,10 +1,11 @@
-"""The bench: every method answers every question by turns, and each answer becomes one line of the results.
+"""The evaluation's loop: every method answers every question by turns, and each answer becomes one line of the results.
 
 It knows nothing about processes, or where decoders come from. All seconds are modelled ones: those that passed, divided
 by how many times slower than the modelled cluster this machine runs it (1 where nothing is emulated).
 """
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from config.eval_config import EvalConfig
 from config.questions import Question
+from eval.metrics import divergence
 from eval.results import Key, Results
 from model.sample import Sampler, gumbel, warp
 from model.text import Reader, Text
@@ -25,11 +27,15 @@ from pipeline.decode import Answer, Decoder, Request
 from pipeline.trace import OFF, NoTrace
 
 WARM_UP = 16  # tokens, at most
+Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
+Decoders = Mapping[str, Decoder]  # one for each method
+Texts = Sequence[Sequence[int]]  # the token ids of each turn
+Line = dict  # an answer as it is written
 
 
 @dataclass(frozen=True)
 class Job:
-    """One answer to be given."""
+    """One question that one method has to answer, at a temperature and for the repeat-th time."""
 
     method: str
     set: str
@@ -39,13 +45,15 @@ class Job:
 
     @property
     def key(self) -> Key:
-        assert self.question.id is not None, "each question of a set has one"
-        return Key(self.method, self.set, self.temperature, self.repeat, self.question.id)
+        """The key of the answer in the results."""
+        number = self.question.id
+        assert number is not None, f"a question of {self.set} has no id"
+        return Key(self.method, self.set, self.temperature, self.repeat, number)
 
 
 @dataclass(frozen=True)
 class Recorder(Sampler):
-    """A sampler that keeps the logits of every position that it was asked for."""
+    """A sampler that keeps the logits `[V]` of every position that it was asked for."""
 
     rows: dict[int, Tensor] = field(default_factory=dict, compare=False)
 
@@ -58,42 +66,51 @@ class Recorder(Sampler):
         their noise."""
         row_V = self.rows[position]
         if self.temperature:
-            noise = gumbel(self.seed, position, len(row_V)).to(row_V.device)
-            row_V = warp(row_V.double()[None], self.temperature, self.top_k, self.top_p)[0] + noise
+            noise_V = gumbel(self.seed, position, len(row_V)).to(row_V.device)
+            logits_TV = row_V.double()[None]
+            [warped_V] = warp(logits_TV, self.temperature, self.top_k, self.top_p)
+            row_V = warped_V + noise_V
         return float(row_V[token] - row_V[other])
 
 
 @dataclass
 class Turn:
-    """One answer of a talk: what was asked, what came, and when; seconds as they passed."""
+    """One turn of a conversation: what was asked, what came, and when; seconds as they passed, not modelled ones."""
 
     prompt: list[int]
     answer: Answer
     request: int  # how many requests came before it since the start of the pipeline
-    text: str
-    settled: list[list[float]]  # seconds since the request began, and how many tokens settled then
-    accepted: list[int]  # tokens of each target pass, its own token included
+    text: str = ""
+    settled: list[list[float]] = field(default_factory=list)  # seconds since the request began, tokens settled then
+    accepted: list[int] = field(default_factory=list)  # tokens of each target pass, its own token included
 
     @property
     def seconds(self) -> float:
+        """The seconds from the request to its last token, prefill included."""
         return self.answer.prefill_seconds + self.answer.decode_seconds
 
 
-def plan(config: EvalConfig, sets: Mapping[str, Sequence[Question]], methods: Iterable[str]) -> list[Job]:
-    """All answers in their order: to each question all methods by turns, so that what changes in a machine's speed
+def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job]:
+    """All jobs in their order: each question goes to all methods by turns, so that what changes in a machine's speed
     meets them all."""
-    return [Job(method, name, temperature, repeat, question) for repeat in range(config.repeats)
-            for name in config.chosen_sets for temperature in config.chosen_temperatures
-            for question in sets[name] for method in methods]
+    jobs = []
+    for repeat in range(config.repeats):
+        for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
+            for question in sets[name]:
+                jobs += [Job(method, name, temperature, repeat, question) for method in methods]
+    return jobs
 
 
-class Bench:
+class Evaluation:
     """Methods that answer questions over one pipeline; `scale` is how many seconds pass for a modelled one."""
 
-    def __init__(self, config: EvalConfig, text: Text, decoders: Mapping[str, Decoder], scale: float = 1.0,
+    def __init__(self, config: EvalConfig, text: Text, decoders: Decoders, scale: float = 1.0,
                  trace: NoTrace = OFF) -> None:
-        self.config, self.text, self.decoders = config, text, decoders
-        self.scale, self.trace = scale, trace
+        self.config = config
+        self.text = text
+        self.decoders = decoders
+        self.scale = scale
+        self.trace = trace
         self.end = frozenset() if config.ignore_eos else frozenset(text.end_ids)
 
     @property
@@ -105,7 +122,7 @@ class Bench:
         """Answer what `results` does not have yet, and write each answer as it is made.
 
         `ready` is called once, when every method is warm and nothing is written yet. Raises ValueError before the
-        first answer if a question and its answer do not fit into the context.
+        first answer if a question and its answers do not fit into the context.
         """
         left = [job for job in jobs if job.key not in results.texts]
         if not left:
@@ -113,26 +130,23 @@ class Bench:
         self._check(left)
         speeds = self._warm_up(left)
         ready()
-        longest = sum(len(job.question.turns) * self.config.max_new_tokens / speeds[job.method] for job in left)
-        print(f"flowspec: {len(left)} answers, in {longest / 60:.1f} minutes or less", file=sys.stderr)
-        with tqdm(total=len(jobs), initial=len(jobs) - len(left), unit="answer", file=sys.stderr) as bar:
+        limit = self.config.max_new_tokens
+        seconds = [len(job.question.turns) * limit / speeds[job.method] for job in left]
+        print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
+        done = len(jobs) - len(left)
+        with tqdm(total=len(jobs), initial=done, unit="answer", file=sys.stderr) as bar:
             for job in left:
                 bar.set_description(f"{job.set} t={job.temperature:g} {job.method}")
-                turns = self._talk(job)
-                line = self._line(job, turns)
-                base = results.texts.get(Key("ar", *job.key[1:]))
-                if base is not None and job.method != "ar":
-                    line["first_difference"] = self._first_difference(job, turns, base)
-                    line["same_as_ar"] = line["first_difference"] is None
-                results.add(line)
+                reference = results.texts.get(job.key._replace(method="ar"))
+                results.add(self._answer(job, reference))
                 bar.update()
 
     def _check(self, jobs: Iterable[Job]) -> None:
-        """Better now than after an hour."""
+        """Raise ValueError if a question and its answers may not fit into the context: better now than in an hour."""
+        room = min(decoder.max_length for decoder in self.decoders.values())
         for name, question in dict.fromkeys((job.set, job.question) for job in jobs):
-            said = [word for turn in question.turns for word in (turn, "")][:-1]
-            room = min(decoder.max_length for decoder in self.decoders.values())
-            least = len(self.text.prompt_ids(said, self.config.template))
+            messages = [message for turn in question.turns for message in (turn, "")]
+            least = len(self.text.prompt_ids(messages[:-1], self.config.template))
             need = least + (len(question.turns) - 1) * self.config.max_new_tokens
             if need >= room:
                 raise ValueError(f"question {question.id} of {name} needs up to {need} tokens before its last answer, "
@@ -140,11 +154,12 @@ class Bench:
                                  "leave the set out with sets=, or give less max_new_tokens or more max_length")
 
     def _warm_up(self, jobs: Sequence[Job]) -> dict[str, float]:
-        """A short answer of each method, which is not recorded; how many tokens pass in a second."""
+        """Let each method give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
+        question, sampler = jobs[0].question, self._sampler(jobs[0])
+        limit = min(WARM_UP, self.config.max_new_tokens)
         speeds = {}
         for method in dict.fromkeys(job.method for job in jobs):
-            limit = min(WARM_UP, self.config.max_new_tokens)
-            turn = self._turn(method, list(jobs[0].question.turns[:1]), self._sampler(jobs[0]), limit)
+            turn = self._turn(method, [question.turns[0]], sampler, limit)
             speeds[method] = turn.answer.tokens_per_second
         return speeds
 
@@ -152,75 +167,114 @@ class Bench:
         config = self.config
         return Sampler(job.temperature, config.top_p, config.top_k, config.seed + job.repeat)
 
-    def _talk(self, job: Job) -> list[Turn]:
+    def _answer(self, job: Job, reference: Texts | None) -> Line:
+        """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
+        turns = self._conversation(job)
+        line = self._line(job, turns)
+        if reference is not None and job.method != "ar":
+            difference = self._first_difference(job, turns, reference)
+            line.update(same_as_ar=difference is None, first_difference=difference)
+        return line
+
+    def _conversation(self, job: Job) -> list[Turn]:
         """All turns of a question, each with the method's own answers before it."""
-        said: list[str] = []
+        messages: list[str] = []
         turns = []
         for words in job.question.turns:
-            turns.append(self._turn(job.method, [*said, words], self._sampler(job), self.config.max_new_tokens))
-            said += [words, turns[-1].text]
+            messages.append(words)
+            turn = self._turn(job.method, messages, self._sampler(job), self.config.max_new_tokens)
+            messages.append(turn.text)
+            turns.append(turn)
         return turns
 
-    def _turn(self, method: str, said: list[str], sampler: Sampler, limit: int) -> Turn:
-        prompt = self.text.prompt_ids(said, self.config.template)
-        reader = Reader(self.text, self.config.stop)
-        settled: list[list[float]] = []
-        accepted: Counter[int] = Counter()
-        request = Request(prompt, sampler, limit, self.end, self.text.stop_rule(self.config.stop))
+    def _turn(self, method: str, messages: list[str], sampler: Sampler, limit: int) -> Turn:
+        """Answer the last of the messages with at most `limit` tokens."""
+        config = self.config
+        prompt = self.text.prompt_ids(messages, config.template)
+        reader = Reader(self.text, config.stop)
+        request = Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
         answer, stream = self.decoders[method].decode(request)
-        turn = Turn(prompt, answer, self.requests, "", settled, [])
+        turn = Turn(prompt, answer, self.requests)
+        accepted: Counter[int] = Counter()
         with self.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
-                settled.append([turn.seconds, len(new)])
+                turn.settled.append([turn.seconds, len(new)])
                 accepted[answer.target_passes] += len(new)
                 reader.read(new)
+        assert answer.finish_reason, f"the stream of {method} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
         turn.text = reader.text
         turn.accepted = [accepted[number] for number in range(1, answer.target_passes + 1)]
         return turn
 
-    def _line(self, job: Job, turns: Sequence[Turn]) -> dict[str, Any]:
+    def _line(self, job: Job, turns: Sequence[Turn]) -> Line:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""
-        config, answers = self.config, [turn.answer for turn in turns]
-        return {
+        config = self.config
+        model = Path(config.model_dir or config.base_dir).name
+        line: Line = {
             "question_id": job.question.id, "category": job.question.category,
             "answer_id": f"{job.method}-{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}",
-            "model_id": f"{Path(config.model_dir or config.base_dir).name}-{job.method}",
-            "choices": [{
-                "index": 0, "turns": [turn.text for turn in turns],
-                "idxs": [max(answer.target_passes, 1) - 1 for answer in answers],
-                "new_tokens": [answer.new_tokens for answer in answers],
-                "wall_time": [turn.seconds / self.scale for turn in turns],
-                "accept_lengths": [count for turn in turns for count in turn.accepted]}],
-            "tstamp": time.time(),
-            "method": job.method, "set": job.set, "temperature": job.temperature, "repeat": job.repeat,
-            "seed": config.seed + job.repeat, "profile": config.profile, "emulated": config.cluster is not None,
-            "scale": self.scale, "launch": config.launch, "requests": [turn.request for turn in turns],
+            "model_id": f"{model}-{job.method}",
+            "choices": [self._choice(turns)], "tstamp": time.time()}
+        line.update(method=job.method, set=job.set, temperature=job.temperature,
+                    repeat=job.repeat, seed=config.seed + job.repeat)
+        line.update(profile=config.profile, emulated=config.cluster is not None,
+                    scale=self.scale, launch=config.launch)
+        line.update(self._by_turn(turns), same_as_ar=None, first_difference=None)
+        return line
+
+    def _choice(self, turns: Sequence[Turn]) -> dict[str, Any]:
+        """The fields that Spec-Bench measures speed with, which has one choice in each answer."""
+        passes = [turn.answer.target_passes for turn in turns]
+        return {
+            "index": 0,
+            "turns": [turn.text for turn in turns],
+            "idxs": [max(count, 1) - 1 for count in passes],
+            "new_tokens": [turn.answer.new_tokens for turn in turns],
+            "wall_time": [turn.seconds / self.scale for turn in turns],
+            "accept_lengths": [count for turn in turns for count in turn.accepted]}
+
+    def _by_turn(self, turns: Sequence[Turn]) -> dict[str, Any]:
+        """The fields that hold a list with one element for each turn."""
+        answers = [turn.answer for turn in turns]
+        return {
+            "requests": [turn.request for turn in turns],
             "prompt_tokens": [answer.prompt_tokens for answer in answers],
             "token_ids": [answer.token_ids for answer in answers],
+            "finish_reason": [answer.finish_reason for answer in answers],
             "ttft": [answer.prefill_seconds / self.scale for answer in answers],
-            "settled": [[[seconds / self.scale, count] for seconds, count in turn.settled] for turn in turns],
+            "settled": [self._modelled(turn.settled) for turn in turns],
             "target_passes": [answer.target_passes for answer in answers],
             "tau": [answer.mean_accepted_length for answer in answers],
-            "segments": [answer.segments for answer in answers],
-            "same_as_ar": None, "first_difference": None}
+            "segments": [answer.segments for answer in answers]}
 
-    def _first_difference(self, job: Job, turns: Sequence[Turn], base: list[list[int]]) -> dict[str, Any] | None:
+    def _modelled(self, settled: list[list[float]]) -> list[list[float]]:
+        return [[seconds / self.scale, count] for seconds, count in settled]
+
+    def _first_difference(self, job: Job, turns: Sequence[Turn], reference: Texts) -> dict[str, Any] | None:
         """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
-        for number, (turn, ours) in enumerate(zip(turns, base)):
-            mine = turn.answer.token_ids
-            if mine != ours:
-                at = next((i for i, (a, b) in enumerate(zip(mine, ours)) if a != b), min(len(mine), len(ours)))
-                token, other = (ids[at] if at < len(ids) else None for ids in (mine, ours))
-                margin = None if token is None or other is None else self._margin(
-                    job, [*turn.prompt, *ours[:at]], other, token)
-                return {"turn": number, "position": at, "token": token, "ar_token": other, "margin": margin}
+        for number, (turn, others) in enumerate(zip(turns, reference)):
+            ids = turn.answer.token_ids
+            position = divergence(ids, others)
+            if position is None:
+                continue
+            margin = None
+            token, other = _at(ids, position), _at(others, position)
+            if token is not None and other is not None:
+                before = [*turn.prompt, *others[:position]]
+                margin = self._margin(job, before, other, token)
+            return {"turn": number, "position": position, "token": token, "ar_token": other, "margin": margin}
         return None
 
     def _margin(self, job: Job, before: list[int], token: int, other: int) -> float:
-        """Ask the target once more what follows these tokens, which the prefill of a new request tells."""
+        """Ask the target once more what follows the tokens `before`, which the prefill of a new request tells."""
         recorder = Recorder(**vars(self._sampler(job)))
         _, stream = self.decoders[job.method].decode(Request(before, recorder, 1))
         with closing(stream):  # type: ignore[type-var]
             next(stream)
         return recorder.margin(len(before), token, other)
+
+
+def _at(ids: Sequence[int], position: int) -> int | None:
+    """The token at a position; None behind the end."""
+    return ids[position] if position < len(ids) else None

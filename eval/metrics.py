@@ -1,7 +1,8 @@
 """The metrics: from answers to speeds, ratios, their uncertainty, and whether texts are equal; pure functions.
 
-They know nothing about files, tables or plots. An answer is one line of a results folder; its seconds are modelled ones
-where a cluster was emulated. `Sample` arrays have a row per question: tokens, seconds, and the same of the base.
+They know nothing about files, tables or plots. An answer is one line of a results folder: what a method wrote in all
+turns of a question. Its seconds are modelled ones where a cluster was emulated. Samples are arrays with a row for each
+question: tokens and seconds of a method, and in two more columns those of the baseline that it is compared with.
 """
 from __future__ import annotations
 
@@ -13,20 +14,38 @@ import numpy as np
 from config.files import fits
 
 Answer = Mapping[str, Any]
-Asked = tuple  # what an answer answers: set, temperature, repeat, seed, question
+Answers = Iterable[Answer]
+TallyLine = Mapping[str, Any]
+Statistic = Callable[[np.ndarray], np.ndarray]
+Request = tuple  # the start of the pipeline, and how many requests it had before
+Trial = tuple  # set, temperature, repeat, seed and question: what two methods must share to be compared
 DRAWS, SEED, LEVEL = 2000, 0, 0.95  # of the bootstrap
 NAN = float("nan")  # where there is nothing to measure
+COMPUTING = ("forward", "grow", "verify")  # the spans in which a rank computes
+
+
+def _has_choice(value: Any) -> bool:
+    """Whether an answer has its one choice, with tokens and seconds of each turn."""
+    choice = {"new_tokens": [int], "wall_time": [float]}
+    return fits(value, [choice]) and len(value) > 0
+
+
+def _has_spans(value: Any) -> bool:
+    """Whether a line of the tally has seconds for each kind of span."""
+    return isinstance(value, dict) and fits(list(value.values()), [float])
+
 
 # What is read of an answer (eval/bench.py), and of a line of the tally (eval/tally.py); see `fits` in config/files.py.
 ANSWER = {
     "method": str, "set": str, "temperature": float, "repeat": int, "seed": int,
     "question_id": lambda value: isinstance(value, (int, str)),
-    "choices": lambda value: fits(value, [{"new_tokens": [int], "wall_time": [float]}]) and len(value) > 0,
-    "emulated": bool, "profile": str, "scale": float, "launch": str, "requests": [int], "token_ids": [[int]],
-    "ttft": [float], "settled": [[(float, int)]], "target_passes": [int]}
-TOLD = {"rank": int, "request": int, "seconds": float,
-        "spans": lambda value: isinstance(value, dict) and fits(list(value.values()), [float]),
-        "late": float, "bytes": float, "control": float, "rows": float}
+    "choices": _has_choice, "token_ids": [[int]], "target_passes": [int],
+    "emulated": bool, "profile": str, "scale": float,
+    "launch": str, "requests": [int],
+    "ttft": [float], "settled": [[(float, int)]]}
+TALLY_LINE = {
+    "rank": int, "request": int, "seconds": float, "spans": _has_spans, "late": float,
+    "bytes": float, "control": float, "rows": float}
 
 
 class Interval(NamedTuple):
@@ -37,86 +56,114 @@ class Interval(NamedTuple):
     high: float
 
 
-def asked(answer: Answer) -> Asked:
-    """What an answer answers; two methods are compared on the same of these only."""
+def trial_of(answer: Answer) -> Trial:
+    """The trial that an answer belongs to; methods are compared on the same trials only."""
     return tuple(answer[key] for key in ("set", "temperature", "repeat", "seed", "question_id"))
 
 
 def tokens(answer: Answer) -> int:
-    """New tokens of all turns."""
+    """The number of new tokens in all turns of an answer."""
     return sum(answer["choices"][0]["new_tokens"])
 
 
 def seconds(answer: Answer) -> float:
-    """Of all turns, prefill included."""
+    """The seconds that all turns of an answer took, prefill included."""
     return float(sum(answer["choices"][0]["wall_time"]))
 
 
-def sample(answers: Iterable[Answer]) -> np.ndarray:
-    """Tokens and seconds `[questions, 2]`; what was asked several times is one row."""
+def sample(answers: Answers) -> np.ndarray:
+    """Tokens and seconds of each question, `[questions, 2]`; what was asked several times is one row."""
     rows: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
         rows[answer["question_id"]] += (tokens(answer), seconds(answer))
-    return np.array([rows[question] for question in sorted(rows, key=str)]).reshape(-1, 2)
+    questions = sorted(rows, key=str)
+    return np.array([rows[question] for question in questions]).reshape(-1, 2)
 
 
-def paired(answers: Iterable[Answer], base: Iterable[Answer]) -> np.ndarray:
-    """Tokens and seconds of both, `[questions, 4]`, where both have an answer."""
-    mine, theirs = ({asked(answer): answer for answer in some} for some in (answers, base))
-    both = [key for key in mine if key in theirs]
-    return np.hstack([sample(some[key] for key in both) for some in (mine, theirs)])
+def paired(answers: Answers, baseline: Answers) -> np.ndarray:
+    """Tokens and seconds of both methods, `[questions, 4]`, over the trials that both have answered."""
+    mine = {trial_of(answer): answer for answer in answers}
+    theirs = {trial_of(answer): answer for answer in baseline}
+    both = [trial for trial in mine if trial in theirs]
+    return np.hstack([sample(found[trial] for trial in both) for found in (mine, theirs)])
 
 
 def speed(samples: Sequence[np.ndarray]) -> Interval:
-    """xi: all new tokens by all seconds, in tokens/s; of several sets, the mean of theirs."""
+    """The speed xi in tokens/s: all new tokens by all seconds; of several sets, the mean of theirs."""
     return _bootstrap(samples, lambda sums: _rate(sums[..., :2]))
 
 
 def speed_up(samples: Sequence[np.ndarray]) -> Interval:
-    """SR: xi by the base's xi on the same questions; of several sets, the ratio of both means (FlowSpec, table 1)."""
-    return _bootstrap(samples, lambda sums: _rate(sums[..., :2]) / _rate(sums[..., 2:]))
+    """The speed-up SR: xi by the baseline's xi on the same questions; of several sets, the ratio of both means.
+
+    This is how table 1 of the FlowSpec paper has it.
+    """
+    def ratio(sums: np.ndarray) -> np.ndarray:
+        mine, theirs = sums[..., :2], sums[..., 2:]
+        return _rate(mine) / _rate(theirs)
+
+    return _bootstrap(samples, ratio)
 
 
 def _rate(sums: np.ndarray) -> np.ndarray:
-    """Of sums `[..., sets, 2]`."""
-    return np.asarray(np.mean(sums[..., 0] / sums[..., 1], -1))
+    """Tokens per second, the mean over the sets, from sums `[..., sets, 2]` of tokens and seconds."""
+    rates = sums[..., 0] / sums[..., 1]
+    return np.asarray(np.mean(rates, -1))
 
 
-def _bootstrap(samples: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray]) -> Interval:
-    """Questions are drawn anew with replacement, within their set and together with their base; the bounds are
-    percentiles of the statistic over the sums `[draws, sets, columns]`."""
+def _bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
+    """A statistic of the samples of all sets, with the bounds of a bootstrap over questions.
+
+    Questions are drawn anew with replacement, within their set and together with their baseline; the bounds are
+    percentiles of the statistic, which gets sums over the questions, `[..., sets, columns]`.
+    """
     samples = [rows for rows in samples if len(rows)]
     if not samples:
         return Interval(NAN, NAN, NAN)
-    value, random = float(statistic(np.stack([rows.sum(0) for rows in samples]))), np.random.default_rng(SEED)
+    value = float(statistic(np.stack([rows.sum(0) for rows in samples])))
     if max(map(len, samples)) < 2:
         return Interval(value, NAN, NAN)
-    draws = np.stack([rows[random.integers(len(rows), size=(DRAWS, len(rows)))].sum(1) for rows in samples], 1)
-    tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(statistic(draws), [tail, 100 - tail])
+    random = np.random.default_rng(SEED)
+    draws = []
+    for rows in samples:
+        chosen = random.integers(len(rows), size=(DRAWS, len(rows)))
+        draws.append(rows[chosen].sum(1))
+    values, tail = statistic(np.stack(draws, 1)), 50 * (1 - LEVEL)
+    low, high = np.percentile(values, [tail, 100 - tail])
     return Interval(value, float(low), float(high))
 
 
-def accepted(answers: Iterable[Answer]) -> float:
-    """tau: tokens per pass of the target, its own (bonus) token included; the token of the prefill does not count."""
-    turns = [(new, passes) for answer in answers
-             for new, passes in zip(answer["choices"][0]["new_tokens"], answer["target_passes"])]
-    passes = sum(passes for _, passes in turns)
-    return sum(new - 1 for new, _ in turns) / passes if passes else NAN
+def acceptance_length(answers: Answers) -> float:
+    """The mean acceptance length tau: tokens per pass of the target, its own (bonus) token included.
+
+    The token that each prefill brings does not count. Without a pass it is NaN.
+    """
+    settled = passes = 0
+    for answer in answers:
+        new = answer["choices"][0]["new_tokens"]
+        for count, own_passes in zip(new, answer["target_passes"]):
+            settled += count - 1
+            passes += own_passes
+    return settled / passes if passes else NAN
 
 
-def first_token(answers: Iterable[Answer]) -> float:
-    """Mean seconds until the first token of an answer."""
+def time_to_first_token(answers: Answers) -> float:
+    """The mean seconds from the beginning of a request to its first token, over all turns."""
     times = [seconds for answer in answers for seconds in answer["ttft"]]
     return sum(times) / len(times) if times else NAN
 
 
-def token_time(answers: Iterable[Answer], share: float) -> float:
-    """The seconds that this share of the tokens took at most. Tokens that settle together share the time since the
-    tokens before them alike; those that settle first are left out, since the prompt was read for them."""
-    gaps = [((now - before) / count, count) for answer in answers for turn in answer["settled"]
-            for (before, _), (now, count) in zip(turn, turn[1:])]
-    left = share * sum(count for _, count in gaps)
+def time_per_token(answers: Answers, quantile: float) -> float:
+    """A quantile, 0 to 1, of the seconds per token.
+
+    Tokens that settle together each get an equal fraction of the time since the tokens before them. Those that settle
+    first in a turn are left out, since their time is that of reading the prompt. Without others it is NaN.
+    """
+    gaps = []  # seconds per token, and how many tokens took that
+    for turn in (turn for answer in answers for turn in answer["settled"]):
+        for (before, _), (now, count) in zip(turn, turn[1:]):
+            gaps.append(((now - before) / count, count))
+    left = quantile * sum(count for _, count in gaps)
     for gap, count in sorted(gaps):
         left -= count
         if left <= 1e-9:
@@ -125,7 +172,10 @@ def token_time(answers: Iterable[Answer], share: float) -> float:
 
 
 class Difference(NamedTuple):
-    """Where an answer leaves the reference first; `margin` is by how much the target prefers the reference's token."""
+    """The place where an answer leaves the reference first, turns and positions counted from 0.
+
+    `margin` is by how much the target prefers the reference's token, if that is known.
+    """
 
     answer: Answer
     turn: int
@@ -133,36 +183,49 @@ class Difference(NamedTuple):
     margin: float | None
 
 
-def differences(answers: Iterable[Answer], base: Iterable[Answer]) -> tuple[int, list[Difference]]:
-    """How many answers could be compared with the base's for the same question and seed, and those that differ."""
-    reference = {asked(answer): answer["token_ids"] for answer in base}
+def divergence(ids: Sequence[int], others: Sequence[int]) -> int | None:
+    """The first position at which two texts differ, which may be the end of the shorter one; None if they are equal."""
+    shorter = min(len(ids), len(others))
+    for position in range(shorter):
+        if ids[position] != others[position]:
+            return position
+    return None if len(ids) == len(others) else shorter
+
+
+def differences(answers: Answers, baseline: Answers) -> tuple[int, list[Difference]]:
+    """How many answers have one of the baseline for the same trial, and where those leave it that do."""
+    reference = {trial_of(answer): answer["token_ids"] for answer in baseline}
     compared, found = 0, []
     for answer in answers:
-        expected = reference.get(asked(answer))
+        expected = reference.get(trial_of(answer))
         if expected is None:
             continue
         compared += 1
-        turn = next((i for i, (a, b) in enumerate(zip(answer["token_ids"], expected)) if a != b), None)
-        if turn is not None:
-            mine, theirs = answer["token_ids"][turn], expected[turn]
-            same = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
-            found.append(Difference(answer, turn, same, (answer.get("first_difference") or {}).get("margin")))
+        for turn, (ids, others) in enumerate(zip(answer["token_ids"], expected)):
+            position = divergence(ids, others)
+            if position is not None:
+                told = answer.get("first_difference") or {}
+                found.append(Difference(answer, turn, position, told.get("margin")))
+                break
     return compared, found
 
 
-def equality(answers: Iterable[Answer], base: Iterable[Answer]) -> str:
-    """`same`, or how many answers differ and where the first does; empty if nothing can be compared."""
-    compared, found = differences(answers, base)
+def equality(answers: Answers, baseline: Answers) -> str:
+    """Either `same`, or how many answers differ from the baseline's and where the first one does.
+
+    The text is empty if no answer has a counterpart.
+    """
+    compared, found = differences(answers, baseline)
     if not found:
         return "same" if compared else ""
     first = found[0]
     margin = "" if first.margin is None else f", margin {first.margin:.2g}"
-    return (f"{len(found)} of {compared} differ, first question {first.answer['question_id']} turn {first.turn + 1} "
-            f"token {first.position + 1}{margin}")
+    place = f"question {first.answer['question_id']} turn {first.turn + 1} token {first.position + 1}"
+    return f"{len(found)} of {compared} differ, first {place}{margin}"
 
 
-class Shares(NamedTuple):
-    """How a rank spent the time of some requests; the first four add up to 1."""
+class Utilization(NamedTuple):
+    """How a rank spent the time of some requests, and what it sent; the first four add up to 1."""
 
     computed: float  # in layers; on rank 0 in drafting, LM head and verification
     waited: float  # for a message, between its first segment and its last
@@ -174,36 +237,44 @@ class Shares(NamedTuple):
     rows: float  # sent to the next rank, per request
 
 
-COMPUTING = ("forward", "grow", "verify")
+def utilization(lines: Iterable[TallyLine], kept: set[Request]) -> dict[int, Utilization]:
+    """The utilization of each rank over the requests (launch, number) in `kept`, from lines of the tally.
 
-
-def shares(lines: Iterable[Mapping[str, Any]], kept: set[tuple[str, int]]) -> dict[int, Shares]:
-    """By rank, from the tally lines (see eval/tally.py, with `launch`) of the requests (launch, number) in `kept`.
-
-    Only requests count that every rank which wrote anything has told of.
+    A line is that of eval/tally.py with its `launch`. Only requests count that every rank which wrote anything has
+    told of.
     """
-    requests: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    requests: dict[Request, dict[int, TallyLine]] = defaultdict(dict)
     for line in lines:
-        if (line["launch"], line["request"]) in kept:
-            requests[line["launch"], line["request"]][line["rank"]] = line
-    ranks = {rank for told in requests.values() for rank in told}
-    sums: dict[int, np.ndarray] = {rank: np.zeros(8) for rank in sorted(ranks)}
-    count, whole = 0, 0.0
-    for told in requests.values():
-        if told.keys() == ranks:
-            length = max(line["seconds"] for line in told.values())
-            count, whole = count + 1, whole + length
-            for rank, line in told.items():
-                sums[rank] += _spent(line, length)
-    return {rank: _shares(row, whole, count) for rank, row in sums.items() if count}
+        request = (line["launch"], line["request"])
+        if request in kept:
+            requests[request][line["rank"]] = line
+    ranks = sorted({rank for by_rank in requests.values() for rank in by_rank})
+    complete = [by_rank for by_rank in requests.values() if len(by_rank) == len(ranks)]
+    if not complete:
+        return {}
+    sums = {rank: np.zeros(len(Utilization._fields)) for rank in ranks}
+    duration = 0.0
+    for by_rank in complete:
+        longest = max(line["seconds"] for line in by_rank.values())
+        duration += longest
+        for rank, line in by_rank.items():
+            sums[rank] += _amounts(line, longest)
+    count = len(complete)
+    return {rank: _ratios(row, duration, count) for rank, row in sums.items()}
 
 
-def _spent(line: Mapping[str, Any], length: float) -> np.ndarray:
-    computed, waited = sum(line["spans"].get(name, 0.0) for name in COMPUTING), line["spans"].get("wait", 0.0)
-    return np.array([computed, waited, length - line["seconds"], line["seconds"] - computed - waited, line["late"],
-                     line["bytes"], line["control"], line["rows"]])
+def _amounts(line: TallyLine, duration: float) -> np.ndarray:
+    """What a rank did in one request, in seconds, bytes and rows, in the order of `Utilization`."""
+    spans, own = line["spans"], line["seconds"]
+    computed = sum(spans.get(name, 0.0) for name in COMPUTING)
+    waited = spans.get("wait", 0.0)
+    times = [computed, waited, duration - own, own - computed - waited, line["late"]]
+    return np.array([*times, line["bytes"], line["control"], line["rows"]])
 
 
-def _shares(row: np.ndarray, whole: float, count: int) -> Shares:
-    late = row[4] / row[0] if row[0] else 0.0
-    return Shares(*(float(x) for x in (*row[:4] / whole, late, *row[5:] / count)))
+def _ratios(amounts: np.ndarray, duration: float, requests: int) -> Utilization:
+    """The sums of `_amounts` over some requests, by their seconds or by their number."""
+    times, sent = amounts[:4] / duration, amounts[5:] / requests
+    computed, late = amounts[0], amounts[4]
+    lateness = late / computed if computed else 0.0
+    return Utilization(*map(float, (*times, lateness, *sent)))

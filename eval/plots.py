@@ -1,13 +1,13 @@
 """The plots: bars and lines as PNG, readable without colour: hatches, markers and dashes tell methods apart.
 
-They know nothing about how figures come about. Every title says whether they were measured, emulated or simulated.
+They do not know how figures are computed. Every title says whether they were measured, emulated or simulated.
 """
 from __future__ import annotations
 
 import io
 import textwrap
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 
 import matplotlib
 import numpy as np
@@ -17,37 +17,58 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
-from eval.metrics import Answer, Interval  # noqa: E402
-from eval.summary import BASES, MEAN, SHARES, Found, Row, means, spent  # noqa: E402
+from eval.metrics import NAN, Answer, Interval, Utilization  # noqa: E402
+from eval.summary import BASELINES, BOUNDS, MEAN, Found, Row, means, utilization  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
 HATCHES = ("", "////", "....", "xxx", "\\\\\\\\", "", "++", "oo", "--", "**")
 TONES = ("#f2f2f2", "#bcdff5", "#fde8b0", "#cfe8cf", "#e8603c", "#5b6fb5", "#d9c2e9", "#8c8c8c", "#f7c6d0", "#ffffff")
-MARKERS, DASHES = "osD^vP*Xd<", ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), "--", ":", "-.")
+MARKERS = "osD^vP*Xd<"
+LONG, DENSE = (0, (5, 1)), (0, (1, 1))  # offset, and lengths of strokes and gaps
+MIXED = (0, (3, 1, 1, 1))
+DASHES = ("-", "--", ":", "-.", LONG, DENSE, MIXED, "--", ":", "-.")
+FILLS = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
+         "idle": ("0.9", ""), "other": ("#fde8b0", "....")}  # tone and hatch
+
+
+Ranks = Dict[int, Utilization]
+Labels = Tuple[str, str]  # of the x axis and the y axis
 
 
 class Series(NamedTuple):
-    """A line of a sweep, or a group of bars: one value with its bounds for each place."""
+    """A line of a sweep, or the bars of a method: one value with its bounds for each place."""
 
     name: str
     values: Sequence[Interval]
 
+    @property
+    def heights(self) -> list[float]:
+        """The values without their bounds."""
+        return [interval.value for interval in self.values]
 
-def _look(name: str) -> int:
-    """A method looks the same in every plot."""
-    return list(METHODS).index(name) % len(HATCHES) if name in METHODS else sum(map(ord, name)) % len(HATCHES)
+
+class Look(NamedTuple):
+    """How a method is drawn: it looks the same in every plot."""
+
+    number: int
+    tone: str
+    hatch: str
+    marker: str
+    dashes: Any
+
+
+def _look(name: str) -> Look:
+    number = list(METHODS).index(name) if name in METHODS else sum(map(ord, name))
+    i = number % len(HATCHES)
+    return Look(i, TONES[i], HATCHES[i], MARKERS[i], DASHES[i])
 
 
 def draw(found: Found, rows: Sequence[Row]) -> Iterator[str]:
-    """All plots of a results folder, written into it; their names."""
+    """Write all plots of a results folder into it; their names."""
     for temperature in found.temperatures:
-        base = next((base for base in BASES if base in found.methods), None)
-        if base and len(found.methods) > 1:
-            name = f"speedup-t{temperature:g}.png"
-            title = f"Speed-up over {base}, temperature {temperature:g} ({found.world})"
-            bars(found.folder / name, _ratios(found, rows, temperature, base), [*found.sets, MEAN], title,
-                 ("data set", "SR"))
+        name = f"speedup-t{temperature:g}.png"
+        if _speed_ups(found, rows, temperature, found.folder / name):
             yield name
         name = f"progress-t{temperature:g}.png"
         _progress(found, temperature, found.folder / name)
@@ -57,29 +78,45 @@ def draw(found: Found, rows: Sequence[Row]) -> Iterator[str]:
             yield name
 
 
-def _ratios(found: Found, rows: Sequence[Row], temperature: float, base: str) -> list[Series]:
-    cells = {(row["method"], row["set"]): Interval(*(row[f"sr_{base}{bound}"] for bound in ("", "_low", "_high")))
-             for row in rows if row["temperature"] == temperature}
-    nothing = Interval(np.nan, np.nan, np.nan)
-    return [Series(method, [*(cells.get((method, name), nothing) for name in found.sets),
-                            means(found, method, temperature)[f"sr_{base}"]]) for method in found.methods]
+def _speed_ups(found: Found, rows: Sequence[Row], temperature: float, path: Path) -> bool:
+    """Bars of the speed-ups over the first baseline that has answers; False without one, or with nothing else."""
+    baseline = next((name for name in BASELINES if name in found.methods), None)
+    if baseline is None or len(found.methods) < 2:
+        return False
+    ratio = f"sr_{baseline}"
+    cells = {}
+    for row in rows:
+        if row["temperature"] == temperature:
+            interval = [row[f"{ratio}{bound}"] for bound in BOUNDS]
+            cells[row["method"], row["set"]] = Interval(*interval)
+    nothing = Interval(NAN, NAN, NAN)
+    series = []
+    for method in found.methods:
+        values = [cells.get((method, name), nothing) for name in found.sets]
+        mean = means(found, method, temperature)[ratio]
+        series.append(Series(method, [*values, mean]))
+    title = f"Speed-up over {baseline}, temperature {temperature:g} ({found.provenance})"
+    bars(path, series, [*found.sets, MEAN], title, ("data set", "SR"))
+    return True
 
 
-def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str, labels: tuple[str, str]) -> None:
-    """Groups of bars with whiskers; those of the last group are labelled, all of them if there are few."""
+def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str, labels: Labels) -> None:
+    """Draw groups of bars with whiskers; those of the last group are labelled, all of them if there are few."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(max(6.0, 0.22 * len(series) * len(places) + 2.5), 3.8))
+        count = len(series) * len(places)
+        figure, axes = plt.subplots(figsize=(max(6.0, 0.22 * count + 2.5), 3.8))
         width = 0.82 / len(series)
-        few = len(series) * len(places) <= 16
+        few = count <= 16
         for i, one in enumerate(series):
-            x, look = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width, _look(one.name)
-            axes.bar(x, [v.value for v in one.values], width, color=TONES[look], edgecolor="black", linewidth=0.8,
-                     hatch=HATCHES[look], label=one.name, yerr=_whiskers(one.values), ecolor="black", capsize=2,
-                     error_kw={"elinewidth": 0.8})
-            for place, bar in zip(x, one.values):
-                if bar.value == bar.value and (few or place > len(places) - 1.5):
-                    axes.annotate(f"{bar.value:.2f}", (place, np.fmax(bar.value, bar.high)), (0, 3), fontsize=8,
-                                  textcoords="offset points", ha="center", va="bottom", rotation=0 if few else 90)
+            offset = (i - (len(series) - 1) / 2) * width
+            x = np.arange(len(places)) + offset
+            look = _look(one.name)
+            whiskers: dict[str, Any] = {"yerr": _whiskers(one.values), "ecolor": "black", "capsize": 2}
+            axes.bar(x, one.heights, width, label=one.name, color=look.tone, hatch=look.hatch,
+                     edgecolor="black", linewidth=0.8, error_kw={"elinewidth": 0.8}, **whiskers)
+            for place, value in zip(x, one.values):
+                if few or place > len(places) - 1.5:
+                    _annotate(axes, place, value, 0 if few else 90)
         if labels[1] == "SR":
             axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
         axes.set_xticks(range(len(places)), places)
@@ -90,22 +127,31 @@ def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str
         _write(figure, path)
 
 
+def _annotate(axes: Any, place: float, value: Interval, rotation: int) -> None:
+    """Write a bar's value above its whisker, unless it was not measured."""
+    if value.value == value.value:
+        top = np.fmax(value.value, value.high)
+        axes.annotate(f"{value.value:.2f}", (place, top), (0, 3), textcoords="offset points",
+                      fontsize=8, ha="center", va="bottom", rotation=rotation)
+
+
 def _head(axes: Any, title: str, entries: int) -> None:
-    """The title, and below it the legend."""
-    axes.set_title(textwrap.fill(title, int(11 * axes.figure.get_figwidth())), loc="left", pad=26)
-    axes.legend(ncols=entries, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=2.2,
-                columnspacing=1.2)
+    """Write the title, and the legend below it."""
+    room = int(11 * axes.figure.get_figwidth())  # characters in a line
+    axes.set_title(textwrap.fill(title, room), loc="left", pad=26)
+    axes.legend(ncols=entries, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2,
+                handlelength=2.2, columnspacing=1.2)
 
 
-def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: str, labels: tuple[str, str]) -> None:
-    """A line with whiskers for each series; `labels` are those of the axes."""
+def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: str, labels: Labels) -> None:
+    """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 3.8))
         for one in series:
             look = _look(one.name)
-            axes.errorbar(places, [v.value for v in one.values], yerr=_whiskers(one.values), marker=MARKERS[look],
-                          linestyle=DASHES[look], color="black", markerfacecolor=TONES[look], markersize=7, capsize=3,
-                          elinewidth=0.8, label=one.name)
+            axes.errorbar(places, one.heights, yerr=_whiskers(one.values), label=one.name,
+                          linestyle=look.dashes, color="black", marker=look.marker,
+                          markerfacecolor=look.tone, markersize=7, capsize=3, elinewidth=0.8)
         if min(places) > 0 and max(places) >= 8 * min(places):
             axes.set_xscale("log", base=2)
             axes.minorticks_off()
@@ -119,69 +165,84 @@ def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: 
 
 
 def _whiskers(values: Sequence[Interval]) -> np.ndarray:
-    """Distances to the bounds, `[2, places]`; none where there are no bounds."""
-    gaps = np.array([[v.value - v.low for v in values], [v.high - v.value for v in values]])
-    return np.maximum(np.nan_to_num(gaps), 0)
+    """Distances from the values to their bounds, `[2, places]`; 0 where there are no bounds."""
+    below = [interval.value - interval.low for interval in values]
+    above = [interval.high - interval.value for interval in values]
+    return np.maximum(np.nan_to_num(np.array([below, above])), 0)
 
 
 def _progress(found: Found, temperature: float, path: Path) -> None:
-    """How the text grows: tokens settled after so many seconds, the mean over the answers."""
+    """Draw how the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 3.8))
         for method in found.methods:
-            answers = [answer for name in found.sets for answer in found.of(method, name, temperature)]
+            answers = found.of_all_sets(method, temperature)
             if any(turn for answer in answers for turn in answer["settled"]):
-                look, (time, count) = _look(method), _growth(answers)
-                axes.plot(time, count, marker=MARKERS[look], markevery=(look, 12), linestyle=DASHES[look], linewidth=1,
-                          color="black", markerfacecolor=TONES[look], label=method)
+                look = _look(method)
+                axes.plot(*_growth(answers), label=method,
+                          color="black", linestyle=look.dashes, linewidth=1,
+                          marker=look.marker, markevery=(look.number, 12), markerfacecolor=look.tone)
         axes.set_xlabel("seconds since the request began")
         axes.set_ylabel("tokens settled, mean over answers")
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
         axes.grid(color="0.9")
         axes.legend(loc="lower right", frameon=True, edgecolor="none")
-        axes.set_title(f"How the text grows, temperature {temperature:g} ({found.world})", loc="left")
+        axes.set_title(f"How the text grows, temperature {temperature:g} ({found.provenance})", loc="left")
         _write(figure, path)
 
 
 def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds, and the mean number of tokens that all turns had settled by then."""
-    turns = [np.array(turn, dtype=float) for answer in answers for turn in answer["settled"] if turn]
+    """Seconds `[97]`, and the mean number of tokens `[97]` that all turns had settled by then."""
+    settled = [turn for answer in answers for turn in answer["settled"]]
+    turns = [np.array(turn, dtype=float) for turn in settled if turn]
     time = np.linspace(0, max(turn[-1, 0] for turn in turns), 97)
-    count = [np.concatenate([[0], turn[:, 1].cumsum()])[np.searchsorted(turn[:, 0], time, "right")] for turn in turns]
-    return time, np.mean(count, 0)
+    counts = []
+    for turn in turns:
+        total = np.concatenate([[0], turn[:, 1].cumsum()])
+        counts.append(total[np.searchsorted(turn[:, 0], time, "right")])
+    return time, np.mean(counts, 0)
 
 
 def _stages(found: Found, temperature: float, path: Path) -> bool:
-    """A bar per rank and method, stacked of what the rank did; False if no rank has told."""
-    told: Mapping[str, Any] = {method: spent(found, [answer for name in found.sets
-                                                     for answer in found.of(method, name, temperature)])
-                               for method in found.methods}
-    told = {method: ranks for method, ranks in told.items() if ranks}
-    if not told:
+    """Draw a bar for each rank and method, stacked of what the rank did; False if there is no tally."""
+    ranks_of: dict[str, Ranks] = {}
+    for method in found.methods:
+        if ranks := utilization(found, found.of_all_sets(method, temperature)):
+            ranks_of[method] = ranks
+    if not ranks_of:
         return False
     with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(1, len(told), sharey=True, squeeze=False, figsize=(1.75 * len(told) + 1.2, 2.9))
-        for axes, (method, ranks) in zip(grid[0], told.items()):
-            left = np.zeros(len(ranks))
-            for i, (share, tone, hatch) in enumerate(zip(SHARES, ("#5b6fb5", "white", "0.9", "#fde8b0"),
-                                                         ("", "////", "", "...."))):
-                width = np.array([spent[i] for spent in ranks.values()])
-                axes.barh([str(rank) for rank in ranks], width, left=left, color=tone, hatch=hatch, edgecolor="black",
-                          linewidth=0.8, label=share)
-                left += width
+        size = (1.75 * len(ranks_of) + 1.2, 2.9)
+        columns = len(ranks_of)
+        figure, grid = plt.subplots(1, columns, sharey=True, squeeze=False, figsize=size)
+        first = grid[0][0]
+        for axes, (method, ranks) in zip(grid[0], ranks_of.items()):
+            _stack(axes, ranks)
             axes.set_title(method, fontsize=10)
-            axes.set_xlim(0, 1)
-            axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
-            axes.set_xlabel("% of its time")
-        grid[0][0].invert_yaxis()
-        grid[0][0].set_ylabel("rank (0 drafts)")
-        figure.suptitle(f"What each rank did, temperature {temperature:g} ({found.world})", x=0.01, y=1.13, ha="left",
-                        fontsize=11)
-        handles, names = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, names, ncols=len(SHARES), loc="upper left", bbox_to_anchor=(0, 1.09), handlelength=1.8)
+        first.invert_yaxis()
+        first.set_ylabel("rank (0 drafts)")
+        title = f"What each rank did, temperature {temperature:g} ({found.provenance})"
+        figure.suptitle(title, x=0.01, y=1.13, ha="left", fontsize=11)
+        handles, names = first.get_legend_handles_labels()
+        figure.legend(handles, names, ncols=len(names), handlelength=1.8,
+                      loc="upper left", bbox_to_anchor=(0, 1.09))
         _write(figure, path)
     return True
+
+
+def _stack(axes: Any, ranks: Ranks) -> None:
+    """Draw a bar for each rank; its pieces are the fractions of the rank's time."""
+    names = [str(rank) for rank in ranks]
+    left = np.zeros(len(ranks))
+    for activity, (tone, hatch) in FILLS.items():
+        width = np.array([getattr(used, activity) for used in ranks.values()])
+        axes.barh(names, width, left=left, color=tone, hatch=hatch, edgecolor="black",
+                  linewidth=0.8, label=activity)
+        left += width
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
+    axes.set_xlabel("% of its time")
 
 
 def _write(figure: Any, path: Path) -> None:

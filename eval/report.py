@@ -11,41 +11,45 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
 
 from config.files import ROOM, write
-from eval.metrics import Interval, Shares
-from eval.summary import BASES, MEAN, STAGES, SUMMARY, Found, Row, means, missing, read, save, spent, stages, summary
+from eval import summary
+from eval.metrics import Interval, Utilization
+from eval.summary import BASELINES, MEAN, NONE, Found, Row, number
 
 TOO_LATE = 0.03  # of the time of computing
+SHOWN = 20  # sentences about what is missing
+Cell = Callable[[Row], str]  # what of a row of the summary stands in a cell
 WORDS = """\
 - **ξ**: new tokens by seconds, all answers of a set together, prefill included. The mean is that of the sets' ξ.
 - **SR**: the ratio of two ξ on the same questions; of the mean, the ratio of the two means, with its bounds at 95 %
   confidence (bootstrap over questions).
-- **τ**: mean accepted length: tokens per pass of the target, its own (bonus) token included; the token of the prefill
+- **τ**: mean acceptance length: tokens per pass of the target, its own (bonus) token included; the token of the prefill
   does not count. 1 means that no guess helped.
 - **time per token**: tokens that settle together share the time since those before; the first ones are left out.
-- **computed, waited, was idle**: shares of a rank's time: in layers (rank 0: drafting, LM head, verification); for
+- **computed, waited, was idle**: fractions of a rank's time: in layers (rank 0: drafting, LM head, verification); for
   messages, between its first segment of an answer and its last; before and after these. The rest is sending, pruning
   and bookkeeping.
-- **too late**: the time by which emulated devices and wires missed their moments, all of it, by the time of computing.
+- **too late**: by how much emulated devices and wires ended after their modelled times, all of it, by the time of
+  computing.
 """
 
 
 def report(folder: str | Path) -> Path:
-    """Write everything into the folder; the path of report.md. Raises ValueError if there are no answers."""
-    found = read(folder)
-    rows = summary(found)
-    save(found.folder / "summary.csv", SUMMARY, rows)
-    save(found.folder / "stages.csv", STAGES, stages(found))
+    """Write all tables and plots into a results folder; the path of report.md. Raises ValueError without answers."""
+    found = summary.read(folder)
+    rows = summary.summary(found)
+    summary.save(found.folder / "summary.csv", summary.SUMMARY, rows)
+    summary.save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
     path = found.folder / "report.md"
     write(path, "\n".join(_text(found, rows)) + "\n", ROOM)
     return path
 
 
 def _text(found: Found, rows: Sequence[Row]) -> Iterator[str]:
-    yield f"# Results ({found.world})\n"
+    yield f"# Results ({found.provenance})\n"
     yield from _about(found)
     for temperature in found.temperatures:
         here = [row for row in rows if row["temperature"] == temperature]
-        yield f"## Temperature {temperature:g} ({found.world})\n"
+        yield f"## Temperature {temperature:g} ({found.provenance})\n"
         yield from _paper_table(found, here, temperature)
         yield from _other_tables(found, here)
         yield from _stage_tables(found, temperature)
@@ -55,28 +59,44 @@ def _text(found: Found, rows: Sequence[Row]) -> Iterator[str]:
 
 def _about(found: Found) -> Iterator[str]:
     """What stands above all tables: where the figures come from, and what is not there."""
-    config, machine = found.env.get("config", {}), found.env.get("machine", {})
+    config = found.env.get("config", {})
+    machine = found.env.get("machine", {})
     model = config.get("model_dir") or config.get("base_dir") or ""
-    facts = [("model", Path(model).name), ("stages", config.get("stages")),
-             ("tokens a turn, at most", config.get("max_new_tokens")), ("machine", machine.get("cpu")),
-             ("cores", machine.get("cores")), ("commit", found.env.get("commit"))]
-    yield from (f"- {name}: {value}" for name, value in facts if value)
-    slow = {answer["scale"] for group in found.groups.values() for answer in group} - {1.0}
-    if slow:
-        yield f"- all emulated times were {max(slow):g} times as long, and the figures are divided by that"
-    told = [share for group in found.groups.values() for share in spent(found, group).values()]
-    if told and (late := sum(share.late for share in told) / len(told)) > TOO_LATE:
+    facts = {"model": Path(model).name, "stages": config.get("stages"),
+             "tokens a turn, at most": config.get("max_new_tokens"),
+             "machine": machine.get("cpu"), "cores": machine.get("cores"),
+             "commit": found.env.get("commit")}
+    yield from (f"- {name}: {value}" for name, value in facts.items() if value)
+    yield from _emulation(found)
+    yield from _missing(found)
+    yield ""
+
+
+def _emulation(found: Found) -> Iterator[str]:
+    """How much slower than modelled an emulated cluster ran, and whether this machine kept that pace."""
+    scales = {answer["scale"] for answer in found.answers} - {1.0}
+    if scales:
+        yield f"- all emulated times were {max(scales):g} times as long, and the figures are divided by that"
+    lateness = []
+    for group in found.groups.values():
+        lateness += [used.late for used in summary.utilization(found, group).values()]
+    late = sum(lateness) / len(lateness) if lateness else 0.0
+    if late > TOO_LATE:
         yield (f"- **this machine did not keep pace**: what was emulated came {late:.0%} too late on average; let "
                "nothing else run beside it, or give slowdown=2")
-    gaps = missing(found)
+
+
+def _missing(found: Found) -> Iterator[str]:
+    gaps = summary.missing(found)
     if not found.env:
-        yield "- env.json is gone, so nobody knows whether anything is missing"
+        yield "- env.json is gone, so it is unknown whether anything is missing"
+    elif gaps:
+        yield f"- missing: answers of {len(gaps)} groups"
     else:
-        yield f"- missing: {f'answers of {len(gaps)} groups' if gaps else 'nothing'}"
-    yield from (f"  - {gap}" for gap in gaps[:20])
-    if len(gaps) > 20:
-        yield f"  - … and {len(gaps) - 20} more"
-    yield ""
+        yield "- missing: nothing"
+    yield from (f"  - {gap}" for gap in gaps[:SHOWN])
+    if len(gaps) > SHOWN:
+        yield f"  - … and {len(gaps) - SHOWN} more"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -86,58 +106,79 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
+def _by_set(found: Found, method: str, rows: Iterable[Row], value: Cell) -> list[str]:
+    """A cell for each data set: what `value` makes of the method's row of the summary."""
+    cells = {row["set"]: value(row) for row in rows if row["method"] == method}
+    return [cells.get(name, NONE) for name in found.sets]
+
+
 def _paper_table(found: Found, rows: Sequence[Row], temperature: float) -> Iterator[str]:
     """The layout of the FlowSpec paper's table 1: methods by data sets, speed and ratio, the mean at the end."""
-    base = next((base for base in BASES if base in found.methods), BASES[0])
-    yield f"Tokens per second, ξ, and in brackets the ratio to {base}, SR ({found.world}):\n"
-    cells = {(row["method"], row["set"]): f"{number(row['xi'])} ({number(row[f'sr_{base}'])})" for row in rows}
+    baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
+    ratio = f"sr_{baseline}"
+    yield f"Tokens per second, ξ, and in brackets the ratio to {baseline}, SR ({found.provenance}):\n"
     lines = []
     for method in found.methods:
-        mean = means(found, method, temperature)
-        lines.append([method, *(cells.get((method, name), "–") for name in found.sets),
-                      f"{number(mean['xi'].value)} ({_interval(mean[f'sr_{base}'])})"])
+        cells = _by_set(found, method, rows, lambda row: f"{number(row['xi'])} ({number(row[ratio])})")
+        mean = summary.means(found, method, temperature)
+        last = f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"
+        lines.append([method, *cells, last])
     yield from _table(["method", *found.sets, MEAN], lines)
 
 
 def _other_tables(found: Found, rows: Sequence[Row]) -> Iterator[str]:
-    def grid(value: Callable[[Row], str]) -> Iterator[str]:
-        cells = {(row["method"], row["set"]): value(row) for row in rows}
-        return _table(["method", *found.sets],
-                      [[method, *(cells.get((method, name), "–") for name in found.sets)] for method in found.methods])
+    """What else there is for each method and data set, a table for each figure."""
+    def grid(value: Cell) -> Iterator[str]:
+        lines = [[method, *_by_set(found, method, rows, value)] for method in found.methods]
+        return _table(["method", *found.sets], lines)
 
     if "ar" in found.methods:
-        yield f"Ratio of ξ to ar, SR ({found.world}):\n"
+        yield f"Ratio of ξ to ar, SR ({found.provenance}):\n"
         yield from grid(lambda row: number(row["sr_ar"]))
-    yield f"Mean accepted length, τ ({found.world}):\n"
+    yield f"Mean acceptance length, τ ({found.provenance}):\n"
     yield from grid(lambda row: number(row["tau"]))
-    yield f"Milliseconds: to the first token; per token, half of them at most; 99 % at most ({found.world}):\n"
-    yield from grid(lambda row: "; ".join(number(1e3 * row[key], 0) for key in ("ttft", "tpt_p50", "tpt_p99")))
+    yield f"Milliseconds to the first token; then per token, the median; the 99th percentile ({found.provenance}):\n"
+    times = ("ttft", "tpt_p50", "tpt_p99")
+    yield from grid(lambda row: _joined([1e3 * row[key] for key in times], 0))
     if "ar" in found.methods:
         yield "The same text as ar with the same seed:\n"
-        yield from grid(lambda row: row["equal"] or "–")
+        yield from grid(lambda row: row["equal"] or NONE)
 
 
 def _stage_tables(found: Found, temperature: float) -> Iterator[str]:
     """How every rank spent its time and what it sent, all sets together."""
-    told = {method: spent(found, [answer for name in found.sets for answer in found.of(method, name, temperature)])
-            for method in found.methods}
-    ranks = sorted({rank for shares in told.values() for rank in shares})
-    if not ranks:
+    ranks_of = {}
+    for method in found.methods:
+        if ranks := summary.utilization(found, found.of_all_sets(method, temperature)):
+            ranks_of[method] = ranks
+    if not ranks_of:
         return
+    head = sorted({rank for ranks in ranks_of.values() for rank in ranks})
 
-    def grid(value: Callable[[Shares], str]) -> Iterator[str]:
-        return _table(["method", *(f"rank {rank}" for rank in ranks)], [
-            [method, *(value(shares[rank]) if rank in shares else "–" for rank in ranks)]
-            for method, shares in told.items() if shares])
+    def grid(value: Callable[[Utilization], str]) -> Iterator[str]:
+        lines = []
+        for method, ranks in ranks_of.items():
+            cells = [value(ranks[rank]) if rank in ranks else NONE for rank in head]
+            lines.append([method, *cells])
+        return _table(["method", *(f"rank {rank}" for rank in head)], lines)
 
-    yield f"Per cent of the time that each rank computed; waited; was idle ({found.world}):\n"
-    yield from grid(lambda share: "; ".join(number(100 * part, 0) for part in share[:3]))
-    yield f"For each turn of a talk, kB that a rank sent to the next; kB of prunes; rows ({found.world}):\n"
-    yield from grid(lambda share: "; ".join(number(size, 1) for size in (share.bytes / 1e3, share.control / 1e3,
-                                                                          share.rows)))
-    if any(share.late for shares in told.values() for share in shares.values()):
-        yield f"Per cent by which what was emulated came too late ({found.world}):\n"
-        yield from grid(lambda share: number(100 * share.late, 1))
+    yield f"Per cent of the time that each rank computed; waited; was idle ({found.provenance}):\n"
+    yield from grid(_time)
+    yield f"Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows ({found.provenance}):\n"
+    yield from grid(_traffic)
+    if any(used.late for ranks in ranks_of.values() for used in ranks.values()):
+        yield f"Per cent by which what was emulated came too late ({found.provenance}):\n"
+        yield from grid(lambda used: number(100 * used.late, 1))
+
+
+def _time(used: Utilization) -> str:
+    fractions = (used.computed, used.waited, used.idle)
+    return _joined([100 * fraction for fraction in fractions], 0)
+
+
+def _traffic(used: Utilization) -> str:
+    sent = (used.bytes / 1e3, used.control / 1e3, used.rows)
+    return _joined(sent, 1)
 
 
 def _plots(found: Found, rows: Sequence[Row]) -> Iterator[str]:
@@ -146,13 +187,13 @@ def _plots(found: Found, rows: Sequence[Row]) -> Iterator[str]:
     except ImportError:
         yield "Plots need matplotlib, which is not installed here.\n"
         return
-    yield f"## Plots ({found.world})\n"
+    yield f"## Plots ({found.provenance})\n"
     for name in plots.draw(found, rows):
         yield f"![{name}]({name})\n"
 
 
-def number(value: float, digits: int = 2) -> str:
-    return "–" if value != value else f"{value:.{digits}f}"
+def _joined(values: Iterable[float], digits: int) -> str:
+    return "; ".join(number(value, digits) for value in values)
 
 
 def _interval(interval: Interval) -> str:

@@ -1,6 +1,6 @@
 """The results folder: a line for each answer, written once and for good, and env.json, which says how they were made.
 
-It knows nothing about how an answer comes about. An interrupted evaluation loses no line and repeats none.
+It does not know how answers are made. An interrupted evaluation loses no line and repeats none.
 """
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from config.files import ROOM, fits, lines, whole, write
 from eval.metrics import ANSWER
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
-FREE = frozenset(("methods", "sets", "temperatures", "repeats", "question_begin", "question_end", "results", "launch",
-                  "pipeline_type", "prompt", "slowdown", "timeout", "master_addr", "master_port", "hosts", "wait",
-                  "trace", "output", "debug"))
+ASKED = ("methods", "sets", "temperatures", "question_begin", "question_end", "repeats")
+FREE = frozenset((*ASKED, "results", "launch", "pipeline_type", "prompt", "slowdown", "timeout",
+                  "master_addr", "master_port", "hosts", "wait", "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
 OTHER = "choose another results=, or delete the folder"
 DELETE = "delete this line, then start again"
 
 
 class Key(NamedTuple):
-    """What an answer answers."""
+    """The method and the trial that an answer belongs to; a folder has one answer for each."""
 
     method: str
     set: str
@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 
 class Results:
-    """A folder of answers. It may be opened by one evaluation at a time; `texts` are the token ids of every answer."""
+    """A folder of answers, which one evaluation at a time may open; `texts` are each answer's token ids, by turns."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -56,40 +56,63 @@ class Results:
 
     @property
     def has_answers(self) -> bool:
+        """Whether any answer was written, be it a half one."""
         return bool(self._files())
 
     def path(self, method: str, name: str, temperature: float) -> Path:
+        """The file of a method's answers to the data set `name` at a temperature."""
         return self.folder / "answers" / method / f"{name}-t{temperature:g}.jsonl"
 
     @property
     def starts(self) -> int:
-        """How often the pipeline was started for it: each start leaves a folder tally/NUMBER-METHOD."""
-        names = [re.match(r"\d+(?=-)", path.name, re.ASCII) for path in self.folder.glob("tally/*")]
-        return 1 + max((int(name[0]) for name in names if name), default=-1)
+        """How often the pipeline was started for these answers: each start leaves a folder tally/NUMBER-METHOD."""
+        paths = self.folder.glob("tally/*")
+        found = [re.match(r"\d+(?=-)", path.name, re.ASCII) for path in paths]
+        last = max((int(number[0]) for number in found if number), default=-1)
+        return last + 1
 
     def check(self, config: EvalConfig) -> None:
-        """Read what is there. Raises ValueError if it is of another configuration."""
+        """Read the answers that are there. Raises ValueError if they were made with another configuration."""
         if not self._env.is_file():
             if self.has_answers:
-                raise ValueError(f"{self.folder} has answers, but its env.json is gone: choose another results=")
+                raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their "
+                                 "configuration: choose another results=")
             return
         saved = self._saved()["config"]
         for option in fields(config):
-            there, here = saved.get(option.name, option.default), getattr(config, option.name)
-            if option.name not in FREE and there != here:
-                raise ValueError(f"{self.folder} holds answers with {option.name}={there}, not {here}: choose another "
-                                 f"results=, or ask for {option.name}={there}")
-        self.texts = {key(line): line["token_ids"] for path in self._files() for line in _lines(path)}
+            name = option.name
+            there = saved.get(name, option.default)
+            here = getattr(config, name)
+            if name not in FREE and there != here:
+                raise ValueError(f"{self.folder} holds answers with {name}={there}, not {here}: choose another "
+                                 f"results=, or ask for {name}={there}")
+        self.texts = {}
+        for path in self._files():
+            self.texts.update((key(line), line["token_ids"]) for line in _lines(path))
 
     def _saved(self) -> dict[str, Any]:
-        """What env.json says."""
+        """What env.json says. Raises ValueError if no evaluation wrote it."""
         saved = whole(self._env, OTHER)
         if not fits(saved, {"config": dict, "starts": [dict]}):
-            raise ValueError(f"{self._env} is none that an evaluation wrote: {OTHER}")
+            raise ValueError(f"{self._env} is not what an evaluation writes: {OTHER}")
         return saved  # type: ignore[no-any-return]
 
     def open(self, config: EvalConfig, scale: float) -> Results:
         """Make it ready for writing: cut off half lines, note this start. Raises ValueError if it cannot be used."""
+        self._take_lock()
+        for path in self._files():
+            _repair(path)
+        self.check(config)
+        asked = {name: getattr(config, name) for name in ASKED}
+        start = {"time": _now(), "launch": config.launch, "command": sys.argv,
+                 "scale": scale, **asked}
+        before = self._saved()["starts"] if self._env.is_file() else []
+        environment = {**_environment(config), "starts": [*before, start]}
+        write(self._env, json.dumps(environment, indent=1), ROOM)
+        return self
+
+    def _take_lock(self) -> None:
+        """Keep other evaluations out. Raises ValueError if one is in, or if the folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.folder / ".lock", "w")
@@ -99,16 +122,6 @@ class Results:
                              "results=") from None
         except OSError as error:
             raise ValueError(f"{self.folder} cannot be written ({error.strerror}): choose another results=") from error
-        for path in self._files():
-            _repair(path)
-        self.check(config)
-        start = {"time": _now(), "launch": config.launch, "command": sys.argv, "scale": scale,
-                 "methods": config.methods, "sets": config.sets, "temperatures": config.temperatures,
-                 "question_begin": config.question_begin, "question_end": config.question_end,
-                 "repeats": config.repeats}
-        before = self._saved()["starts"] if self._env.is_file() else []
-        write(self._env, json.dumps({**_environment(config), "starts": [*before, start]}, indent=1), ROOM)
-        return self
 
     def add(self, line: dict[str, Any]) -> None:
         """Write one answer; it is on the disk when this returns."""
@@ -124,6 +137,7 @@ class Results:
         self.texts[key(line)] = line["token_ids"]
 
     def close(self) -> None:
+        """Let another evaluation in."""
         if self._lock:
             self._lock.close()
 
@@ -132,11 +146,13 @@ class Results:
 
 
 def key(line: dict[str, Any]) -> Key:
-    return Key(line["method"], line["set"], line["temperature"], line["repeat"], line["question_id"])
+    """The key of an answer as it is written."""
+    names = ("method", "set", "temperature", "repeat", "question_id")
+    return Key(*(line[name] for name in names))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The answers in a file; the last line may be half written, and then does not count."""
+    """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none."""
     for number, entry in lines(path, DELETE, growing=True):
         if not fits(entry, ANSWER):
             raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
@@ -146,9 +162,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _repair(path: Path) -> None:
     """Cut off what stands behind the last end of a line."""
     data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        os.truncate(path, end)
 
 
 def _now() -> str:
@@ -156,14 +172,19 @@ def _now() -> str:
 
 
 def _environment(config: EvalConfig) -> dict[str, Any]:
-    """What figures may depend on beside the configuration, and that."""
-    cluster = config.cluster
-    return {
-        "emulated": bool(cluster), "profile": config.profile, "cluster": asdict(cluster) if cluster else None,
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "machine": {"platform": platform.platform(), "cpu": _processor(), "cores": os.cpu_count(),
-                    "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]},
-        "commit": _commit(), "config": asdict(config)}
+    """The configuration, and what else figures may depend on."""
+    cluster = asdict(config.cluster) if config.cluster else None
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        versions[name] = _version(name)
+    return {"emulated": cluster is not None, "profile": config.profile, "cluster": cluster,
+            "versions": versions, "machine": _machine(), "commit": _commit(), "config": asdict(config)}
+
+
+def _machine() -> dict[str, Any]:
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"platform": platform.platform(), "cpu": _processor(),
+            "cores": os.cpu_count(), "gpus": gpus}
 
 
 def _version(package: str) -> str | None:
@@ -174,19 +195,26 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
+    """The name of the processor, as Linux tells it if this is Linux."""
     info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines()
-             if line.startswith("model name")] if info.is_file() else []
-    return names[0] if names else platform.processor()
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.startswith("model name"):
+                return value.strip()
+    return platform.processor()
 
 
 def _commit() -> str | None:
     """The commit of this repository, with a + if files were changed since; None outside of git."""
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True,
-                              check=True).stdout.strip()
-
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        return _git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _git(*words: str) -> str:
+    folder = Path(__file__).parent
+    output = subprocess.check_output(["git", *words], cwd=folder, stderr=subprocess.DEVNULL, text=True)
+    return output.strip()

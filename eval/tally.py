@@ -13,18 +13,23 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from config.files import lines
+from eval.metrics import COMPUTING
 from pipeline.trace import OFF, NoTrace
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
 TIMED = (*BEGIN, "wait", "verify", "prune")  # … and spends its time in these
+Facts = dict  # what a span tells besides its time
 WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its model's bytes, and through a real one
 
 
 def lateness(folder: str | Path) -> float:
     """By how much emulated devices and wires were too late so far, in seconds per second of computing on all ranks."""
-    told = [line for path in Path(folder).glob("rank_*.jsonl") for _, line in lines(path, growing=True)]
-    busy = sum(line["spans"].get(name, 0.0) for line in told for name in ("forward", "grow", "verify"))
-    return sum(line["late"] for line in told) / busy if busy else 0.0
+    computed = late = 0.0
+    for path in Path(folder).glob("rank_*.jsonl"):
+        for _, line in lines(path, growing=True):
+            computed += sum(line["spans"].get(name, 0.0) for name in COMPUTING)
+            late += line["late"]
+    return late / computed if computed else 0.0
 
 
 class Tally(NoTrace):
@@ -45,6 +50,7 @@ class Tally(NoTrace):
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
+        """Add the time that passes inside to the sums; the first span of a kind in BEGIN begins a request."""
         since = time.monotonic()
         if name in BEGIN and (name != "send" or facts["nodes"]):
             self._begin(since)
@@ -55,16 +61,19 @@ class Tally(NoTrace):
             self._add(name, since, facts)
 
     def note(self, name: str, since: float, **facts: Any) -> None:
+        """Add what began at `since` (monotonic seconds) and ends now."""
         self._add(name, since, facts)
         self.behind.note(name, since, **facts)
 
     def close(self) -> None:
+        """Write the last request, if it ended, and close the trace behind."""
         with self._lock:
             self._write()
             self._file.close()
         self.behind.close()
 
     def _clear(self) -> None:
+        """Begin the sums anew."""
         self._start: float | None = None  # of the first span of a request
         self._end: float | None = None  # of its last one; a sender may still be busy with what went before
         self._late = 0.0
@@ -73,13 +82,15 @@ class Tally(NoTrace):
         self._bytes: dict[str, Counter[str]] = {name: Counter() for name in WIRES}  # by kinds of messages
 
     def _begin(self, since: float) -> None:
+        """Begin a request, unless one is under way; one that ended is written first."""
         with self._lock:
             if self._end is not None:
                 self._write()
             if self._start is None:
                 self._start = since
 
-    def _add(self, name: str, since: float, facts: dict[str, Any]) -> None:
+    def _add(self, name: str, since: float, facts: Facts) -> None:
+        """Add a span or a note of the request that is under way or ended last."""
         now = time.monotonic()
         with self._lock:
             if self._start is None:
@@ -91,7 +102,8 @@ class Tally(NoTrace):
             elif self._end is None:
                 self._spend(name, since, now, facts)
 
-    def _spend(self, name: str, since: float, now: float, facts: dict[str, Any]) -> None:
+    def _spend(self, name: str, since: float, now: float, facts: Facts) -> None:
+        """Add a span of a request that is under way; a `Reset` ends it."""
         if name == "reset":  # rank 0 has the whole answer when it begins
             self._end = since
         elif name in TIMED:
@@ -102,12 +114,15 @@ class Tally(NoTrace):
                 self._end = now
 
     def _write(self) -> None:
-        """The line of the request that ended, if one did, and a clean slate."""
+        """Write the line of the request that ended, if one did, and begin the sums anew."""
         if self._start is not None and self._end is not None and not self._file.closed:
+            assert self._end >= self._start, f"rank {self.rank}: a request of {self._end - self._start} seconds"
             sent = self._bytes["wire"] or self._bytes["sent"]
+            control = sent["Prune"]
             line = {"rank": self.rank, "request": self._requests, "seconds": self._end - self._start,
-                    "spans": dict(self._spans), "late": self._late, "segments": self._sums["segments"],
-                    "rows": self._sums["rows"], "bytes": sum(sent.values()) - sent["Prune"], "control": sent["Prune"]}
+                    "spans": dict(self._spans), "late": self._late,
+                    "segments": self._sums["segments"], "rows": self._sums["rows"],
+                    "bytes": sum(sent.values()) - control, "control": control}
             self._file.write(json.dumps(line) + "\n")
             self._requests += 1
         self._clear()

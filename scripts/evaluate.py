@@ -17,7 +17,7 @@ from config.cli import parse
 from config.eval_config import EvalConfig, first, words
 from config.files import check_folder
 from config.questions import BUNDLED, Question, load
-from eval.bench import Bench, plan
+from eval.bench import Evaluation, all_jobs
 from eval.report import TOO_LATE, report
 from eval.results import Results
 from eval.tally import Tally, lateness
@@ -41,10 +41,10 @@ def answer_all(pipeline: Pipeline) -> None:
         announce(config)
     methods = next(group for group in config.groups if config.pipeline_type in group)
     decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in methods}
-    bench = Bench(config, text, decoders, pipeline.scale, pipeline.trace)
+    evaluation = Evaluation(config, text, decoders, pipeline.scale, pipeline.trace)
     results = Results(config.results).open(config, pipeline.scale)
     try:
-        bench.run(plan(config, _sets(config), methods), results, lambda: _check_pace(config))
+        evaluation.run(all_jobs(config, _sets(config), methods), results, lambda: _check_pace(config))
     finally:
         results.close()
 
@@ -75,7 +75,7 @@ def announce(config: EvalConfig) -> None:
     sets, results = _sets(config), Results(config.results)
     check_folder(config.results, OTHER)
     results.check(config)
-    jobs = plan(config, sets, config.chosen_methods)
+    jobs = all_jobs(config, sets, config.chosen_methods)
     done = sum(job.key in results.texts for job in jobs)
     counts = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
     where = f"an emulated cluster, profile {config.profile}" if config.cluster else "this pipeline as it is"

@@ -11,9 +11,10 @@ import pytest
 from config.cli import parse
 from config.eval_config import EvalConfig, words
 from config.methods import METHODS, Method
+from config.presets import ROOT
 from config.questions import Question
 from eval import results as results_module
-from eval.bench import Bench, plan
+from eval.bench import Evaluation, all_jobs
 from eval.results import Key, Results
 from model.sample import Sampler
 from model.text import Text
@@ -99,11 +100,31 @@ def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(
             assert choice["idxs"] == [passes - 1 for passes in line["target_passes"]]
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - 2, "all but the prefills' tokens"
             assert line["tau"] == [5 / passes for passes in line["target_passes"]]
+            assert line["finish_reason"] == ["length", "length"]
             for settled, seconds, ttft in zip(line["settled"], choice["wall_time"], line["ttft"]):
                 assert sum(count for _, count in settled) == 6 and all(count for _, count in settled)
                 assert settled[0][0] >= ttft and settled[-1][0] == pytest.approx(seconds) and settled == sorted(settled)
             assert line["same_as_ar"] is (None if line["method"] == "ar" else True)
             assert line["first_difference"] is None and line["emulated"] is False and line["profile"] == "none"
+
+
+def test_an_answer_says_for_each_turn_why_it_ended(run, tmp_path):
+    assert run("whole", "methods=ar", "sets=mt_bench", "temperatures=1") == 0
+    ([whole],) = lines(tmp_path / "whole").values()
+    first = whole["choices"][0]["turns"][0]
+    assert run("cut", "methods=ar", "sets=mt_bench", "temperatures=1", f"stop={first[2]}") == 0
+    ([cut],) = lines(tmp_path / "cut").values()
+    assert cut["choices"][0]["turns"][0] == first[:first.index(first[2])]
+    assert whole["finish_reason"] == ["length", "length"] and cut["finish_reason"][0] == "stop"
+    assert len(cut["finish_reason"]) == 2
+
+
+def test_every_field_of_an_answer_stands_in_the_documentation(run, tmp_path):
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "question_end=1") == 0
+    ([line],) = lines(tmp_path / "a").values()
+    table = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8").partition("| field |")[2]
+    fields = {*line, *line["choices"][0]} - {"choices", "index"}
+    assert [name for name in fields if f"`{name}`" not in table and f"`choices[0].{name}`" not in table] == []
 
 
 def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_files(run, tmp_path, monkeypatch, capsys):
@@ -184,14 +205,14 @@ def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_i
     right = tiny.text(prompt, 6, sampler)
     wrong = [*right[:4], (right[4] + 1) % 53, *right[5:]]
     with pipeline(tiny, 2, "naive", tiny.eagle()) as decoder:
-        bench = Bench(config, text, {"naive": decoder})
+        evaluation = Evaluation(config, text, {"naive": decoder})
         results = Results(tmp_path).open(config, 1.0)
         results.texts[Key("ar", "a", temperature, 0, 1)] = [wrong]
-        bench.run(plan(config, {"a": [question]}, ["naive"]), results)
+        evaluation.run(all_jobs(config, {"a": [question]}, ["naive"]), results)
         results.close()
     [line] = lines(tmp_path)[f"answers/naive/a-t{temperature:g}.jsonl"]
     margin = line["first_difference"].pop("margin")
-    assert line["token_ids"] == [right] and line["same_as_ar"] is False and bench.requests == 3
+    assert line["token_ids"] == [right] and line["same_as_ar"] is False and evaluation.requests == 3
     assert line["first_difference"] == {"turn": 0, "position": 4, "token": right[4], "ar_token": wrong[4]}
     row = tiny.logits([*prompt, *right[:4]])[-1]
     if temperature == 0:

@@ -78,17 +78,17 @@ def test_bounds_hold_the_true_speed_about_as_often_as_they_say():
 
 
 def test_the_mean_accepted_length_counts_the_bonus_token_and_not_that_of_the_prefill():
-    assert metrics.accepted([answer(tokens=(10, 7), seconds=(1.0, 1.0), target_passes=[3, 2])]) == (9 + 6) / 5
-    assert metrics.accepted([answer(tokens=(10,), target_passes=[9])]) == 1
-    assert math.isnan(metrics.accepted([answer(tokens=(1,), target_passes=[0])]))
+    assert metrics.acceptance_length([answer(tokens=(10, 7), seconds=(1.0, 1.0), target_passes=[3, 2])]) == (9 + 6) / 5
+    assert metrics.acceptance_length([answer(tokens=(10,), target_passes=[9])]) == 1
+    assert math.isnan(metrics.acceptance_length([answer(tokens=(1,), target_passes=[0])]))
 
 
 def test_times_of_tokens():
     turns = [[[1.0, 1], [1.5, 5], [2.5, 2], [2.75, 1]], [[2.0, 2], [4.0, 2]]]  # 5 of 0.1, 2 of 0.5, 1 of 0.25, 2 of 1
     answers = [answer(tokens=(9, 4), seconds=(2.75, 4.0), settled=turns, ttft=[1.0, 2.0])]
-    assert metrics.first_token(answers) == 1.5
-    assert [metrics.token_time(answers, share) for share in (0.5, 0.6, 0.7, 0.99)] == [0.1, 0.25, 0.5, 1.0]
-    assert math.isnan(metrics.token_time([answer()], 0.5))
+    assert metrics.time_to_first_token(answers) == 1.5
+    assert [metrics.time_per_token(answers, share) for share in (0.5, 0.6, 0.7, 0.99)] == [0.1, 0.25, 0.5, 1.0]
+    assert math.isnan(metrics.time_per_token([answer()], 0.5))
 
 
 def test_equality_names_the_first_difference_and_its_margin():
@@ -109,14 +109,14 @@ def line(rank, request, seconds, launch="0-ar", late=0.0, **spans):
 
 
 def test_shares_of_time_add_up():
-    lines = [line(0, 0, 10.0, grow=2.0, judge=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
+    lines = [line(0, 0, 10.0, grow=2.0, verify=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
              line(0, 1, 10.0, grow=1.0, wait=9.0), line(1, 1, 10.0, forward=3.0, wait=6.0),
              line(0, 2, 99.0), line(1, 0, 99.0, launch="1-tp"), line(0, 3, 5.0)]
-    told = metrics.shares(lines, {("0-ar", 0), ("0-ar", 1), ("0-ar", 3)})
+    told = metrics.utilization(lines, {("0-ar", 0), ("0-ar", 1), ("0-ar", 3)})
     assert told[0][:4] == (0.2, 0.75, 0.0, 0.05) and told[0].control == 80 and told[0].bytes == 1000
     assert told[1][:4] == pytest.approx((0.4, 0.425, 0.1, 0.075)) and told[1].rows == 31
     assert told[1].late == pytest.approx(0.1 / 8) and all(sum(share[:4]) == pytest.approx(1) for share in told.values())
-    assert metrics.shares(lines, set()) == {}
+    assert metrics.utilization(lines, set()) == {}
 
 
 class Spans(NoTrace):

@@ -92,7 +92,7 @@ def test_every_table_and_plot_names_its_world(folder):
     ({"emulated": True, "profile": "wifi"}, "emulated, profile wifi"),
     ({"emulated": False, "profile": "lan-1g", "simulated": True}, "simulated, profile lan-1g")])
 def test_figures_are_measured_emulated_or_simulated(more, world):
-    assert summary.world([answer(**more)]) == world
+    assert summary.provenance([answer(**more)]) == world
 
 
 def test_what_is_missing_is_said(folder):
