@@ -78,7 +78,7 @@ def _layer_problems(ids: Any, third: bool, inner: Sequence[int]) -> Iterator[str
 def _window_problems(config: Mapping[str, Any], context: int) -> Iterator[str]:
     """A head that looks back on a window only; within one window that is plain attention."""
     kinds, window = config.get("layer_types"), config.get("sliding_window")
-    if kinds is not None and kinds != ["full_attention"]:
+    if kinds is not None and any(kind != "full_attention" for kind in kinds):
         yield _only("layer_types", kinds, "['full_attention']")
     if window is not None and config.get("use_sliding_window") is not False and not (
             isinstance(window, int) and window >= context):

@@ -1,7 +1,7 @@
 """A store of keys in a private folder: how ranks of one machine find each other, without a port that could be reached.
 
-It has what the heartbeat and the clocks ask of torch's stores. A number is written over itself, so that the folder does not
-grow with the beats of a pipeline that lives for months, and hardly ever reaches the disk.
+It has what the heartbeat and the clocks ask of torch's stores. A number is written over itself, so that the folder does
+not grow with the beats of a pipeline that lives for months, and hardly ever reaches the disk.
 """
 from __future__ import annotations
 

@@ -158,8 +158,9 @@ class TokenTree:
             self.live.discard(node)
             self.waiting.discard(node)
             del self.token[node], self.parent[node], self.pos[node], self.score[node]
-            for notes in (self.target_token, self.hidden, self.proposals):
-                notes.pop(node, None)
+            del self.proposals[node]
+            self.target_token.pop(node, None)
+            self.hidden.pop(node, None)
 
     def _new(self, parent: int | None, token: int, score: float) -> int:
         self._last = node = next(self._ids)

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import signal
 import sys
 from typing import Any
 
 from launch.interrupt import interrupt
-from pipeline.loss import want
+from pipeline.loss import SPACE, limited, want
+
+LIBRARIES = 1 << 30  # bytes of addresses that torch and transformers take before a model is read, with some room
 
 
 def _tell(kind: Any, error: Any, trace: Any) -> None:
@@ -24,7 +27,16 @@ def _tell(kind: Any, error: Any, trace: Any) -> None:
     os._exit(128 + signal.SIGINT if told == "stopped" else 2)
 
 
+def _check_memory() -> None:
+    """Under a limit that the libraries exceed while they load, C++ ends the process without a word."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY and most < LIBRARIES:
+        print(f"flowspec: there is not enough memory for torch alone: {limited(SPACE)}", file=sys.stderr)
+        sys.exit(2)
+
+
 sys.excepthook = _tell
+_check_memory()
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a command, no debugger
     signal.signal(signal.SIGINT, interrupt)
 if isinstance(sys.stdout, io.TextIOWrapper):

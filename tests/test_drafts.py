@@ -115,7 +115,7 @@ class Both:
     inner = False
 
     def __init__(self, *drafts):
-        self.drafts = drafts
+        self.drafts, self.proposers = drafts, set()
 
     @property
     def consumed(self):
@@ -124,6 +124,7 @@ class Both:
     def grow(self, tree, growth):
         self.tree = tree
         grew = [draft.grow(tree, growth) for draft in self.drafts]
+        self.proposers.update(source for proposals in tree.proposals.values() for source in proposals)
         return any(grew)
 
     def refresh(self):
@@ -131,7 +132,6 @@ class Both:
             draft.refresh()
 
     def reset(self):
-        self.proposers = {source for proposals in self.tree.proposals.values() for source in proposals}
         self.features = len(self.tree.hidden)
         for draft in self.drafts:
             draft.reset()

@@ -1,8 +1,12 @@
 """One ring serves several requests, each through a target of its own."""
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from config.presets import ROOT
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.strategies import STRATEGIES
@@ -39,3 +43,8 @@ def test_requests_that_run_by_turns_write_what_each_writes_alone(strategy):
     with pipeline(TINY, 3, "continuous") as decoder:
         assert by_turns(decoder.ring, PROMPTS, strategy) == wanted
         assert not any(stage.caches for stage in decoder.stages)
+
+
+def test_strategies_and_what_they_ask_of_others_can_be_read_without_torch():
+    code = "import sys, pipeline.strategies; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

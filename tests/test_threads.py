@@ -201,7 +201,7 @@ def test_the_trace_of_a_run_that_was_lost_can_be_read_and_a_cut_line_at_its_end_
 def test_a_line_that_is_no_span_is_named(tmp_path, line):
     Trace(str(tmp_path), 0).close()
     (tmp_path / "rank_0.jsonl").write_text(f"{line}\n")
-    with pytest.raises(ValueError, match=r"line 1 of .*rank_0.jsonl is no span of a trace"):
+    with pytest.raises(ValueError, match=r"line 1 of .*rank_0.jsonl is .*: delete this line, or trace once more"):
         read(tmp_path)
 
 

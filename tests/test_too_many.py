@@ -46,10 +46,11 @@ def test_the_command_that_splits_refuses_it_too(base, tmp_path, capsys):
 @pytest.mark.parametrize(("words", "code", "said"), [
     ([], 0, "pipeline_type=tp"), (["tp_type=galaxy"], 0, "pipeline_type=galaxy"),
     (["pipeline_type=galaxy", "tp=2"], 0, "tp=2 pipeline_type=galaxy"),
-    (["tp_type=mega"], 0, "tp_type=mega pipeline_type=tp"),
+    (["tp_type=mega"], 2, "tp_type=mega is unknown: choose tp_type=tp or tp_type=galaxy"),
+    (["tp_type=tp", "pipeline_type=galaxy"], 2, "given twice: leave one of them out"),
     (["pipeline_type=continuous"], 2, "pipeline_type=continuous has a pipeline: type bash run_pipe.sh")])
 def test_the_command_of_tensor_parallelism_hands_on_what_it_does_not_know(tmp_path, words, code, said):
-    """With an environment that prints the words instead of running them; those of `tp_type=mega` are refused there."""
+    """With an environment that prints the words instead of running them."""
     (tmp_path / "tp").mkdir()
     (tmp_path / "scripts").mkdir()
     (tmp_path / "tp" / "run_tp.sh").write_bytes((ROOT / "tp" / "run_tp.sh").read_bytes())

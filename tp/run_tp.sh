@@ -11,11 +11,11 @@ wrong() {
 method="" words=()
 for word in "$@"; do
     case "$word" in
-        tp_type=tp | tp_type=galaxy)
+        tp_type=tp | tp_type=galaxy | pipeline_type=tp | pipeline_type=galaxy)
             [ -z "$method" ] || wrong "tp_type is given twice: leave one of them out"
-            method="${word#tp_type=}" ;;
+            method="${word#*=}" ;;
         tp_type=*) wrong "$word is unknown: choose tp_type=tp or tp_type=galaxy" ;;
-        pipeline_type=*) wrong "$word is not of this command: write tp_type=tp or tp_type=galaxy, or call run_pipe.sh" ;;
+        pipeline_type=*) wrong "$word has a pipeline: type bash run_pipe.sh in place of bash tp/run_tp.sh" ;;
         *) words+=("$word") ;;
     esac
 done

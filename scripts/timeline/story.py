@@ -85,7 +85,7 @@ class Story:
         if new:
             self.events.append([at, "grow", self.root, new[0], len(new)])
 
-    def _judge(self, span: Span) -> None:
+    def _verify(self, span: Span) -> None:
         at = self._ms(span["t1"])
         for node, token in span.get("said", {}).items():
             self.nodes[int(node)].update(said=token, saidAt=at)
