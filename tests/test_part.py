@@ -61,7 +61,7 @@ def test_weights_that_the_manifest_does_not_speak_of_are_refused(out):
     with refused("stage_9 holds other layers than its manifest.json says; split again"):
         Part(out / "stage_9")
     path.write_bytes(data.replace(b'"BF16"', b'"I16" ', 1))
-    with refused("has the type I16 instead of BF16 or F16 or F32 or F64"):
+    with refused("has type I16 instead of BF16 or F16 or F32 or F64"):
         Part(out / "stage_9")
 
 
