@@ -190,8 +190,7 @@ def check_model(source: Checkpoint) -> None:
     if c.family.architecture not in kinds:
         raise ValueError(f"{source.folder / 'config.json'} says architectures={kinds} and "
                          f"model_type={config.get('model_type')!r}; copy it again from the model")
-    weights = [name for name in source.names() if not BUFFER.search(name)]
-    names = {translate(name): name for name in weights}
+    names = {translate(name): name for name in source.names() if not BUFFER.search(name)}
     if c.tied:
         names.pop(HEAD, None)
     for name, shape in shapes(c):
@@ -291,9 +290,10 @@ class Part:
         entries = manifest["files"].items()
         self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries}
         places = placements(self.stages, len(self.shares))
+        ranks = range(len(places))
         self.world = len(places)
         misplaced = 0 in self.stages[1:] or (self.stages[1:] and self.stages[0] != 0)
-        possible = self.rank < self.world and not misplaced
+        possible = self.rank in ranks and not misplaced
         if possible:
             stage, self.member = places[self.rank]
             self.layers = span(self.stages, stage)

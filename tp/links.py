@@ -35,7 +35,8 @@ class Placement:
 
     def group(self, rank: int) -> range:
         """The ranks of the group of a rank, its leader first."""
-        assert 0 <= rank < self.world, f"rank {rank} of {self.world}"
+        ranks = range(self.world)
+        assert rank in ranks, f"there is no rank {rank} among {self.world}"
         after = bisect(self.leaders, rank)
         ends = [*self.leaders, self.world]
         return range(self.leaders[after - 1], ends[after])
