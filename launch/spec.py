@@ -15,7 +15,7 @@ from config.methods import METHODS
 from config.profiles import Profile
 from config.run_config import RunConfig
 from model.llama import LlamaConfig
-from model.quant import agreed, probe
+from model.quant import probe, running_kind
 from model.weights import Part
 
 
@@ -71,7 +71,7 @@ class RankSpec:
     @cached_property
     def quant(self) -> str:
         """The kind of weights that the layers run with; another than the split holds is refused."""
-        return agreed(self.config.quant, self.part.quant, self.part.folder)
+        return running_kind(self.config.quant, self.part.quant, self.part.folder)
 
     @property
     def quantizes(self) -> str:

@@ -23,14 +23,14 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
 
 
 class Survivors(NamedTuple):
-    """What a prune leaves alive: of the nodes older than `horizon` those in `keep`; younger ones it says nothing of."""
+    """What a prune leaves alive: of the nodes older than `horizon` those in `keep`, and all younger ones."""
 
     horizon: int = 0
     keep: frozenset[int] = frozenset()
 
     @staticmethod
     def after(tip: int, keep: Sequence[int], horizon: int) -> Survivors:
-        """The text ends in `tip`, and `keep` are the guesses that live."""
+        """The survivors once the text ends in `tip`, where `keep` are the guesses that live."""
         return Survivors(horizon, frozenset(keep).union((tip,)))
 
     def spare(self, node: int) -> bool:
@@ -41,7 +41,8 @@ class Survivors(NamedTuple):
 class TreeCache:
     """Preallocated keys and values `[layers, K, capacity, E]`, and who sees whom in the tail."""
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype,
+                 device: torch.device | str) -> None:
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty_like(self.keys)
         self.capacity = shape[2]
@@ -77,11 +78,15 @@ class TreeCache:
         return [i for i, node in enumerate(nodes) if self._survivors.spare(node)]
 
     def admit(self, nodes: Sequence[int], parents: Sequence[int], text: int) -> None:
-        """Give the next slots to `nodes`, the first `text` of which are settled; a parent comes before its child."""
+        """Give the next slots to `nodes`, the first `text` of which are settled; a parent comes before its child.
+
+        ValueError if the cache has not so many slots.
+        """
         self._ripen()
         start, rows = len(self._tail), len(nodes)
-        if self.settled + start + rows > self.capacity:
-            raise ValueError(f"the cache has {self.capacity} slots and needs {self.settled + start + rows}: "
+        end = self.settled + start + rows
+        if end > self.capacity:
+            raise ValueError(f"the KV cache has {self.capacity} slots and needs {end}: "
                              "raise max_length or draft fewer tokens")
         self._grow(start + rows)
         for i, (node, parent) in enumerate(zip(nodes, parents), start):
@@ -92,17 +97,24 @@ class TreeCache:
             self._tail.append(node)
         if start == 0:
             self._ripe = text
-        blind = upload(torch.from_numpy(~self._sees[start:start + rows, :start + rows]), self._mask.device)
-        self._rows, end = rows, self.settled + start + rows
-        self._mask[:rows, self.settled:end] = 0
-        self._mask[:rows, self.settled:end].masked_fill_(blind, float("-inf"))
+        hidden = ~self._sees[start:start + rows, :start + rows]
+        blind = upload(torch.from_numpy(hidden), self._mask.device)
+        self._rows = rows
+        tail = self._mask[:rows, self.settled:end]
+        tail.zero_()
+        tail.masked_fill_(blind, float("-inf"))
 
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep the admitted rows' keys and values; return all that they may attend to, and the mask `[T, S]`."""
+        """Keep the keys and values of the admitted rows in one layer.
+
+        Returned are the layer's keys and values `[K, S, E]` of all slots in use, and the additive mask `[T, S]`.
+        """
+        keys, values = self.keys[layer], self.values[layer]
         end = self.settled + len(self._tail)
-        self.keys[layer, :, end - self._rows:end] = k_KTE
-        self.values[layer, :, end - self._rows:end] = v_KTE
-        return self.keys[layer, :, :end], self.values[layer, :, :end], self._mask[:self._rows, :end]
+        start = end - self._rows
+        keys[:, start:end] = k_KTE
+        values[:, start:end] = v_KTE
+        return keys[:, :end], values[:, :end], self._mask[:self._rows, :end]
 
     def prune(self, tip: int, parent: int, keep: Sequence[int], horizon: int) -> None:
         """The text ends in `tip` below `parent`; of the nodes older than `horizon` only those and `keep` live.
@@ -113,25 +125,30 @@ class TreeCache:
         if horizon >= self._survivors.horizon:
             self._survivors = Survivors.after(tip, keep, horizon)
         self._ripen()
+        text: list[int] = []  # the places in the tail of what is settled now
         above = self._place.get(parent)
-        text = [] if above is None else np.flatnonzero(self._sees[above, :len(self._tail)]).tolist()
+        if above is not None:
+            ancestors = self._sees[above, :len(self._tail)]
+            text = np.flatnonzero(ancestors).tolist()
         if tip in self._place:
             text.append(self._place[tip])
         wanted = set(keep).difference(self._tail[i] for i in text)
-        self._compact(text + [i for i, node in enumerate(self._tail)
-                              if node in wanted or node >= horizon])
+        live = [i for i, node in enumerate(self._tail) if node in wanted or node >= horizon]
+        self._compact(text + live)
         self._ripe = len(text)
         self._ripen()
 
     def _compact(self, order: list[int]) -> None:
         """Move the tail's rows `order` to its front; rows that are in place already are not touched."""
-        first = next((i for i, old in enumerate(order) if i != old), len(order))
+        moved = (i for i, old in enumerate(order) if i != old)
+        first = next(moved, len(order))
         if first < len(order):
             source = upload(torch.tensor(order[first:]) + self.settled, self.keys.device)
             start, end = self.settled + first, self.settled + len(order)
             self.keys[:, :, start:end] = self.keys.index_select(2, source)
             self.values[:, :, start:end] = self.values.index_select(2, source)
-        self._sees[:len(order), :len(order)] = self._sees[np.ix_(order, order)]
+        sees = self._sees[np.ix_(order, order)]
+        self._sees[:len(order), :len(order)] = sees
         self._hold([self._tail[i] for i in order])
 
     def _ripen(self) -> None:
@@ -140,8 +157,9 @@ class TreeCache:
         if ripe:
             self._mask[:, self.settled:self.settled + ripe] = 0
             self.settled += ripe
-            rest = len(self._tail) - ripe
-            self._sees[:rest, :rest] = self._sees[ripe:ripe + rest, ripe:ripe + rest].copy()
+            end = len(self._tail)
+            rest = self._sees[ripe:end, ripe:end].copy()
+            self._sees[:len(rest), :len(rest)] = rest
             self._hold(self._tail[ripe:])
 
     def _hold(self, tail: list[int]) -> None:
@@ -152,7 +170,8 @@ class TreeCache:
     def _grow(self, size: int) -> None:
         """Room for a tail, and so for a segment, of `size` rows."""
         if size > len(self._sees):
-            sees, old = np.zeros((2 * size, 2 * size), dtype=bool), len(self._sees)
+            old, new = len(self._sees), 2 * size
+            sees = np.zeros((new, new), dtype=bool)
             sees[:old, :old] = self._sees
             self._sees = sees
-            self._mask = torch.zeros(2 * size, self.capacity, dtype=self._mask.dtype, device=self._mask.device)
+            self._mask = self._mask.new_zeros(new, self.capacity)

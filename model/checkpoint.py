@@ -21,18 +21,21 @@ import torch
 from torch import Tensor
 
 from config.fields import list_of, one_of, read_config, whole
+from config.files import fits
 from config.foreign import LARGEST, is_name, parse_object, read_json, shown, stays_inside
 
 # safetensors' names of types; a type that this torch does not have is left out
-CODES = {code: getattr(torch, name) for code, name in (
-    ("F64", "float64"), ("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("F8_E4M3", "float8_e4m3fn"),
-    ("F8_E5M2", "float8_e5m2"), ("I64", "int64"), ("I32", "int32"), ("I16", "int16"), ("I8", "int8"), ("U8", "uint8"),
-    ("BOOL", "bool")) if hasattr(torch, name)}
+_TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
+CODES = {code: getattr(torch, name) for code, name in _TYPES.items() if hasattr(torch, name)}
 NAMES = {dtype: code for code, dtype in CODES.items()}
 SOURCES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 BLOCK = 1 << 22  # elements looked at in one go
 SIZES = list_of(whole(0, 1 << 48), most=8)
-ENTRY = {"dtype": one_of(*CODES), "shape": SIZES, "data_offsets": SIZES}  # of a tensor, in the header of its file
+ENTRY = {  # of a tensor, in the header of its file
+    "dtype": one_of(*CODES).fits, "shape": SIZES.fits, "data_offsets": SIZES.fits}
 AGAIN = "copy or download it again"
 
 
@@ -50,11 +53,12 @@ class Form:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all elements."""
         return self.width * math.prod(self.shape)
 
 
 def _header(path: Path) -> dict[str, tuple[Form, int]]:
-    """The form of every tensor of a safetensors file, and where its data begins."""
+    """The form of every tensor of a safetensors file, and the byte at which its data begins; ValueError if damaged."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -64,29 +68,33 @@ def _header(path: Path) -> dict[str, tuple[Form, int]]:
             raise ValueError(f"{path} has a header of {length} bytes, more than any safetensors file; {AGAIN}")
         table = parse_object(file.read(length), f"the header of {path}", AGAIN)
     table.pop("__metadata__", None)
-    found, end = {}, 0
+    data, end = 8 + length, 0
+    found = {}
     spans = [_span(path, name, entry) for name, entry in table.items()]
     for begin, stop, name, form in sorted(spans, key=lambda span: span[:2]):
         if begin != end:  # the format allows neither gaps nor a byte that belongs to two tensors
             raise ValueError(f"{path} has a header by which {name} begins at byte {begin} instead of {end}; {AGAIN}")
-        found[name], end = (form, 8 + length + begin), stop
-    if 8 + length + end > size:
-        raise ValueError(f"{path} is cut off: it has {size} of {8 + length + end} bytes; {AGAIN}")
-    if 8 + length + end < size:
-        raise ValueError(f"{path} has {size} bytes, but its header speaks of {8 + length + end}; {AGAIN}")
+        found[name] = form, data + begin
+        end = stop
+    if data + end > size:
+        raise ValueError(f"{path} is cut off: it has {size} of {data + end} bytes; {AGAIN}")
+    if data + end < size:
+        raise ValueError(f"{path} has {size} bytes, but its header speaks of {data + end}; {AGAIN}")
     return found
 
 
 def _span(path: Path, name: str, entry: Any) -> tuple[int, int, str, Form]:
     """Where a tensor begins and ends among the data of its file, its name and its form, out of the file's header."""
-    if is_name(name) and isinstance(entry, dict) and all(kind.fits(entry.get(key)) for key, kind in ENTRY.items()):
-        form, offsets = Form(CODES[entry["dtype"]], tuple(entry["shape"])), entry["data_offsets"]
-        if len(offsets) == 2 and offsets[1] - offsets[0] == form.bytes:
-            return offsets[0], offsets[1], name, form
+    if is_name(name) and fits(entry, ENTRY) and len(entry["data_offsets"]) == 2:
+        form = Form(CODES[entry["dtype"]], tuple(entry["shape"]))
+        begin, end = entry["data_offsets"]
+        if end - begin == form.bytes:
+            return begin, end, name, form
     raise ValueError(f"{path} has a header that makes no sense at {shown(name)}: {shown(entry)}; {AGAIN}")
 
 
 def _mappable(path: Path) -> bool:
+    """Whether torch can map a `.bin` file instead of reading it as a whole."""
     return "mmap" in inspect.signature(torch.load).parameters and zipfile.is_zipfile(path)
 
 
@@ -107,16 +115,17 @@ def _load_bin(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} cannot be read ({shown(reason)}); {AGAIN}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__} instead of tensors with names; {AGAIN}")
-    found = {name: x.detach() for name, x in content.items() if isinstance(x, Tensor)}
-    for name, x in found.items():
-        if not is_name(name) or x.dtype not in NAMES or x.layout != torch.strided or x.device.type != "cpu":
+    tensors = {name: x for name, x in content.items() if isinstance(x, Tensor)}
+    for name, x in tensors.items():
+        plain = x.dtype in NAMES and x.layout == torch.strided and x.device.type == "cpu"
+        if not plain or not is_name(name):
             raise ValueError(f"{path} holds {shown(name)} in a form that no model has "
                              f"({x.dtype}, {x.layout}, {x.device}); {AGAIN}")
-    return found
+    return {name: x.detach() for name, x in tensors.items()}
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Which file of its folder holds which tensor, out of an index."""
+    """The file that holds each tensor, by name, out of an index; ValueError if one lies outside of its folder."""
     names = read_json(path).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise ValueError(f"{path} has no weight_map that leads from tensors to files; {AGAIN}")
@@ -128,7 +137,11 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 class Checkpoint:
-    """A Hugging Face folder (safetensors or .bin, sharded or not): forms at once, data when asked."""
+    """A Hugging Face folder (safetensors or .bin, sharded or not).
+
+    The forms of its tensors are read at once, their data when they are asked for. ValueError if files are missing or
+    damaged.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -156,7 +169,8 @@ class Checkpoint:
 
     def _list(self, path: Path) -> None:
         if path.suffix == ".safetensors":
-            self._place.update((name, (form, path, at)) for name, (form, at) in _header(path).items())
+            for name, (form, start) in _header(path).items():
+                self._place[name] = form, path, start
             return
         for name, tensor in self._bin(path).items():
             self._place[name] = Form(tensor.dtype, tuple(tensor.shape)), path, None
@@ -170,7 +184,7 @@ class Checkpoint:
         return self._held[1]
 
     def names(self) -> list[str]:
-        """File by file, so that reading in this order opens each file once."""
+        """The names of all tensors, file by file: reading in this order opens each file once."""
         return list(self._place)
 
     def form(self, name: str) -> Form:
@@ -186,14 +200,15 @@ class Checkpoint:
             got = file.readinto(data)
         if got != len(data):
             raise ValueError(f"{path} is cut off in {name}; {AGAIN}")
-        flat = torch.frombuffer(data, dtype=form.dtype) if data else torch.empty(0, dtype=form.dtype)
-        return flat.reshape(form.shape)
+        if not data:  # which torch.frombuffer refuses
+            return torch.empty(form.shape, dtype=form.dtype)
+        return torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
 
     def sound(self, name: str) -> Tensor:
-        """`read`, but what broke in training or on a disk is refused; block by block, which takes no memory."""
+        """A tensor, as `read` gives it; ValueError if it holds NaN or infinity: it broke in training or on a disk."""
         tensor = self.read(name)
         if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel():
-            for block in tensor.reshape(-1).split(BLOCK):
+            for block in tensor.reshape(-1).split(BLOCK):  # which takes no memory for the whole tensor again
                 wide = block.float() if tensor.element_size() == 2 else block  # torch 1.11 compares no halves on CPU
                 if not all(math.isfinite(bound) for bound in torch.aminmax(wide)):
                     raise ValueError(f"{name} in {self._place[name][1]} is not finite (NaN or infinity); "
@@ -209,10 +224,12 @@ class Writer:
 
     def __init__(self, path: Path, forms: dict[str, Form]) -> None:
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        self.path, self._left, end = path, list(forms.items()), 0
+        self.path = path
+        self._left = list(forms.items())
+        end = 0
         for name, form in self._left:
-            table[name] = {"dtype": NAMES[form.dtype], "shape": form.shape, "data_offsets": [end, end + form.bytes]}
-            end += form.bytes
+            start, end = end, end + form.bytes
+            table[name] = {"dtype": NAMES[form.dtype], "shape": form.shape, "data_offsets": [start, end]}
         header = json.dumps(table, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)  # data begins at a multiple of 8
         self.bytes, self._hash = 0, hashlib.sha256()
@@ -226,11 +243,13 @@ class Writer:
         self.bytes += len(data)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """The next tensor, in the order of the forms."""
+        """Write the next tensor; they come in the order of the forms."""
         if not self.bytes:
             self._put(self._head)
-        assert (name, Form(tensor.dtype, tuple(tensor.shape))) == self._left.pop(0), f"{name} is out of turn"
-        self._put(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        given, expected = (name, Form(tensor.dtype, tuple(tensor.shape))), self._left.pop(0)
+        assert given == expected, f"{given} was written where {expected} comes next"
+        flat = tensor.detach().contiguous().reshape(-1)
+        self._put(flat.view(torch.uint8).numpy().data)
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -240,7 +259,8 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 at: TracebackType | None) -> None:
         try:
             with self._file:
                 if error is None:

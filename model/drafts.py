@@ -24,7 +24,7 @@ CHUNK = 256  # rows of a prompt that a draft reads at once
 
 
 class NoDraft:
-    """A draft that never guesses: every strategy with it decodes token by token."""
+    """A draft that never guesses; with it every strategy decodes token by token."""
 
     inner = False
     consumed = sys.maxsize
@@ -48,24 +48,28 @@ class TreeDraft:
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
-        self._score = self._out = torch.empty(0)  # … their scores [T], and what was made of their parents [T, D]
+        self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on …
+        self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
         self.reset()
 
     @property
     def consumed(self) -> int:
-        """How many nodes of the text have features that this draft does not need any more."""
+        """The number of leading nodes of the text whose features this draft does not need any more."""
         return self._fed - self.lag
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """Those of the next nodes of the text that can be read by now."""
+        """The leading nodes of `fresh`, the next ones of the text, that can be read by now."""
         raise NotImplementedError
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        """What the target made of the tokens before these nodes of the text."""
+        """The target's features `[T, D]` of the tokens before these nodes of the text."""
         raise NotImplementedError
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
-        """What the draft makes of rows that were admitted to its cache; a guess gets that of its parent as feature."""
+        """What the draft makes `[T, D]` of rows that were admitted to its cache.
+
+        The feature of a guess is what the draft made of its parent.
+        """
         raise NotImplementedError
 
     def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -94,7 +98,8 @@ class TreeDraft:
             return False
         alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
         if alive:
-            if self._level > growth.depth or tree.pos[self._frontier[alive[0]]] + 1 >= tree.limit:
+            position = tree.pos[self._frontier[alive[0]]]
+            if self._level > growth.depth or position + 1 >= tree.limit:
                 return False
             out_TD = self._deepen(tree, alive)
         else:
@@ -108,51 +113,62 @@ class TreeDraft:
         return True
 
     def _follow(self, tree: TokenTree) -> Tensor | None:
-        """Read newly settled text; what was made of the tip, once it could be read."""
+        """Read newly settled text; what was made of the tip `[1, D]`, or None if it could not be read yet."""
         self.cache.drop()
         out_TD: Tensor | None = None
-        while self._fed < len(tree.trunk) and (fresh := self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])):
-            self.cache.admit(fresh, [tree.parent[node] for node in fresh], text=len(fresh))
+        while self._fed < len(tree.trunk):
+            fresh = self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])
+            if not fresh:
+                break
+            parents = [tree.parent[node] for node in fresh]
+            self.cache.admit(fresh, parents, text=len(fresh))
             out_TD = self._read(tree, fresh, self.features(tree, fresh))
             self._fed += len(fresh)
         if out_TD is None or self._fed < len(tree.trunk):
             return None
         self._origin = self._tip = tree.tip
         self._level, self._base = 0, tree.score[tree.tip]
-        self._frontier, self._score = [tree.tip], torch.zeros(1, dtype=out_TD.dtype, device=out_TD.device)
+        self._frontier, self._score = [tree.tip], out_TD.new_zeros(1)
         return out_TD[-1:]
 
     def _deepen(self, tree: TokenTree, alive: list[int]) -> Tensor:
-        """Expand what lives of the frontier with the draft's own features."""
+        """Read what lives of the frontier, the nodes at the places `alive`, with the draft's own features."""
         if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
             self._tip = tree.tip
             self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
         if len(alive) < len(self._frontier):
             self._frontier = [self._frontier[i] for i in alive]
             self._score, self._out = self._score[alive], self._out[alive]
-        self.cache.admit(self._frontier, [tree.parent[node] for node in self._frontier], text=0)
+        parents = [tree.parent[node] for node in self._frontier]
+        self.cache.admit(self._frontier, parents, text=0)
         return self._read(tree, self._frontier, self._out)
 
     def _read(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor) -> Tensor:
         device = self.cache.keys.device
-        token_T = torch.tensor([tree.token[node] for node in nodes], device=device)
-        pos_T = torch.tensor([tree.pos[node] - self.lag for node in nodes], device=device)
+        tokens = [tree.token[node] for node in nodes]
+        positions = [tree.pos[node] - self.lag for node in nodes]
+        token_T = torch.tensor(tokens, device=device)
+        pos_T = torch.tensor(positions, device=device)
         return self.read(token_T, feature_TD, pos_T)
 
     def _offer(self, tree: TokenTree, out_TD: Tensor, growth: Growth) -> None:
         """Add the children that are good enough; the best `width` of all make the next frontier."""
         gain_TW, token_TW = self.guess(out_TD, growth.width)
-        score, order = (self._score[:, None] + gain_TW).flatten().sort(descending=True, stable=True)
-        token, place = token_TW.flatten()[order].tolist(), order.div(gain_TW.shape[1], rounding_mode="floor").tolist()
+        path_TW = self._score[:, None] + gain_TW
+        score, order = path_TW.flatten().sort(descending=True, stable=True)
+        tokens = token_TW.flatten()[order].tolist()
+        parents = order.div(gain_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
         values = score.tolist()
         if math.isnan(values[0]):  # which sorts first
             raise not_finite("draft", out_TD.dtype, "its weights are damaged or were made for another model: take "
                              "another draft, or add draft=none")
-        guesses = [(self._frontier[above], tok, self._base + value)
-                   for above, tok, value in zip(place, token, values)]
+        guesses = [(self._frontier[parent], token, self._base + value)
+                   for parent, token, value in zip(parents, tokens, values)]
         least = tree.score[tree.tip] + growth.worth
-        self._frontier = tree.offer(guesses, growth.nodes, least, self.source)[:growth.width]
-        self._score, self._out = score[:len(self._frontier)], out_TD[place[:len(self._frontier)]]
+        taken = tree.offer(guesses, growth.nodes, least, self.source)
+        self._frontier = taken[:growth.width]
+        size = len(self._frontier)
+        self._score, self._out = score[:size], out_TD[parents[:size]]
         self._level += 1
 
 
@@ -161,7 +177,8 @@ class ModelDraft(TreeDraft):
 
     source = "model"
 
-    def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
+    def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor],
+                 cache: TreeCache) -> None:
         self.model, self.lm_head = model, lm_head
         super().__init__(cache)
 
@@ -180,6 +197,7 @@ class ModelDraft(TreeDraft):
 
 
 def likeliest(logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and places of the `width` likeliest of each row, the likeliest first."""
-    gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(min(width, logits_TV.shape[-1]), -1)
+    """Log-probabilities and places `[T, W]` of the `width` likeliest of each row, the likeliest first."""
+    width = min(width, logits_TV.shape[-1])
+    gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
     return gain_TW, place_TW

@@ -19,16 +19,16 @@ from config.heads import head_problems, is_speculators
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.drafts import TreeDraft, likeliest
-from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, embedding, fill, linear
+from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
 from model.tree import TokenTree
-from model.weights import BUFFER
+from model.weights import BUFFER, Shape
 
 OWN_EMBEDDING = "embed_tokens.weight"
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
 
 
 def inner_layers(layers: int) -> tuple[int, ...]:
-    """The layers of a target whose inputs are the features of EAGLE-3; a target too small for that has none."""
+    """The numbers of the layers of a target whose inputs EAGLE-3 reads; a target too small for that has none."""
     return (2, layers // 2, layers - 3) if layers >= 7 else ()
 
 
@@ -62,15 +62,16 @@ class MidLayer(nn.Module):
         self.self_attn = Attention(c)
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.self_attn, name)
-            setattr(self.self_attn, name, linear(2 * c.hidden, narrow.out_features, narrow.bias is not None))
+            wide = linear(2 * c.hidden, narrow.out_features, bias=narrow.bias is not None)
+            setattr(self.self_attn, name, wide)
         self.mlp = MLP(c)
         self.hidden_norm = RMSNorm(c.hidden, c.eps)
         self.input_layernorm = RMSNorm(c.hidden, c.eps)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
 
-    def forward(self, x_TD: Tensor, feature_TD: Tensor, turn: tuple[Tensor, Tensor], cache: TreeCache) -> Tensor:
+    def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: TreeCache) -> Tensor:
         both = torch.cat((self.input_layernorm(x_TD), self.hidden_norm(feature_TD)), -1)
-        x_TD = feature_TD + self.self_attn(both, turn, cache, 0)
+        x_TD = feature_TD + self.self_attn(both, rotation, cache, 0)
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
 
 
@@ -99,7 +100,7 @@ class Eagle3Head(nn.Module):
         return self.midlayer(x_TD, feature_TD, self.rotary.at(pos_T, x_TD), cache)
 
     def logits(self, out_TD: Tensor) -> Tensor:
-        """Over the head's own vocabulary."""
+        """Logits `[T, V]` over the head's own vocabulary."""
         return self.lm_head(self.norm(out_TD))  # type: ignore[no-any-return]
 
 
@@ -107,12 +108,14 @@ Head = Union[EagleHead, Eagle3Head]
 
 
 class Eagle(TreeDraft):
-    """A draft that guesses with a head; `lm_head` maps what it makes to logits."""
+    """A draft that guesses with a head; `lm_head` maps what the head makes to logits."""
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
-        self.head, self.lm_head, self.inner = head, lm_head, isinstance(head, Eagle3Head)
+    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor],
+                 capacity: int) -> None:
+        self.head, self.lm_head = head, lm_head
+        self.inner = isinstance(head, Eagle3Head)
         super().__init__(head.config.cache(1, capacity, head.embed_tokens.weight))
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
@@ -127,35 +130,57 @@ class Eagle(TreeDraft):
 
     def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
         gain_TW, place_TW = likeliest(self.lm_head(out_TD), width)
-        return gain_TW, place_TW if self.head.shift is None else place_TW + self.head.shift[place_TW]
+        if self.head.shift is None:
+            return gain_TW, place_TW
+        return gain_TW, place_TW + self.head.shift[place_TW]
 
 
 def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     """The head that a file holds, still without weights; one that does not fit the base's config is refused."""
-    forms = {name: source.form(name).shape for name in source.names() if not BUFFER.search(name)}
-    its, third = source.config, _is_third(source, forms)
+    weights = [name for name in source.names() if not BUFFER.search(name)]
+    forms = {name: source.form(name).shape for name in weights}
+    third = _is_third(source, forms)
     target = LlamaConfig.read(base)
-    wide = its.get("hidden_size")  # a head of EAGLE-3 with an embedding of its own may differ from its target
-    for key, one, two in (("hidden_size", its.get("target_hidden_size", wide) if third else wide, target.hidden),
-                          ("vocab_size", its.get("vocab_size"), target.vocab)):
-        if one != two:
-            raise ValueError(f"the draft head in {source.folder} has {key} {one!r}, but the model has {two}; "
-                             "take the head that was trained for this model")
+    _check_sizes(source, target, third)
     sizes = _read_config(source, target, third)
-    family = replace(sizes.family, qkv_bias=any(name.endswith(".q_proj.bias") for name in forms),
-                     head_norms=any(name.endswith(".q_norm.weight") for name in forms))
+    has_bias = any(name.endswith(".q_proj.bias") for name in forms)
+    has_norms = any(name.endswith(".q_norm.weight") for name in forms)
+    family = replace(sizes.family, qkv_bias=has_bias, head_norms=has_norms)
     sizes = replace(sizes, context=target.context, family=family)
-    if not third:
-        head: Head = EagleHead(sizes, bias="fc.bias" in forms)
-        _check_names(source, forms, head, set())
-        return head
-    vocab = its.get("draft_vocab_size") or sizes.vocab
+    if third:
+        return _fit_third(source, forms, sizes, target)
+    head = EagleHead(sizes, bias="fc.bias" in forms)
+    _check_names(source, forms, head, set())
+    return head
+
+
+def _fit_third(source: Checkpoint, forms: Mapping[str, Shape], sizes: LlamaConfig,
+               target: LlamaConfig) -> Eagle3Head:
+    """The head of EAGLE-3 that a file holds, still without weights."""
+    vocab = source.config.get("draft_vocab_size") or sizes.vocab
     head = Eagle3Head(sizes, target.hidden, vocab)
-    free = set(MAPS) if vocab == sizes.vocab and not forms.keys() & MAPS else set()
-    _check_names(source, forms, head, free if wide != target.hidden else {*free, OWN_EMBEDDING})
-    if forms.keys() & MAPS:
+    mapped = bool(forms.keys() & MAPS)
+    free = set() if mapped or vocab != sizes.vocab else set(MAPS)
+    if sizes.hidden == target.hidden:
+        free.add(OWN_EMBEDDING)
+    _check_names(source, forms, head, free)
+    if mapped:
         head.shift = _read_shift(source, vocab)
     return head
+
+
+def _check_sizes(source: Checkpoint, target: LlamaConfig, third: bool) -> None:
+    """Refuse a head whose sizes are not those of its target."""
+    its = source.config
+    hidden = its.get("hidden_size")
+    if third:  # with an embedding of its own, it may differ from its target
+        hidden = its.get("target_hidden_size", hidden)
+    found = {"hidden_size": hidden, "vocab_size": its.get("vocab_size")}
+    wanted = {"hidden_size": target.hidden, "vocab_size": target.vocab}
+    for key, size in wanted.items():
+        if found[key] != size:
+            raise ValueError(f"the draft head in {source.folder} has {key} {found[key]!r}, but the model has {size}; "
+                             "take the head that was trained for this model")
 
 
 def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
@@ -164,8 +189,8 @@ def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
     return OWN_EMBEDDING not in source.names()
 
 
-def _is_third(source: Checkpoint, forms: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether it is a head of EAGLE-3, and not one of EAGLE-1 or EAGLE-2; whatever is none of them is told as such."""
+def _is_third(source: Checkpoint, forms: Mapping[str, Shape]) -> bool:
+    """Whether it is a head of EAGLE-3, and not one of EAGLE-1 or EAGLE-2; ValueError for whatever is none of them."""
     published = "take the head in the form in which EAGLE, SpecForge or AngelSlim publish it"
     if is_speculators(source.config):
         raise ValueError(f"{source.folder} holds a head in the format of the library speculators, which is not "
@@ -185,7 +210,8 @@ def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaC
     if third and not inner:
         raise ValueError(f"the head in {source.folder} is one of EAGLE-3, which needs a model of 7 layers or more, and "
                          f"the model has {target.layers}; take an EAGLE-1 or EAGLE-2 head")
-    for problem in head_problems(source.config, third, inner, target.context):
+    problem = next(iter(head_problems(source.config, third, inner, target.context)), None)
+    if problem:
         raise ValueError(f"{source.folder / 'config.json'} {problem}")
     try:
         return LlamaConfig.read(source.config)
@@ -194,23 +220,32 @@ def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaC
 
 
 def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
-    """What leads from the tokens of the head's vocabulary to the target's."""
+    """What is to be added to a token of the head's vocabulary to make it the target's, `[vocab]`."""
     shift, has_V = (source.read(name) for name in MAPS)
     known = has_V.nonzero()[:, 0]
-    if shift.is_floating_point() or not torch.equal(known, (torch.arange(vocab) + shift).sort().values):
+    reached = (torch.arange(vocab) + shift).sort().values
+    if shift.is_floating_point() or not torch.equal(known, reached):
         raise ValueError(f"d2t and t2d in {source.folder} contradict each other; download the head again")
     return shift
 
 
-def _check_names(source: Checkpoint, forms: Mapping[str, tuple[int, ...]], head: Head, free: set[str]) -> None:
+def _check_names(source: Checkpoint, forms: Mapping[str, Shape], head: Head,
+                 free: set[str]) -> None:
     """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
-    wanted = {name: tuple(p.shape) for name, p in head.named_parameters()}
+    wanted: dict[str, Shape] = {name: tuple(p.shape) for name, p in head.named_parameters()}
     if isinstance(head, Eagle3Head):
-        wanted.update(zip(MAPS, ((head.lm_head.out_features,), (head.config.vocab,))))
-    missing, extra = sorted(set(wanted) - set(forms) - free), sorted(set(forms) - set(wanted))
-    if missing or extra:
-        strange = ", ".join(ascii(name)[1:-1] for name in extra[:4])  # as a stranger named them
-        said = [f"it lacks {', '.join(missing[:4])}"] * bool(missing) + [f"it has {strange}"] * bool(extra)
+        to_target, known = MAPS
+        wanted[to_target] = (head.lm_head.out_features,)
+        wanted[known] = (head.config.vocab,)
+    missing = sorted(set(wanted) - set(forms) - free)
+    extra = sorted(set(forms) - set(wanted))
+    said = []
+    if missing:
+        said.append(f"it lacks {', '.join(missing[:4])}")
+    if extra:
+        strange = ", ".join(ascii(name)[1:-1] for name in extra[:4])  # a stranger named them
+        said.append(f"it has {strange}")
+    if said:
         raise ValueError(f"{source.folder} does not hold an EAGLE head as it is published: {' and '.join(said)}; "
                          "download the head again")
     for name, shape in forms.items():
@@ -219,11 +254,12 @@ def _check_names(source: Checkpoint, forms: Mapping[str, tuple[int, ...]], head:
                              "take weights and config.json of one head, made for this model")
 
 
-def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor], dtype: torch.dtype,
-              device: torch.device | str) -> Head:
+def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor],
+              dtype: torch.dtype, device: torch.device | str) -> Head:
     """The head with its weights; `embed` reads the base's embedding, for a head without one of its own."""
     head = fit_head(source, base)
-    tensors = {name: x for name, x in source.tensors().items() if name not in MAPS and not BUFFER.search(name)}
+    weights = [name for name in source.names() if name not in MAPS and not BUFFER.search(name)]
+    tensors = {name: source.read(name) for name in weights}
     if isinstance(head, Eagle3Head) and head.shift is not None:
         head.shift = head.shift.to(device)
     if OWN_EMBEDDING not in tensors:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from config.families import FAMILIES, ROTARY, Family, accepted
 from model.cache import TreeCache
 
 OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position
+Rotation = Tuple[Tensor, Tensor]  # the cosines and the sines `[T, E]` of rotary positions
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ class LlamaConfig:
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> LlamaConfig:
-        """From the fields of a `config.json`; what this decoder would compute wrongly is refused by name."""
+        """The sizes in the fields of a `config.json`; what this decoder would compute wrongly is refused by name."""
         given = accepted(config)
-        family, hidden, heads = FAMILIES[given["model_type"]], given["hidden_size"], given["num_attention_heads"]
+        family = FAMILIES[given["model_type"]]
+        hidden, heads = given["hidden_size"], given["num_attention_heads"]
         context = given.get("max_position_embeddings") or 2048
         # within one window, sliding attention is plain attention
         window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
@@ -64,15 +66,17 @@ class LlamaConfig:
 
 
 def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor) -> Tensor:
-    """Scaled dot-product attention; heads that share keys are folded into rows, so that nothing is repeated."""
+    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so nothing is repeated."""
     heads, rows, dim = q_HTE.shape
     group = heads // k_KSE.shape[0]
     q = q_HTE.reshape(k_KSE.shape[0], group * rows, dim)
     mask = mask_TS if group == 1 else mask_TS.repeat(group, 1)
     if hasattr(F, "scaled_dot_product_attention"):
-        out = F.scaled_dot_product_attention(q[None], k_KSE[None], v_KSE[None], mask)[0]
+        fused = F.scaled_dot_product_attention
+        out = fused(q[None], k_KSE[None], v_KSE[None], mask)[0]
     else:  # torch 1.11, the wheel of JetPack 5
-        out = torch.softmax(q @ k_KSE.transpose(1, 2) * dim ** -0.5 + mask, -1) @ v_KSE
+        scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
+        out = torch.softmax(scores + mask, -1) @ v_KSE
     return out.reshape(heads, rows, dim)
 
 
@@ -85,28 +89,33 @@ class Rotary(nn.Module):
         self.cos = self.sin = torch.empty(0, device="meta")  # until they are needed
 
     def frequency(self) -> Tensor:
-        """Radians per position of each pair of dimensions; those of long waves are lowered if the config says so."""
+        """Radians per position of each pair of dimensions `[E / 2]`, scaled as the config says: all by one factor, or
+        only those of long waves (Llama 3)."""
         dim, scaling = self.config.head_dim, self.config.scaling
-        plain = 1.0 / self.config.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+        exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+        plain = 1.0 / self.config.theta ** exponents
         if "low_freq_factor" not in scaling:
             return plain / scaling.get("factor", 1.0)
-        turns = scaling["original_max_position_embeddings"] / (2 * math.pi) * plain  # in the context of its training
+        trained = scaling["original_max_position_embeddings"]
+        cycles = trained / (2 * math.pi) * plain  # full rotations within the context of its training
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        kept = ((cycles - low) / (high - low)).clamp(0, 1)
         return plain * (kept + (1 - kept) / scaling["factor"])
 
-    def at(self, pos_T: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of both tables, in the type of `like`."""
+    def at(self, pos_T: Tensor, like: Tensor) -> Rotation:
+        """The rows of both tables at these positions, in the type and on the device of `like`."""
         if self.cos.dtype != like.dtype or self.cos.device != like.device:
             frequency = self.frequency()
-            angle = torch.arange(self.config.context, dtype=torch.float32)[:, None] * torch.cat((frequency, frequency))
+            position = torch.arange(self.config.context, dtype=torch.float32)[:, None]
+            angle = position * torch.cat((frequency, frequency))
             sin = angle.sin()
-            sin[:, :len(frequency)] *= -1  # so that turning is one roll and two products
+            sin[:, :len(frequency)] *= -1  # so that `rotate` is one roll and two products
             self.cos, self.sin = angle.cos().to(like), sin.to(like)
         return self.cos[pos_T], self.sin[pos_T]
 
 
 def rotate(x_HTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    """Queries or keys at their rotary positions; the sign of the swapped halves is in `sin_TE`."""
     return x_HTE * cos_TE + x_HTE.roll(x_HTE.shape[-1] // 2, -1) * sin_TE
 
 
@@ -120,12 +129,16 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         wide = x_TD.float() if x_TD.dtype in (torch.float16, torch.bfloat16) else x_TD
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        mean_T1 = wide.pow(2).mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(mean_T1 + self.eps)
         return self.weight * wide.to(x_TD.dtype)
 
 
 def norm(c: LlamaConfig) -> nn.Module:
-    return RMSNorm(c.hidden, c.eps) if c.family.rms else nn.LayerNorm(c.hidden, c.eps, device="meta")
+    """The norm of a whole row, of the kind that the family has."""
+    if c.family.rms:
+        return RMSNorm(c.hidden, c.eps)
+    return nn.LayerNorm(c.hidden, c.eps, device="meta")
 
 
 def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
@@ -133,11 +146,14 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 def embedding(size: int, hidden: int) -> nn.Embedding:
-    """Without memory; from a given weight, since the usual way would first load torch's tools for drawing one."""
+    """An embedding without memory yet."""
+    # from a weight that is given, since nn.Embedding(...) would first load torch's tools for drawing one
     return nn.Embedding.from_pretrained(torch.empty(size, hidden, device="meta"))
 
 
 class Attention(nn.Module):
+    """Attention of a segment's rows to the cache, with shared key/value heads (GQA) where the sizes say so."""
+
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.head_dim = c.head_dim
@@ -145,20 +161,29 @@ class Attention(nn.Module):
         self.k_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.v_proj = linear(c.hidden, c.kv_heads * c.head_dim, c.family.qkv_bias)
         self.o_proj = linear(c.heads * c.head_dim, c.hidden, c.family.bias)
-        self.q_norm = RMSNorm(c.head_dim, c.eps) if c.family.head_norms else nn.Identity()
-        self.k_norm = RMSNorm(c.head_dim, c.eps) if c.family.head_norms else nn.Identity()
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if c.family.head_norms:
+            self.q_norm = RMSNorm(c.head_dim, c.eps)
+            self.k_norm = RMSNorm(c.head_dim, c.eps)
 
-    def forward(self, x_TD: Tensor, turn: tuple[Tensor, Tensor] | None, cache: TreeCache, layer: int) -> Tensor:
-        q, k, v = (project(x_TD).view(len(x_TD), -1, self.head_dim).transpose(0, 1)
-                   for project in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = self.q_norm(q), self.k_norm(k)
-        if turn is not None:
-            q, k = rotate(q, *turn), rotate(k, *turn)
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: TreeCache, layer: int) -> Tensor:
+        q = self.q_norm(self._heads(self.q_proj(x_TD)))
+        k = self.k_norm(self._heads(self.k_proj(x_TD)))
+        v = self._heads(self.v_proj(x_TD))
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
         out_HTE = attend(q, *cache.store(layer, k, v))
-        return self.o_proj(out_HTE.transpose(0, 1).reshape(len(x_TD), -1))
+        return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
+
+    def _heads(self, x_TN: Tensor) -> Tensor:
+        """Rows `[T, heads * E]` as heads `[heads, T, E]`."""
+        return x_TN.view(len(x_TN), -1, self.head_dim).transpose(0, 1)
 
 
 class MLP(nn.Module):
+    """The feed-forward block: gated by SiLU (LLaMA and most relatives), or with ReLU and no gate (OPT)."""
+
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.gate_proj = linear(c.hidden, c.intermediate) if c.family.gated else None
@@ -167,7 +192,9 @@ class MLP(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         up = self.up_proj(x_TD)
-        return self.down_proj(F.relu(up) if self.gate_proj is None else F.silu(self.gate_proj(x_TD)) * up)
+        if self.gate_proj is None:
+            return self.down_proj(F.relu(up))
+        return self.down_proj(F.silu(self.gate_proj(x_TD)) * up)
 
 
 class Layer(nn.Module):
@@ -180,8 +207,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = norm(c)
         self.mlp = MLP(c)
 
-    def forward(self, x_TD: Tensor, turn: tuple[Tensor, Tensor] | None, cache: TreeCache, layer: int) -> Tensor:
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), turn, cache, layer)
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: TreeCache, layer: int) -> Tensor:
+        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rotation, cache, layer)
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
 
 
@@ -192,44 +219,52 @@ class Slice(nn.Module):
         super().__init__()
         self.config = c
         self.embed_tokens = embedding(c.vocab, c.hidden) if first == 0 else nn.Identity()
-        self.layers = nn.ModuleDict({str(i): Layer(c) for i in range(first, last)})
+        layers = {str(number): Layer(c) for number in range(first, last)}
+        self.layers = nn.ModuleDict(layers)
         self.norm = norm(c) if last == c.layers else nn.Identity()
         self.rotary = Rotary(c) if c.family.rotary else None
         learned = first == 0 and not c.family.rotary
         self.embed_positions = embedding(c.context + OPT_OFFSET, c.hidden) if learned else None
 
-    def forward(self, x: Tensor, pos_T: Tensor, cache: TreeCache, inner: dict[int, Tensor] | None = None,
+    def forward(self, x: Tensor, pos_T: Tensor, cache: TreeCache,
+                inner: dict[int, Tensor] | None = None,
                 go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
-        """`x`: tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`.
+        """The hidden states `[T, D]` behind the last layer, normed if that is the model's last one.
 
-        The inputs of the layers that are keys of `inner` are put there. None if `go_on`, which is asked before each
-        layer, says that nobody wants the rows any more.
+        `x` are tokens `[T]` for the first slice, else hidden states `[T, D]`; the rows were admitted to `cache`. The
+        inputs of the layers that are keys of `inner` are put there. The result is None if `go_on`, which is asked
+        before each layer, says that nobody wants the rows any more.
         """
         x_TD = self.embed_tokens(x)
         if self.embed_positions is not None:
             x_TD = x_TD + self.embed_positions(pos_T + OPT_OFFSET)
-        turn = self.rotary.at(pos_T, x_TD) if self.rotary else None
+        rotation = self.rotary.at(pos_T, x_TD) if self.rotary else None
         for place, (number, layer) in enumerate(self.layers.items()):
             if not go_on():
                 return None
             if inner and int(number) in inner:
                 inner[int(number)] = x_TD
-            x_TD = layer(x_TD, turn, cache, place)
+            x_TD = layer(x_TD, rotation, cache, place)
         return self.norm(x_TD)
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str) -> None:
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype,
+         device: torch.device | str) -> None:
     """Give a module that was built without memory its weights: all of them, and nothing else; each is asked for once.
 
-    They get the type `dtype`, but those that their module calls `exact` keep their own.
+    They get the type `dtype`, but those that their module calls `exact` keep their own. ValueError if names or shapes
+    do not fit.
     """
     wanted = dict(module.named_parameters())
-    missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    missing = sorted(set(wanted) - set(tensors))
+    extra = sorted(set(tensors) - set(wanted))
     if missing or extra:
         raise ValueError(f"the weights do not fit the model: missing {missing[:3]}, unexpected {extra[:3]}")
     for name, parameter in wanted.items():
-        tensor, owner, own = tensors[name], module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        path, _, own = name.rpartition(".")
+        owner, tensor = module.get_submodule(path), tensors[name]
         if parameter.shape != tensor.shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; config.json asks for {tuple(parameter.shape)}")
-        tensor = tensor.to(device) if own in getattr(owner, "exact", ()) else tensor.to(device=device, dtype=dtype)
+        kept = own in getattr(owner, "exact", ())
+        tensor = tensor.to(device=device, dtype=tensor.dtype if kept else dtype)
         setattr(owner, own, nn.Parameter(tensor, requires_grad=False))

@@ -27,17 +27,22 @@ LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight$")  # what 
 ERROR = 0.2  # of the outputs of the trial layer, relative; 4 bits have about 0.1
 
 
-def agreed(asked: str, held: str, folder: Any) -> str:
-    """The kind of weights to run, of the key `quant` and of what a split holds; `auto` is what it holds."""
-    if asked in ("auto", held) or held == "none":
-        return held if asked == "auto" else asked
+def running_kind(asked: str, held: str, folder: Any) -> str:
+    """The kind of weights that a rank runs: what the key `quant` asks, where `auto` is what the split holds.
+
+    ValueError if a split that holds quantized weights is asked for others: they cannot be made of these.
+    """
+    if asked == "auto":
+        return held
+    if held in (asked, "none"):
+        return asked
     again = "without --quant" if asked == "none" else f"with --quant {asked}"
     raise ValueError(f"{folder} holds {held} weights, which cannot be run with quant={asked}: leave quant out, or "
                      f"split the model again {again}")
 
 
 def library() -> Any:
-    """bitsandbytes' functions; it is kept from telling of kernels that it did not find on the network."""
+    """bitsandbytes' functions, without its warnings that it found no kernels on the network."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import bitsandbytes.functional
 
@@ -45,16 +50,22 @@ def library() -> Any:
 
 
 def forms(kind: str, shape: tuple[int, ...]) -> dict[str, Form]:
-    """What a weight `[out, in]` becomes: numbers of 8 bits with a scale per row, or pairs of 4 bits in a byte, flat,
-    with a scale per block. A scale is the largest magnitude."""
+    """The form of the tensors that a weight `[out, in]` becomes.
+
+    In int8: numbers of 8 bits, and a scale per row. Otherwise: pairs of 4 bits in a byte, flat, and a scale per block.
+    A scale is the largest magnitude.
+    """
     if kind == "int8":
-        return {"scale": Form(torch.float32, shape[:1]), "weight": Form(torch.int8, shape)}
-    size = math.prod(shape)
-    return {"scale": Form(torch.float32, (-(-size // BLOCK),)), "weight": Form(torch.uint8, (-(-size // 2),))}
+        scale, weight = Form(torch.float32, shape[:1]), Form(torch.int8, shape)
+    else:
+        size = math.prod(shape)
+        scale = Form(torch.float32, (math.ceil(size / BLOCK),))
+        weight = Form(torch.uint8, (math.ceil(size / 2),))
+    return {"scale": scale, "weight": weight}
 
 
 def quantize(kind: str, weight: Tensor) -> dict[str, Tensor]:
-    """The tensors of `forms`; piece by piece, which changes no number."""
+    """A weight as the tensors that `forms` describes; it is quantized piece by piece, which changes no number."""
     if kind == "int8":
         rows = max(1, PIECE // weight.shape[1])
         pairs = [library().int8_vectorwise_quant(piece)[:2] for piece in weight.split(rows)]
@@ -62,7 +73,8 @@ def quantize(kind: str, weight: Tensor) -> dict[str, Tensor]:
         made = (library().quantize_4bit(piece.float(), blocksize=BLOCK, quant_type=kind)
                 for piece in weight.reshape(-1).split(PIECE))
         pairs = [(packed.reshape(-1), state.absmax) for packed, state in made]
-    return {"scale": torch.cat([scale for _, scale in pairs]), "weight": torch.cat([packed for packed, _ in pairs])}
+    weights, scales = zip(*pairs)
+    return {"scale": torch.cat(scales), "weight": torch.cat(weights)}
 
 
 class Recast(Mapping[str, Tensor]):
@@ -73,8 +85,10 @@ class Recast(Mapping[str, Tensor]):
     or infinity are refused.
     """
 
-    def __init__(self, source: Checkpoint, names: Mapping[str, str], kind: str = "none", sound: bool = False) -> None:
-        self.source, self.names, self.kind, self.sound = source, names, kind, sound
+    def __init__(self, source: Checkpoint, names: Mapping[str, str],
+                 kind: str = "none", sound: bool = False) -> None:
+        self.source, self.names = source, names
+        self.kind, self.sound = kind, sound
         self.forms: dict[str, Form] = {}
         self._origin: dict[str, str] = {}
         self._last: tuple[str, dict[str, Tensor]] = "", {}
@@ -87,16 +101,24 @@ class Recast(Mapping[str, Tensor]):
         form = self.source.form(self.names[name])
         if self.kind == "none" or not LINEAR.search(name):
             return {name: form}
-        return {_beside(name, end): made for end, made in forms(self.kind, form.shape).items()}
+        made = forms(self.kind, form.shape)
+        return {_beside(name, end): made[end] for end in made}
 
     @property
     def order(self) -> list[str]:
-        """All names: wide types first, so that tensors are aligned in a file; then as in the checkpoint, so that each
-        of its files is opened once."""
+        """All names, in the order in which they are written and read.
+
+        Wide types come first, so that tensors are aligned in a file; among them the checkpoint's order holds, so that
+        each of its files is opened once.
+        """
         place = {name: i for i, name in enumerate(self.source.names())}
-        width = {name: max(form.width for form in self._forms(name).values()) for name in self.names}
-        return [made for name in sorted(self.names, key=lambda name: (-width[name], place[self.names[name]]))
-                for made in self._forms(name)]
+
+        def rank(name: str) -> tuple[int, int]:
+            width = max(form.width for form in self._forms(name).values())
+            return -width, place[self.names[name]]
+
+        ordered = sorted(self.names, key=rank)
+        return [made for name in ordered for made in self._forms(name)]
 
     def __getitem__(self, name: str) -> Tensor:
         origin = self._origin[name]
@@ -106,10 +128,12 @@ class Recast(Mapping[str, Tensor]):
         return self._last[1][name]
 
     def _made(self, name: str) -> dict[str, Tensor]:
-        tensor = (self.source.sound if self.sound else self.source.read)(self.names[name])
+        read = self.source.sound if self.sound else self.source.read
+        tensor = read(self.names[name])
         if self.kind == "none" or not LINEAR.search(name):
             return {name: tensor}
-        return {_beside(name, end): made for end, made in quantize(self.kind, tensor).items()}
+        made = quantize(self.kind, tensor)
+        return {_beside(name, end): made[end] for end in made}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._origin)
@@ -119,6 +143,7 @@ class Recast(Mapping[str, Tensor]):
 
 
 def _beside(name: str, end: str) -> str:
+    """The name of a neighbour: `a.scale` beside `a.weight`."""
     return f"{name.rpartition('.')[0]}.{end}"
 
 
@@ -131,39 +156,46 @@ class Quantized(nn.Module):
 
     def __init__(self, like: nn.Linear, kind: str) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.kind = like.in_features, like.out_features, kind
+        self.in_features, self.out_features = like.in_features, like.out_features
+        self.kind = kind
         for name, form in forms(kind, (like.out_features, like.in_features)).items():
-            setattr(self, name, nn.Parameter(torch.empty(form.shape, dtype=form.dtype, device="meta"), False))
+            hollow = torch.empty(form.shape, dtype=form.dtype, device="meta")
+            setattr(self, name, nn.Parameter(hollow, requires_grad=False))
         self.bias = like.bias
 
     def settle(self, dtype: torch.dtype) -> None:
-        """Once the weights are there: what this device wants to be done with them first."""
+        """Bring weights that were just filled in into the form that the kernels of their device want."""
 
 
 class Int8(Quantized):
     """Weights with a scale per output, activations with a scale per row; sums are whole numbers and exact."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        lib, wanted = library(), x_TD.dtype
-        x_TD, row_T, _ = lib.int8_vectorwise_quant(x_TD.half() if x_TD.is_cuda else x_TD)  # CUDA's takes halves only
-        out: Tensor = torch.ops.bitsandbytes.int8_scaled_mm.default(x_TD, self.weight, row_T, self.scale, dtype=wanted)
+        wanted = x_TD.dtype
+        if x_TD.is_cuda:
+            x_TD = x_TD.half()  # all that CUDA's kernel takes
+        small_TD, row_T, _ = library().int8_vectorwise_quant(x_TD)
+        multiply = torch.ops.bitsandbytes.int8_scaled_mm.default
+        out: Tensor = multiply(small_TD, self.weight, row_T, self.scale, dtype=wanted)
         return out if self.bias is None else out + self.bias
 
 
 class FourBit(Quantized):
-    """Weights in nf4 or fp4, by a kernel that reads them as they are where there is one; else they are unfolded."""
+    """Weights in nf4 or fp4, by a kernel that reads them as they are where there is one; else they are dequantized."""
 
     def settle(self, dtype: torch.dtype) -> None:
         lib, whole = library(), self.in_features % BLOCK == 0
         shape = torch.Size((self.out_features, self.in_features))
         code = lib.get_4bit_type(self.kind, device=self.weight.device)
         self.state = lib.QuantState(self.scale, shape, code, BLOCK, self.kind, dtype)
-        self.fused = whole and self.weight.is_cuda and dtype != torch.float64
+        on_cuda = self.weight.is_cuda
+        self.fused = whole and on_cuda and dtype != torch.float64
         # on a CPU: one kernel, for bfloat16, which wants the weights in an order of its own
-        if whole and self.out_features % 32 == 0 and dtype == torch.bfloat16 and not self.weight.is_cuda \
-                and lib.has_avx512bf16():
+        packable = whole and self.out_features % 32 == 0 and dtype == torch.bfloat16
+        if packable and not on_cuda and lib.has_avx512bf16():
             packed, self.state = lib._convert_weight_packed_for_cpu(self.weight, self.state)
-            self.weight, self.scale = nn.Parameter(packed, False), nn.Parameter(self.state.absmax, False)
+            self.weight = nn.Parameter(packed, requires_grad=False)
+            self.scale = nn.Parameter(self.state.absmax, requires_grad=False)
             self.fused = True
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -175,46 +207,50 @@ class FourBit(Quantized):
         return bitsandbytes.matmul_4bit(x_TD, weight, self.state, bias=self.bias)  # type: ignore[no-any-return]
 
     def unfolded(self, dtype: torch.dtype) -> Tensor:
-        """The weights `[out, in]`."""
-        # bitsandbytes' CPU kernel takes rows to begin with a block: where they do not, all is one row
-        shape = self.state.shape if self.in_features % BLOCK == 0 else (1, self.state.shape.numel())
+        """The dequantized weights `[out, in]`."""
+        shape: tuple[int, ...] = self.state.shape
+        if self.in_features % BLOCK:
+            shape = (1, self.state.shape.numel())  # bitsandbytes' CPU kernel wants every row to begin with a block
         narrow = dtype if dtype != torch.float64 else torch.float32  # it would leave float64 unwritten
-        out: Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(self.weight, self.scale, BLOCK, self.kind, shape,
-                                                                     narrow)
+        dequantize = torch.ops.bitsandbytes.dequantize_4bit.default
+        out: Tensor = dequantize(self.weight, self.scale, BLOCK, self.kind, shape, narrow)
         return out.view(self.state.shape).to(dtype)
 
 
 def replace_linears(module: nn.Module, kind: str) -> None:
-    """Let all linears below a module that was built without memory hold quantized weights; an LM head stays."""
+    """Let all linears below a module that was built without memory hold quantized weights, but for an LM head."""
     if kind == "none":
         return
+    quantized = Int8 if kind == "int8" else FourBit
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear) and name != "lm_head":
-            setattr(module, name, (Int8 if kind == "int8" else FourBit)(child, kind))
+            setattr(module, name, quantized(child, kind))
         else:
             replace_linears(child, kind)
 
 
-def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor], dtype: torch.dtype,
-         device: torch.device | str) -> None:
-    """`fill` a module that was built without memory, its linears with weights that are quantized so."""
+def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
+         dtype: torch.dtype, device: torch.device | str) -> None:
+    """Fill a module that was built without memory; the weights of its linears are quantized as `kind` says."""
     replace_linears(module, kind)
     fill(module, tensors, dtype, device)
     settle(module, dtype)
 
 
 def settle(module: nn.Module, dtype: torch.dtype) -> None:
+    """Bring all quantized weights of a filled module into the form that their device wants, to compute in `dtype`."""
     for child in module.modules():
         if isinstance(child, Quantized):
             child.settle(dtype)
 
 
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
-    """Quantize a module that is in memory already, and small: a draft."""
+    """Quantize the linears of a module that is in memory already, in place; an LM head stays as it is."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear) and name != "lm_head" and kind != "none":
             small, device = nn.ModuleDict({name: child}), child.weight.device
-            tensors = {f"{name}.{end}": x for end, x in quantize(kind, child.weight.cpu()).items()}
+            made = quantize(kind, child.weight.cpu())
+            tensors = {f"{name}.{end}": made[end] for end in made}
             if child.bias is not None:
                 tensors[f"{name}.bias"] = child.bias
             load(small, kind, tensors, dtype, device)
@@ -227,16 +263,20 @@ def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
     """Run one small layer of this kind; where that does not work, a ValueError names the fix."""
     if kind == "none":
         return
-    weight = torch.linspace(-1, 1, BLOCK * BLOCK).sin().view(BLOCK, BLOCK)
+    waves = torch.linspace(-1, 1, BLOCK * BLOCK).sin()
+    weight = waves.view(BLOCK, BLOCK)
     layer = nn.Sequential(nn.Linear(BLOCK, BLOCK, bias=False))
     x_TD = torch.linspace(1, 2, 3 * BLOCK).view(3, BLOCK)
+    exact = x_TD @ weight.t()
     try:
         fill(layer, {"0.weight": weight}, torch.float32, device)
         compress(layer, kind, dtype)
-        off = layer(x_TD.to(device=device, dtype=dtype)).float().cpu() - x_TD @ weight.t()
-        reason = "" if bool(off.norm() < ERROR * (x_TD @ weight.t()).norm()) else "the result is wrong"
+        found = layer(x_TD.to(device=device, dtype=dtype)).float().cpu()
+        close = bool((found - exact).norm() < ERROR * exact.norm())
+        reason = "" if close else "the result is wrong"
     except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = str(error).strip() or type(error).__name__
+        reason = said.splitlines()[0]
     if reason:
         raise ValueError(f"{kind} weights cannot be computed on {device} ({reason}): install the bitsandbytes of "
                          "requirements.txt (boards: docs/jetson.md), or run unquantized weights: quant=none, and a "

@@ -17,7 +17,7 @@ NONE = -1  # in place of a token that nothing can be said of
 
 
 def not_finite(whose: str, dtype: torch.dtype, otherwise: str) -> ValueError:
-    """The error for logits with NaN or infinity, with the likely cause; `otherwise` that of types that seldom end."""
+    """The error for logits with NaN or infinity, with the likely cause: `otherwise` for all types but float16."""
     cause = otherwise if dtype != torch.float16 else (
         "float16 ends at 65504, which some models exceed: add dtype=bfloat16, or dtype=float32 where that is unknown")
     return ValueError(f"the {whose}'s logits are not finite (NaN or infinity); {cause}")
@@ -61,12 +61,14 @@ class Sampler:
         """The tokens at `positions`, which the rows predict; one fetch from the device for all rows."""
         worth_TV = logits_TV
         if self.temperature > 0.0:
-            noise = torch.stack([gumbel(self.seed, position, logits_TV.shape[-1]) for position in positions])
-            warped = warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
-            worth_TV = warped + noise.to(warped.device)
+            vocab = logits_TV.shape[-1]
+            noise_TV = torch.stack([gumbel(self.seed, position, vocab) for position in positions])
+            warped_TV = warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
+            worth_TV = warped_TV + noise_TV.to(warped_TV.device)
         best = worth_TV.max(-1)  # three times as fast as argmax on a CPU
         # NaN counts as the largest, and minus infinity, which rules a token out, is the best only where all are
-        tokens: list[int] = best.indices.masked_fill(~best.values.isfinite(), NONE).tolist()
+        broken_T = ~best.values.isfinite()
+        tokens: list[int] = best.indices.masked_fill(broken_T, NONE).tolist()
         if NONE in tokens:
             raise not_finite("model", logits_TV.dtype, "its weights or its config.json are damaged: compare the split "
                              "with its hashes (python split_and_save_models.py --check FOLDER), or split it again")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitedTooLong
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Callable, Iterable, Sequence
 
@@ -37,12 +38,13 @@ MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
 
 def _shown(error: Exception) -> str:
     """What an error says, in one line that does nothing to a terminal: a stranger may have written it."""
-    said = (str(error).splitlines() or [""])[0][:200]
-    return f"{type(error).__name__}: {repr(said)[1:-1]}"
+    first = (str(error).splitlines() or [""])[0]
+    escaped = repr(first[:200])[1:-1]
+    return f"{type(error).__name__}: {escaped}"
 
 
 def _within(seconds: float, work: Callable[[], str]) -> str:
-    """What `work` returns, or TimeoutError; then it is left behind in a thread that nobody waits for."""
+    """What `work` returns; TimeoutError after so many seconds, when it is left behind in a thread of its own."""
     ended: Future[str] = Future()
 
     def run() -> None:
@@ -66,9 +68,11 @@ class Text:
         if not any((self.folder / name).is_file() for name in VOCABULARIES):
             raise ValueError(f"{self.folder} has no tokenizer ({', '.join(VOCABULARIES)}); copy the model's tokenizer "
                              f"files there, or give token ids with prompt_ids=")
-        self._held = {name: read_json(self.folder / name) for name in SETTINGS if (self.folder / name).is_file()}
+        present = [name for name in SETTINGS if (self.folder / name).is_file()]
+        self._held = {name: read_json(self.folder / name) for name in present}
         self.tokenizer = self._open()
-        self._configs = [self._held[name] for name in ("generation_config.json", "config.json") if name in self._held]
+        configs = ("generation_config.json", "config.json")
+        self._configs = [self._held[name] for name in configs if name in self._held]
         has = self._configs[-1].get("vocab_size") if self._configs else None
         if isinstance(has, int) and len(self.tokenizer) > has:
             raise ValueError(f"the tokenizer in {self.folder} has {len(self.tokenizer)} tokens, but the model knows "
@@ -94,7 +98,8 @@ class Text:
     def end_ids(self) -> set[int]:
         """Every token that ends an answer, wherever the model says so."""
         found = [config.get("eos_token_id") for config in self._configs] + [self.tokenizer.eos_token_id]
-        named = [end for entry in found for end in (entry if isinstance(entry, list) else [entry])]
+        lists = [entry if isinstance(entry, list) else [entry] for entry in found]
+        named = [end for entry in lists for end in entry]
         if not all(isinstance(end, (int, type(None))) for end in named):
             raise ValueError(f"{self.folder} names an end token by what is no id; write the number of a token as "
                              "eos_token_id into its generation_config.json and config.json")
@@ -107,7 +112,11 @@ class Text:
         return ends
 
     def prompt_ids(self, turns: Sequence[str], template: str) -> list[int]:
-        """The prompt of the assistant's next answer; `turns` are the user's and the assistant's by turns."""
+        """The token ids of a conversation, which the assistant's next answer continues.
+
+        `turns` are what the user and the assistant said, alternately, from the user's first to the user's last; the
+        model's template wraps them. ValueError, with the remedy, if that cannot be done.
+        """
         if not turns or not turns[-1].strip():
             raise ValueError("the prompt is empty; say what to ask, as in prompt='Why is the sky blue?'")
         if len(turns) % 2 == 0:
@@ -118,8 +127,9 @@ class Text:
         text = self._wrap(list(turns), template)
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         first = self.tokenizer.bos_token_id
+        begins = first in self.tokenizer("")["input_ids"]  # whether texts begin with a token of their own
         # The tokenizer's own template has its first token in it, if there is one.
-        if template != "own" and first in self.tokenizer("")["input_ids"] and ids[:1] != [first]:
+        if template != "own" and begins and ids[:1] != [first]:
             ids = [first, *ids]
         return ids
 
@@ -145,7 +155,8 @@ class Text:
 
     def _own(self, turns: list[str]) -> str:
         """The template that came with the tokenizer: a program of a stranger, in the sandbox of `transformers`."""
-        talk = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        roles = cycle(("user", "assistant"))
+        talk = [{"role": role, "content": turn} for role, turn in zip(roles, turns)]
 
         def wrap() -> str:
             text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
@@ -161,7 +172,8 @@ class Text:
         return Stream(self.tokenizer)
 
     def stop_rule(self, stop: str) -> Callable[[int], bool]:
-        """Takes the tokens of one answer in their order; whether a token completes the text `stop`."""
+        """A function that says whether a token completes the text `stop`; it takes an answer's tokens in their order.
+        """
         reader = Reader(self, stop)
 
         def stops(token: int) -> bool:
@@ -171,7 +183,7 @@ class Text:
         return stops
 
     def decode(self, ids: Iterable[int]) -> str:
-        """What a stream of these ids prints."""
+        """The text that a stream of these ids prints."""
         stream = self.stream()
         return stream.add(ids) + stream.finish()
 
@@ -184,7 +196,8 @@ class Stream:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._size = tokenizer, len(tokenizer)
+        self._tokenizer = tokenizer
+        self._size = len(tokenizer)
         self._silent = set(tokenizer.all_special_ids)
         self._silent.update(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._window: list[int] = []
@@ -196,8 +209,9 @@ class Stream:
         return text
 
     def add(self, ids: Iterable[int]) -> str:
-        """What can be printed now."""
-        return "".join(self._next(i) for i in ids if i not in self._silent and i < self._size)
+        """The text that can be printed now, once these ids follow."""
+        spoken = [i for i in ids if i not in self._silent and i < self._size]
+        return "".join(map(self._next, spoken))
 
     def _next(self, i: int) -> str:
         self._window.append(i)
@@ -215,7 +229,7 @@ class Stream:
         return piece
 
     def finish(self) -> str:
-        """What was held back, though it be broken."""
+        """The text that was held back, even if it ends in half a character."""
         return self._print(self._decode(self._window))
 
 
@@ -229,11 +243,11 @@ class Reader:
         self.stopped = False  # whether the stop text is complete
 
     def read(self, tokens: Iterable[int]) -> str:
-        """What these tokens add to the text."""
+        """The text that these tokens add; nothing once the stop text is complete."""
         return "" if self.stopped else self._take(self._stream.add(tokens))
 
     def finish(self) -> str:
-        """What was held back, once no token follows."""
+        """The text that was held back, once no token follows."""
         if self.stopped:
             return ""
         shown = self._take(self._stream.finish()) + self._held
@@ -243,9 +257,9 @@ class Reader:
 
     def _take(self, piece: str) -> str:
         held = self._held + piece
-        before, found, _ = held.partition(self._stop) if self._stop else (held, "", "")
-        if found:
-            shown, self._held, self.stopped = before, "", True
+        self.stopped = bool(self._stop) and self._stop in held
+        if self.stopped:
+            shown, self._held = held.partition(self._stop)[0], ""
         else:
             clear = len(held) - self._begun(held)
             shown, self._held = held[:clear], held[clear:]
@@ -255,4 +269,5 @@ class Reader:
     def _begun(self, held: str) -> int:
         """How many characters at the end of a text may be the beginning of the stop text."""
         longest = min(len(self._stop) - 1, len(held))
-        return next((count for count in range(longest, 0, -1) if held.endswith(self._stop[:count])), 0)
+        counts = (count for count in range(longest, 0, -1) if held.endswith(self._stop[:count]))
+        return next(counts, 0)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from itertools import count, takewhile
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Sequence, Tuple
+
+Guess = Tuple[int, int, float]  # parent, token, log-probability of the path
 
 
 class TokenTree:
@@ -40,7 +42,9 @@ class TokenTree:
             self.settle(token)
         if not self.trunk:
             raise ValueError("the prompt is empty: give at least one token")
-        self.passes = -len(self.trunk)  # tokens behind the prompt that were sent as text: no sent guess foresaw them
+        # Settled tokens after the prompt that had to be sent because no sent guess covered them. The prompt's own
+        # tokens are sent too, and are subtracted here.
+        self.passes = -len(self.trunk)
 
     @property
     def tip(self) -> int:
@@ -54,7 +58,7 @@ class TokenTree:
 
     @property
     def horizon(self) -> int:
-        """An id above every node's so far."""
+        """An id above those of all nodes of this tree so far."""
         return self._last + 1
 
     @property
@@ -73,7 +77,7 @@ class TokenTree:
         A guess that is already there keeps its id, and the better of its scores.
         """
         path = min(score, self.score[parent])
-        found = self.children.get(parent, {}).get(token)
+        found = self._child(parent, token)
         if found is not None:
             self.score[found] = max(path, self.score[found])
             self.proposals[found][source] = score
@@ -106,7 +110,8 @@ class TokenTree:
         Parents come before their children: a score never exceeds the parent's, and ties go to the older node. So they
         do in the order of their ids, if the tree is not cut best first.
         """
-        text = [self.unsent.popleft() for _ in range(min(len(self.unsent), chunk or len(self.unsent)))]
+        rows = min(len(self.unsent), chunk or len(self.unsent))
+        text = [self.unsent.popleft() for _ in range(rows)]
         self.passes += len(text)
         if self.unsent:
             return text
@@ -115,25 +120,32 @@ class TokenTree:
         self.waiting.difference_update(best)
         return text + best
 
-    def offer(self, guesses: Sequence[tuple[int, int, float]], size: int, least: float, source: str = "") -> list[int]:
-        """Of guesses (parent, token, score), best first, add those that are among the best `size` live ones then, and
-        score `least` or more; their nodes, in order. A guess that is there already takes no place of its own."""
-        new = [score for parent, token, score in guesses if token not in self.children.get(parent, ())]
+    def offer(self, guesses: Sequence[Guess], size: int, least: float,
+              source: str = "") -> list[int]:
+        """Add those guesses that score `least` or more and are among the best `size` live ones then.
+
+        Guesses are offered best first; returned are the nodes of those that were taken, in this order. A guess that the
+        tree already has takes no place of its own.
+        """
+        new = [score for parent, token, score in guesses if self._child(parent, token) is None]
         floor = max(self.trim(size, new), least)
-        return [self.add(*guess, source) for guess in takewhile(lambda guess: guess[2] >= floor, guesses)]
+        taken = takewhile(lambda guess: guess[2] >= floor, guesses)
+        return [self.add(*guess, source) for guess in taken]
 
     def trim(self, size: int, offered: Iterable[float] = ()) -> float:
-        """Keep the best `size` of the live guesses and of the scores on offer; returns the score that this takes.
+        """The least score among the best `size` of the live guesses and of the scores on offer.
 
-        Guesses that wait and fall below it are dropped; what was sent is under way anyhow and stays.
+        Guesses that wait and score less are dropped; what was sent is under way anyhow and stays.
         """
-        scores = sorted([*offered, *(self.score[node] for node in self.live)], reverse=True)
+        live = [self.score[node] for node in self.live]
+        scores = sorted([*offered, *live], reverse=True)
         if len(scores) <= size:
             return float("-inf")
-        for node in [node for node in self.waiting if self.score[node] < scores[size - 1]]:
-            if node in self.waiting:
+        least = scores[size - 1]
+        for node in [node for node in self.waiting if self.score[node] < least]:
+            if node in self.waiting:  # it may have been dropped together with its parent
                 self.drop(node)
-        return scores[size - 1]
+        return least
 
     def forget(self) -> None:
         """Drop every guess that was not sent."""
@@ -150,20 +162,23 @@ class TokenTree:
 
     def drop(self, node: int) -> None:
         """Remove a guess and all that stands on it."""
-        self.children.get(self.parent[node], {}).pop(self.token[node], None)
+        siblings = self.children.get(self.parent[node], {})
+        siblings.pop(self.token[node], None)
         doomed = [node]
         while doomed:
             node = doomed.pop()
             doomed.extend(self.children.pop(node, {}).values())
             self.live.discard(node)
             self.waiting.discard(node)
-            del self.token[node], self.parent[node], self.pos[node], self.score[node]
+            del self.token[node], self.parent[node]
+            del self.pos[node], self.score[node]
             del self.proposals[node]
             self.target_token.pop(node, None)
             self.hidden.pop(node, None)
 
     def _new(self, parent: int | None, token: int, score: float) -> int:
         self._last = node = next(self._ids)
+        assert parent is None or parent < node, f"node {node} is older than its parent {parent}"
         self.token[node] = token
         self.parent[node] = node if parent is None else parent
         self.pos[node] = 0 if parent is None else self.pos[parent] + 1
@@ -172,12 +187,16 @@ class TokenTree:
             self.children.setdefault(parent, {})[token] = node
         return node
 
+    def _child(self, parent: int, token: int) -> int | None:
+        return self.children.get(parent, {}).get(token)
+
     def _rank(self, node: int) -> tuple[float, int]:
         return -self.score[node] if self.best_first else 0.0, node
 
 
 def verify(tree: TokenTree) -> list[int]:
-    """Walk on from the tip for as long as the target's answer is known; return the tokens that this settled."""
+    """Verify guesses: walk on from the tip for as long as the target's token is known; returns the tokens that settled.
+    """
     new: list[int] = []
     while tree.tip in tree.target_token:
         new.append(tree.target_token.pop(tree.tip))

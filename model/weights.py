@@ -7,14 +7,16 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from config.families import FAMILIES
 from config.fields import NAME, Kind, check, list_of, number, one_of, whole
+from config.files import fits
 from config.foreign import read_json, stays_inside
 from config.run_config import CHOICES
 from model.checkpoint import NAMES, Checkpoint
@@ -24,16 +26,17 @@ EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # what goes with the first and last layer
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed anew by whoever needs it, or by nobody
-OPT = [(re.compile(theirs), ours) for theirs, ours in (  # its names -> LLaMA's
-    (r"^(model\.)?decoder\.final_layer_norm\.", "model.norm."), (r"^(model\.)?decoder\.", "model."),
-    (r"\.self_attn_layer_norm\.", ".input_layernorm."), (r"\.final_layer_norm\.", ".post_attention_layernorm."),
-    (r"\.out_proj\.", ".o_proj."), (r"\.fc1\.", ".mlp.up_proj."), (r"\.fc2\.", ".mlp.down_proj."))]
+OPT = {  # its names -> LLaMA's; the first two in this order
+    r"^(model\.)?decoder\.final_layer_norm\.": "model.norm.", r"^(model\.)?decoder\.": "model.",
+    r"\.self_attn_layer_norm\.": ".input_layernorm.", r"\.final_layer_norm\.": ".post_attention_layernorm.",
+    r"\.out_proj\.": ".o_proj.", r"\.fc1\.": ".mlp.up_proj.", r"\.fc2\.": ".mlp.down_proj."}
 AUTO = re.compile(r"auto(?::([1-9]\d*))?")  # a split by bytes, into so many stages
 MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
 BLOCK = 1 << 24  # bytes hashed at once
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # what weights are stored in
 QUANTIZED = (torch.int8, torch.uint8)  # weights that have a scale beside them
-ENTRY = {"bytes": whole(0, 1 << 48), "sha256": NAME}  # of a file, in a manifest
+Shape = Tuple[int, ...]
+ENTRY = {"bytes": whole(0, 1 << 48).fits, "sha256": NAME.fits}  # of a file, in a manifest
 LAYERS = list_of(whole(0, 1 << 16), most=1024)
 FIELDS = {  # of a manifest
     "rank": whole(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
@@ -45,9 +48,13 @@ NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
 
 def parse_stages(text: str, layers: int) -> list[int]:
-    """Layers per rank from "0+2+2+2+2", or from a number of stages as in the original: larger shares last."""
-    counts = [int(part) for part in str(text).split("+") if part.strip().isdecimal()]
-    if len(counts) != str(text).count("+") + 1:
+    """Layers per rank from "0+2+2+2+2", or from a number of stages as in the original: larger stages last.
+
+    ValueError, with the remedy, if the text is no split of a model with so many layers.
+    """
+    words = str(text).split("+")
+    counts = [int(word) for word in words if word.strip().isdecimal()]
+    if len(counts) != len(words):
         raise ValueError(f"stages={text!r} is not a split; write layers per rank, as 0+2+2+2+2, or a number of stages")
     if len(counts) == 1:
         stages, = counts
@@ -61,79 +68,101 @@ def parse_stages(text: str, layers: int) -> list[int]:
         raise ValueError(f"stages={text} leaves rank {counts.index(0, 1)} without a layer; "
                          f"every rank after rank 0 needs at least 1")
     if sum(counts) != layers:
-        share = "+".join(map(str, parse_stages(str(min(len(counts) - 1, layers)), layers)))
-        raise ValueError(f"stages={text} adds up to {sum(counts)} layers, but the model has {layers}; try {share}")
+        stages = min(len(counts) - 1, layers)
+        fitting = "+".join(map(str, parse_stages(str(stages), layers)))
+        raise ValueError(f"stages={text} adds up to {sum(counts)} layers, but the model has {layers}; try {fitting}")
     return counts
 
 
 def plan_stages(text: str, source: Checkpoint) -> list[int]:
     """Layers per rank, as `parse_stages`; or for "auto:4" so that the largest of 4 stages has the fewest bytes."""
     check_model(source)  # a config that promises layers without end would be split without end
-    layers, auto = read_sizes(source).layers, AUTO.fullmatch(text.strip())
+    layers = read_sizes(source).layers
+    auto = AUTO.fullmatch(text.strip())
     if not auto:
         return parse_stages(text, layers)
     stages = int(auto[1] or min(4, layers))
     if stages > layers:
         raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose at most auto:{layers}")
-    loads = [0] * layers
+    bytes_of = [0] * layers
     for name in source.names():
-        ours = translate(name)
-        layer = LAYER.match(ours)
-        if layer or FIRST.match(ours) or LAST.match(ours):
-            loads[int(layer[1]) if layer else 0 if FIRST.match(ours) else -1] += source.form(name).bytes
-    return [0, *balance(loads, stages)]
+        layer = layer_of(translate(name), layers)
+        if layer is not None:
+            bytes_of[layer] += source.form(name).bytes
+    return [0, *balance(bytes_of, stages)]
 
 
 def is_split_as(text: str, stages: list[int]) -> bool:
-    """Whether a split that exists is the one that is asked for; of "auto:4" only the number of stages can be told."""
+    """Whether a model that is split into `stages` is split as `text` asks; of "auto:4" only the 4 can be compared."""
     auto = AUTO.fullmatch(text)
-    if auto:
-        return int(auto[1] or len(stages) - 1) == len(stages) - 1
-    return parse_stages(text, sum(stages)) == stages
+    if not auto:
+        return parse_stages(text, sum(stages)) == stages
+    return auto[1] is None or int(auto[1]) == len(stages) - 1
 
 
-def balance(loads: Sequence[int], shares: int) -> list[int]:
-    """How many neighbours make each share, so that the largest share is smallest, and then all are most alike."""
-    def longer(share: tuple[int, int, list[int]], begin: int, end: int) -> tuple[int, int, list[int]]:
-        load = sum(loads[begin:end])
-        return max(share[0], load), share[1] + load ** 2, [*share[2], end - begin]
+def balance(loads: Sequence[int], groups: int) -> list[int]:
+    """How many neighbouring loads make each of so many groups, none of them empty.
 
-    impossible: tuple[int, int, list[int]] = (sum(loads) + 1, 0, [])
-    none: tuple[int, int, list[int]] = (0, 0, [])
-    best = [none] + [impossible] * len(loads)  # of the first i loads: the largest share, squares, the counts
-    for _ in range(shares):
-        best = [min((longer(best[begin], begin, end) for begin in range(end)), default=impossible)
-                for end in range(len(loads) + 1)]
-    return best[-1][2]
+    The largest group's sum is the smallest possible; among such groupings the sums are as even as possible.
+    """
+    assert 0 < groups <= len(loads), f"{groups} groups of {len(loads)} loads"
+
+    def cost(counts: list[int]) -> tuple[int, int, list[int]]:
+        ends = [0, *accumulate(counts)]
+        bounds = zip(ends, ends[1:])
+        sums = [sum(loads[begin:end]) for begin, end in bounds]
+        return max(sums), sum(load ** 2 for load in sums), counts
+
+    best: dict[int, list[int]] = {0: []}  # the best counts for the first i loads
+    for done in range(groups):
+        shorter, best = best, {}
+        for end in range(done + 1, len(loads) + 1):
+            choices = [[*counts, end - begin] for begin, counts in shorter.items() if begin < end]
+            best[end] = min(choices, key=cost)
+    return best[len(loads)]
 
 
 def translate(name: str) -> str:
-    """The name of a tensor here, where all families have LLaMA's names."""
-    for theirs, ours in OPT:
-        name = theirs.sub(ours, name)
+    """The name that a tensor of a checkpoint has here, where all families have LLaMA's names."""
+    for theirs, ours in OPT.items():
+        name = re.sub(theirs, ours, name)
     return name
 
 
-def assign(names: Iterable[str], stages: list[int], tied: bool, borrows: bool = False) -> list[dict[str, str]]:
+def layer_of(name: str, layers: int) -> int | None:
+    """The layer beside which a tensor is held: its own, the first for embeddings, the last for the final norm.
+
+    None for a tensor that goes with no layer of a model with so many, as the LM head does.
+    """
+    layer = LAYER.match(name)
+    if layer:
+        return int(layer[1]) if int(layer[1]) < layers else None
+    if FIRST.match(name):
+        return 0
+    return layers - 1 if LAST.match(name) else None
+
+
+def assign(names: Iterable[str], stages: list[int], tied: bool,
+           borrows: bool = False) -> list[dict[str, str]]:
     """What each stage holds: the name in its part -> the name in the checkpoint. Layers keep their numbers.
 
-    `borrows` says that the draft head of rank 0 uses the model's embedding; a tied LM head is that.
+    `borrows` says that the draft head of rank 0 uses the model's embedding; a tied LM head is that embedding.
     """
-    owner = [rank for rank, count in enumerate(stages) for _ in range(count)]
+    owner = [rank for rank, count in enumerate(stages) for _ in range(count)]  # of each layer
     parts: list[dict[str, str]] = [{} for _ in stages]
-    first = min(1, len(stages) - 1)
     for theirs in names:
         name = translate(theirs)
-        layer = LAYER.match(name)
+        layer = layer_of(name, len(owner))
         if BUFFER.search(theirs) or (name == HEAD and tied):
             continue
-        if layer and int(layer[1]) < len(owner):
-            parts[owner[int(layer[1])]][name] = theirs
-        elif name == HEAD or FIRST.match(name) or LAST.match(name):
-            parts[0 if name == HEAD else first if FIRST.match(name) else -1][name] = theirs
+        if name == HEAD:
+            parts[0][name] = theirs
+        elif layer is not None:
+            parts[owner[layer]][name] = theirs
         else:
             raise ValueError(f"the checkpoint holds {theirs}, which no rank would take; "
                              f"its config.json belongs to another model, or this kind of model is not supported")
+    first = owner[0]
     if tied and EMBED in parts[first]:
         parts[0][HEAD] = parts[first][EMBED]
     elif borrows:
@@ -142,7 +171,7 @@ def assign(names: Iterable[str], stages: list[int], tied: bool, borrows: bool = 
 
 
 def read_sizes(source: Checkpoint) -> LlamaConfig:
-    """What the config of a folder says; where it stands is told with what is wrong with it."""
+    """The sizes in the `config.json` of a folder; the ValueError for a wrong field names the folder."""
     try:
         return LlamaConfig.read(source.config)
     except ValueError as error:
@@ -150,7 +179,7 @@ def read_sizes(source: Checkpoint) -> LlamaConfig:
 
 
 def check_model(source: Checkpoint) -> None:
-    """Refuse what would be split or run wrongly: the tensors must be those of the model that the config describes."""
+    """Refuse a model that would be split or run wrongly: its tensors must be those that its config describes."""
     config = source.config
     kinds = config.get("architectures") or [str(config.get("model_type"))]
     known = [family.architecture for family in FAMILIES.values()]
@@ -170,14 +199,14 @@ def check_model(source: Checkpoint) -> None:
         check_shape(source, names[name], shape)
         check_type(source, names.pop(name))
     if names:
-        raise ValueError(f"{source.folder} holds {next(iter(names.values()))}, which its config.json has no place for; "
+        stray = next(iter(names.values()))
+        raise ValueError(f"{source.folder} holds {stray}, which its config.json has no place for; "
                          f"take weights and config.json of one model")
 
 
-def shapes(c: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of a model's tensors, one after the other, since a config may promise any number of layers.
-    """
-    layer: dict[str, tuple[int, ...]] = {}
+def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
+    """The names and shapes of a model's tensors, one after another: a config may promise any number of layers."""
+    layer: dict[str, Shape] = {}
     for name, p in Slice(replace(c, layers=1), 0, 1).named_parameters():
         if name.startswith("layers.0."):
             layer[name[len("layers.0."):]] = tuple(p.shape)
@@ -189,40 +218,46 @@ def shapes(c: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from ((f"model.layers.{i}.{name}", shape) for name, shape in layer.items())
 
 
-def check_shape(source: Checkpoint, name: str, wanted: tuple[int, ...]) -> None:
-    if source.form(name).shape != wanted:
-        raise ValueError(f"{name} in {source.folder} has shape {source.form(name).shape} instead of {wanted}; "
+def check_shape(source: Checkpoint, name: str, wanted: Shape) -> None:
+    """Refuse a tensor of another shape than the model's."""
+    found = source.form(name).shape
+    if found != wanted:
+        raise ValueError(f"{name} in {source.folder} has shape {found} instead of {wanted}; "
                          f"take weights and config.json of one model")
 
 
 def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLOATS) -> None:
-    """Refuse a type that these numbers never have: a file may say any, and the same bytes are other numbers then."""
+    """Refuse a tensor of a type that weights never have: a file may name any, and then its bytes mean other numbers."""
     found = source.form(name).dtype
     if found not in types:
-        raise ValueError(f"{name} in {source.folder} has the type {NAMES[found]} instead of "
-                         f"{' or '.join(NAMES[dtype] for dtype in types)}; download it again")
+        allowed = " or ".join(NAMES[dtype] for dtype in types)
+        raise ValueError(f"{name} in {source.folder} has type {NAMES[found]} instead of {allowed}; download it again")
 
 
 def span(stages: list[int], stage: int) -> tuple[int, int]:
-    """The layers [a, b) of a stage; the first of several has none."""
-    return sum(stages[:stage]), sum(stages[:stage + 1])
+    """The layers [first, end) of a stage; the first of several stages has none."""
+    first = sum(stages[:stage])
+    return first, first + stages[stage]
 
 
 def placements(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
-    """The stage and the place in it of every rank, if `tp` ranks share each stage; rank 0 is one of a single stage."""
-    return [(stage, member) for stage in range(len(stages)) for member in range(tp if stage or len(stages) == 1 else 1)]
+    """The stage and the place in it of every rank, if `tp` ranks share each stage.
+
+    Rank 0 shares the layers of a pipeline of one stage; otherwise it is the first stage, alone and without layers.
+    """
+    sizes = [tp if stage or len(stages) == 1 else 1 for stage in range(len(stages))]
+    return [(stage, member) for stage, size in enumerate(sizes) for member in range(size)]
 
 
 def _are_files(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(stays_inside, value)) and all(map(_is_entry, value.values()))
-
-
-def _is_entry(value: Any) -> bool:
-    return isinstance(value, dict) and all(kind.fits(value.get(key)) for key, kind in ENTRY.items())
+    """Whether a field of a manifest is a table of files, none of them outside of its folder."""
+    if not isinstance(value, dict):
+        return False
+    return all(stays_inside(name) and fits(entry, ENTRY) for name, entry in value.items())
 
 
 class Part:
-    """A rank's folder of a split, `OUT_DIR/stage_{rank}`: looked over when it is opened, read when asked."""
+    """A rank's folder of a split, `OUT_DIR/stage_{rank}`: checked when it is opened, its tensors read when asked."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -242,7 +277,7 @@ class Part:
         self._check_tensors(again)
 
     def _accept(self, manifest: dict[str, Any], again: str) -> None:
-        """Take over what the manifest says, if it makes sense."""
+        """Take over the fields of the manifest; ValueError if they contradict each other."""
         path = self.folder / MANIFEST
         if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
             raise ValueError(f"{path} is damaged or not of this version of FlowSpec; {again}")
@@ -251,25 +286,30 @@ class Part:
         self.stages: list[int] = manifest["stages"]
         self.split_id: str = manifest["split_id"]
         self.quant: str = manifest.get("quant") or "none"  # the form of the layers' weights
-        self.shares: list[float] = manifest.get("shares") or [1]  # speeds of the ranks that have a stage together
-        self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        self.shares: list[float] = manifest.get("shares") or [1]  # relative speeds of the ranks that share a stage
+        entries = manifest["files"].items()
+        self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries}
         places = placements(self.stages, len(self.shares))
+        ranks = range(len(places))
         self.world = len(places)
-        stage, self.member = (*places, (-1, 0))[min(self.rank, self.world)]
-        self.layers = span(self.stages, stage)
-        odd = 0 in self.stages[1:] or (len(self.stages) > 1 and self.stages[0] != 0)
-        if odd or stage < 0 or list(self.layers) != manifest["layers"]:
+        misplaced = 0 in self.stages[1:] or (self.stages[1:] and self.stages[0] != 0)
+        possible = self.rank in ranks and not misplaced
+        if possible:
+            stage, self.member = places[self.rank]
+            self.layers = span(self.stages, stage)
+            possible = list(self.layers) == manifest["layers"]
+        if not possible:
             raise ValueError(f"{path} is damaged: its rank, stages, shares and layers contradict each other; {again}")
 
     def _check_tensors(self, again: str) -> None:
         """Refuse weights of other layers than the manifest says, or of types that they cannot have."""
-        names, layers = set(self.weights.names()), read_sizes(self.weights).layers
+        layers = read_sizes(self.weights).layers
         if sum(self.stages) != layers:
-            raise ValueError(f"{self.folder / MANIFEST} speaks of {sum(self.stages)} layers, and config.json beside it "
-                             f"of {layers}; {again}")
-        first, end = self.layers
+            raise ValueError(f"{self.folder / MANIFEST} says {sum(self.stages)} layers, config.json {layers}; {again}")
+        names = set(self.weights.names())
         held = {int(layer[1]) for layer in map(LAYER.match, names) if layer}
-        if len(held) != end - first or not all(first <= i < end for i in held):
+        first, end = self.layers
+        if len(held) != end - first or not all(first <= number < end for number in held):
             raise ValueError(f"{self.folder} holds other layers than its {MANIFEST} says; {again}")
         for name in names:
             owner, _, own = name.rpartition(".")
@@ -278,9 +318,12 @@ class Part:
 
     @property
     def form(self) -> str:
-        """How the model is split, in the words of the keys."""
-        words = ["+".join(map(str, self.stages))] if len(self.stages) > 1 else []
-        return " ".join(words + [f"tp={len(self.shares)}"] * (not words or len(self.shares) > 1))
+        """How the model is split, in the words of the configuration's keys: "0+2+2", "0+4+4 tp=2" or "tp=2"."""
+        tp = f"tp={len(self.shares)}"
+        if len(self.stages) == 1:
+            return tp
+        stages = "+".join(map(str, self.stages))
+        return stages if len(self.shares) == 1 else f"{stages} {tp}"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -289,14 +332,14 @@ class Part:
 
     @property
     def eagle(self) -> Path | None:
-        """The folder of the draft head, if this rank has one: `Checkpoint(part.eagle)` reads it."""
+        """The folder of the EAGLE head, if this rank has one: `Checkpoint(part.eagle)` reads it."""
         return self.folder / "eagle" if "eagle/config.json" in self.files else None
 
     def tensors(self) -> dict[str, Tensor]:
         return self.weights.tensors()
 
     def verify(self) -> None:
-        """Compare every byte with the manifest's hashes."""
+        """Compare every byte with the manifest's hashes; ValueError for a file that has changed."""
         for name, (_, sha256) in self.files.items():
             digest = hashlib.sha256()
             with (self.folder / name).open("rb") as file:

@@ -311,7 +311,7 @@ def test_a_type_that_no_weight_has_is_refused(model):
     path = model / "model.safetensors"
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"BF16"', b'"I16" ', 1))
-    with refused("has the type I16 instead of BF16 or F16 or F32 or F64"):
+    with refused("has type I16 instead of BF16 or F16 or F32 or F64"):
         check_model(Checkpoint(model))
     path.write_bytes(data.replace(b'"BF16"', b'"F16" ', 1))  # as wide, and weights may have it: nothing can tell
     check_model(Checkpoint(model))

@@ -29,7 +29,7 @@ def test_a_folder_that_was_never_split_says_which_command_to_type(tmp_path):
     ({"version": 99}, "not of this version of FlowSpec; split again"),
     ({"format": "x"}, "split again"), ({"layers": [0, 3]}, "is damaged"), ({"rank": 2}, "is damaged"),
     ({"rank": 3}, "is damaged"), ({"stages": []}, "is damaged"), ({"stages": [1, 2]}, "is damaged"),
-    ({"stages": [0, 1, 3]}, "speaks of 4 layers, and config.json beside it of 3"),
+    ({"stages": [0, 1, 3]}, "says 4 layers, config.json 3"),
     ({"rank": None}, "does not give rank"), ({"rank": True}, "rank=True"), ({"rank": -1}, "rank=-1"),
     ({"stages": "0+1+2"}, "stages='0+1+2', which should be a list"), ({"stages": [0, 1, 2.0]}, "stages=[0, 1, 2.0]"),
     ({"stages": [0, 1, -2]}, "stages=[0, 1, -2]"), ({"stages": [0] * 5000}, "a list of at most 1024"),
@@ -61,13 +61,13 @@ def test_weights_that_the_manifest_does_not_speak_of_are_refused(out):
     with refused("stage_9 holds other layers than its manifest.json says; split again"):
         Part(out / "stage_9")
     path.write_bytes(data.replace(b'"BF16"', b'"I16" ', 1))
-    with refused("has the type I16 instead of BF16 or F16 or F32 or F64"):
+    with refused("has type I16 instead of BF16 or F16 or F32 or F64"):
         Part(out / "stage_9")
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"num_hidden_layers": 10 ** 12}, "num_hidden_layers=1000000000000, which should be"),
-    ({"num_hidden_layers": 60000}, "speaks of 3 layers, and config.json beside it of 60000"),
+    ({"num_hidden_layers": 60000}, "says 3 layers, config.json 60000"),
     ({"vocab_size": None}, "does not give vocab_size"),
 ])
 def test_a_config_that_is_not_that_of_the_split_is_refused(out, change, sentence):

@@ -16,7 +16,7 @@ from launch.split.write import split
 from model import quant
 from model.checkpoint import Checkpoint
 from model.llama import fill
-from model.quant import BLOCK, KINDS, Int8, Quantized, agreed, compress, probe, quantize
+from model.quant import BLOCK, KINDS, Int8, Quantized, compress, probe, quantize, running_kind
 from model.weights import Part
 from pipeline.trace import OFF
 from scripts import generate
@@ -190,8 +190,9 @@ def test_a_draft_is_quantized_only_when_asked(saved):
 
 
 def test_auto_is_what_the_split_holds(quantized):
-    assert agreed("auto", "nf4", "x") == agreed("nf4", "nf4", "x") == agreed("nf4", "none", "x") == "nf4"
-    assert agreed("auto", "none", "x") == agreed("none", "none", "x") == "none"
+    assert running_kind("auto", "nf4", "x") == running_kind("nf4", "nf4", "x") == "nf4"
+    assert running_kind("nf4", "none", "x") == "nf4"
+    assert running_kind("auto", "none", "x") == running_kind("none", "none", "x") == "none"
 
 
 @pytest.mark.parametrize("asked, fix", [("none", "without --quant"), ("int8", "with --quant int8")])

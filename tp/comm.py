@@ -1,11 +1,13 @@
-"""Who adds up what the members of a group have computed: Megatron's way, rows whole, and Galaxy's, rows shared.
+"""How a group adds up what its members computed: Megatron's way, with all rows on each, and Galaxy's, with its own.
 
-They know nothing about layers: `enter` stands before products whose outputs are sharded, `leave` is a product whose
-inputs are, `scatter` and `gather` are the way in and out of the slice.
+They know nothing about layers. A block of a layer begins with column-parallel products, before which `enter` stands,
+and ends with a row-parallel product, which `leave` adds up. `scatter` and `gather` stand at both ends of a slice.
+
+Shapes: T rows of a segment, t rows that a member keeps between blocks, D model, N what it holds of a wider dimension.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Protocol, Sequence
+from typing import Any, Callable, Mapping, Protocol, Sequence
 
 from torch import Tensor
 
@@ -17,10 +19,13 @@ TILE = 8  # rows of a member below which tiles do not pay: every tile reads all 
 
 
 class Products:
-    """All rows, of which only their products were kept, made while they came in."""
+    """The products of all rows of a segment with some weights, computed tile by tile while the rows arrived.
 
-    def __init__(self, rows: int, products: Sequence[Product], made: Sequence[Tensor]) -> None:
-        self._rows, self._made = rows, dict(zip(products, made))
+    They stand in for the rows `[T, D]` themselves, which were not kept: `len` is T, `of` a product's outputs `[T, N]`.
+    """
+
+    def __init__(self, rows: int, made: Mapping[Product, Tensor]) -> None:
+        self._rows, self._made = rows, made
 
     def __len__(self) -> int:
         return self._rows
@@ -30,28 +35,28 @@ class Products:
 
 
 class Comm(Protocol):
-    """What a layer asks of its group."""
+    """The collective operations that a layer asks for."""
 
-    gathers: bool  # whether `enter` ever makes `Products`
+    gathers: bool  # whether `enter` ever returns `Products`
 
     @property
     def tiled(self) -> bool:
-        """Whether the rows of the present segment are shared and travel in tiles."""
+        """Whether each member keeps only its own rows of the present segment, so that rows travel in tiles."""
 
     def open(self, rows: int, text: int) -> None:
-        """A segment of so many rows begins, behind so many tokens of text."""
+        """Begin a segment of `rows` rows; `text` settled tokens are in the KV cache before it."""
 
     def scatter(self, x_TD: Tensor) -> Tensor:
-        """Of all rows those that this member keeps between blocks."""
+        """The rows `[t, D]` that this member keeps between blocks, out of all rows."""
 
     def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
-        """All rows for these products: a tensor, or `Products`."""
+        """All rows, out of every member's own: the tensor `[T, D]`, or their `Products` with these products."""
 
     def leave(self, x_TN: Tensor, product: Product) -> Tensor:
-        """Of the sum over members of their products, the rows that this member keeps."""
+        """The rows `[t, D]` that this member keeps of the product, summed over all members."""
 
     def gather(self, x_tD: Tensor) -> Tensor:
-        """All rows again."""
+        """All rows `[T, D]`, out of every member's own."""
 
 
 class Megatron:
@@ -82,7 +87,7 @@ class Megatron:
 
 
 class Galaxy:
-    """Between blocks a member keeps its own rows, which cost it norms and sums for those only.
+    """Between blocks each member keeps its own rows, and computes norms and residual sums for those only.
 
     Each block begins with an all-gather and ends with a reduce-scatter, both in tiles under the products beside them.
     A segment with fewer than `tile` rows for a member is computed as Megatron does. `hidden` is the width of a row.
@@ -96,18 +101,22 @@ class Galaxy:
         self.tiled = False
 
     def open(self, rows: int, text: int) -> None:
-        self._rows, size = rows, self._group.size
+        size = self._group.size
+        self._rows = rows
         self.tiled = size > 1 and rows >= self._tile * size
         self._bounds = ranges(rows, [1] * size)
 
     def scatter(self, x_TD: Tensor) -> Tensor:
-        a, b = self._bounds[self._group.member] if self.tiled else (0, self._rows)
-        return x_TD[a:b]
+        if not self.tiled:
+            return x_TD
+        start, end = self._bounds[self._group.member]
+        return x_TD[start:end]
 
     def enter(self, x_tD: Tensor, products: Sequence[Product]) -> Any:
         if not self.tiled:
             return x_tD
-        return Products(self._rows, products, gather(self._group, x_tD, self._bounds, products))
+        made = gather(self._group, x_tD, self._bounds, products)
+        return Products(self._rows, dict(zip(products, made)))
 
     def leave(self, x_TN: Tensor, product: Product) -> Tensor:
         if not self.tiled:
@@ -120,5 +129,5 @@ class Galaxy:
         return gather(self._group, x_tD, self._bounds, [lambda tile: tile])[0]
 
 
-# By the name of a target (config/methods.py): made of a group, and of the width of a row.
-COMMS: dict[str, Callable[[Group, int], Comm]] = {"tp": Megatron, "galaxy": Galaxy}
+MakeComm = Callable[[Group, int], Comm]  # of a group and the width of a row
+COMMS: dict[str, MakeComm] = {"tp": Megatron, "galaxy": Galaxy}  # by the name of a target in config/methods.py

@@ -19,7 +19,7 @@ Wait = Callable[[], None]
 
 
 class Group(Protocol):
-    """What a member may ask of its group. Tensors are contiguous; all members call the same things in one order."""
+    """What a member may ask of its group. Tensors are contiguous; all members make the same calls in the same order."""
 
     size: int
     member: int
@@ -28,10 +28,10 @@ class Group(Protocol):
         """Put the sum over all members into `x`, bit for bit the same everywhere."""
 
     def send(self, x: Tensor) -> Wait:
-        """Begin to send to the next member; the call of the result ends when `x` may change."""
+        """Begin to send `x` to the next member; the function returned waits until `x` may change."""
 
     def recv(self, x: Tensor) -> Wait:
-        """Begin to receive from the member before; the call of the result ends when `x` is there."""
+        """Begin to receive `x` from the member before; the function returned waits until `x` is filled."""
 
 
 class Table:
@@ -54,7 +54,8 @@ class ThreadGroup:
     """One of the members that are threads of one process."""
 
     def __init__(self, table: Table, member: int) -> None:
-        self.size, self.member, self._table = len(table.mail), member, table
+        self.size, self.member = len(table.mail), member
+        self._table = table
 
     def all_reduce(self, x: Tensor) -> None:
         table = self._table
@@ -68,7 +69,8 @@ class ThreadGroup:
         x.copy_(total)
 
     def send(self, x: Tensor) -> Wait:
-        self._table.mail[(self.member + 1) % self.size].put(x.clone())
+        after = (self.member + 1) % self.size
+        self._table.mail[after].put(x.clone())
         return lambda: None
 
     def recv(self, x: Tensor) -> Wait:
@@ -83,27 +85,32 @@ class ThreadGroup:
 class DistGroup:
     """One of the members that are processes: `group` is a process group of gloo, `ranks` its ranks in order.
 
-    `verdict` tells who was lost when a connection has broken; it may take its time, since all others wait as well.
-    Gloo's ring reduces each piece of a sum in one place, so that all members get the same bits. What it sends from a
-    device goes through host memory.
+    `find_lost` says in a sentence which rank was lost when a connection has broken, or nothing if nobody knows; it may
+    take its time, since all others wait as well. Gloo's ring reduces each piece of a sum in one place, so that all
+    members get the same bits. What it sends from a device goes through host memory.
     """
 
-    def __init__(self, group: Any, ranks: Sequence[int], member: int, verdict: Callable[[], str]) -> None:
+    def __init__(self, group: Any, ranks: Sequence[int], member: int,
+                 find_lost: Callable[[], str]) -> None:
         self.size, self.member = len(ranks), member
-        self._group, self._ranks, self._verdict = group, ranks, verdict
-        self._next, self._previous = ranks[(member + 1) % self.size], ranks[member - 1]
+        self._group, self._ranks = group, ranks
+        self._find_lost = find_lost
+        self._next = ranks[(member + 1) % self.size]
+        self._previous = ranks[member - 1]
 
     def all_reduce(self, x: Tensor) -> None:
         self._watched(lambda: dist.all_reduce(x, group=self._group))
 
     def send(self, x: Tensor) -> Wait:
         held = x.cpu()
-        work = self._watched(lambda: dist.isend(held, self._next, group=self._group)) if len(x) else None
+        work = self._start(dist.isend, held, self._next)
         return lambda: self._finish(work, held)
 
     def recv(self, x: Tensor) -> Wait:
-        held = x if x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
-        work = self._watched(lambda: dist.irecv(held, self._previous, group=self._group)) if len(x) else None
+        held = x
+        if x.device.type != "cpu":
+            held = torch.empty(x.shape, dtype=x.dtype)
+        work = self._start(dist.irecv, held, self._previous)
 
         def wait() -> None:
             self._finish(work, held)
@@ -111,8 +118,14 @@ class DistGroup:
                 x.copy_(held)
         return wait
 
+    def _start(self, transfer: Callable[..., Any], held: Tensor, peer: int) -> Any:
+        """Begin `dist.isend` or `dist.irecv` with a peer's rank; no rows are neither sent nor received."""
+        if not len(held):
+            return None
+        return self._watched(lambda: transfer(held, peer, group=self._group))
+
     def _finish(self, work: Any, held: Tensor) -> None:
-        """Wait for a transfer; `held` is what it reads or writes, and must live until then."""
+        """Wait for a transfer; `held` is the tensor that it reads or writes, and must live until then."""
         if work is not None:
             self._watched(work.wait)
 
@@ -120,5 +133,6 @@ class DistGroup:
         try:
             return call()
         except RuntimeError as error:
-            named = self._verdict() or f"ranks {', '.join(map(str, self._ranks))} lost touch: {error}".splitlines()[0]
-            raise PeerLost(named) from error
+            ranks = ", ".join(map(str, self._ranks))
+            unnamed = f"the connections between ranks {ranks} broke: {error}".splitlines()[0]
+            raise PeerLost(self._find_lost() or unnamed) from error

@@ -1,4 +1,4 @@
-"""ShardedSlice layers: a slice of the model with fewer heads and columns in each layer, whose sums a group adds up.
+"""Sharded layers: a slice of the model with fewer heads and columns in each layer, whose sums a group adds up.
 
 They are made of the model's own modules and know nothing about what a family computes; the model's file knows nothing
 about them. Embedding and norms are whole on every member.
@@ -13,15 +13,16 @@ from typing import Any, Callable
 from torch import Tensor, nn
 
 from model.cache import TreeCache
-from model.llama import Layer, LlamaConfig, Slice
+from model.llama import Layer, LlamaConfig, Rotation, Slice
 from tp.comm import Comm, Products
 from tp.shares import Share
 
-INTO, OUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")  # of a block
+INTO = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # products that begin a block, attention or MLP
+OUT = ("o_proj", "down_proj")  # and those that end one
 
 
 class Column(nn.Module):
-    """A product whose outputs are sharded; it may have been made already, while the rows came in."""
+    """A product whose outputs are sharded; it may have been computed already, while the rows came in."""
 
     def __init__(self, product: nn.Module) -> None:
         super().__init__()
@@ -36,7 +37,8 @@ class Row(nn.Module):
 
     def __init__(self, product: nn.Module, comm: Comm) -> None:
         super().__init__()
-        self.product, self.comm = product, comm
+        self.product = product
+        self.comm = comm
 
     def forward(self, x_TN: Tensor) -> Tensor:
         return self.comm.leave(x_TN, self.product)
@@ -58,77 +60,89 @@ class Idle(nn.Module):
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.up_proj, self.down_proj = Nothing(0), Nothing(hidden)
+        self.up_proj = Nothing(0)
+        self.down_proj = Nothing(hidden)
 
     def forward(self, x: Any, *_: Any) -> Any:
         return self.down_proj(self.up_proj(x))
 
 
 class TPLayer(nn.Module):
-    """A layer of which this member holds a share; the layer that `opens` a slice gets all rows."""
+    """A layer of which this member holds a share; the first of a slice, which `opens` it, gets all rows `[T, D]`."""
 
     def __init__(self, layer: Layer, comm: Comm, opens: bool) -> None:
         super().__init__()
-        self.comm, self.opens = comm, opens
-        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
+        self.comm = comm
+        self.opens = opens
+        self.input_layernorm = layer.input_layernorm
+        self.post_attention_layernorm = layer.post_attention_layernorm
         self.self_attn: nn.Module = layer.self_attn
         self.mlp: nn.Module = layer.mlp
-        self.into_attention, self.into_mlp = self._join(self.self_attn), self._join(self.mlp)
+        self.into_attention = self._join(self.self_attn)
+        self.into_mlp = self._join(self.mlp)
 
     def _join(self, block: nn.Module) -> list[nn.Module]:
-        """Let a block take rows that come in, and its sums be added up; the products that it begins with."""
+        """Replace the products at both ends of a block by parallel ones; returns the products that it began with."""
         into = [name for name in INTO if getattr(block, name, None) is not None]
         products: list[nn.Module] = [getattr(block, name) for name in into]
-        for name, product in zip(into if self.comm.gathers else (), products):
-            setattr(block, name, Column(product))
+        if self.comm.gathers:
+            for name, product in zip(into, products):
+                setattr(block, name, Column(product))
         for name in OUT:
             if hasattr(block, name):
                 setattr(block, name, Row(getattr(block, name), self.comm))
         return products
 
-    def forward(self, x_TD: Tensor, turn: tuple[Tensor, Tensor] | None, cache: TreeCache, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: TreeCache, layer: int) -> Tensor:
         x = self.input_layernorm(x_TD)
         if self.opens:
             x_tD = self.comm.scatter(x_TD)
         else:
             x_tD, x = x_TD, self.comm.enter(x, self.into_attention)
-        x_tD = x_tD + self.self_attn(x, turn, cache, layer)
-        return x_tD + self.mlp(self.comm.enter(self.post_attention_layernorm(x_tD), self.into_mlp))
+        x_tD = x_tD + self.self_attn(x, rotation, cache, layer)
+        x = self.comm.enter(self.post_attention_layernorm(x_tD), self.into_mlp)
+        return x_tD + self.mlp(x)
 
 
 def hollow(c: LlamaConfig, share: Share, first: int, last: int) -> Slice:
-    """The slice [first, last) of one member, without memory yet: what `share.cut` leaves of the tensors fills it."""
+    """The layers [first, last) of one member, without memory yet: what `share.cut` leaves of the tensors fills them."""
     own = share.sizes(c)
-    part = Slice(replace(own, heads=max(1, own.heads), kv_heads=max(1, own.kv_heads),
-                         intermediate=max(1, own.intermediate)), first, last)
-    part.config = own
+    # a module has a head and a column at least; blocks that hold nothing are replaced below
+    least = {name: max(1, getattr(own, name)) for name in ("heads", "kv_heads", "intermediate")}
+    body = Slice(replace(own, **least), first, last)
+    body.config = own
     blocks = (("self_attn", "o_proj", own.heads), ("mlp", "down_proj", own.intermediate))
-    for layer in part.layers.values():
+    for layer in body.layers.values():
         for (block, out, held), biased in zip(blocks, share.biased):
             if not held:
                 setattr(layer, block, Idle(c.hidden))
             elif not biased:
                 setattr(layer.get_submodule(f"{block}.{out}"), "bias", None)  # noqa: B010
-    return part
+    return body
 
 
 class ShardedSlice:
     """A member's slice, filled, as a stage calls it: all rows in, all rows out.
 
-    A segment is never given up between two layers, since not all members hear at the same layer that it has died.
+    A segment is never given up between two layers, whatever `go_on` says: not all members would hear at the same layer
+    that it has died.
     """
 
-    def __init__(self, part: Slice, comm: Comm) -> None:
-        self.part, self.comm = part, comm
-        self._first = int(next(iter(part.layers)))
-        for number, layer in part.layers.items():
-            assert isinstance(layer, Layer)
-            part.layers[number] = TPLayer(layer, comm, opens=int(number) == self._first)
+    def __init__(self, body: Slice, comm: Comm) -> None:
+        self.body = body
+        self.comm = comm
+        self._first = int(next(iter(body.layers)))
+        for number, layer in body.layers.items():
+            assert isinstance(layer, Layer), f"layer {number} is a {type(layer).__name__}: it was sharded before"
+            body.layers[number] = TPLayer(layer, comm, opens=int(number) == self._first)
 
-    def __call__(self, x: Tensor, pos_T: Tensor, cache: TreeCache, inner: dict[int, Tensor] | None = None,
+    def __call__(self, x: Tensor, pos_T: Tensor, cache: TreeCache,
+                 inner: dict[int, Tensor] | None = None,
                  go_on: Callable[[], bool] = lambda: True) -> Tensor:
         self.comm.open(len(x), cache.settled)
-        out_TD = self.comm.gather(self.part(x, pos_T, cache, inner))
+        out_TD = self.comm.gather(self.body(x, pos_T, cache, inner))
         if inner:
-            inner.update((number, self.comm.gather(x)) for number, x in inner.items() if number != self._first)
+            # the input of the first layer are all rows already; the others are gathered in one order on all members
+            for number in sorted(set(inner) - {self._first}):
+                inner[number] = self.comm.gather(inner[number])
         return out_TD

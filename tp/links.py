@@ -25,15 +25,21 @@ class Placement:
 
     @staticmethod
     def of(stages: Sequence[int], tp: int) -> Placement:
-        """Of a pipeline with so many layers in each stage, whose stages are groups of `tp`; a single one is rank 0's.
+        """The placement of a pipeline with `stages[i]` layers in stage i, each of which `tp` ranks share.
+
+        In a pipeline of a single stage rank 0 is one of those that share it; otherwise rank 0 is a stage of its own.
         """
         found = placements(stages, tp)
-        return Placement([rank for rank, (_, member) in enumerate(found) if not member], len(found))
+        leaders = [rank for rank, (_, member) in enumerate(found) if member == 0]
+        return Placement(leaders, len(found))
 
     def group(self, rank: int) -> range:
         """The ranks of the group of a rank, its leader first."""
+        ranks = range(self.world)
+        assert rank in ranks, f"there is no rank {rank} among {self.world}"
         after = bisect(self.leaders, rank)
-        return range(self.leaders[after - 1], [*self.leaders, self.world][after])
+        ends = [*self.leaders, self.world]
+        return range(self.leaders[after - 1], ends[after])
 
     @property
     def groups(self) -> list[range]:
@@ -47,11 +53,14 @@ class Placement:
         if size == 1:
             return Peers(None, ())
         place = self.leaders.index(rank)
-        neighbours = self.leaders[place - 1], [self.leaders[(place + 1) % size]]
-        return Peers(*neighbours, root=self.leaders[0]) if place else Peers(*neighbours, others=self.leaders[1:])
+        before, after = self.leaders[place - 1], self.leaders[(place + 1) % size]
+        root, *others = self.leaders
+        if rank == root:
+            return Peers(before, [after], others=others)
+        return Peers(before, [after], root=root)
 
     def fan(self, rank: int) -> Peers | None:
-        """Whom a leader hands things on to, if it has anybody."""
+        """The members to whom a leader hands on what it hears; None for a rank that has none."""
         leader, *members = self.group(rank)
         return Peers(None, members) if members and rank == leader else None
 

@@ -1,16 +1,16 @@
 """Shares: which heads and columns of every layer each member of a group holds, and how a tensor is cut to them.
 
 It knows nothing about how members talk to each other. Nothing has to divide evenly: a member may hold one head more
-than another, or none.
+than another, or none. A range [a, b) of heads, columns or elements is a `Span`.
 """
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import groupby
-from typing import Mapping, Sequence
+from typing import Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -21,113 +21,162 @@ from model.weights import HEAD, translate
 
 PRODUCT = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")  # or a norm of each head
 ALIGNED = 64  # columns that stay together, if there are many: then kernels, and blocks of quantized weights, stay whole
+Span = Tuple[int, int]
+Heads = Tuple[Span, Tuple[int, ...]]  # of one member: a span of query heads, and their key/value heads
 
 
 @dataclass(frozen=True)
 class Share:
-    """One member's part of every layer; `kv` names a key/value head for each equal run of its query heads.
+    """What one member holds of every layer: some query heads, the key/value heads that they attend with, MLP columns.
 
-    A key/value head is held by all members that need it, and twice by one whose query heads cannot be folded evenly.
+    The query heads are read in runs of equal length, as grouped-query attention folds them: run i attends with the
+    key/value head `kv[i]`. So a key/value head is held by every member with a query head that needs it, and it stands
+    in `kv` twice if a member's query heads do not form runs of equal length otherwise.
     """
 
-    heads: tuple[int, int]  # query heads [a, b)
+    heads: Span  # query heads
     kv: tuple[int, ...]
-    columns: tuple[int, int]  # of the MLP, [a, b)
-    biased: tuple[bool, bool]  # whether it adds the bias behind attention, and MLP: one member does
+    columns: Span  # of the MLP
+    biased: tuple[bool, bool]  # whether it adds the output bias of attention, and of the MLP: one member does
 
     def sizes(self, c: LlamaConfig) -> LlamaConfig:
-        """Those of a model that has this share only."""
-        return replace(c, heads=self.heads[1] - self.heads[0], kv_heads=len(self.kv),
-                       intermediate=self.columns[1] - self.columns[0])
+        """The sizes of a model that has the heads and columns of this share alone."""
+        heads, columns = _length(self.heads), _length(self.columns)
+        return replace(c, heads=heads, kv_heads=len(self.kv), intermediate=columns)
 
     def cut(self, name: str, head_dim: int) -> Cut | None:
-        """What the member holds of a tensor of the model; None: nothing."""
+        """How to cut the member's piece out of the tensor `name` of the model; None if it holds nothing of it."""
         product = PRODUCT.search(name)
         if not product:
             return Cut(0)
         block, kind, parameter = product.groups()
-        attention, (a, b) = block == "self_attn", self.columns
-        if attention:
-            a, b = (end * head_dim for end in self.heads)
-        if a == b:
+        attention = block == "self_attn"
+        own = _scaled(self.heads, head_dim) if attention else self.columns
+        if not _length(own):
             return None
         if kind in ("q_norm", "k_norm"):
             return Cut(0)
         if kind in ("k_proj", "v_proj"):
-            return Cut(0, tuple((head * head_dim, (head + 1) * head_dim) for head in self.kv))
+            heads = ((head, head + 1) for head in self.kv)
+            return Cut(0, tuple(_scaled(head, head_dim) for head in heads))
         if kind not in ("o_proj", "down_proj"):
-            return Cut(0, ((a, b),))
+            return Cut(0, (own,))
         if parameter == "weight":
-            return Cut(1, ((a, b),))
+            return Cut(1, (own,))
         return Cut(0) if self.biased[0 if attention else 1] else None
 
 
 @dataclass(frozen=True)
 class Cut:
-    """These spans of a dimension, one after another; all of it if there are none given."""
+    """A cut through one dimension of a tensor: the `spans` of it, one after another, or all of it if they are None."""
 
     dim: int
-    spans: tuple[tuple[int, int], ...] | None = None
+    spans: tuple[Span, ...] | None = None
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """What is left of a shape."""
+        """The shape that a tensor of the shape `whole` has after the cut."""
         if self.spans is None:
             return tuple(whole)
-        return (*whole[:self.dim], sum(b - a for a, b in self.spans), *whole[self.dim + 1:])
+        left = list(whole)
+        left[self.dim] = sum(map(_length, self.spans))
+        return tuple(left)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """A tensor after the cut; without spans it is the tensor itself."""
         if self.spans is None:
             return x
-        return torch.cat([x.narrow(self.dim, a, b - a) for a, b in self.spans] or [x.narrow(self.dim, 0, 0)], self.dim)
+        spans = self.spans or ((0, 0),)
+        pieces = [x.narrow(self.dim, start, end - start) for start, end in spans]
+        return torch.cat(pieces, self.dim)
 
 
-def ranges(count: int, weights: Sequence[float]) -> list[tuple[int, int]]:
-    """[0, `count`) in ranges that follow one another, as long as the weights say to within one."""
-    total, above, ends = sum(weights), 0.0, [0]
-    for weight in weights:
-        above += weight
+def _length(span: Span) -> int:
+    start, end = span
+    return end - start
+
+
+def _scaled(span: Span, unit: int) -> Span:
+    """The span of elements that a span of things of `unit` elements covers."""
+    start, end = span
+    return start * unit, end * unit
+
+
+def ranges(count: int, speeds: Sequence[float]) -> list[Span]:
+    """[0, `count`) in spans that follow one another, each in proportion to a speed to within one."""
+    total, above, ends = sum(speeds), 0.0, [0]
+    for speed in speeds:
+        above += speed
         ends.append(min(count, math.floor(count * above / total + 0.5)))
     return list(zip(ends, ends[1:]))
 
 
-def shares(c: LlamaConfig, weights: Sequence[float]) -> list[Share]:
-    """The share of every member of a group, whose speeds are as `weights`.
+def shares(c: LlamaConfig, speeds: Sequence[float]) -> list[Share]:
+    """The share of every member of a group, in proportion to the members' relative `speeds`."""
+    heads, columns = _split_heads(c, speeds), _split_columns(c.intermediate, speeds)
+    attends = _first([own for own, _ in heads])
+    computes = _first(columns)
+    return [Share(own, kv, span, (member == attends, member == computes))
+            for member, ((own, kv), span) in enumerate(zip(heads, columns))]
 
-    The query heads that share a key/value head stay together as far as that keeps the slowest member's work smallest.
+
+def _first(spans: Sequence[Span]) -> int:
+    """The first member that holds anything, which adds the bias of the sum."""
+    return next(member for member, span in enumerate(spans) if _length(span))
+
+
+def _split_heads(c: LlamaConfig, speeds: Sequence[float]) -> list[Heads]:
+    """The query and key/value heads of every member.
+
+    The query heads that share a key/value head stay together as far as that keeps the slowest member's time smallest.
     """
     group = c.heads // c.kv_heads
-    plans = [[_heads(a * unit, b * unit, group) for a, b in ranges(c.heads // unit, weights)]
-             for unit in range(group, 0, -1) if group % unit == 0]
-    best = min(plans, key=lambda plan: max((b - a + len(kv)) / weight for ((a, b), kv), weight in zip(plan, weights)))
-    unit = ALIGNED if c.intermediate >= 8 * ALIGNED * len(weights) else 1
-    columns = [(a * unit, min(b * unit, c.intermediate)) for a, b in ranges(-(-c.intermediate // unit), weights)]
-    first = [next(member for member, (a, b) in enumerate(spans) if a < b)
-             for spans in ([heads for heads, _ in best], columns)]
-    return [Share(*held, span, (member == first[0], member == first[1]))
-            for member, (held, span) in enumerate(zip(best, columns))]
+
+    def split(unit: int) -> list[Heads]:
+        spans = [_scaled(span, unit) for span in ranges(c.heads // unit, speeds)]
+        return [(span, _kv_heads(span, group)) for span in spans]
+
+    def slowest(plan: list[Heads]) -> float:
+        loads = [_length(span) + len(kv) for span, kv in plan]
+        return max(load / speed for load, speed in zip(loads, speeds))
+
+    units = [unit for unit in range(group, 0, -1) if group % unit == 0]
+    return min(map(split, units), key=slowest)
 
 
-def _heads(a: int, b: int, group: int) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Query heads [a, b), and their key/value heads: one for each run of equal length."""
-    runs = [len(list(run)) for _, run in groupby(range(a, b), lambda head: head // group)]
-    run = reduce(math.gcd, runs, 0)
-    return (a, b), tuple(head // group for head in range(a, b, run)) if run else ()
+def _kv_heads(span: Span, group: int) -> tuple[int, ...]:
+    """The key/value heads of a span of query heads, of which `group` share one: a head for each run of equal length."""
+    needed = [head // group for head in range(*span)]
+    runs = Counter(needed).values()
+    length = reduce(math.gcd, runs, 0)
+    return tuple(needed[::length]) if length else ()
 
 
-def held(names: Mapping[str, str], c: LlamaConfig, weights: Sequence[float], member: int) -> dict[str, str]:
-    """Of a stage's tensors, name there -> name in the checkpoint, those of which a member holds something."""
-    share = shares(c, weights)[member]
-    return {name: theirs for name, theirs in names.items()
-            if share.cut(name, c.head_dim) and (name != HEAD or not member)}
+def _split_columns(count: int, speeds: Sequence[float]) -> list[Span]:
+    """The columns of the MLP of every member, in whole blocks of `ALIGNED` if each member gets several."""
+    unit = ALIGNED if count >= 8 * ALIGNED * len(speeds) else 1
+    blocks = ranges(math.ceil(count / unit), speeds)
+    spans = [_scaled(block, unit) for block in blocks]
+    return [(min(start, count), min(end, count)) for start, end in spans]  # the last block may be cut short
+
+
+def held(names: Mapping[str, str], c: LlamaConfig,
+         speeds: Sequence[float], member: int) -> dict[str, str]:
+    """The tensors of a stage of which a member holds something: name there -> name in the checkpoint.
+
+    The LM head is not sharded and belongs to the first member alone.
+    """
+    share = shares(c, speeds)[member]
+    own = [name for name in names if share.cut(name, c.head_dim)]
+    return {name: names[name] for name in own if name != HEAD or member == 0}
 
 
 class ShardedSource(Checkpoint):
     """A checkpoint as one member of a group sees it: every tensor cut to its share, in the order of the whole."""
 
-    def __init__(self, whole: Checkpoint, weights: Sequence[float], member: int) -> None:
+    def __init__(self, whole: Checkpoint, speeds: Sequence[float], member: int) -> None:
         vars(self).update(vars(whole))  # its tables; nothing is read again
         self._sizes = LlamaConfig.read(whole.config)
-        self._share = shares(self._sizes, weights)[member]
+        self._share = shares(self._sizes, speeds)[member]
 
     def _cut(self, name: str) -> Cut:
         cut = self._share.cut(translate(name), self._sizes.head_dim)
