@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
 from config.files import fits, lines
+from pipeline.clock import REAL
+from pipeline.interfaces import Clock
 
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
@@ -30,7 +31,7 @@ class NoTrace:
         return self._nothing
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        """What took time, after it did: since a moment of `time.monotonic()` until now."""
+        """What took time, after it did: since a moment of this trace's clock, in seconds, until now."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -40,10 +41,11 @@ OFF = NoTrace()
 
 
 class Trace(NoTrace):
-    """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of the machine's monotonic clock."""
+    """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of `clock`."""
 
-    def __init__(self, folder: str, rank: int) -> None:
-        self.rank, self._path = rank, Path(folder) / f"rank_{rank}.jsonl"
+    def __init__(self, folder: str, rank: int, clock: Clock = REAL) -> None:
+        self.rank, self._clock = rank, clock
+        self._path = Path(folder) / f"rank_{rank}.jsonl"
         with writable(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "w", encoding="utf-8")
@@ -53,14 +55,14 @@ class Trace(NoTrace):
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
-        since = time.monotonic()
+        since = self._clock.now()
         try:
             yield
         finally:
             self.note(name, since, **facts)
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": threading.current_thread().name,
                 **facts}
         with self._lock:

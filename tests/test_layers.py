@@ -24,6 +24,7 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
     "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage target strategies decode",
     "tp": "shares group overlap comm layers links",
+    "sim": "pace devices groups",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
