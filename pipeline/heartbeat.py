@@ -12,7 +12,8 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Sequence
 
-from pipeline.loss import PeerLost, explain, guarded, plain
+from config.foreign import plain
+from pipeline.loss import PeerLost, explain, guarded
 
 LOST = "heartbeat/lost"  # in the store: the loss that was noted first, in words
 BEAT = 0.5  # seconds

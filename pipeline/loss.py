@@ -9,8 +9,9 @@ import resource
 import threading
 from typing import Callable, NamedTuple, Sequence
 
+from config.foreign import plain
+
 GB = 1e9
-LONGEST = 1000  # signs of a text that somebody else wrote
 Failure = Callable[[str, BaseException], None]  # is told a thread's name, and what it died of
 
 
@@ -83,8 +84,3 @@ def explain(error: BaseException) -> str:
     if not foreseen(error):
         shown = f"{type(error).__name__}: {shown}".splitlines()[0]
     return want(error) or shown
-
-
-def plain(text: str) -> str:
-    """What somebody else wrote, fit for a terminal: no sign in it is obeyed there."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[:LONGEST])
