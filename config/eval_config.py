@@ -5,25 +5,48 @@ It knows nothing about how a question is asked; all other keys are those of a si
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Iterator, Sequence
+from typing import ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
 from config.ranges import NUMBER, Range, number, outside
 from config.run_config import RANGES, RunConfig
+from config.words import over, preset_of, typed
 
-TREES = ("min_probability=0", "expand_depth=6", "none_expand=true")  # the paper's, whatever a preset is tuned to
-PAPER = (*TREES, "methods=naive,tp,galaxy,pipedec,continuous", "max_new_tokens=256")
-BOARDS = (*TREES, "methods=naive,pipedec,continuous", "max_new_tokens=256")  # each holds its part of a pipeline
 RESULTS = ROOT / "results"
-QUICK = ("profile=jetson-7b", "slowdown=0.5", "question_end=5", "max_new_tokens=64")  # half an hour on a laptop
+# The trees of the paper, whatever a preset is tuned to.
+TREES = {"min_probability": "0", "expand_depth": "6", "none_expand": "true"}
+PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_tokens": "256"}
+# Each board holds its part of a pipeline, so the methods that need the model split another way are left out.
+BOARDS = {**TREES, "methods": "naive,pipedec,continuous", "max_new_tokens": "256"}
+HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questions of the real data sets
+# Half an hour on a laptop.
+QUICK = {"profile": "jetson-7b", "slowdown": "0.5", "question_end": "5", "max_new_tokens": "64"}
+SHARED = {**TREES, "methods": "naive,tp,galaxy"}
+
+
+class Protocol(NamedTuple):
+    """What an evaluation is if nothing else is said: its preset, and the values of keys."""
+
+    preset: str
+    keys: Mapping[str, str]
+
+
+def _protocol(preset: str, folder: str, *layers: Mapping[str, str], **keys: str) -> Protocol:
+    """The layers of a protocol in one, the later ones over the earlier; its results go to a folder of their own."""
+    found = {"results": str(RESULTS / folder)}
+    for layer in (*layers, keys):
+        found.update(layer)
+    return Protocol(preset, found)
+
+
 PROTOCOLS = {
-    "emulated": ("toy", *TREES, f"results={RESULTS}", *QUICK),
-    "tensor-parallel": ("toy", *TREES, "methods=naive,tp,galaxy", f"results={RESULTS / 'tp'}", *QUICK),
-    "paper-7b": ("llama2-7b", *PAPER, f"results={RESULTS / 'paper-7b'}"),
-    "paper-13b": ("llama2-13b", *PAPER, f"results={RESULTS / 'paper-13b'}", "quant=fp4"),
-    "boards-7b": ("llama2-7b", *BOARDS, f"results={RESULTS / 'boards-7b'}"),
-    "boards-13b": ("llama2-13b", *BOARDS, f"results={RESULTS / 'boards-13b'}", "quant=fp4"),
+    "emulated": _protocol("toy", "", TREES, QUICK),
+    "tensor-parallel": _protocol("toy", "tp", SHARED, QUICK),
+    "paper-7b": _protocol("llama2-7b", "paper-7b", PAPER),
+    "paper-13b": _protocol("llama2-13b", "paper-13b", PAPER, quant="fp4"),
+    "boards-7b": _protocol("llama2-7b", "boards-7b", BOARDS),
+    "boards-13b": _protocol("llama2-13b", "boards-13b", BOARDS, quant="fp4"),
 }
 EMULATED = ("emulated", "tensor-parallel")
 REPEATS = Range(1, 1_000_000)
@@ -127,7 +150,7 @@ def _problems_of_files(c: EvalConfig) -> Iterator[str]:
 
 
 def words(protocol: str, argv: Sequence[str]) -> list[str]:
-    """The words of a command, and those of a protocol (the first of which is its preset) that they leave open.
+    """The words of an evaluation: those that were typed, and those of a protocol that they leave open.
 
     `emulated`, `tensor-parallel`: the bundled model on an emulated cluster, a few questions; another model that is
     named runs as it is, and answers all.
@@ -135,15 +158,17 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need the model split another way.
     """
     if protocol not in PROTOCOLS:
-        raise ValueError(f"{protocol} is no protocol: choose one of {', '.join(PROTOCOLS)}")
-    preset, *more = PROTOCOLS[protocol]
-    given = {word.partition("=")[0] for word in argv}
-    quick = [word for word in more if word.partition("=")[0] in {pair.partition("=")[0] for pair in QUICK}]
-    if protocol in EMULATED and ({"model_dir", "base_dir"} & given or set(argv[:1]) & set(PRESETS) - {preset}):
-        more = [word for word in more if word not in quick]
-    if "profile=none" in argv:
-        more = [word for word in more if not word.startswith("slowdown=")]
-    if protocol not in EMULATED and "data" in given and not {"question_begin", "question_end"} & given:
-        more += ["question_begin=30", "question_end=50"]
-    named = bool(argv) and "=" not in argv[0] and not argv[0].startswith("-")
-    return [*([] if named else [preset]), *argv, *(word for word in more if word.partition("=")[0] not in given)]
+        raise ValueError(f"unknown protocol {protocol}: choose one of {', '.join(PROTOCOLS)}")
+    preset, keys = PROTOCOLS[protocol]
+    given, named = typed(argv), preset_of(argv)
+    defaults = dict(keys)
+    if protocol in EMULATED:
+        other_preset = named in PRESETS and named != preset
+        if other_preset or "model_dir" in given or "base_dir" in given:
+            for key in QUICK:
+                del defaults[key]
+    elif "data" in given and not HELD_OUT.keys() & given:
+        defaults.update(HELD_OUT)
+    if given.get("profile") == "none":
+        defaults.pop("slowdown", None)
+    return over(argv, defaults, preset)
