@@ -4,11 +4,11 @@ It knows the keys only from the dataclass. What a person got wrong is a `ValueEr
 """
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import re
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from config.files import HALF
@@ -29,7 +29,10 @@ TAKES_BACK = {
     "base_dir": ("model_dir", "eagle_dir", "stages", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
+ALIKE, SIMILAR = 0.85, 0.5  # difflib ratios from which a name is surely, or perhaps, what was meant
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+TITLE = re.compile(r"    # (.+)")  # a line of the dataclass that begins a group of keys
+ENTRY = re.compile(r"    (\w+): \w+ = .+?  # (.+)")  # and one that is a key
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 EXAMPLES = """\
   bash run_pipe.sh
@@ -84,7 +87,8 @@ def _chosen(preset: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("profile", "none") != "none":
         taken.update(TUNED)  # they suit this machine, not one that is emulated
     values, usual = vars(preset), vars(RunConfig())
-    return {key: value for key, value in values.items() if value != usual[key] and key not in taken}
+    chosen = values.keys() - taken
+    return {key: values[key] for key in chosen if values[key] != usual[key]}
 
 
 def options(kind: type[RunConfig] = RunConfig) -> Iterator[Option]:
@@ -97,15 +101,16 @@ def options(kind: type[RunConfig] = RunConfig) -> Iterator[Option]:
 def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
     group = ""
     for line in inspect.getsource(cls).splitlines():
-        if title := re.fullmatch(r"    # (.+)", line):
+        title, entry = TITLE.fullmatch(line), ENTRY.fullmatch(line)
+        if title:
             group = title[1]
-        elif (entry := re.fullmatch(r"    (\w+): \w+ = .+?  # (.+)", line)) and entry[1] in found:
+        elif entry and entry[1] in found:
             option = found.pop(entry[1])
-            yield Option(option.name, str(option.type), option.default, group, entry[2])
+            yield Option(option.name, str(option.type), option.default, group, about=entry[2])
 
 
 def help_text(command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> str:
-    """All that can be said at the command line."""
+    """The text of `--help`: usage, presets, methods, and every key with its default and its meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model ({DEFAULT_PRESET} if left out). A value with spaces goes in quotes with its key.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(COMMAND, command), "",
@@ -152,7 +157,7 @@ def _pair(word: str, keys: Mapping[str, Option]) -> tuple[str, str]:
 
 
 def _read(option: Option, text: str) -> Any:
-    """The value of a key, of the type that the dataclass names."""
+    """What a text says as the value of a key, in the type of the key; raises ValueError if it says nothing of it."""
     key, kind = option.name, option.kind
     try:
         if kind == "bool":
@@ -163,13 +168,14 @@ def _read(option: Option, text: str) -> Any:
         raise ValueError(f'{key}={text} is not {KINDS[kind]}: write for example '
                          f'{key}={_written(option.default)}') from None
     if key in QUESTIONS and not text.strip():
-        raise ValueError(f"{key} is empty: write what is asked behind the {key}=")
+        raise ValueError(f"{key} is empty: write the question behind {key}=")
     return os.path.abspath(os.path.expanduser(text)) if key in PATHS and text else text
 
 
 def _nearest(word: str, names: Iterable[str]) -> str:
     """The question whether one of these names was meant; empty if none is like the word."""
-    near = difflib.get_close_matches(word.lstrip("-"), list(names), cutoff=0.5)
+    word, known = word.lstrip("-"), list(names)
+    near = get_close_matches(word, known, cutoff=ALIKE) or get_close_matches(word, known, cutoff=SIMILAR)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -13,7 +13,6 @@ from config.ranges import NUMBER, Range, number, outside
 from config.run_config import RANGES, RunConfig
 from config.words import over, preset_of, typed
 
-RESULTS = ROOT / "results"
 # The trees of the paper, whatever a preset is tuned to.
 TREES = {"min_probability": "0", "expand_depth": "6", "none_expand": "true"}
 PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_tokens": "256"}
@@ -23,6 +22,7 @@ HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questio
 # Half an hour on a laptop.
 QUICK = {"profile": "jetson-7b", "slowdown": "0.5", "question_end": "5", "max_new_tokens": "64"}
 SHARED = {**TREES, "methods": "naive,tp,galaxy"}
+FP4 = {"quant": "fp4"}
 
 
 class Protocol(NamedTuple):
@@ -32,21 +32,14 @@ class Protocol(NamedTuple):
     keys: Mapping[str, str]
 
 
-def _protocol(preset: str, folder: str, *layers: Mapping[str, str], **keys: str) -> Protocol:
-    """The layers of a protocol in one, the later ones over the earlier; its results go to a folder of their own."""
-    found = {"results": str(RESULTS / folder)}
-    for layer in (*layers, keys):
-        found.update(layer)
-    return Protocol(preset, found)
-
-
+RESULTS = ROOT / "results"
 PROTOCOLS = {
-    "emulated": _protocol("toy", "", TREES, QUICK),
-    "tensor-parallel": _protocol("toy", "tp", SHARED, QUICK),
-    "paper-7b": _protocol("llama2-7b", "paper-7b", PAPER),
-    "paper-13b": _protocol("llama2-13b", "paper-13b", PAPER, quant="fp4"),
-    "boards-7b": _protocol("llama2-7b", "boards-7b", BOARDS),
-    "boards-13b": _protocol("llama2-13b", "boards-13b", BOARDS, quant="fp4"),
+    "emulated": Protocol("toy", {**TREES, **QUICK, "results": str(RESULTS)}),
+    "tensor-parallel": Protocol("toy", {**SHARED, **QUICK, "results": str(RESULTS / "tp")}),
+    "paper-7b": Protocol("llama2-7b", {**PAPER, "results": str(RESULTS / "paper-7b")}),
+    "paper-13b": Protocol("llama2-13b", {**PAPER, **FP4, "results": str(RESULTS / "paper-13b")}),
+    "boards-7b": Protocol("llama2-7b", {**BOARDS, "results": str(RESULTS / "boards-7b")}),
+    "boards-13b": Protocol("llama2-13b", {**BOARDS, **FP4, "results": str(RESULTS / "boards-13b")}),
 }
 EMULATED = ("emulated", "tensor-parallel")
 REPEATS = Range(1, 1_000_000)
@@ -74,7 +67,8 @@ class EvalConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for problem in _problems(self):
+        problem = next(_problems(self), "")
+        if problem:
             raise ValueError(problem)
 
     @property
@@ -95,7 +89,8 @@ class EvalConfig(RunConfig):
         """The methods that can share one start of the pipeline: those of one target with one kind of draft."""
         found: dict[tuple[str, str], list[str]] = {}
         for name in self.chosen_methods:
-            found.setdefault((METHODS[name].target, _draft(name, self.chosen_methods)), []).append(name)
+            start = METHODS[name].target, _draft(name, self.chosen_methods)
+            found.setdefault(start, []).append(name)
         return [tuple(names) for names in found.values()]
 
 
@@ -106,7 +101,8 @@ def first(group: Sequence[str]) -> str:
 
 def _draft(name: str, beside: Sequence[str]) -> str:
     """The kind of draft of a method; one without a draft goes with the others of its target."""
-    drafts = [METHODS[other].draft for other in (name, *beside) if METHODS[other].target == METHODS[name].target]
+    methods = [METHODS[other] for other in (name, *beside)]
+    drafts = [method.draft for method in methods if method.target == METHODS[name].target]
     return next((draft for draft in drafts if draft != "none"), "none")
 
 
@@ -121,10 +117,10 @@ def _problems(c: EvalConfig) -> Iterator[str]:
             yield f"methods={c.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
     allowed = RANGES["temperature"]
     for word in _words(c.temperatures):
-        if not (NUMBER.fullmatch(word) and allowed.holds(number(word))):
+        if not NUMBER.fullmatch(word) or not allowed.holds(number(word)):
             yield f"temperatures={c.temperatures}: {word} is not possible: give {allowed.advice}, with commas between"
-    for key, chosen in (("methods", c.chosen_methods), ("sets", c.chosen_sets),
-                        ("temperatures", c.chosen_temperatures)):
+    lists = {"methods": c.chosen_methods, "sets": c.chosen_sets, "temperatures": c.chosen_temperatures}
+    for key, chosen in lists.items():
         if not chosen:
             yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
@@ -134,19 +130,19 @@ def _problems(c: EvalConfig) -> Iterator[str]:
     if c.seed + c.repeats - 1 > last:
         yield f"seed={c.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"
     if c.temperature:
-        yield f"temperature={c.temperature} is of a single run: write temperatures={c.temperature:g}"
+        yield f"an evaluation has no temperature={c.temperature:g}: write temperatures={c.temperature:g}"
     for key in ("prompt_ids", "question_file"):
         if getattr(c, key):
-            yield f"{key} is of a single run: name data sets with sets=, and their folder with data="
+            yield f"an evaluation has no {key}: name data sets with sets=, and their folder with data="
     yield from _problems_of_files(c)
 
 
 def _problems_of_files(c: EvalConfig) -> Iterator[str]:
     for name in c.chosen_sets:
         if "/" in name:
-            yield f"sets={c.sets}: {name} is no name of a set: name its folder with data="
+            yield f"sets={c.sets}: {name} is no name of a data set: name its folder with data="
     if not c.results.strip():
-        yield "results is empty: name a folder behind the results="
+        yield "results is empty: name a folder, as in results=DIR"
 
 
 def words(protocol: str, argv: Sequence[str]) -> list[str]:

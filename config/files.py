@@ -64,13 +64,20 @@ def fits(value: Any, form: Any) -> bool:
     their forms, a list with the form of every element, a tuple with one for each element, or a function that judges.
     """
     if isinstance(form, dict):
-        return isinstance(value, dict) and all(key in value and fits(value[key], form[key]) for key in form)
+        held = isinstance(value, dict) and form.keys() <= value.keys()
+        return held and all(fits(value[key], form[key]) for key in form)
     if isinstance(form, list):
         return isinstance(value, list) and all(fits(element, form[0]) for element in value)
     if isinstance(form, tuple):
-        return isinstance(value, list) and len(value) == len(form) and all(map(fits, value, form))
+        as_many = isinstance(value, list) and len(value) == len(form)
+        return as_many and all(map(fits, value, form))
     if not isinstance(form, type):
         return bool(form(value))
+    return _is_a(value, form)
+
+
+def _is_a(value: Any, form: type) -> bool:
+    """Whether a value is of a type, where truth values are no numbers and every finite number is a float."""
     if isinstance(value, bool) or form is not float:
         return isinstance(value, form) and (form is bool or not isinstance(value, bool))
     return isinstance(value, (int, float)) and -LARGE < value < LARGE
@@ -116,7 +123,7 @@ def write(path: Name, data: str | bytes, remedy: str) -> None:
 
 
 def replace(path: Name, data: bytes) -> None:
-    """`write`, but what is wrong is an `OSError`."""
+    """Write a file whole or not at all, as `write` does; raises OSError where `write` raises ValueError."""
     place = _place(path)
     if streams(path):
         # without O_NONBLOCK this waited for as long as nobody reads from a pipe

@@ -154,7 +154,7 @@ def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["rate_mbps=100"], "name one, as profile=jetson-7b"),
+    (["rate_mbps=100"], "rate_mbps only works with an emulated cluster: name one, as in profile=jetson-7b"),
     (["profile=jetson"], "choose one of none, jetson-7b"),
     (["profile=wifi", "slowdown=0"], "slowdown=0.0 is not possible"),
     (["profile=wifi", "rate_mbps=-1"], "rate_mbps=-1.0 is not possible")])
