@@ -106,7 +106,8 @@ def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
             group = title[1]
         elif entry and entry[1] in found:
             option = found.pop(entry[1])
-            yield Option(option.name, str(option.type), option.default, group, about=entry[2])
+            kind = str(option.type)
+            yield Option(option.name, kind, option.default, group, about=entry[2])
 
 
 def help_text(command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> str:

@@ -26,8 +26,11 @@ _brief.maxstring = _brief.maxother = 80
 
 def plain(text: str) -> str:
     """A text as it can be printed: a terminal obeys no character of it, and it is no longer than `LONGEST_TEXT`."""
-    signs = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[:LONGEST_TEXT])
-    return "".join(signs) + "..." * (len(text) > LONGEST_TEXT)
+    def escaped(sign: str) -> str:
+        return sign if sign.isprintable() else ascii(sign)[1:-1]
+
+    ending = "..." if len(text) > LONGEST_TEXT else ""
+    return "".join(map(escaped, text[:LONGEST_TEXT])) + ending
 
 
 def shown(value: object) -> str:
