@@ -140,7 +140,7 @@ class RunConfig:
     score_order: bool = True  # send the best guesses first; false: in the order in which they were drafted
     prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
-    min_probability: float = 0.0  # guesses that the draft finds less likely, path and all, are not drafted; 0: none
+    min_probability: float = 0.0  # a guess whose path the draft finds less likely than this is not drafted; 0: all are
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
     # The machine
@@ -161,7 +161,7 @@ class RunConfig:
     profile: str = "none"  # the cluster: none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi or server
     rate_mbps: float = 0.0  # Mbit/s of its wires; 0: as the profile says
     delay_ms: float = -1.0  # milliseconds of a message on its wires; -1: as the profile says
-    slowdown: float = 1.0  # times pass so many times as slowly; more if this machine is too slow, less if it can
+    slowdown: float = 1.0  # every modelled time is so many times as long; more if this machine is too slow
 
     # What is written
     trace: str = ""  # folder for a timeline of every rank; empty: none

@@ -41,7 +41,7 @@ class Ring:
         """The target of a new request.
 
         `inner`: the draft's features are the inputs of inner layers, which segments must ask the stages for. Without
-        `prunes`, what died on its way is computed to its end all the same.
+        `prunes`, stages compute guesses to the end that died on their way, and forget them when they have come back.
         """
         target = RingTarget(self, next(self._numbers), tree, sampler, inner, prunes)
         self._open[target.request] = target

@@ -18,6 +18,7 @@ from pipeline.interfaces import Clock
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
+FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # what the span of a growth tells
 DELETE = "delete this line, or trace once more"
 
 
@@ -27,11 +28,11 @@ class NoTrace:
     _nothing = nullcontext()
 
     def span(self, name: str, **facts: Any) -> ContextManager[Any]:
-        """Around what takes time."""
+        """A context around what takes time; `facts` may be filled until it ends."""
         return self._nothing
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        """What took time, after it did: since a moment of this trace's clock, in seconds, until now."""
+        """Note what took time, after it did: since a moment of this trace's clock, in seconds, until now."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -62,9 +63,8 @@ class Trace(NoTrace):
             self.note(name, since, **facts)
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        now = self._clock.now()
-        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": threading.current_thread().name,
-                **facts}
+        now, thread = self._clock.now(), threading.current_thread().name
+        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": thread, **facts}
         with self._lock:
             self._spans.append(span)
             if now >= self._due:
@@ -89,14 +89,14 @@ class Trace(NoTrace):
             raise
 
     def _give_up(self) -> None:
-        """Once told is enough."""
+        """Close the file, so that one failure to write is told once."""
         with suppress(OSError):
             self._file.close()
 
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """Names the file that cannot be written, which the system does not where a disk is full."""
+    """Turn an OSError into a ValueError that names the file, which the system does not where a disk is full."""
     try:
         yield
     except OSError as error:
@@ -118,13 +118,14 @@ class TracedDraft:
 
     def grow(self, tree: Any, growth: Any) -> bool:
         live, first = len(tree.live), tree.horizon
-        facts: dict[str, list[Any]] = {name: [] for name in ("nodes", "tokens", "parents", "scores", "gone")}
+        facts: dict[str, list[Any]] = {name: [] for name in FACTS}
         with self._trace.span("grow", live=live, **facts):
             grew: bool = self.draft.grow(tree, growth)
             new = [node for node in range(first, tree.horizon) if node in tree.live]
             facts["nodes"] += new
-            for name, source in (("tokens", tree.token), ("parents", tree.parent), ("scores", tree.score)):
-                facts[name] += [source[node] for node in new]
+            facts["tokens"] += [tree.token[node] for node in new]
+            facts["parents"] += [tree.parent[node] for node in new]
+            facts["scores"] += [tree.score[node] for node in new]
             facts["gone"] += self._live - tree.live
             self._live = set(tree.live)
         return grew
@@ -148,7 +149,10 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
 def _spans(path: Path) -> Iterator[dict[str, Any]]:
     """The spans of one rank; the last line of one that was killed may be half written, and then does not count."""
     for number, span in lines(path, DELETE, growing=True):
-        if not fits(span, SPAN) or (span["name"] == CLOCK and not fits(span, {"ahead": float})):
+        sound = fits(span, SPAN)
+        if sound and span["name"] == CLOCK:
+            sound = fits(span, {"ahead": float})
+        if not sound:
             raise ValueError(f"line {number} of {path} is no span of a trace: {DELETE}")
         yield span
 
@@ -161,9 +165,9 @@ def merge(folder: str | Path) -> Path:
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         for rank in sorted({span["rank"] for span in spans})]
     for span in spans:
-        events.append({"ph": "X", "name": span["name"], "pid": span["rank"], "tid": span["thread"],
-                       "ts": (span["t0"] - start) * 1e6, "dur": (span["t1"] - span["t0"]) * 1e6,
-                       "args": {k: v for k, v in span.items() if k not in ("rank", "name", "t0", "t1", "thread")}})
+        microseconds = (span["t1"] - span["t0"]) * 1e6
+        facts = {key: value for key, value in span.items() if key not in SPAN}
+        events.append({**_event(span, start), "ph": "X", "name": span["name"], "dur": microseconds, "args": facts})
     events += _journeys(spans, start)
     path = Path(folder) / "trace.json"
     with writable(path):
@@ -180,6 +184,12 @@ def _journeys(spans: list[dict[str, Any]], start: float) -> list[dict[str, Any]]
         nodes = span.get("nodes")
         begins = span["name"] == "send" and span["rank"] == 0
         if nodes and nodes[0] in segment and (begins or span["name"] == "forward"):
-            arrows.append({"ph": "s" if begins else "t", "name": "segment", "cat": "segment", "id": segment[nodes[0]],
-                           "pid": span["rank"], "tid": span["thread"], "ts": (span["t0"] - start) * 1e6})
+            arrow = {"ph": "s" if begins else "t", "name": "segment", "cat": "segment", "id": segment[nodes[0]]}
+            arrows.append({**_event(span, start), **arrow})
     return arrows
+
+
+def _event(span: dict[str, Any], start: float) -> dict[str, Any]:
+    """Where and when a span begins, as an event of a Chrome trace says it: in microseconds since `start`."""
+    microseconds = (span["t0"] - start) * 1e6
+    return {"pid": span["rank"], "tid": span["thread"], "ts": microseconds}

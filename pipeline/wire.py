@@ -131,5 +131,6 @@ def _gather(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def _bytes(x: Tensor) -> Tensor:
     """The bytes of a flat tensor, as a view where it has any."""
-    empty = torch.empty(0, dtype=torch.uint8)
-    return x.view(torch.uint8) if x.numel() else empty
+    if x.numel():
+        return x.view(torch.uint8)
+    return torch.empty(0, dtype=torch.uint8)
