@@ -55,7 +55,7 @@ FILES = Want([errno.EMFILE, errno.ENFILE], ["Too many open files"],
 
 
 def want(error: BaseException) -> str:
-    """In one sentence, what the machine has too little of; empty if the error says nothing of that kind."""
+    """A sentence about what the machine has too little of, by an error; empty if the error is none of that kind."""
     text = "bad_alloc" if isinstance(error, MemoryError) else str(error)
     for entry in (SPACE, THREADS, FILES):
         numbered = isinstance(error, OSError) and error.errno in entry.numbers
@@ -77,7 +77,7 @@ def foreseen(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """An error in words."""
+    """An error as a sentence for a person, without a traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped"
     shown = str(error)

@@ -180,7 +180,8 @@ class RingTarget:
 
     def _span(self, name: str) -> ContextManager[object]:
         tree, tip = self.tree, self.tree.tip
-        return self.ring.trace.span(name, tip=tip, token=tree.token[tip], parent=tree.parent[tip])
+        token, parent = tree.token[tip], tree.parent[tip]
+        return self.ring.trace.span(name, tip=tip, token=token, parent=parent)
 
     def _broadcast(self, keep: list[int]) -> None:
         """Tell every stage where the text ends, and which guesses live beside it."""

@@ -167,7 +167,8 @@ def merge(folder: str | Path) -> Path:
     for span in spans:
         microseconds = (span["t1"] - span["t0"]) * 1e6
         facts = {key: value for key, value in span.items() if key not in SPAN}
-        events.append({**_event(span, start), "ph": "X", "name": span["name"], "dur": microseconds, "args": facts})
+        event = {"ph": "X", "name": span["name"], "dur": microseconds, "args": facts}
+        events.append({**_event(span, start), **event})
     events += _journeys(spans, start)
     path = Path(folder) / "trace.json"
     with writable(path):

@@ -61,8 +61,9 @@ class Inbox:
 
     def put(self, msg: Message, since: float | None = None) -> None:
         """Take in a message whose first byte came at `since`, seconds of the monotonic clock."""
+        since = since or time.monotonic()
         nodes = getattr(msg, "nodes", [])
-        self._trace.note("recv", since or time.monotonic(), kind=type(msg).__name__, nodes=nodes)
+        self._trace.note("recv", since, kind=type(msg).__name__, nodes=nodes)
         with self._news:
             if isinstance(msg, Prune) and not self._ordered:
                 self._prunes.append(msg)

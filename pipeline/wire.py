@@ -67,8 +67,8 @@ def encode(msg: Message) -> tuple[Tensor, Tensor]:
         return _encode_segment(msg)
     if isinstance(msg, Prune):
         body = _bytes(torch.tensor(msg.keep))
-        header = Header(PRUNE, msg.request, rows=len(msg.keep), first=msg.tip, parent=msg.parent, horizon=msg.horizon,
-                        bytes=len(body))
+        header = Header(PRUNE, msg.request, rows=len(msg.keep), first=msg.tip, parent=msg.parent,
+                        horizon=msg.horizon, bytes=len(body))
         return torch.tensor(header), body
     header = Header(RESET, msg.request) if isinstance(msg, Reset) else Header(STOP)
     return torch.tensor(header), torch.empty(0, dtype=torch.uint8)
@@ -84,9 +84,10 @@ def _encode_segment(segment: Segment) -> tuple[Tensor, Tensor]:
         parts.append(inner)
     flat = [_bytes(part.contiguous().view(-1)) for part in parts]
     body = _gather(flat, x.device)
-    header = Header(SEGMENT, segment.request, rows=len(segment.nodes), first=segment.text,
-                    parent=0 if inner is None else inner.shape[1] + 1, width=x.shape[1] if x.dim() == 2 else 0,
-                    dtype=DTYPES.index(x.dtype), bytes=len(body))
+    width = x.shape[1] if x.dim() == 2 else 0
+    columns = 0 if inner is None else inner.shape[1] + 1
+    header = Header(SEGMENT, segment.request, rows=len(segment.nodes), first=segment.text, parent=columns,
+                    width=width, dtype=DTYPES.index(x.dtype), bytes=len(body))
     return torch.tensor(header), body
 
 
@@ -117,10 +118,11 @@ def _decode_segment(header: Header, body: Tensor) -> Segment:
 
 def _gather(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """One body on the host. What lies on CUDA comes through pinned memory, which is quicker, and is waited for once."""
-    cuda, at, size = device.type == "cuda", 0, sum(map(len, parts))
+    cuda, size = device.type == "cuda", sum(map(len, parts))
     if size > LARGEST:
         raise ValueError(f"a segment of {size} bytes is too large to be sent: give a smaller prefill_chunk")
     body = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+    at = 0
     for part in parts:
         body[at:at + len(part)].copy_(part, non_blocking=True)
         at += len(part)
