@@ -4,11 +4,11 @@ It knows the keys only from the dataclass. What a person got wrong is a `ValueEr
 """
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import re
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from config.files import HALF
@@ -18,6 +18,7 @@ from config.ranges import number, whole
 from config.run_config import RunConfig
 
 DEFAULT_PRESET = "toy"
+COMMAND = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
          "data", "results", "hosts")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
@@ -28,7 +29,10 @@ TAKES_BACK = {
     "base_dir": ("model_dir", "eagle_dir", "stages", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
+ALIKE, SIMILAR = 0.85, 0.5  # difflib ratios from which a name is surely, or perhaps, what was meant
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+TITLE = re.compile(r"    # (.+)")  # a line of the dataclass that begins a group of keys
+ENTRY = re.compile(r"    (\w+): \w+ = .+?  # (.+)")  # and one that is a key
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 EXAMPLES = """\
   bash run_pipe.sh
@@ -48,31 +52,43 @@ class Option(NamedTuple):
     about: str
 
 
-def parse(argv: Sequence[str], command: str = "bash run_pipe.sh", kind: type[RunConfig] = RunConfig) -> RunConfig:
-    """The configuration that `argv` asks for; `--help` prints the help of `command` and ends the program.
+def parse(argv: Sequence[str], command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> RunConfig:
+    """The configuration that `argv` asks for: what was typed, over the preset, over the defaults of the keys.
 
-    `kind` may be a dataclass that adds keys, with values of their own for some of RunConfig's.
+    `kind` may be a dataclass that adds keys, with values of their own for some of RunConfig's. `--help` prints the help
+    of `command` and ends the program.
     """
     if any(word in ("-h", "--help", "help") for word in argv):
         print(help_text(command, kind))
         raise SystemExit(0)
-    words = list(argv)
     keys = {option.name: option for option in options(kind)}
-    preset = _preset(words.pop(0), keys) if words and "=" not in words[0] else PRESETS[DEFAULT_PRESET]
+    named = bool(argv) and "=" not in argv[0]
+    preset = _preset(argv[0], keys) if named else PRESETS[DEFAULT_PRESET]
+    given = _given(argv[1:] if named else argv, keys)
+    return kind(**{**_chosen(preset, given), **given})
+
+
+def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
+    """The values of the keys that were typed."""
     given: dict[str, Any] = {}
     for word in words:
         key, value = _pair(word, keys)
         if key in given:
             raise ValueError(f"{key} is given twice: leave one of them out")
         given[key] = _read(keys[key], value)
+    return given
+
+
+def _chosen(preset: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a preset chooses, without what the given keys take back."""
     if given.get("models"):
         preset = under(preset, given["models"])
     taken = {other for key in given for other in TAKES_BACK.get(key, ())}
-    if given.get("profile", keys["profile"].default) != "none":
+    if given.get("profile", "none") != "none":
         taken.update(TUNED)  # they suit this machine, not one that is emulated
-    plain = RunConfig()
-    chosen = {key: getattr(preset, key) for key in _names(RunConfig) if getattr(preset, key) != getattr(plain, key)}
-    return kind(**{**{key: value for key, value in chosen.items() if key not in taken}, **given})
+    values, usual = vars(preset), vars(RunConfig())
+    chosen = values.keys() - taken
+    return {key: values[key] for key in chosen if values[key] != usual[key]}
 
 
 def options(kind: type[RunConfig] = RunConfig) -> Iterator[Option]:
@@ -85,18 +101,20 @@ def options(kind: type[RunConfig] = RunConfig) -> Iterator[Option]:
 def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
     group = ""
     for line in inspect.getsource(cls).splitlines():
-        if title := re.fullmatch(r"    # (.+)", line):
+        title, entry = TITLE.fullmatch(line), ENTRY.fullmatch(line)
+        if title:
             group = title[1]
-        elif (entry := re.fullmatch(r"    (\w+): \w+ = .+?  # (.+)", line)) and entry[1] in found:
+        elif entry and entry[1] in found:
             option = found.pop(entry[1])
-            yield Option(option.name, str(option.type), option.default, group, entry[2])
+            kind = str(option.type)
+            yield Option(option.name, kind, option.default, group, about=entry[2])
 
 
-def help_text(command: str = "bash run_pipe.sh", kind: type[RunConfig] = RunConfig) -> str:
-    """All that can be said at the command line."""
+def help_text(command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> str:
+    """The text of `--help`: usage, presets, methods, and every key with its default and its meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model ({DEFAULT_PRESET} if left out). A value with spaces goes in quotes with its key.",
-             "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace("bash run_pipe.sh", command), "",
+             "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(COMMAND, command), "",
              "presets:"]
     lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]
     lines += ["", "methods (pipeline_type):"]
@@ -116,30 +134,31 @@ def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:
         return PRESETS[name]
     if name.lstrip("-") in keys:
         raise ValueError(f"{name} has no value: write {name.lstrip('-')}=VALUE, without spaces or dashes")
-    raise ValueError(f"{name} is no preset{_nearest(name, PRESETS)} (there are: {', '.join(PRESETS)}; a key is written "
-                     "key=value, without spaces)")
+    meant = _nearest(name, PRESETS) or "a key is written key=value, without spaces"
+    raise ValueError(f"unknown preset {name}: {meant} (the presets are {', '.join(PRESETS)})")
 
 
-def _pair(word: str, keys: Mapping[str, Option]) -> Sequence[str]:
-    """Key and value of `key=value`."""
+def _pair(word: str, keys: Mapping[str, Option]) -> tuple[str, str]:
+    """Key and value of a word; raises ValueError if it is no `key=value`, or the key is unknown."""
     key, equals, value = word.partition("=")
+    name = key.lstrip("-")
     if key in PRESETS and not equals:
         raise ValueError(f"the preset {key} is in the wrong place: it goes first and there is only one")
-    if not equals and key.lstrip("-") not in keys:
+    if not equals and name not in keys:
         raise ValueError(f'"{word}" is not key=value: a value with spaces goes in quotes, as "prompt=Who are you?"')
     if not equals or not key:
-        raise ValueError(f'"{word}" is not key=value: write {key.lstrip("-") or "key"}=VALUE, without spaces or dashes')
+        raise ValueError(f'"{word}" is not key=value: write {name or "key"}=VALUE, without spaces or dashes')
     if key.startswith("-"):
-        raise ValueError(f"{key} has dashes: write {key.lstrip('-')}={value}")
+        raise ValueError(f"{key} has dashes: write {name}={value}")
     if HALF.search(value):
         raise ValueError(f"{key} has bytes that are not UTF-8: write it in UTF-8")
     if key not in keys:
-        raise ValueError(f"{key} is no key{_nearest(key, keys)} (--help shows them all)")
+        raise ValueError(f"unknown key {key}: {_nearest(key, keys) or '--help shows them all'}")
     return key, value
 
 
 def _read(option: Option, text: str) -> Any:
-    """The value of a key, of the type that the dataclass names."""
+    """What a text says as the value of a key, in the type of the key; raises ValueError if it says nothing of it."""
     key, kind = option.name, option.kind
     try:
         if kind == "bool":
@@ -150,17 +169,15 @@ def _read(option: Option, text: str) -> Any:
         raise ValueError(f'{key}={text} is not {KINDS[kind]}: write for example '
                          f'{key}={_written(option.default)}') from None
     if key in QUESTIONS and not text.strip():
-        raise ValueError(f"{key} is empty: write what is asked behind the {key}=")
+        raise ValueError(f"{key} is empty: write the question behind {key}=")
     return os.path.abspath(os.path.expanduser(text)) if key in PATHS and text else text
 
 
-def _names(kind: type[RunConfig]) -> list[str]:
-    return [option.name for option in fields(kind)]
-
-
 def _nearest(word: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word.lstrip("-"), list(names), n=3, cutoff=0.5)
-    return f", did you mean {' or '.join(near)}?" if near else ""
+    """The question whether one of these names was meant; empty if none is like the word."""
+    word, known = word.lstrip("-"), list(names)
+    near = get_close_matches(word, known, cutoff=ALIKE) or get_close_matches(word, known, cutoff=SIMILAR)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def _written(value: Any) -> str:

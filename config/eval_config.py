@@ -5,25 +5,41 @@ It knows nothing about how a question is asked; all other keys are those of a si
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Iterator, Sequence
+from typing import ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
 from config.ranges import NUMBER, Range, number, outside
 from config.run_config import RANGES, RunConfig
+from config.words import over, preset_of, typed
 
-TREES = ("min_probability=0", "expand_depth=6", "none_expand=true")  # the paper's, whatever a preset is tuned to
-PAPER = (*TREES, "methods=naive,tp,galaxy,pipedec,continuous", "max_new_tokens=256")
-BOARDS = (*TREES, "methods=naive,pipedec,continuous", "max_new_tokens=256")  # each holds its part of a pipeline
+# The trees of the paper, whatever a preset is tuned to.
+TREES = {"min_probability": "0", "expand_depth": "6", "none_expand": "true"}
+PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_tokens": "256"}
+# Each board holds its part of a pipeline, so the methods that need the model split another way are left out.
+BOARDS = {**TREES, "methods": "naive,pipedec,continuous", "max_new_tokens": "256"}
+HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questions of the real data sets
+# Half an hour on a laptop.
+QUICK = {"profile": "jetson-7b", "slowdown": "0.5", "question_end": "5", "max_new_tokens": "64"}
+SHARED = {**TREES, "methods": "naive,tp,galaxy"}
+FP4 = {"quant": "fp4"}
+
+
+class Protocol(NamedTuple):
+    """What an evaluation is if nothing else is said: its preset, and the values of keys."""
+
+    preset: str
+    keys: Mapping[str, str]
+
+
 RESULTS = ROOT / "results"
-QUICK = ("profile=jetson-7b", "slowdown=0.5", "question_end=5", "max_new_tokens=64")  # half an hour on a laptop
 PROTOCOLS = {
-    "emulated": ("toy", *TREES, f"results={RESULTS}", *QUICK),
-    "tensor-parallel": ("toy", *TREES, "methods=naive,tp,galaxy", f"results={RESULTS / 'tp'}", *QUICK),
-    "paper-7b": ("llama2-7b", *PAPER, f"results={RESULTS / 'paper-7b'}"),
-    "paper-13b": ("llama2-13b", *PAPER, f"results={RESULTS / 'paper-13b'}", "quant=fp4"),
-    "boards-7b": ("llama2-7b", *BOARDS, f"results={RESULTS / 'boards-7b'}"),
-    "boards-13b": ("llama2-13b", *BOARDS, f"results={RESULTS / 'boards-13b'}", "quant=fp4"),
+    "emulated": Protocol("toy", {**TREES, **QUICK, "results": str(RESULTS)}),
+    "tensor-parallel": Protocol("toy", {**SHARED, **QUICK, "results": str(RESULTS / "tp")}),
+    "paper-7b": Protocol("llama2-7b", {**PAPER, "results": str(RESULTS / "paper-7b")}),
+    "paper-13b": Protocol("llama2-13b", {**PAPER, **FP4, "results": str(RESULTS / "paper-13b")}),
+    "boards-7b": Protocol("llama2-7b", {**BOARDS, "results": str(RESULTS / "boards-7b")}),
+    "boards-13b": Protocol("llama2-13b", {**BOARDS, **FP4, "results": str(RESULTS / "boards-13b")}),
 }
 EMULATED = ("emulated", "tensor-parallel")
 REPEATS = Range(1, 1_000_000)
@@ -51,7 +67,8 @@ class EvalConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for problem in _problems(self):
+        problem = next(_problems(self), "")
+        if problem:
             raise ValueError(problem)
 
     @property
@@ -72,7 +89,8 @@ class EvalConfig(RunConfig):
         """The methods that can share one start of the pipeline: those of one target with one kind of draft."""
         found: dict[tuple[str, str], list[str]] = {}
         for name in self.chosen_methods:
-            found.setdefault((METHODS[name].target, _draft(name, self.chosen_methods)), []).append(name)
+            start = METHODS[name].target, _draft(name, self.chosen_methods)
+            found.setdefault(start, []).append(name)
         return [tuple(names) for names in found.values()]
 
 
@@ -83,7 +101,8 @@ def first(group: Sequence[str]) -> str:
 
 def _draft(name: str, beside: Sequence[str]) -> str:
     """The kind of draft of a method; one without a draft goes with the others of its target."""
-    drafts = [METHODS[other].draft for other in (name, *beside) if METHODS[other].target == METHODS[name].target]
+    methods = [METHODS[other] for other in (name, *beside)]
+    drafts = [method.draft for method in methods if method.target == METHODS[name].target]
     return next((draft for draft in drafts if draft != "none"), "none")
 
 
@@ -98,10 +117,10 @@ def _problems(c: EvalConfig) -> Iterator[str]:
             yield f"methods={c.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
     allowed = RANGES["temperature"]
     for word in _words(c.temperatures):
-        if not (NUMBER.fullmatch(word) and allowed.holds(number(word))):
+        if not NUMBER.fullmatch(word) or not allowed.holds(number(word)):
             yield f"temperatures={c.temperatures}: {word} is not possible: give {allowed.advice}, with commas between"
-    for key, chosen in (("methods", c.chosen_methods), ("sets", c.chosen_sets),
-                        ("temperatures", c.chosen_temperatures)):
+    lists = {"methods": c.chosen_methods, "sets": c.chosen_sets, "temperatures": c.chosen_temperatures}
+    for key, chosen in lists.items():
         if not chosen:
             yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
@@ -111,23 +130,23 @@ def _problems(c: EvalConfig) -> Iterator[str]:
     if c.seed + c.repeats - 1 > last:
         yield f"seed={c.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"
     if c.temperature:
-        yield f"temperature={c.temperature} is of a single run: write temperatures={c.temperature:g}"
+        yield f"an evaluation has no temperature={c.temperature:g}: write temperatures={c.temperature:g}"
     for key in ("prompt_ids", "question_file"):
         if getattr(c, key):
-            yield f"{key} is of a single run: name data sets with sets=, and their folder with data="
+            yield f"an evaluation has no {key}: name data sets with sets=, and their folder with data="
     yield from _problems_of_files(c)
 
 
 def _problems_of_files(c: EvalConfig) -> Iterator[str]:
     for name in c.chosen_sets:
         if "/" in name:
-            yield f"sets={c.sets}: {name} is no name of a set: name its folder with data="
+            yield f"sets={c.sets}: {name} is no name of a data set: name its folder with data="
     if not c.results.strip():
-        yield "results is empty: name a folder behind the results="
+        yield "results is empty: name a folder, as in results=DIR"
 
 
 def words(protocol: str, argv: Sequence[str]) -> list[str]:
-    """The words of a command, and those of a protocol (the first of which is its preset) that they leave open.
+    """The words of an evaluation: those that were typed, and those of a protocol that they leave open.
 
     `emulated`, `tensor-parallel`: the bundled model on an emulated cluster, a few questions; another model that is
     named runs as it is, and answers all.
@@ -135,15 +154,17 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need the model split another way.
     """
     if protocol not in PROTOCOLS:
-        raise ValueError(f"{protocol} is no protocol: choose one of {', '.join(PROTOCOLS)}")
-    preset, *more = PROTOCOLS[protocol]
-    given = {word.partition("=")[0] for word in argv}
-    quick = [word for word in more if word.partition("=")[0] in {pair.partition("=")[0] for pair in QUICK}]
-    if protocol in EMULATED and ({"model_dir", "base_dir"} & given or set(argv[:1]) & set(PRESETS) - {preset}):
-        more = [word for word in more if word not in quick]
-    if "profile=none" in argv:
-        more = [word for word in more if not word.startswith("slowdown=")]
-    if protocol not in EMULATED and "data" in given and not {"question_begin", "question_end"} & given:
-        more += ["question_begin=30", "question_end=50"]
-    named = bool(argv) and "=" not in argv[0] and not argv[0].startswith("-")
-    return [*([] if named else [preset]), *argv, *(word for word in more if word.partition("=")[0] not in given)]
+        raise ValueError(f"unknown protocol {protocol}: choose one of {', '.join(PROTOCOLS)}")
+    preset, keys = PROTOCOLS[protocol]
+    given, named = typed(argv), preset_of(argv)
+    defaults = dict(keys)
+    if protocol in EMULATED:
+        other_preset = named in PRESETS and named != preset
+        if other_preset or "model_dir" in given or "base_dir" in given:
+            for key in QUICK:
+                del defaults[key]
+    elif "data" in given and not HELD_OUT.keys() & given:
+        defaults.update(HELD_OUT)
+    if given.get("profile") == "none":
+        defaults.pop("slowdown", None)
+    return over(argv, defaults, preset)

@@ -30,7 +30,8 @@ FAMILIES = {  # Vicuna is a LLaMA, Qwen2.5 a Qwen2
     "mistral": Family("MistralForCausalLM"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", head_norms=True),
-    "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False, gated=False, tied=True),
+    "opt": Family("OPTForCausalLM", qkv_bias=True, bias=True, rotary=False, rms=False,
+                  gated=False, tied=True),
 }
 SUPPORTED = {  # fields that may be left out, and all that they may say
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1,
@@ -51,31 +52,45 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
 
     What a field may hold by itself was checked when the file was read (`fields.py`).
     """
-    # transformers 4 has rope_theta and rope_scaling, transformers 5 has all of it in rope_parameters
-    rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    rotary = _rotary(config)
     known = {name: value for name, value in rotary.items() if name in ROPE}
-    unknown = {name: value for name, value in rotary.items() if name not in ROPE and value is not None}
-    elsewhere = dict.fromkeys(name for name in ROPE if name not in CONFIG)  # outside of rope_scaling they say nothing
+    elsewhere = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # outside of rope_scaling these fields say nothing
     given = {**config, **elsewhere, **known}
     given["model_type"] = given.get("model_type") or "llama"
     given["rope_type"] = rotary.get("rope_type") or rotary.get("type") or "default"
-    checks: list[tuple[str, Any, Any]] = [
-        ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
-        ("rope_scaling", unknown, ({},)),
-        *((name, given.get(name), (only, None)) for name, only in SUPPORTED.items()),
-        ("word_embed_proj_dim", given.get("word_embed_proj_dim"), (given.get("hidden_size"), None))]
-    for name, got, fine in checks:
-        if got not in fine:
-            only = " or ".join(repr(value) for value in fine if value is not None) or "unquantized weights"
-            raise ValueError(f"config.json says {name}={shown(got)}, which is not supported (only {only})")
+    _refuse_others(given, rotary)
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
     for name in (*SIZES, "intermediate_size", "rms_norm_eps", *ROTARY[given["rope_type"]]):
         if given.get(name) is None:
             raise ValueError(f"config.json does not give {name}; copy it again from the model")
-    for problem in _misfits(given):
-        raise ValueError(f"config.json says {problem}; copy it again from the model")
+    misfit = next(_misfits(given), "")
+    if misfit:
+        raise ValueError(f"config.json says {misfit}; copy it again from the model")
     return given
+
+
+def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What it says of rotary positions: transformers 4 beside `rope_scaling`, transformers 5 in `rope_parameters`."""
+    scaling, parameters = config.get("rope_scaling"), config.get("rope_parameters")
+    return {**(scaling or {}), **(parameters or {})}
+
+
+def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
+    """Raise ValueError if a field says what no family here does."""
+    strange = {name: value for name, value in rotary.items() if name not in ROPE}
+    unknown = {name: value for name, value in strange.items() if value is not None}
+    checks: list[tuple[str, Any, Any]] = [
+        ("model_type", given["model_type"], FAMILIES), ("rope_scaling", given["rope_type"], ROTARY),
+        ("rope_scaling", unknown, ({},))]
+    for name, only in SUPPORTED.items():
+        checks.append((name, given.get(name), (only, None)))
+    width = given.get("hidden_size")
+    checks.append(("word_embed_proj_dim", given.get("word_embed_proj_dim"), (width, None)))
+    for name, got, fine in checks:
+        if got not in fine:
+            only = " or ".join(repr(value) for value in fine if value is not None) or "unquantized weights"
+            raise ValueError(f"config.json says {name}={shown(got)}, which is not supported (only {only})")
 
 
 def _misfits(given: Mapping[str, Any]) -> Iterator[str]:

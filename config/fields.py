@@ -20,11 +20,12 @@ class Kind:
 
 
 def whole(low: int, high: int) -> Kind:
+    """The whole numbers from one to another, both of them included."""
     return Kind(f"a whole number from {low} to {high}", lambda value: is_whole(value) and low <= value <= high)
 
 
 def number(low: float, high: float) -> Kind:
-    """NaN lies in no range."""
+    """All numbers from one to another, both of them included; NaN is none of them."""
     def fits(value: Any) -> bool:
         return (is_whole(value) or isinstance(value, float)) and low <= value <= high
 
@@ -32,16 +33,21 @@ def number(low: float, high: float) -> Kind:
 
 
 def one_of(*texts: str) -> Kind:
+    """One of some texts."""
     return Kind(f"one of {', '.join(texts)}", lambda value: isinstance(value, str) and value in texts)
 
 
 def list_of(kind: Kind, most: int) -> Kind:
-    return Kind(f"a list of at most {most}, each of them {kind.words}",
-                lambda value: isinstance(value, list) and len(value) <= most and all(map(kind.fits, value)))
+    """A list of at most so many values, all of one kind."""
+    def fits(value: Any) -> bool:
+        short = isinstance(value, list) and len(value) <= most
+        return short and all(map(kind.fits, value))
+
+    return Kind(f"a list of at most {most}, each of them {kind.words}", fits)
 
 
 def is_whole(value: object) -> bool:
-    """`true` is a number to Python, but not to whoever wrote it."""
+    """Whether a value is a whole number. To Python `true` is one, but not to whoever wrote it."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -51,9 +57,12 @@ NAME = Kind("a name", is_name)
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 
 # What torch can still allot or multiply without an overflow; no model comes near.
-COUNT, WIDTH, ROWS = whole(1, 1 << 16), whole(1, 1 << 20), whole(1, 1 << 24)
+COUNT = whole(1, 1 << 16)
+WIDTH = whole(1, 1 << 20)
+ROWS = whole(1, 1 << 24)
 TOKEN = whole(0, (1 << 24) - 1)
-TOKENS = Kind("a token id or a list of them", lambda value: TOKEN.fits(value) or list_of(TOKEN, 1024).fits(value))
+END_TOKENS = list_of(TOKEN, 1024)
+TOKENS = Kind("a token id or a list of them", lambda value: TOKEN.fits(value) or END_TOKENS.fits(value))
 WAVE = number(1, 1e12)  # below 1, the waves of rotary positions would be shorter than the step from one to the next
 SCALE, PART = number(1, 1e6), number(0, 1)
 
@@ -77,7 +86,9 @@ GENERATION = {"eos_token_id": TOKENS}
 
 def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
           remedy: str = "copy it again from the model", needed: Collection[str] = ()) -> None:
-    """Refuse, by its name, a field that does not hold what the table says; only what is `needed` may not be left out.
+    """Raise ValueError if a field does not hold what the table says, or a field that is `needed` is not there.
+
+    `where` and `remedy` are how the sentence begins and ends.
     """
     for name, kind in table.items():
         value = given.get(name)
@@ -89,11 +100,12 @@ def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model or a head; its fields are checked, and those of a `generation_config.json` too."""
-    path = folder / "config.json"
+    path, generation = folder / "config.json", folder / "generation_config.json"
     config = read_json(path)
     check(config, CONFIG, path)
     for name in ("rope_scaling", "rope_parameters"):
-        check(config.get(name) or {}, ROPE, f"{name} in {path}")
-    if (folder / "generation_config.json").is_file():
-        check(read_json(folder / "generation_config.json"), GENERATION, folder / "generation_config.json")
+        rotary = config.get(name) or {}
+        check(rotary, ROPE, f"{name} in {path}")
+    if generation.is_file():
+        check(read_json(generation), GENERATION, generation)
     return config

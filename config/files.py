@@ -12,41 +12,27 @@ import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Iterator, Union
+from typing import Any, Iterator
 
-Name = Union[str, Path]
+from config.foreign import Name, decoded, parse_json, read_bytes
+
 HALF = re.compile("[\\ud800-\\udfff]")  # half of a character; Python makes it of a byte that is no UTF-8, too
 ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON may write it; a whole character takes two of these
 INHERITED = re.compile(r"/dev/fd/|/proc/")  # names of what one process has open
 OWN = re.compile(r"/dev/std(out|err)$")  # names of what all ranks have open
 MEND = "mend it"
+ANOTHER = "name a file that you may read"
+SAVE = "save it as UTF-8"
 ROOM = "make room there, or let this user write there, and give the same command again"
 LARGE = 1e300  # a number beyond is none that anybody measured
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def parse(text: str, where: str, remedy: str = MEND) -> Any:
-    """What a text of JSON says; `where` and `remedy` are how sentences about it begin and end."""
-    try:
-        found = json.loads(text)
-        if ESCAPED.search(text):
-            json.dumps(found, ensure_ascii=False).encode("utf-8")
-        return found
-    except RecursionError:
-        raise ValueError(f"{where} is nested too deeply: {remedy}") from None
-    except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if "\n" in text else ""
-        raise ValueError(f"{where} is not JSON ({error.msg}, {line}column {error.colno}): {remedy}") from None
-    except UnicodeEncodeError:
-        raise ValueError(f"{where} has half a character, which is no text: write its \\u escapes in pairs") from None
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON ({error}): {remedy}") from None
-
-
 def whole(path: Name, remedy: str = MEND) -> Any:
     """What a file of JSON says."""
-    return parse(_decoded(_read(path), str(path)), str(path), remedy)
+    text = decoded(read_bytes(path, ANOTHER), path, SAVE)
+    return _parse(text, str(path), remedy)
 
 
 def lines(path: Name, remedy: str = MEND, growing: bool = False) -> Iterator[tuple[int, Any]]:
@@ -55,32 +41,20 @@ def lines(path: Name, remedy: str = MEND, growing: bool = False) -> Iterator[tup
     In a file that may still be `growing`, a last line without its end does not count. A line ends where the format
     says so: other signs that Python takes for the end of one may stand in a text.
     """
-    found = _read(path).split(b"\n")
+    found = read_bytes(path, ANOTHER).split(b"\n")
     for number, line in enumerate(found[:-1] if growing else found, 1):
         where = f"line {number} of {path}"
-        text = _decoded(line, where)
+        text = decoded(line, where, SAVE)
         if text.strip():
-            yield number, parse(text, where, remedy)
+            yield number, _parse(text, where, remedy)
 
 
-def _read(path: Name) -> bytes:
-    try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise ValueError(f"{path} is a folder, a device or a pipe: name a file")
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}: name one that is there") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): name a file that may be read") from None
-
-
-def _decoded(data: bytes, where: str) -> str:
-    """As UTF-8, with or without the mark that some editors put in front."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        place = f"{error.reason} at byte {error.start}"
-        raise ValueError(f"{where} is not UTF-8 ({place}): save it as UTF-8") from None
+def _parse(text: str, where: str, remedy: str) -> Any:
+    """What JSON says that becomes text for a tokenizer or a file, neither of which takes half a character."""
+    found = parse_json(text, where, remedy)
+    if ESCAPED.search(text) and HALF.search(json.dumps(found, ensure_ascii=False)):
+        raise ValueError(f"{where} has half a character, which is no text: write its \\u escapes in pairs")
+    return found
 
 
 def fits(value: Any, form: Any) -> bool:
@@ -90,13 +64,20 @@ def fits(value: Any, form: Any) -> bool:
     their forms, a list with the form of every element, a tuple with one for each element, or a function that judges.
     """
     if isinstance(form, dict):
-        return isinstance(value, dict) and all(key in value and fits(value[key], form[key]) for key in form)
+        held = isinstance(value, dict) and form.keys() <= value.keys()
+        return held and all(fits(value[key], form[key]) for key in form)
     if isinstance(form, list):
         return isinstance(value, list) and all(fits(element, form[0]) for element in value)
     if isinstance(form, tuple):
-        return isinstance(value, list) and len(value) == len(form) and all(map(fits, value, form))
+        as_many = isinstance(value, list) and len(value) == len(form)
+        return as_many and all(map(fits, value, form))
     if not isinstance(form, type):
         return bool(form(value))
+    return _is_a(value, form)
+
+
+def _is_a(value: Any, form: type) -> bool:
+    """Whether a value is of a type, where truth values are no numbers and every finite number is a float."""
     if isinstance(value, bool) or form is not float:
         return isinstance(value, form) and (form is bool or not isinstance(value, bool))
     return isinstance(value, (int, float)) and -LARGE < value < LARGE
@@ -142,7 +123,7 @@ def write(path: Name, data: str | bytes, remedy: str) -> None:
 
 
 def replace(path: Name, data: bytes) -> None:
-    """`write`, but what is wrong is an `OSError`."""
+    """Write a file whole or not at all, as `write` does; raises OSError where `write` raises ValueError."""
     place = _place(path)
     if streams(path):
         # without O_NONBLOCK this waited for as long as nobody reads from a pipe

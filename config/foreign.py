@@ -1,4 +1,4 @@
-"""What strangers wrote: JSON is read, names are looked at before they are used, values are shown without harm.
+"""What strangers wrote: JSON is read, names are looked at before they are used, texts are shown without harm.
 
 It knows nothing about what a file means: what its fields may hold is said in `fields.py`.
 """
@@ -7,26 +7,45 @@ from __future__ import annotations
 import json
 import reprlib
 from pathlib import Path, PurePosixPath
-from typing import Any, Iterable
+from typing import Any, Iterable, Union
 
+Name = Union[str, Path]
 LARGEST = 100_000_000  # bytes of JSON, as in the header of a safetensors file
 DEEPEST = 64  # levels of lists and objects, one in the other
-LONGEST = 255  # bytes of a name; no file system takes more
-MOST_SHOWN = 200  # characters of a value in a sentence
+LONGEST_NAME = 255  # bytes of a name; no file system takes more
+LONGEST_TEXT = 1000  # characters of a text that is printed as it is
+LONGEST_VALUE = 200  # characters of a value in a sentence
+AGAIN = "copy it again"
+WHOLE_FOLDER = "copy the folder again, with all of its files, as files that you may read"
 
 _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = 80
 
 
-def shown(value: object) -> str:
-    """A value for a sentence: short, and without signs that a terminal obeys."""
-    text = _brief.repr(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+# --- showing ----------------------------------------------------------------------------------------------------------
 
+def plain(text: str) -> str:
+    """A text as it can be printed: a terminal obeys no character of it, and it is no longer than `LONGEST_TEXT`."""
+    def escaped(sign: str) -> str:
+        return sign if sign.isprintable() else ascii(sign)[1:-1]
+
+    ending = "..." if len(text) > LONGEST_TEXT else ""
+    return "".join(map(escaped, text[:LONGEST_TEXT])) + ending
+
+
+def shown(value: object) -> str:
+    """A value for a sentence: short, and without characters that a terminal obeys."""
+    text = _brief.repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
 
 def is_name(value: object) -> bool:
     """Whether a tensor or a file may have this name: a text that can be printed as it is."""
-    return isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= LONGEST
+    if not isinstance(value, str) or not value.isprintable():
+        return False
+    return 0 < len(value.encode()) <= LONGEST_NAME
 
 
 def stays_inside(name: object) -> bool:
@@ -40,40 +59,62 @@ def stays_inside(name: object) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-def parse_json(content: str | bytes, where: object, remedy: str = "copy it again") -> Any:
-    """What JSON says. A ValueError names the place and the remedy if it is none, or is nested without end."""
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+def read_bytes(path: Name, remedy: str, most: int | None = None) -> bytes:
+    """The content of a file. A ValueError that ends in the remedy if it is none, or has more than `most` bytes."""
+    path = Path(path)
     try:
-        found = json.loads(content if isinstance(content, str) else content.decode("utf-8-sig"))
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is a folder, a device or a pipe: {remedy}")
+        size = path.stat().st_size
+        if most is not None and size > most:
+            raise ValueError(f"{path} has {size} bytes, more than any file of its kind: {remedy}")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}: {remedy}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
+
+
+def decoded(data: bytes, where: object, remedy: str) -> str:
+    """A text out of UTF-8, with or without the mark that some editors put in front."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = f"{error.reason} at byte {error.start}"
+        raise ValueError(f"{where} is not UTF-8 ({place}): {remedy}") from None
+
+
+def parse_json(text: str, where: object, remedy: str = AGAIN) -> Any:
+    """What a text of JSON says. A ValueError that begins with `where` if it is none, or is nested without end."""
+    try:
+        found = json.loads(text)
         deep = _is_deep(found)
     except RecursionError:
         deep = True
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text else ""
+        raise ValueError(f"{where} is not JSON ({error.msg}, {line}column {error.colno}): {remedy}") from None
     except ValueError as error:
-        raise ValueError(f"{where} is not JSON ({error}); {remedy}") from None
+        raise ValueError(f"{where} is not JSON ({error}): {remedy}") from None
     if deep:
-        raise ValueError(f"{where} has more than {DEEPEST} lists and objects one in the other; {remedy}")
+        raise ValueError(f"{where} is nested too deeply (more than {DEEPEST} lists and objects, one in the other): "
+                         f"{remedy}")
     return found
 
 
-def parse_object(content: str | bytes, where: object, remedy: str = "copy it again") -> dict[str, Any]:
-    """`parse_json`, where only an object makes sense."""
-    found = parse_json(content, where, remedy)
+def parse_object(data: bytes, where: object, remedy: str = AGAIN) -> dict[str, Any]:
+    """What bytes of JSON say, where only an object makes sense; else a ValueError that begins with `where`."""
+    found = parse_json(decoded(data, where, remedy), where, remedy)
     if not isinstance(found, dict):
-        raise ValueError(f"{where} is not a JSON object; {remedy}")
+        raise ValueError(f"{where} is not a JSON object: {remedy}")
     return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds."""
-    try:
-        size = path.stat().st_size
-        content = path.read_bytes() if size <= LARGEST else b""
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; copy the folder again, with all of its files") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); make it a file that you may read") from None
-    if size > LARGEST:
-        raise ValueError(f"{path} has {size} bytes, more than any file of its kind; copy it again")
-    return parse_object(content, path)
+    """The JSON object that a file of a model's folder holds."""
+    return parse_object(read_bytes(path, WHOLE_FOLDER, LARGEST), path)
 
 
 def _is_deep(content: Any) -> bool:

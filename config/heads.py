@@ -8,6 +8,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any, Iterator, Mapping, Sequence
 
+from config.foreign import shown
+
 SPECULATORS = ("speculators_config", "speculators_model_type", "speculators_version", "transformer_layer_config")
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 NESTED = "eagle_config"  # where some put what others have at the top
@@ -80,11 +82,10 @@ def _window_problems(config: Mapping[str, Any], context: int) -> Iterator[str]:
     kinds, window = config.get("layer_types"), config.get("sliding_window")
     if kinds is not None and any(kind != "full_attention" for kind in kinds):
         yield _only("layer_types", kinds, "['full_attention']")
-    if window is not None and config.get("use_sliding_window") is not False and not (
-            isinstance(window, int) and window >= context):
+    used = window is not None and config.get("use_sliding_window") is not False
+    if used and not (isinstance(window, int) and window >= context):
         yield _only("sliding_window", window, f"null, use_sliding_window=false or at least {context}")
 
 
 def _only(key: str, value: Any, only: str) -> str:
-    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
-    return f"says {key}={shown}, which is not supported (only {only}); take another head for this model"
+    return f"says {key}={shown(value)}, which is not supported (only {only}); take another head for this model"

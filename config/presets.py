@@ -12,17 +12,18 @@ from config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent  # the repository
 MODELS = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
+TOY = ROOT / "toy"
 PROMPT = "Tell me a short story about a curious fox called Maya."
 
 
 def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
-    return RunConfig(base_dir=str(MODELS / base), eagle_dir=str(MODELS / head), stages=stages, template=template,
-                     prompt=PROMPT)
+    return RunConfig(base_dir=str(MODELS / base), eagle_dir=str(MODELS / head), prompt=PROMPT,
+                     stages=stages, template=template)
 
 
 PRESETS = {
-    "toy": RunConfig(base_dir=str(ROOT / "toy" / "llama"), eagle_dir=str(ROOT / "toy" / "eagle"), stages="0+2+2+2+2",
-                     template="vicuna", prompt=PROMPT,
+    "toy": RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle"),
+                     stages="0+2+2+2+2", template="vicuna", prompt=PROMPT,
                      # on a processor each row and each drafted level of so small a model costs time, and only likely
                      # guesses pay for it (`python -m scripts.bench overhead` compares)
                      min_probability=0.1, expand_depth=2, none_expand=False),
@@ -40,16 +41,19 @@ PRESETS = {
 def under(preset: RunConfig, root: str) -> RunConfig:
     """The preset with its models under another root."""
     def moved(path: str) -> str:
-        return str(Path(root) / Path(path).relative_to(MODELS)) if MODELS in Path(path).parents else path
+        if MODELS not in Path(path).parents:
+            return path
+        return str(Path(root) / Path(path).relative_to(MODELS))
 
-    return replace(preset, models=root, base_dir=moved(preset.base_dir), eagle_dir=moved(preset.eagle_dir))
+    base, head = moved(preset.base_dir), moved(preset.eagle_dir)
+    return replace(preset, models=root, base_dir=base, eagle_dir=head)
 
 
 def absent(config: RunConfig) -> str:
     """What to do if a folder of a preset is not there; empty if all are, or if they are none of a preset."""
     root = Path(config.models) if config.models else MODELS
-    folders = [Path(name) for name in (config.base_dir, config.eagle_dir) if name and root in Path(name).parents]
-    missing = [folder for folder in folders if not folder.is_dir()]
+    folders = [Path(name) for name in (config.base_dir, config.eagle_dir) if name]
+    missing = [folder for folder in folders if root in folder.parents and not folder.is_dir()]
     if not missing:
         return ""
     commands = " and ".join(f"hf download {folder.relative_to(root)} --local-dir {folder}" for folder in missing)

@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Profile:
-    """One cluster and the model on it. A stage with all layers needs `model + row * max(0, rows - free) + token * n`
-    for a segment of `rows` rows behind `n` tokens of text; a message of b bytes needs `latency` and b at `mbps`."""
+    """One cluster and the model on it.
+
+    A stage with all layers needs `model + row * max(0, rows - free) + token * n` milliseconds for a segment of `rows`
+    rows behind `n` tokens of text. A message of b bytes needs `latency`, and the time of b bytes at `mbps`.
+    """
 
     about: str
     layers: int  # of the model
@@ -28,16 +31,19 @@ class Profile:
     jitter: float = 0.0  # ms: a message's latency is uniformly up to so much longer
 
     def slowed(self, factor: float) -> Profile:
-        """Every time `factor` times as long."""
+        """The same cluster in slow motion: every time is `factor` times as long, and every rate a `factor`-th."""
         times = ("model", "row", "token", "level", "verdict", "latency", "step", "jitter")
-        return replace(self, mbps=self.mbps / factor, **{name: getattr(self, name) * factor for name in times})
+        stretched = {name: getattr(self, name) * factor for name in times}
+        return replace(self, mbps=self.mbps / factor, **stretched)
 
     def stage(self, share: float, rows: int, context: int) -> float:
-        """Seconds of a stage with this share of the layers."""
-        return share * (self.model + self.row * max(0, rows - self.free) + self.token * context) / 1e3
+        """Seconds that a stage with this share of the layers needs for `rows` rows behind `context` tokens of text."""
+        paid = max(0, rows - self.free)
+        whole_model = self.model + self.row * paid + self.token * context
+        return share * whole_model / 1e3
 
     def transfer(self, size: int) -> float:
-        """Seconds that so many bytes occupy a wire."""
+        """Seconds for which `size` bytes occupy a wire."""
         return size * 8 / (self.mbps * 1e6)
 
 

@@ -20,7 +20,7 @@ LIST = 'write a list of texts, as ["a text", "another"]'
 
 @dataclass(frozen=True)
 class Question:
-    """What a user says, turn by turn; in a set each has an `id` of its own."""
+    """What a user says, turn by turn. In a data set each question has an `id` of its own."""
 
     id: int | str | None
     category: str
@@ -33,17 +33,21 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
     Raises ValueError, with the line and the fix, if the file is not there, not sound or too short.
     """
     folder = Path(data) if data else BUNDLED
-    path = next((folder / form.format(name) for form in FORMS if (folder / form.format(name)).is_file()), None)
+    paths = (folder / form.format(name) for form in FORMS)
+    path = next(filter(Path.is_file, paths), None)
     if path is None:
         there = ", ".join(sorted(_there(folder))) or "none"
+        forms = " or ".join(form.format(name) for form in FORMS)
         raise ValueError(f"there is no data set {name} in {folder} (there: {there}): choose others with sets=, or "
-                         f"another folder with data=; a set is a file {' or '.join(FORMS).format(*[name] * 3)}")
+                         f"another folder with data=; a set is a file {forms}")
     return _chosen(list(_distinct(path, name)), path, begin, end)
 
 
 def read(path: str | Path, begin: int = 0, end: int = -1) -> list[Question]:
-    """The same of a file by itself, whose questions may do without ids."""
-    return _chosen([question for _, question in _questions(Path(path), "")], Path(path), begin, end)
+    """The questions `begin` to `end` - 1 of a single file, which need no ids. Raises ValueError as `load` does."""
+    path = Path(path)
+    found = [question for _, question in _questions(path, "")]
+    return _chosen(found, path, begin, end)
 
 
 def _chosen(found: Sequence[Question], path: Path, begin: int, end: int) -> list[Question]:
@@ -84,11 +88,12 @@ def _talks(path: Path, name: str) -> Iterator[tuple[str, Question]]:
     for number, entry in lines(path, FORM):
         if not fits(entry, {"turns": [_spoken]}) or not entry["turns"]:
             raise ValueError(f"line {number} of {path} is no question: {FORM}")
-        question = Question(entry.get("question_id"), entry.get("category", name), tuple(entry["turns"]))
-        if not isinstance(question.id, (int, str, type(None))) or not isinstance(question.category, str):
+        id, category = entry.get("question_id"), entry.get("category", name)
+        named = id is None or isinstance(id, (int, str))
+        if not named or not isinstance(category, str):
             raise ValueError(f"line {number} of {path} has a \"question_id\" that is no number or text, or a "
                              "\"category\" that is no text: write such a one, or leave it out")
-        yield f"line {number}", question
+        yield f"line {number}", Question(id, category, tuple(entry["turns"]))
 
 
 def _prompts(path: Path, name: str) -> Iterator[tuple[str, Question]]:

@@ -30,10 +30,10 @@ class Range:
     def advice(self) -> str:
         """What may be given, in words."""
         words = [f"{value} for {meaning}" for value, meaning in self.besides.items()]
-        return " or ".join([*words, f"a number from {plain(self.least)} to {plain(self.most)}"])
+        return " or ".join([*words, f"a number from {decimal(self.least)} to {decimal(self.most)}"])
 
 
-def plain(value: float) -> str:
+def decimal(value: float) -> str:
     """A number as a person writes it, without an exponent."""
     return format(Decimal(str(value)), "f")
 

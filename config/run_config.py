@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Iterator
 
 from config.methods import METHODS
@@ -43,14 +43,22 @@ RANGES = {  # of every key that is a number, but those of sharing
     "rate_mbps": Range(0.001, 1_000_000, {0: "that of the profile"}),
     "delay_ms": Range(0, 60_000, {-1: "that of the profile"}), "slowdown": Range(0.001, 1_000_000),
 }
+# Keys that change an emulated cluster, and the values that leave it, and every other run, as it is.
+EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1}
+TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
+STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 MEASURED = 16  # rows per segment until it is measured how many there should be
 ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How a draft grows: the best `nodes` guesses stay, `depth` levels after the first, the best `width` of a level go
-    on with `width` children each; `segment` is the most rows that are sent at once (None: no bound)."""
+    """How a draft grows a tree: the best `nodes` guesses stay, in `depth` levels after the first.
+
+    The best `width` guesses of a level get `width` children each. A segment has at most `segment` rows (None: there is
+    no bound).
+    """
 
     nodes: int
     depth: int
@@ -65,12 +73,12 @@ class Growth:
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """What strategies know: the growths after a miss, after a hit, in a turn without news, of one PipeDec layer."""
+    """The hyperparameters that strategies and drafts read."""
 
-    init: Growth = Growth(80, 6, 10, 16)
-    expand: Growth = Growth(64, 6, 10, 16)
-    idle: Growth = Growth(48, 1, 10)
-    layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)
+    init: Growth = Growth(80, 6, 10, 16)  # at the start, and after a miss
+    expand: Growth = Growth(64, 6, 10, 16)  # of continuous after a hit
+    idle: Growth = Growth(48, 1, 10)  # what continuous adds when a segment came back and settled nothing
+    layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)  # one more layer of PipeDec
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
@@ -78,7 +86,7 @@ class TreeConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. A path counts from where the command was typed; an empty text means "not given"."""
+    """One run. A path is relative to the folder where the command was typed; an empty text means "not given"."""
 
     # What runs
     pipeline_type: str = "continuous"  # the method: ar, serial, naive, pruned, continuous, pipedec, tp or galaxy
@@ -132,7 +140,7 @@ class RunConfig:
     score_order: bool = True  # send the best guesses first; false: in the order in which they were drafted
     prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
-    min_probability: float = 0.0  # guesses that the draft finds less likely, path and all, are not drafted; 0: none
+    min_probability: float = 0.0  # a guess whose path the draft finds less likely than this is not drafted; 0: all are
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
     # The machine
@@ -153,7 +161,7 @@ class RunConfig:
     profile: str = "none"  # the cluster: none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi or server
     rate_mbps: float = 0.0  # Mbit/s of its wires; 0: as the profile says
     delay_ms: float = -1.0  # milliseconds of a message on its wires; -1: as the profile says
-    slowdown: float = 1.0  # times pass so many times as slowly; more if this machine is too slow, less if it can
+    slowdown: float = 1.0  # every modelled time is so many times as long; more if this machine is too slow
 
     # What is written
     trace: str = ""  # folder for a timeline of every rank; empty: none
@@ -161,74 +169,90 @@ class RunConfig:
     debug: bool = False  # show the traceback of an error
 
     def __post_init__(self) -> None:
-        for problem in _problems(self):
+        problem = next(_problems(self), "")
+        if problem:
             raise ValueError(problem)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The numbers of `prompt_ids`."""
+        """The token ids that the key `prompt_ids` lists, in order; none if it is empty."""
         return tuple(int(word) for word in self.prompt_ids.split(",") if word.strip())
 
     @property
     def cluster(self) -> Profile | None:
-        """The cluster that is emulated, its wires as they are asked for."""
+        """The profile of the cluster to emulate, or None to run on this machine as it is.
+
+        `rate_mbps` and `delay_ms` replace the profile's rate and latency; a step of a collective, which is a message
+        and more, is longer by as much as the latency is. In the end `slowdown` stretches every time.
+        """
         if self.profile == "none":
             return None
-        cluster = PROFILES[self.profile]
-        delay = cluster.latency if self.delay_ms < 0 else self.delay_ms
-        return replace(cluster, mbps=self.rate_mbps or cluster.mbps, latency=delay,
-                       step=cluster.step + delay - cluster.latency).slowed(self.slowdown)
+        usual = PROFILES[self.profile]
+        rate = self.rate_mbps or usual.mbps
+        delay = usual.latency if self.delay_ms < 0 else self.delay_ms
+        step = usual.step + (delay - usual.latency)
+        return replace(usual, mbps=rate, latency=delay, step=step).slowed(self.slowdown)
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """How ranks share layers."""
+        """How the ranks of a stage share its layers, as the keys about tensor parallelism say."""
         return TensorParallel(self.pipeline_type, self.tp, self.tp_shares, self.tp_type)
 
     @property
     def tree(self) -> TreeConfig:
-        """The values that the strategies receive."""
-        width, worth = self.init_topk_pipedec, math.log(self.min_probability) if self.min_probability else -math.inf
+        """The hyperparameters of drafting, sending and pruning, as the strategies and the draft read them.
+
+        A growth that is switched off has no nodes and no levels; `min_probability` becomes a log-probability.
+        """
+        worth = math.log(self.min_probability) if self.min_probability else -math.inf
         init = Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token), worth)
-        expand = Growth(self.expand_total_token, self.expand_depth, self.expand_topk, _bound(self.expand_subseq_token),
-                        worth)
-        idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
-        return TreeConfig(
-            init, expand if self.expand else replace(init, nodes=0, depth=0),
-            idle if self.none_expand else Growth(0, 0, self.expand_topk),
-            Growth(ENDLESS, ENDLESS, width, width, worth), self.prefill_chunk, self.score_order,
-            self.prune)
+        expand = replace(init, nodes=0, depth=0)
+        if self.expand:
+            segment = _bound(self.expand_subseq_token)
+            expand = Growth(self.expand_total_token, self.expand_depth, self.expand_topk, segment, worth)
+        idle = Growth(0, 0, self.expand_topk)
+        if self.none_expand:
+            idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
+        width = self.init_topk_pipedec
+        layer = Growth(ENDLESS, ENDLESS, width, segment=width, worth=worth)
+        return TreeConfig(init, expand, idle, layer, self.prefill_chunk, self.score_order, self.prune)
 
 
 def _bound(size: int) -> int | None:
+    """The most rows of a segment, as a key says it; None: there is no bound."""
     return None if size == -1 else size or MEASURED
 
 
 def _problems(c: RunConfig) -> Iterator[str]:
     """What is wrong with a configuration, each in a sentence that names the fix."""
-    values = {option.name: getattr(c, option.name) for option in fields(c)}
+    values = vars(c)
     for name, choices in CHOICES.items():
         if values[name] not in choices:
             yield f"{name}={values[name]} is unknown: choose one of {', '.join(choices)}"
     yield from outside(values, RANGES)
-    for name, default in (("rate_mbps", 0), ("delay_ms", -1), ("slowdown", 1)):
-        if c.profile == "none" and getattr(c, name) != default:
-            yield f"{name}={getattr(c, name)} is of an emulated cluster: name one, as profile=jetson-7b"
+    for name, usual in EMULATION.items():
+        if c.profile == "none" and values[name] != usual:
+            yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
     yield from c.tensor_parallel.problems()
-    yield from _problems_of_text(c)
+    yield from _problems_of_questions(c)
+    yield from _problems_of_machine(c)
 
 
-def _problems_of_text(c: RunConfig) -> Iterator[str]:
-    if c.draft_dir and c.draft != "model":
-        yield f"draft_dir={c.draft_dir} is not looked at with draft={c.draft}: add draft=model, or leave it out"
-    asked = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
-    if len(asked) > 1:
-        yield f"{' and '.join(asked)} are both given: give only one of them"
-    if c.prompt_ids and not re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", c.prompt_ids):
+def _problems_of_questions(c: RunConfig) -> Iterator[str]:
+    given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
+    if len(given) > 1:
+        yield f"{' and '.join(given)} are both given: give only one of them"
+    if c.prompt_ids and not TOKEN_IDS.fullmatch(c.prompt_ids):
         yield f"prompt_ids={c.prompt_ids} is not a list of token ids: write numbers with commas between, as 1,306,626"
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
-    if c.stages and not re.fullmatch(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?", c.stages):
+
+
+def _problems_of_machine(c: RunConfig) -> Iterator[str]:
+    if c.draft_dir and c.draft != "model":
+        yield f"draft_dir={c.draft_dir} is ignored with draft={c.draft}: add draft=model, or leave it out"
+    if c.stages and not STAGES.fullmatch(c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
                "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,9})?", c.device):
+    if not DEVICE.fullmatch(c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"

@@ -29,6 +29,7 @@ from pipeline.target import Ring
 from pipeline.trace import OFF, NoTrace, TracedDraft
 from sim.devices import SlowDraft, SlowHead, SlowSlice
 from sim.groups import Paced
+from sim.pace import Pace
 from tp.comm import COMMS, Comm
 from tp.group import Group
 from tp.layers import ShardedSlice, hollow
@@ -55,7 +56,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     if group is not None and shared:
         computes = ShardedSlice(body, _comm(spec, group, trace))
     elif spec.cluster:
-        computes = SlowSlice(body, spec.cluster, (last - first) / sizes.layers, trace)
+        computes = SlowSlice(body, Pace(spec.cluster, trace=trace), (last - first) / sizes.layers)
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
     return Stage(computes, new_cache, trace, keep)
 
@@ -67,7 +68,7 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
     if cluster is None:
         return comm
     largest = max(spec.part.shares) / sum(spec.part.shares)
-    return Paced(comm, cluster, cluster.layers / spec.sizes.layers, largest, group.size, trace)
+    return Paced(comm, Pace(cluster, trace=trace), cluster.layers / spec.sizes.layers, largest, group.size)
 
 
 def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
@@ -78,7 +79,7 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
 
 def build_ring(spec: RankSpec, lm_head: LMHead, link: Any, trace: NoTrace) -> Ring:
     """The pipeline as rank 0 sees it. In an emulated cluster the verification takes its time."""
-    head = SlowHead(lm_head, spec.cluster, trace) if spec.cluster else lm_head
+    head = SlowHead(lm_head, Pace(spec.cluster, trace=trace)) if spec.cluster else lm_head
     return Ring(link, head, len(spec.part.stages), spec.device, trace)
 
 
@@ -86,7 +87,7 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace) -> Draft:
     """Who guesses; a draft may share the target's LM head."""
     draft: Draft = DRAFTS[spec.draft](spec, lm_head)
     if spec.cluster:
-        draft = SlowDraft(draft, spec.cluster, trace)
+        draft = SlowDraft(draft, Pace(spec.cluster, trace=trace))
     return draft if trace is OFF else TracedDraft(draft, trace)
 
 

@@ -19,10 +19,11 @@ from typing import Any, Iterator, MutableMapping, NoReturn, Sequence
 
 import torch.distributed as dist
 
+from config.foreign import plain
 from launch.folder import Folder, private_folder
 from pipeline.heartbeat import LOST as NOTED
 from pipeline.heartbeat import first_loss
-from pipeline.loss import FILES, SPACE, PeerLost, explain, guarded, limited, plain
+from pipeline.loss import FILES, SPACE, PeerLost, explain, guarded, limited
 
 WRONG, LOST, STOPPED = 2, 75, 128  # exit codes: bad input, a peer is gone, ended by a signal (whose number is added)
 INTERRUPTED = STOPPED + signal.SIGINT

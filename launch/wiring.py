@@ -14,6 +14,7 @@ from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, new_wires
 from sim.devices import SlowLink
+from sim.pace import Pace
 from tp.group import DistGroup, Group, Table, ThreadGroup
 from tp.links import Leading, Placement
 
@@ -68,4 +69,4 @@ def between_threads(config: RunConfig, placement: Placement, traces: Sequence[No
 def _emulated(config: RunConfig, link: Any, trace: NoTrace) -> Any:
     """The link itself, or with the wires of the cluster that is emulated."""
     cluster = config.cluster
-    return SlowLink(link, cluster, trace) if cluster else link
+    return SlowLink(link, Pace(cluster, trace=trace)) if cluster else link

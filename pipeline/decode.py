@@ -47,12 +47,15 @@ class Answer:
     @property
     def tokens_per_second(self) -> float:
         """New tokens by the whole time, prefill included."""
-        return self.new_tokens / max(self.prefill_seconds + self.decode_seconds, 1e-9)
+        seconds = self.prefill_seconds + self.decode_seconds
+        return self.new_tokens / max(seconds, 1e-9)
 
     @property
     def mean_accepted_length(self) -> float:
         """Tokens per target pass, its own token included (EAGLE's tau); the token of the prefill does not count."""
-        return (self.new_tokens - 1) / self.target_passes if self.target_passes else float(self.new_tokens)
+        if not self.target_passes:
+            return float(self.new_tokens)
+        return (self.new_tokens - 1) / self.target_passes
 
 
 class Decoder:
@@ -60,17 +63,19 @@ class Decoder:
 
     def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int,
                  clock: Clock = REAL) -> None:
-        self.ring, self.draft, self.strategy, self.cfg, self.max_length = ring, draft, strategy, cfg, max_length
-        self.clock = clock
+        self.ring, self.draft = ring, draft
+        self.strategy, self.cfg = strategy, cfg
+        self.max_length, self.clock = max_length, clock
 
     def decode(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up."""
-        if len(request.prompt) >= self.max_length:
-            raise ValueError(f"the prompt has {len(request.prompt)} tokens and the context only {self.max_length}: "
+        tokens = len(request.prompt)
+        if tokens >= self.max_length:
+            raise ValueError(f"the prompt has {tokens} tokens and the context only {self.max_length}: "
                              "shorten the prompt or raise max_length")
-        limit = min(self.max_length, len(request.prompt) + request.max_new_tokens)
+        limit = min(self.max_length, tokens + request.max_new_tokens)
         tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first)
-        answer = Answer(prompt_tokens=len(request.prompt))
+        answer = Answer(prompt_tokens=tokens)
         return answer, self._stream(request, tree, answer)
 
     def _stream(self, request: Request, tree: TokenTree, answer: Answer) -> Iterator[list[int]]:
@@ -84,7 +89,8 @@ class Decoder:
                     answer.prefill_seconds = self.clock.now() - start
                 answer.token_ids += new
                 answer.decode_seconds = self.clock.now() - start - answer.prefill_seconds
-                answer.target_passes, answer.segments = max(tree.passes, 0), self.ring.segments - sent
+                answer.target_passes = max(tree.passes, 0)
+                answer.segments = self.ring.segments - sent
                 yield new
                 if answer.finish_reason:
                     return

@@ -10,13 +10,15 @@ import re
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Dict, Sequence, Tuple
 
-from pipeline.loss import PeerLost, explain, guarded, plain
+from config.foreign import plain
+from pipeline.loss import PeerLost, explain, guarded
 
 LOST = "heartbeat/lost"  # in the store: the loss that was noted first, in words
 BEAT = 0.5  # seconds
 END = 1 << 40  # more beats than a rank can live
+Heard = Dict[int, Tuple[int, float]]  # of each peer, the number of its beats, and when that last changed
 
 
 class Heartbeat:
@@ -33,7 +35,8 @@ class Heartbeat:
         self._others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
         self._suspect = ""  # what this rank has noticed itself
-        self._told, self._lost = threading.Event(), ""
+        self._told = threading.Event()
+        self._lost = ""
         self._answered = 0.0  # when the store did last
 
     def start(self, on_loss: Callable[[str], None]) -> None:
@@ -77,9 +80,12 @@ class Heartbeat:
         with suppress(RuntimeError, OSError):
             self._store.add(f"heartbeat/{self._rank}", END)
             end = time.monotonic() + self._timeout
-            while outlive and time.monotonic() < end and any(
-                    self._store.add(f"heartbeat/{peer}", 0) < END for peer in self._others):
+            while outlive and time.monotonic() < end and not self._all_ended():
                 time.sleep(BEAT / 10)
+
+    def _all_ended(self) -> bool:
+        """Whether every other rank has said good-bye."""
+        return all(self._store.add(f"heartbeat/{peer}", 0) >= END for peer in self._others)
 
     def _beat(self) -> None:
         last = time.monotonic()
@@ -100,7 +106,7 @@ class Heartbeat:
                 self._tell(told)
                 return
 
-    def _awake(self, last: float, heard: dict[int, tuple[int, float]]) -> tuple[float, dict[int, tuple[int, float]]]:
+    def _awake(self, last: float, heard: Heard) -> tuple[float, Heard]:
         """The time, and when each peer was heard. Whoever was stopped itself, as by Ctrl-Z, has to listen anew."""
         now = time.monotonic()
         if now - last > BEAT + self._timeout / 2:
@@ -138,7 +144,7 @@ class Heartbeat:
     def _named(self, loss: str) -> str:
         return re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
 
-    def _silent(self, heard: dict[int, tuple[int, float]]) -> str:
+    def _silent(self, heard: Heard) -> str:
         """In words, the first peer whose heartbeat has not changed for too long."""
         now, silent = time.monotonic(), []
         for peer in self._others:
@@ -149,11 +155,14 @@ class Heartbeat:
                 heard[peer] = (beats, now)
             elif now - heard[peer][1] > self._timeout:
                 silent.append(peer)
-        lately = [peer for peer in self._others if now - heard[peer][1] < self._timeout - 2 * BEAT]
-        if silent and not lately and len(self._others) > 1:  # all at once: it is rather this one that they have lost
+        patience = self._timeout - 2 * BEAT
+        lately = [peer for peer in self._others if now - heard[peer][1] < patience]
+        if not silent:
+            return ""
+        if not lately and len(self._others) > 1:  # all at once: it is rather this one that they have lost
             return (f"{self._names[self._rank]} has heard nothing of all others for {self._timeout:g} seconds: they "
                     "hang, or its network is cut")
-        return f"{self._names[silent[0]]} was lost: it has been silent for {self._timeout:g} seconds" if silent else ""
+        return f"{self._names[silent[0]]} was lost: it has been silent for {self._timeout:g} seconds"
 
 
 def first_loss(store: Any, loss: str) -> str:

@@ -9,8 +9,9 @@ import resource
 import threading
 from typing import Callable, NamedTuple, Sequence
 
+from config.foreign import plain
+
 GB = 1e9
-LONGEST = 1000  # signs of a text that somebody else wrote
 Failure = Callable[[str, BaseException], None]  # is told a thread's name, and what it died of
 
 
@@ -54,7 +55,7 @@ FILES = Want([errno.EMFILE, errno.ENFILE], ["Too many open files"],
 
 
 def want(error: BaseException) -> str:
-    """In one sentence, what the machine has too little of; empty if the error says nothing of that kind."""
+    """A sentence about what the machine has too little of, by an error; empty if the error is none of that kind."""
     text = "bad_alloc" if isinstance(error, MemoryError) else str(error)
     for entry in (SPACE, THREADS, FILES):
         numbered = isinstance(error, OSError) and error.errno in entry.numbers
@@ -76,15 +77,10 @@ def foreseen(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """An error in words."""
+    """An error as a sentence for a person, without a traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped"
     shown = str(error)
     if not foreseen(error):
         shown = f"{type(error).__name__}: {shown}".splitlines()[0]
     return want(error) or shown
-
-
-def plain(text: str) -> str:
-    """What somebody else wrote, fit for a terminal: no sign in it is obeyed there."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[:LONGEST])

@@ -30,13 +30,16 @@ class Segment:
     inner: Tensor | None = None
 
     def take(self, rows: Sequence[int]) -> Segment:
-        """Only these rows, in this order; itself if they are all."""
+        """The segment with only these of its rows, in this order; the segment itself if they are all."""
         if len(rows) == len(self.nodes):
             return self
-        nodes, parents, pos = ([column[i] for i in rows] for column in (self.nodes, self.parents, self.pos))
+        nodes = [self.nodes[i] for i in rows]
+        parents = [self.parents[i] for i in rows]
+        pos = [self.pos[i] for i in rows]
         text = sum(i < self.text for i in rows)
+        x = self.x[list(rows)]
         inner = None if self.inner is None else self.inner[list(rows)]
-        return Segment(self.request, nodes, parents, pos, text, self.x[list(rows)], inner)
+        return Segment(self.request, nodes, parents, pos, text, x, inner)
 
 
 @dataclass
@@ -51,7 +54,7 @@ class Prune:
 
     @property
     def survivors(self) -> Survivors:
-        """Which nodes it does not declare dead."""
+        """The nodes that this prune does not declare dead."""
         return Survivors.after(self.tip, self.keep, self.horizon)
 
 

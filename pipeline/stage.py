@@ -4,6 +4,7 @@ It knows nothing about strategies or ranks: a segment brings ids, parents and po
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable, Sequence
 
 import torch
@@ -23,7 +24,8 @@ class Stage:
 
     def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
                  keep: Sequence[int] = ()) -> None:
-        self.part, self.trace, self.keep = part, trace, keep
+        self.part, self.trace = part, trace
+        self.keep = keep
         self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
         self._new_cache = new_cache
         self._spare = [new_cache()]  # taken before the first request comes, so that a lack of memory is told at once
@@ -87,16 +89,19 @@ class Stage:
         cache.admit(segment.nodes, segment.parents, segment.text)
         pos_T = upload(torch.tensor(segment.pos), self.device)
         inner = segment.inner
-        kept: dict[int, Tensor] = {} if inner is None else dict.fromkeys(self.keep, inner)
+        kept: dict[int, Tensor] = {}
+        if inner is not None:
+            kept = dict.fromkeys(self.keep, inner)
         with self.trace.span("forward", nodes=segment.nodes):
             x = self.part(upload(segment.x, self.device), pos_T, cache, kept, alive)
             if inner is not None and x is not None:
-                inner = torch.cat([upload(inner.to(x.dtype), self.device), *kept.values()], -1)
+                before = upload(inner.to(x.dtype), self.device)
+                inner = torch.cat([before, *kept.values()], -1)
         for prune in prunes:
             self._prune(prune)
         if x is None:
             return segment.take([])
-        return Segment(segment.request, segment.nodes, segment.parents, segment.pos, segment.text, x, inner)
+        return replace(segment, x=x, inner=inner)
 
 
 def run_stage(stage: Stage, link: Link) -> None:
@@ -105,11 +110,12 @@ def run_stage(stage: Stage, link: Link) -> None:
     while not isinstance(msg, Stop):
         with stage.trace.span("wait"):
             msg = link.recv()
-        answer = stage.apply(msg, link.urgent)
+        result = stage.apply(msg, link.urgent)
         while (prune := link.urgent()) is not None:
             stage.apply(prune)
-        if isinstance(answer, Segment):
-            answer = stage.living(answer)
-        if answer is not None:
-            with stage.trace.span("send", kind=type(answer).__name__, nodes=getattr(answer, "nodes", [])):
-                link.send(answer)
+        if isinstance(result, Segment):
+            result = stage.living(result)
+        if result is not None:
+            nodes = getattr(result, "nodes", [])
+            with stage.trace.span("send", kind=type(result).__name__, nodes=nodes):
+                link.send(result)

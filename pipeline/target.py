@@ -23,12 +23,13 @@ from pipeline.transport import Link
 class Ring:
     """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head.
 
-    Requests share it, each through a target of its own.
+    Requests share it, each through a target of its own. `depth` is the number of stages.
     """
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
                  trace: NoTrace = OFF) -> None:
-        self.link, self.lm_head, self.depth, self.device = link, lm_head, depth, device
+        self.link, self.lm_head = link, lm_head
+        self.depth, self.device = depth, device
         self.trace = trace
         self.segments = 0  # sent since the start
         self.requests = 0  # closed since the start
@@ -40,14 +41,14 @@ class Ring:
         """The target of a new request.
 
         `inner`: the draft's features are the inputs of inner layers, which segments must ask the stages for. Without
-        `prunes`, what died on its way is computed to its end all the same.
+        `prunes`, stages compute guesses to the end that died on their way, and forget them when they have come back.
         """
         target = RingTarget(self, next(self._numbers), tree, sampler, inner, prunes)
         self._open[target.request] = target
         return target
 
     def forget(self, request: int) -> None:
-        """A request is closed."""
+        """Forget a request that is closed."""
         del self._open[request]
         self.requests += 1
 
@@ -55,15 +56,16 @@ class Ring:
         """Wait for the next message, and hand it to the request that it is of."""
         message = self.link.recv()
         assert isinstance(message, (Segment, Reset)), f"a {type(message).__name__} came back instead of a segment"
+        assert message.request in self._open, f"a message for request {message.request}, which is not open"
         self._open[message.request].take(message)
 
     def poll(self) -> None:
-        """Hand out what has come already."""
+        """Hand out the messages that have come already, without waiting for others."""
         while self.link.ready:
             self.listen()
 
     def start(self) -> None:
-        """Wait until every stage is there."""
+        """Wait until every stage has passed a first message on, which shows that it is there."""
         self._round(Reset(next(self._numbers)))
 
     def stop(self) -> None:
@@ -81,7 +83,8 @@ class RingTarget:
     """The ring as one request sees it."""
 
     def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
-        self.ring, self.request, self.tree, self.sampler = ring, request, tree, sampler
+        self.ring, self.request = ring, request
+        self.tree, self.sampler = tree, sampler
         self.inner, self.prunes = inner, prunes
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that have not been verified
         self._returned: deque[Segment] = deque()
@@ -107,13 +110,16 @@ class RingTarget:
 
     def send(self, nodes: Sequence[int]) -> None:
         tree = self.tree
-        tokens, parents = [tree.token[node] for node in nodes], [tree.parent[node] for node in nodes]
+        tokens = [tree.token[node] for node in nodes]
+        parents = [tree.parent[node] for node in nodes]
         text = sum(node not in tree.live for node in nodes)
-        with self.ring.trace.span("send", nodes=nodes, tokens=tokens, parents=parents, text=text):
+        facts = {"nodes": nodes, "tokens": tokens, "parents": parents, "text": text}
+        with self.ring.trace.span("send", **facts):
             token_T = torch.tensor(tokens)
             inner_T0 = token_T.new_empty(len(nodes), 0) if self.inner else None
-            positions = [tree.pos[node] for node in nodes]
-            self.ring.link.send(Segment(self.request, list(nodes), parents, positions, text, token_T, inner_T0))
+            pos = [tree.pos[node] for node in nodes]
+            segment = Segment(self.request, list(nodes), parents, pos, text, token_T, inner_T0)
+            self.ring.link.send(segment)
         self._flying.append(nodes)
         self.ring.segments += 1
 
@@ -129,34 +135,41 @@ class RingTarget:
             self._note(segment, said)
 
     def take(self, message: Segment | Reset) -> None:
-        """What the ring has brought for this request."""
+        """Keep a message that the ring has brought for this request."""
         if isinstance(message, Segment):
             self._returned.append(message)
         else:
             self._closed = True
 
     def _note(self, segment: Segment, said: dict[int, int]) -> None:
-        """Keep the features of nodes that live, and the answers of those that can still be asked for one."""
+        """Write into the tree what a segment that came back tells of its nodes, and the target's tokens into `said`.
+
+        Each node that the tree still knows gets its features, for the draft. LM head and sampler then say which token
+        follows a live guess or the tip; below other nodes nothing can be settled any more, so they are not asked.
+        """
         tree, device = self.tree, self.ring.device
-        known = [i for i, node in enumerate(segment.nodes) if node in tree.token]
+        nodes = segment.nodes
+        known = [i for i, node in enumerate(nodes) if node in tree.token]
         x_TD = upload(segment.x, device)
         feature_TD = x_TD if segment.inner is None else upload(segment.inner, device)
         for i in known:
-            tree.hidden[segment.nodes[i]] = feature_TD[i]
-        asked = [i for i in known if segment.nodes[i] in tree.live or segment.nodes[i] == tree.tip]
+            tree.hidden[nodes[i]] = feature_TD[i]
+        asked = [i for i in known if nodes[i] in tree.live or nodes[i] == tree.tip]
         if asked:
-            asked_TD = x_TD.index_select(0, upload(torch.tensor(asked), device))
-            tokens = self.sampler(self.ring.lm_head(asked_TD), [segment.pos[i] + 1 for i in asked])
-            said.update(zip((segment.nodes[i] for i in asked), tokens))
+            rows = upload(torch.tensor(asked), device)
+            logits_TV = self.ring.lm_head(x_TD.index_select(0, rows))
+            tokens = self.sampler(logits_TV, [segment.pos[i] + 1 for i in asked])
+            said.update(zip((nodes[i] for i in asked), tokens))
             tree.target_token.update(said)
 
     def prune(self) -> None:
         with self._span("prune"):
             spared = () if self.prunes else chain.from_iterable(self._flying)
-            self._broadcast([*self.tree.live.union(spared)])
+            keep = self.tree.live.union(spared)
+            self._broadcast(list(keep))
 
     def close(self) -> None:
-        """What is in flight is declared dead; a Reset follows it round the ring."""
+        """Declare dead what is in flight, send a Reset after it, and wait until that has come round the ring."""
         with self._span("reset"):
             self._broadcast([])
             self.ring.link.send(Reset(self.request))
@@ -166,9 +179,12 @@ class RingTarget:
         self.ring.forget(self.request)
 
     def _span(self, name: str) -> ContextManager[object]:
-        tree = self.tree
-        return self.ring.trace.span(name, tip=tree.tip, token=tree.token[tree.tip], parent=tree.parent[tree.tip])
+        tree, tip = self.tree, self.tree.tip
+        token, parent = tree.token[tip], tree.parent[tip]
+        return self.ring.trace.span(name, tip=tip, token=token, parent=parent)
 
     def _broadcast(self, keep: list[int]) -> None:
-        tree = self.tree
-        self.ring.link.broadcast(Prune(self.request, tree.tip, tree.parent[tree.tip], tree.horizon, keep))
+        """Tell every stage where the text ends, and which guesses live beside it."""
+        tree, tip = self.tree, self.tree.tip
+        prune = Prune(self.request, tip, tree.parent[tip], tree.horizon, keep)
+        self.ring.link.broadcast(prune)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ContextManager, Iterator
 
 from config.files import fits, lines
+from pipeline.clock import REAL
+from pipeline.interfaces import Clock
 
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
+FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # what the span of a growth tells
 DELETE = "delete this line, or trace once more"
 
 
@@ -26,11 +28,11 @@ class NoTrace:
     _nothing = nullcontext()
 
     def span(self, name: str, **facts: Any) -> ContextManager[Any]:
-        """Around what takes time."""
+        """A context around what takes time; `facts` may be filled until it ends."""
         return self._nothing
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        """What took time, after it did: since a moment of `time.monotonic()` until now."""
+        """Note what took time, after it did: since a moment of this trace's clock, in seconds, until now."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -40,10 +42,11 @@ OFF = NoTrace()
 
 
 class Trace(NoTrace):
-    """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of the machine's monotonic clock."""
+    """One rank's spans, written to `folder/rank_<rank>.jsonl`; times are seconds of `clock`."""
 
-    def __init__(self, folder: str, rank: int) -> None:
-        self.rank, self._path = rank, Path(folder) / f"rank_{rank}.jsonl"
+    def __init__(self, folder: str, rank: int, clock: Clock = REAL) -> None:
+        self.rank, self._clock = rank, clock
+        self._path = Path(folder) / f"rank_{rank}.jsonl"
         with writable(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "w", encoding="utf-8")
@@ -53,16 +56,15 @@ class Trace(NoTrace):
 
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
-        since = time.monotonic()
+        since = self._clock.now()
         try:
             yield
         finally:
             self.note(name, since, **facts)
 
     def note(self, name: str, since: float, **facts: Any) -> None:
-        now = time.monotonic()
-        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": threading.current_thread().name,
-                **facts}
+        now, thread = self._clock.now(), threading.current_thread().name
+        span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": thread, **facts}
         with self._lock:
             self._spans.append(span)
             if now >= self._due:
@@ -87,14 +89,14 @@ class Trace(NoTrace):
             raise
 
     def _give_up(self) -> None:
-        """Once told is enough."""
+        """Close the file, so that one failure to write is told once."""
         with suppress(OSError):
             self._file.close()
 
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """Names the file that cannot be written, which the system does not where a disk is full."""
+    """Turn an OSError into a ValueError that names the file, which the system does not where a disk is full."""
     try:
         yield
     except OSError as error:
@@ -116,13 +118,14 @@ class TracedDraft:
 
     def grow(self, tree: Any, growth: Any) -> bool:
         live, first = len(tree.live), tree.horizon
-        facts: dict[str, list[Any]] = {name: [] for name in ("nodes", "tokens", "parents", "scores", "gone")}
+        facts: dict[str, list[Any]] = {name: [] for name in FACTS}
         with self._trace.span("grow", live=live, **facts):
             grew: bool = self.draft.grow(tree, growth)
             new = [node for node in range(first, tree.horizon) if node in tree.live]
             facts["nodes"] += new
-            for name, source in (("tokens", tree.token), ("parents", tree.parent), ("scores", tree.score)):
-                facts[name] += [source[node] for node in new]
+            facts["tokens"] += [tree.token[node] for node in new]
+            facts["parents"] += [tree.parent[node] for node in new]
+            facts["scores"] += [tree.score[node] for node in new]
             facts["gone"] += self._live - tree.live
             self._live = set(tree.live)
         return grew
@@ -146,7 +149,10 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
 def _spans(path: Path) -> Iterator[dict[str, Any]]:
     """The spans of one rank; the last line of one that was killed may be half written, and then does not count."""
     for number, span in lines(path, DELETE, growing=True):
-        if not fits(span, SPAN) or (span["name"] == CLOCK and not fits(span, {"ahead": float})):
+        sound = fits(span, SPAN)
+        if sound and span["name"] == CLOCK:
+            sound = fits(span, {"ahead": float})
+        if not sound:
             raise ValueError(f"line {number} of {path} is no span of a trace: {DELETE}")
         yield span
 
@@ -159,9 +165,10 @@ def merge(folder: str | Path) -> Path:
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         for rank in sorted({span["rank"] for span in spans})]
     for span in spans:
-        events.append({"ph": "X", "name": span["name"], "pid": span["rank"], "tid": span["thread"],
-                       "ts": (span["t0"] - start) * 1e6, "dur": (span["t1"] - span["t0"]) * 1e6,
-                       "args": {k: v for k, v in span.items() if k not in ("rank", "name", "t0", "t1", "thread")}})
+        microseconds = (span["t1"] - span["t0"]) * 1e6
+        facts = {key: value for key, value in span.items() if key not in SPAN}
+        event = {"ph": "X", "name": span["name"], "dur": microseconds, "args": facts}
+        events.append({**_event(span, start), **event})
     events += _journeys(spans, start)
     path = Path(folder) / "trace.json"
     with writable(path):
@@ -178,6 +185,12 @@ def _journeys(spans: list[dict[str, Any]], start: float) -> list[dict[str, Any]]
         nodes = span.get("nodes")
         begins = span["name"] == "send" and span["rank"] == 0
         if nodes and nodes[0] in segment and (begins or span["name"] == "forward"):
-            arrows.append({"ph": "s" if begins else "t", "name": "segment", "cat": "segment", "id": segment[nodes[0]],
-                           "pid": span["rank"], "tid": span["thread"], "ts": (span["t0"] - start) * 1e6})
+            arrow = {"ph": "s" if begins else "t", "name": "segment", "cat": "segment", "id": segment[nodes[0]]}
+            arrows.append({**_event(span, start), **arrow})
     return arrows
+
+
+def _event(span: dict[str, Any], start: float) -> dict[str, Any]:
+    """Where and when a span begins, as an event of a Chrome trace says it: in microseconds since `start`."""
+    microseconds = (span["t0"] - start) * 1e6
+    return {"pid": span["rank"], "tid": span["thread"], "ts": microseconds}

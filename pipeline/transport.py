@@ -47,7 +47,10 @@ class Link(Protocol):
 
 
 class Inbox:
-    """Messages that have come in: prunes first, the others in order; or all of them in order."""
+    """The messages that have come in for a rank: prunes are handed out first, and the others in order.
+
+    With `ordered`, prunes wait their turn, too.
+    """
 
     def __init__(self, trace: NoTrace = OFF, ordered: bool = False) -> None:
         self._trace, self._ordered = trace, ordered
@@ -58,7 +61,9 @@ class Inbox:
 
     def put(self, msg: Message, since: float | None = None) -> None:
         """Take in a message whose first byte came at `since`, seconds of the monotonic clock."""
-        self._trace.note("recv", since or time.monotonic(), kind=type(msg).__name__, nodes=getattr(msg, "nodes", []))
+        since = since or time.monotonic()
+        nodes = getattr(msg, "nodes", [])
+        self._trace.note("recv", since, kind=type(msg).__name__, nodes=nodes)
         with self._news:
             if isinstance(msg, Prune) and not self._ordered:
                 self._prunes.append(msg)
@@ -104,16 +109,22 @@ class LocalLink:
     takes = 0.1e-3  # seconds from `send` until the next rank has woken up
 
     def __init__(self, rank: int, inboxes: Sequence[Inbox], peers: Peers, tables: Iterable[Any] = ()) -> None:
-        self._rank, self._inbox, self._ends = rank, inboxes[rank], [*inboxes, *tables]
-        self._following, self._others = ([inboxes[peer] for peer in some] for some in (peers.following, peers.others))
+        self._rank, self._inbox = rank, inboxes[rank]
+        self._ends = [*inboxes, *tables]
+        self._following = [inboxes[peer] for peer in peers.following]
+        self._others = [inboxes[peer] for peer in peers.others]
         self.recv, self.urgent = self._inbox.get, self._inbox.urgent
 
     @staticmethod
     def ring(traces: Sequence[NoTrace]) -> list[LocalLink]:
         """The links of as many ranks as there are traces."""
         inboxes, world = [Inbox(trace) for trace in traces], len(traces)
-        return [LocalLink(rank, inboxes, Peers(None, [(rank + 1) % world], [i for i in range(world) if i != rank]))
-                for rank in range(world)]
+        links = []
+        for rank in range(world):
+            others = [peer for peer in range(world) if peer != rank]
+            peers = Peers(None, [(rank + 1) % world], others)
+            links.append(LocalLink(rank, inboxes, peers))
+        return links
 
     @property
     def ready(self) -> bool:
@@ -142,7 +153,9 @@ class LocalLink:
 
 def new_wires() -> tuple[Any, Any]:
     """The process groups for data and for control; all ranks make them at the same time."""
-    return dist.new_group(backend="gloo", timeout=IDLE), dist.new_group(backend="gloo", timeout=IDLE)
+    data = dist.new_group(backend="gloo", timeout=IDLE)
+    control = dist.new_group(backend="gloo", timeout=IDLE)
+    return data, control
 
 
 class DistLink:
@@ -156,7 +169,8 @@ class DistLink:
 
     def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, wires: tuple[Any, Any] | None = None
                  ) -> None:
-        self._inbox, self.failed, self._trace = Inbox(trace, peers.ordered), failed, trace
+        self._inbox = Inbox(trace, peers.ordered)
+        self.failed, self._trace = failed, trace
         self._following, self._others = peers.following, peers.others
         ring, control = wires or new_wires()
         self._data: SimpleQueue[Any] = SimpleQueue()
@@ -168,7 +182,8 @@ class DistLink:
         if peers.root is not None:
             work["control listener"] = partial(self._hear_all, peers.root, control)
         self._threads = [guarded(name, run, failed) for name, run in work.items()]
-        self.recv, self.urgent, self.fail = self._inbox.get, self._inbox.urgent, self._inbox.fail
+        self.recv, self.urgent = self._inbox.get, self._inbox.urgent
+        self.fail = self._inbox.fail
 
     @property
     def ready(self) -> bool:
@@ -198,8 +213,8 @@ class DistLink:
                 over(dist.send, header, peer, group)
                 if len(body):
                     over(dist.send, body, peer, group)
-            size = 8 * HEADER + len(body)
-            self._trace.note("sent", since, kind=type(msg).__name__, bytes=len(following) * size)
+            size = len(following) * (8 * HEADER + len(body))
+            self._trace.note("sent", since, kind=type(msg).__name__, bytes=size)
 
     def _hear_all(self, peer: int, group: Any) -> None:
         msg: Message | None = None

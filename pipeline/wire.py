@@ -23,23 +23,25 @@ class Header(NamedTuple):
     """The numbers before a body."""
 
     kind: int
-    request: int
-    rows: int
-    first: int  # text or tip
-    parent: int  # parent, or the width of `inner` and one; 0: there is none
-    horizon: int
-    width: int
-    dtype: int
-    bytes: int  # of the body
+    request: int = 0
+    rows: int = 0  # of a segment; of a prune, how many nodes it keeps
+    first: int = 0  # a segment's rows of settled text, or a prune's tip
+    parent: int = 0  # a prune's parent; of a segment the width of `inner` and one, 0 if it has none
+    horizon: int = 0  # of a prune
+    width: int = 0  # of a segment's `x`; 0: it is tokens
+    dtype: int = 0  # of a segment's tensors, an index into DTYPES
+    bytes: int = 0  # of the body
 
     @staticmethod
     def read(numbers: Tensor) -> Header:
-        """From the wire; raises ValueError if no message begins so."""
+        """The header that `int64[9]` from the wire are; raises ValueError if no message begins so."""
         header = Header(*numbers.tolist())
         if not SEGMENT <= header.kind <= STOP:
             raise ValueError(f"a message of unknown kind {header.kind}")
-        sizes = header.rows, header.width, header.bytes, header.parent if header.kind == SEGMENT else 0
-        if not all(0 <= size <= LARGEST for size in sizes) or not 0 <= header.dtype < len(DTYPES):
+        inner = header.parent if header.kind == SEGMENT else 0
+        sizes = header.rows, header.width, header.bytes, inner
+        possible = all(0 <= size <= LARGEST for size in sizes)
+        if not possible or not 0 <= header.dtype < len(DTYPES):
             raise ValueError(f"a message of impossible size or type ({', '.join(map(str, header))})")
         if header.kind == SEGMENT and not 0 <= header.first <= header.rows:
             raise ValueError(f"a segment of {header.rows} rows of which {header.first} are text")
@@ -55,52 +57,72 @@ class Header(NamedTuple):
         if self.kind != SEGMENT:
             return 0
         columns = (self.width or 1) + max(self.parent - 1, 0)
-        return self.rows * (8 * NUMBERS + columns * torch.empty(0, dtype=DTYPES[self.dtype]).element_size())
+        element = torch.empty(0, dtype=DTYPES[self.dtype]).element_size()
+        return self.rows * (8 * NUMBERS + columns * element)
 
 
 def encode(msg: Message) -> tuple[Tensor, Tensor]:
-    """The header `int64[9]` and the body `uint8[n]`, both on the CPU."""
+    """A message as the wire carries it: the header `int64[9]` and the body `uint8[n]`, both on the CPU."""
     if isinstance(msg, Segment):
-        width = msg.x.shape[1] if msg.x.dim() == 2 else 0
-        inner = 0 if msg.inner is None else msg.inner.shape[1] + 1
-        parts = [torch.tensor(msg.nodes + msg.parents + msg.pos), msg.x]
-        if inner > 1:
-            assert msg.inner is not None and msg.inner.dtype == msg.x.dtype, "one message has one type"
-            parts.append(msg.inner)
-        body = _gather([_bytes(part.contiguous().view(-1)) for part in parts], msg.x.device)
-        dtype = DTYPES.index(msg.x.dtype)
-        return _header(SEGMENT, msg.request, len(msg.nodes), msg.text, inner, 0, width, dtype, len(body)), body
+        return _encode_segment(msg)
     if isinstance(msg, Prune):
         body = _bytes(torch.tensor(msg.keep))
-        return _header(PRUNE, msg.request, len(msg.keep), msg.tip, msg.parent, msg.horizon, 0, 0, len(body)), body
-    start = (RESET, msg.request) if isinstance(msg, Reset) else (STOP, 0)
-    return _header(*start, *[0] * 7), torch.empty(0, dtype=torch.uint8)
+        header = Header(PRUNE, msg.request, rows=len(msg.keep), first=msg.tip, parent=msg.parent,
+                        horizon=msg.horizon, bytes=len(body))
+        return torch.tensor(header), body
+    header = Header(RESET, msg.request) if isinstance(msg, Reset) else Header(STOP)
+    return torch.tensor(header), torch.empty(0, dtype=torch.uint8)
+
+
+def _encode_segment(segment: Segment) -> tuple[Tensor, Tensor]:
+    """Nodes, parents and positions as int64, then `x` and `inner`, one behind the other."""
+    x, inner = segment.x, segment.inner
+    numbers = torch.tensor(segment.nodes + segment.parents + segment.pos)
+    parts = [numbers, x]
+    if inner is not None and inner.shape[1]:
+        assert inner.dtype == x.dtype, f"a segment has one type, but holds {x.dtype} and {inner.dtype}"
+        parts.append(inner)
+    flat = [_bytes(part.contiguous().view(-1)) for part in parts]
+    body = _gather(flat, x.device)
+    width = x.shape[1] if x.dim() == 2 else 0
+    columns = 0 if inner is None else inner.shape[1] + 1
+    header = Header(SEGMENT, segment.request, rows=len(segment.nodes), first=segment.text, parent=columns,
+                    width=width, dtype=DTYPES.index(x.dtype), bytes=len(body))
+    return torch.tensor(header), body
 
 
 def decode(header: Header, body: Tensor) -> Message:
-    """The message; its payload is a view of `body`."""
+    """The message that a header and a body carry; its tensors are views of the body."""
     if len(body) != header.bytes:
         raise ValueError(f"a body of {len(body)} bytes where {header.bytes} belong")
-    rows, width, parent = header.rows, header.width, header.parent
     if header.kind == SEGMENT:
-        border, dtype = 8 * NUMBERS * rows, DTYPES[header.dtype]
-        numbers = body[:border].view(torch.int64).tolist() if rows else []
-        payload = body[border:].view(dtype) if rows else torch.empty(0, dtype=dtype)
-        x, inner = payload[:rows * (width or 1)], payload[rows * (width or 1):]
-        return Segment(header.request, numbers[:rows], numbers[rows:2 * rows], numbers[2 * rows:], header.first,
-                       x.view(rows, width) if width else x, inner.view(rows, parent - 1) if parent else None)
+        return _decode_segment(header, body)
     if header.kind == PRUNE:
-        keep = body.view(torch.int64).tolist() if rows else []
-        return Prune(header.request, header.first, parent, header.horizon, keep)
+        keep = body.view(torch.int64).tolist() if header.rows else []
+        return Prune(header.request, header.first, header.parent, header.horizon, keep)
     return Reset(header.request) if header.kind == RESET else Stop()
+
+
+def _decode_segment(header: Header, body: Tensor) -> Segment:
+    rows, width = header.rows, header.width
+    border, dtype = 8 * NUMBERS * rows, DTYPES[header.dtype]
+    # a tensor of no bytes cannot be seen as another type
+    numbers = body[:border].view(torch.int64).tolist() if rows else []
+    payload = body[border:].view(dtype) if rows else torch.empty(0, dtype=dtype)
+    nodes, parents, pos = numbers[:rows], numbers[rows:2 * rows], numbers[2 * rows:]
+    end = rows * (width or 1)
+    x = payload[:end].view(rows, width) if width else payload[:end]
+    inner = payload[end:].view(rows, header.parent - 1) if header.parent else None
+    return Segment(header.request, nodes, parents, pos, header.first, x, inner)
 
 
 def _gather(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """One body on the host. What lies on CUDA comes through pinned memory, which is quicker, and is waited for once."""
-    cuda, at, size = device.type == "cuda", 0, sum(map(len, parts))
+    cuda, size = device.type == "cuda", sum(map(len, parts))
     if size > LARGEST:
         raise ValueError(f"a segment of {size} bytes is too large to be sent: give a smaller prefill_chunk")
     body = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+    at = 0
     for part in parts:
         body[at:at + len(part)].copy_(part, non_blocking=True)
         at += len(part)
@@ -109,9 +131,8 @@ def _gather(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     return body
 
 
-def _header(*numbers: int) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64)
-
-
 def _bytes(x: Tensor) -> Tensor:
-    return x.view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
+    """The bytes of a flat tensor, as a view where it has any."""
+    if x.numel():
+        return x.view(torch.uint8)
+    return torch.empty(0, dtype=torch.uint8)

@@ -6,69 +6,66 @@ the emulated device would be done, so that errors do not add up. It knows nothin
 from __future__ import annotations
 
 import random
-import time
 from queue import SimpleQueue
 from typing import Any, Callable
 
 from torch import Tensor
 
-from config.profiles import Profile
 from config.run_config import Growth
 from model.cache import TreeCache
 from model.tree import TokenTree
 from pipeline.loss import Failure, guarded
 from pipeline.messages import Message, Prune, Segment
-from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
+from sim.pace import Pace
 
 NUMBERS = 24  # bytes of a row's node, parent and position on the wire
-
-
-def sleep_until(due: float, trace: NoTrace = OFF) -> None:
-    """Sleep until a moment of the monotonic clock; what it is missed by is noted as `late`."""
-    while (left := due - time.monotonic()) > 0:
-        time.sleep(left)
-    trace.note("late", due)
+TOKEN = 8  # bytes of a row that is a token
 
 
 class SlowSlice:
-    """A slice that takes the time of `share` of the emulated model's layers, and is asked to go on as often as they."""
+    """A slice of the model that takes as long as a share of the emulated model's layers would.
 
-    def __init__(self, part: Callable[..., Tensor | None], profile: Profile, share: float, trace: NoTrace = OFF
-                 ) -> None:
-        self.part, self.profile, self.share, self.trace = part, profile, share, trace
+    `share` is that share, from 0 to 1. The time passes layer by layer, of the emulated model's layers, and between two
+    of them `go_on` is asked whether the segment is still worth computing, as a real slice asks between its own.
+    """
+
+    def __init__(self, part: Callable[..., Tensor | None], pace: Pace, share: float) -> None:
+        self.part, self.pace, self.share = part, pace, share
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: TreeCache, inner: dict[int, Tensor],
                  go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
-        start, layers = time.monotonic(), max(1, round(self.share * self.profile.layers))
-        takes = self.profile.stage(self.share, len(x), int(pos_T.max()))
+        start, profile = self.pace.now(), self.pace.profile
+        layers = max(1, round(self.share * profile.layers))
+        context = int(pos_T.max())
+        seconds = profile.stage(self.share, len(x), context)
         out = self.part(x, pos_T, cache, inner)
         for layer in range(1, layers):
-            sleep_until(start + takes * layer / layers)
+            self.pace.clock.sleep_until(start + seconds * layer / layers)
             if not go_on():
                 return None
-        sleep_until(start + takes, self.trace)
+        self.pace.spend_until(start + seconds)
         return out
 
 
 class SlowHead:
-    """An LM head that takes the time of a verdict."""
+    """An LM head that takes the time of the emulated LM head and of the verification that follows it."""
 
-    def __init__(self, lm_head: Callable[[Tensor], Tensor], profile: Profile, trace: NoTrace = OFF) -> None:
-        self.lm_head, self.profile, self.trace = lm_head, profile, trace
+    def __init__(self, lm_head: Callable[[Tensor], Tensor], pace: Pace) -> None:
+        self.lm_head, self.pace = lm_head, pace
 
     def __call__(self, x_TD: Tensor) -> Tensor:
-        due = time.monotonic() + self.profile.verdict / 1e3
+        due = self.pace.now() + self.pace.profile.verdict / 1e3
         logits_TV = self.lm_head(x_TD)
-        sleep_until(due, self.trace)
+        self.pace.spend_until(due)
         return logits_TV
 
 
 class SlowDraft:
-    """A draft whose levels take their time."""
+    """A draft each of whose levels takes the time of a level of the emulated draft."""
 
-    def __init__(self, draft: Any, profile: Profile, trace: NoTrace = OFF) -> None:
-        self.draft, self.profile, self.trace = draft, profile, trace
+    def __init__(self, draft: Any, pace: Pace) -> None:
+        self.draft, self.pace = draft, pace
         self.inner, self.refresh, self.reset = draft.inner, draft.refresh, draft.reset
 
     @property
@@ -76,21 +73,21 @@ class SlowDraft:
         return int(self.draft.consumed)
 
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
-        since = time.monotonic()
+        since = self.pace.now()
         grew: bool = self.draft.grow(tree, growth)
         if grew:
-            sleep_until(since + self.profile.level / 1e3, self.trace)
+            self.pace.spend_until(since + self.pace.profile.level / 1e3)
         return grew
 
 
 class SlowLink:
-    """A link whose messages come later. Data share one wire and follow each other; control has a way of its own."""
+    """A link whose messages come later. Data share one wire and follow each other; control has a wire of its own."""
 
-    def __init__(self, link: Any, profile: Profile, trace: NoTrace = OFF) -> None:
+    def __init__(self, link: Any, pace: Pace) -> None:
         self._link = link
-        ways = link.send, link.broadcast
-        self._lanes = [Lane(way, profile, link.takes, trace, link.failed) for way in ways]
-        self.send, self.broadcast = (lane.put for lane in self._lanes)
+        self._data = Lane(link.send, pace, link.takes, link.failed)
+        self._control = Lane(link.broadcast, pace, link.takes, link.failed)
+        self.send, self.broadcast = self._data.put, self._control.put
         self.recv, self.urgent, self.fail = link.recv, link.urgent, link.fail
 
     @property
@@ -99,25 +96,25 @@ class SlowLink:
         return link.ready
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
+        self._data.close()
+        self._control.close()
         self._link.close()
 
 
 class Lane:
-    """One way of an emulated wire: a message leaves when those before it have, and arrives a latency later.
+    """One emulated wire: a message leaves when those before it have left, and arrives a latency later.
 
-    The seconds that the real way `takes` are a part of that. `failed` is told if the lane dies.
+    `deliver` sends it over the real wire, whose own `takes` seconds are a part of the latency. `failed` is told what
+    the lane's thread dies of.
     """
 
-    def __init__(self, deliver: Callable[[Message], None], profile: Profile, takes: float, trace: NoTrace,
-                 failed: Failure) -> None:
-        self._deliver, self._profile, self._takes, self._trace = deliver, profile, takes, trace
+    def __init__(self, deliver: Callable[[Message], None], pace: Pace, takes: float, failed: Failure) -> None:
+        self._deliver, self._pace, self._takes = deliver, pace, takes
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._thread = guarded("emulated wire", self._run, failed)
 
     def put(self, msg: Message) -> None:
-        self._queue.put((msg, time.monotonic()))
+        self._queue.put((msg, self._pace.now()))
 
     def close(self) -> None:
         """Deliver what is under way, and end."""
@@ -125,24 +122,27 @@ class Lane:
         self._thread.join()
 
     def _run(self) -> None:
-        free, jitter = 0.0, random.Random(0)
+        profile, jitter = self._pace.profile, random.Random(0)
+        free = 0.0  # when the last message has left
         while (item := self._queue.get()) is not None:
             msg, asked = item
-            weight = size(msg, self._profile.row_bytes)
-            free = max(free, asked) + self._profile.transfer(weight)
-            latency = (self._profile.latency + self._profile.jitter * jitter.random()) / 1e3
-            sleep_until(free + max(0.0, latency - self._takes), self._trace)
+            weight = size(msg, profile.row_bytes)
+            free = max(free, asked) + profile.transfer(weight)
+            latency = (profile.latency + profile.jitter * jitter.random()) / 1e3
+            self._pace.spend_until(free + max(0.0, latency - self._takes))
             self._deliver(msg)
-            self._trace.note("wire", asked, kind=type(msg).__name__, bytes=weight)
+            self._pace.trace.note("wire", asked, kind=type(msg).__name__, bytes=weight)
 
 
 def size(msg: Message, row_bytes: int) -> int:
-    """The bytes of a message if each row of hidden states had so many."""
+    """The bytes that a message would have if a row of hidden states had `row_bytes`."""
     if isinstance(msg, Prune):
         return 8 * len(msg.keep)
     if not isinstance(msg, Segment) or not msg.nodes:
         return 0
+    rows = len(msg.nodes)
     if msg.x.dim() == 1:
-        return len(msg.nodes) * (NUMBERS + 8)
-    states = 1 + (0 if msg.inner is None else msg.inner.shape[1] // msg.x.shape[1])
-    return len(msg.nodes) * (NUMBERS + states * row_bytes)
+        return rows * (NUMBERS + TOKEN)
+    width = msg.x.shape[1]
+    inner_states = 0 if msg.inner is None else msg.inner.shape[1] // width
+    return rows * (NUMBERS + (1 + inner_states) * row_bytes)

@@ -5,36 +5,38 @@ for several. It knows nothing about ranks. All boards of a profile are alike, so
 """
 from __future__ import annotations
 
-import time
 from typing import Any, Sequence
 
 from torch import Tensor
 
 from config.profiles import Profile
-from pipeline.trace import OFF, NoTrace
-from sim.devices import sleep_until
+from sim.pace import Pace
 from tp.comm import Comm
 from tp.overlap import Product
 
 
 def hop(profile: Profile, size: float) -> float:
-    """Seconds for so many bytes from one member to the next, one step of a collective."""
+    """Seconds for `size` bytes from one member to the next, one step of a collective."""
     return profile.step / 1e3 + profile.transfer(round(size))
 
 
 def all_reduce(profile: Profile, size: float, members: int) -> float:
-    """Seconds of a ring all-reduce of so many bytes; an all-gather and a reduce-scatter take half of it each."""
-    return 2 * (members - 1) * hop(profile, size / members)
+    """Seconds of a ring all-reduce of `size` bytes; an all-gather and a reduce-scatter take half of it each."""
+    hops = 2 * (members - 1)
+    return hops * hop(profile, size / members)
 
 
 class Paced:
-    """`comm` with modelled time. A layer stands for `layers` of the profile's; `share` is the largest of the members'.
+    """`comm` with modelled time: each layer stands for `layers` of the profile's, which `members` ranks share.
+
+    `share` is the largest part of a layer that one of them computes, from 0 to 1.
     """
 
-    def __init__(self, comm: Comm, profile: Profile, layers: float, share: float, members: int,
-                 trace: NoTrace = OFF) -> None:
-        self._comm, self._profile, self._layers, self._share, self._members = comm, profile, layers, share, members
-        self._trace, self.gathers = trace, comm.gathers
+    def __init__(self, comm: Comm, pace: Pace, layers: float, share: float, members: int) -> None:
+        assert 0 < share <= 1 <= members, f"a share of {share} among {members} members"
+        self._comm, self._pace = comm, pace
+        self._layers, self._share, self._members = layers, share, members
+        self.gathers = comm.gathers
 
     @property
     def tiled(self) -> bool:
@@ -43,7 +45,7 @@ class Paced:
     def open(self, rows: int, text: int) -> None:
         self._comm.open(rows, text)
         self._rows, self._text = rows, text
-        self._due, self._begins = time.monotonic(), True
+        self._due, self._begins = self._pace.now(), True
 
     def scatter(self, x_TD: Tensor) -> Tensor:
         # The first block finds all rows there, and the last one leaves an all-gather behind it: one is as long as the
@@ -68,22 +70,26 @@ class Paced:
 
     def _block(self) -> float:
         """Seconds of attention or MLP, and of the all-reduce behind it."""
-        return self._compute(self._rows) / 2 + all_reduce(self._profile, self._rows * self._profile.row_bytes,
-                                                          self._members)
+        profile = self._pace.profile
+        compute = self._compute(self._rows) / 2
+        return compute + all_reduce(profile, self._rows * profile.row_bytes, self._members)
 
     def _tiles(self) -> float:
         """Seconds of half a block, tile by tile, while the next tile travels."""
+        profile = self._pace.profile
         rows = -(-self._rows // self._members)
         product = self._compute(rows) / 4
-        return product + (self._members - 1) * max(product, hop(self._profile, rows * self._profile.row_bytes))
+        travel = hop(profile, rows * profile.row_bytes)
+        return product + (self._members - 1) * max(product, travel)
 
     def _compute(self, rows: int) -> float:
         """Seconds of the largest share of one of the profile's layers."""
-        return self._share * self._profile.stage(1 / self._profile.layers, rows, self._text)
+        profile = self._pace.profile
+        return self._share * profile.stage(1 / profile.layers, rows, self._text)
 
     def _spend(self, seconds: float) -> None:
         """Sleep until this is over, too. Members hear of a segment later than their leader, who waits for them once."""
         if self._begins:
-            self._due, self._begins = max(self._due, time.monotonic()), False
+            self._due, self._begins = max(self._due, self._pace.now()), False
         self._due += self._layers * seconds
-        sleep_until(self._due, self._trace)
+        self._pace.spend_until(self._due)

@@ -263,7 +263,7 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["temperatures=0,hot"], "hot is not possible: give 0 for the likeliest token or a number"),
     (["temperature=1"], "write temperatures=1"),
     (["repeats=0"], "give a number from 1 to 1000000"),
-    (["sets=../qa"], "../qa is no name of a set: name its folder with data="),
+    (["sets=../qa"], "../qa is no name of a data set: name its folder with data="),
     (["prompt_ids=1,2"], "name data sets with sets="),
     (["pipeline_type=naive"], "write methods=NAME,NAME"),
     (["question_begin=30", "question_end=50"], "leaves no question of"),

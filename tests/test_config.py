@@ -79,12 +79,12 @@ def test_a_preset_without_its_model_says_how_to_get_it(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "temprature=1": "did you mean temperature",
+    "temprature=1": "unknown key temprature: did you mean temperature?",
     "draft=head": "choose one of eagle, model, none",
-    "draft_dir=small": "is not looked at with draft=eagle: add draft=model, or leave it out",
+    "draft_dir=small": "is ignored with draft=eagle: add draft=model, or leave it out",
     "init_tokens=1": "init_total_token",
     "tyo": "did you mean toy",
-    "zzz=1": "zzz is no key (--help shows them all)",
+    "zzz=1": "unknown key zzz: --help shows them all",
     "temperature=hot": "temperature=hot is not a number: write for example temperature=0.0",
     "max_new_tokens=1.5": "is not a whole number",
     "ignore_eos=yes": "is not true or false",

@@ -12,8 +12,9 @@ from config.cli import parse
 from config.profiles import PROFILES, Profile
 from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
-from pipeline.trace import OFF
+from pipeline.trace import Trace, read
 from sim.devices import Lane, SlowDraft, SlowHead, SlowLink, SlowSlice, size
+from sim.pace import Pace
 from tests.tiny import CONFIG, Tiny, pipeline, write
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4,
@@ -51,10 +52,40 @@ def test_nothing_is_done_before_its_modelled_time():
     cache = CONFIG.cache(4, 64, TINY.lm_head.weight)
     cache.admit([0, 1, 2], [0, 0, 1], text=3)
     tokens, pos = torch.tensor([1, 2, 3]), torch.arange(3)
-    part = SlowSlice(TINY.whole, QUICK, 1.0)
+    part = SlowSlice(TINY.whole, Pace(QUICK), 1.0)
     assert seconds(lambda: part(tokens, pos, cache, {})) >= QUICK.stage(1.0, 3, 2)
-    head = SlowHead(TINY.lm_head, QUICK)
+    head = SlowHead(TINY.lm_head, Pace(QUICK))
     assert seconds(lambda: head(torch.zeros(1, CONFIG.hidden, dtype=torch.float64))) >= 4e-3
+
+
+class ModelledClock:
+    """One that moves only when somebody sleeps."""
+
+    def __init__(self):
+        self.time = 5.0
+
+    def now(self):
+        return self.time
+
+    def sleep_until(self, due):
+        self.time = max(self.time, due)
+
+
+def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
+    clock = ModelledClock()
+    trace = Trace(str(tmp_path), 0, clock)
+    pace = Pace(QUICK, clock, trace)
+    cache = CONFIG.cache(4, 64, TINY.lm_head.weight)
+    cache.admit([0, 1, 2], [0, 0, 1], text=3)
+    with trace.span("forward"):
+        SlowSlice(TINY.whole, pace, 1.0)(torch.tensor([1, 2, 3]), torch.arange(3), cache, {})
+    after = 5.0 + QUICK.stage(1.0, 3, 2)
+    assert clock.time == pytest.approx(after)
+    assert SlowDraft(Draft(), pace).grow(None, None) and clock.time == pytest.approx(after + 2e-3)
+    trace.close()
+    spans = {span["name"]: span for span in read(tmp_path)}
+    assert (spans["forward"]["t0"], spans["forward"]["t1"]) == (5.0, pytest.approx(after))
+    assert all(span["t1"] == pytest.approx(span["t0"]) for span in read(tmp_path) if span["name"] == "late")
 
 
 class Draft:
@@ -71,14 +102,14 @@ class Draft:
 
 
 def test_a_level_takes_its_time_and_one_that_did_not_grow_says_so():
-    draft = SlowDraft(Draft(), QUICK)
+    draft = SlowDraft(Draft(), Pace(QUICK))
     assert seconds(lambda: draft.grow(None, None)) >= 2e-3
     assert not draft.grow(None, None)
 
 
 def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
     came, start = [], time.monotonic()
-    data, control = (Lane(lambda msg: came.append((type(msg), time.monotonic() - start)), QUICK, 0.0, OFF, print)
+    data, control = (Lane(lambda msg: came.append((type(msg), time.monotonic() - start)), Pace(QUICK), 0.0, print)
                      for _ in range(2))
     for rows in (20, 10):
         data.put(segment(rows, 4))  # 20.5 and 10.2 ms on the wire
@@ -91,7 +122,7 @@ def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
 
 def test_a_latency_that_varies_changes_no_order():
     came: list[int] = []
-    lane = Lane(lambda msg: came.append(msg.keep[0]), replace(QUICK, jitter=5), 0.0, OFF, print)
+    lane = Lane(lambda msg: came.append(msg.keep[0]), Pace(replace(QUICK, jitter=5)), 0.0, print)
     for number in range(6):
         lane.put(Prune(0, 0, 0, 0, [number]))
     lane.close()
@@ -108,7 +139,7 @@ def test_the_size_of_a_message_is_that_of_the_model_that_it_stands_for():
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"])
 def test_every_strategy_writes_its_text_in_an_emulated_cluster(strategy):
-    fast = QUICK.slowed(0.1)
+    fast = Pace(QUICK.slowed(0.1))
     draft = SlowDraft(TINY.eagle(), fast)
     with pipeline(TINY, 2, strategy, draft, wrap=lambda link: SlowLink(link, fast)) as decoder:
         assert write(decoder, PROMPT, NEW, SAMPLER) == TINY.text(PROMPT, NEW, SAMPLER)
@@ -123,7 +154,7 @@ def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["rate_mbps=100"], "name one, as profile=jetson-7b"),
+    (["rate_mbps=100"], "rate_mbps only works with an emulated cluster: name one, as in profile=jetson-7b"),
     (["profile=jetson"], "choose one of none, jetson-7b"),
     (["profile=wifi", "slowdown=0"], "slowdown=0.0 is not possible"),
     (["profile=wifi", "rate_mbps=-1"], "rate_mbps=-1.0 is not possible")])

@@ -54,7 +54,7 @@ def sentence(text: str) -> str:
      "the prompt has 300 tokens and the context only 300: shorten"),
     (["temperature=-0.5"], "temperature=-0.5 is not possible: give 0"),
     (["pipeline_type=continuos"], "pipeline_type=continuos is unknown: choose one of ar, serial"),
-    (["temprature=1"], "temprature is no key, did you mean temperature"),
+    (["temprature=1"], "unknown key temprature: did you mean temperature"),
     (["stages=0+2+2"], "is split as 0+1+1+1+1, not as stages=0+2+2: leave stages out"),
     (["stages=3"], "is split as 0+1+1+1+1, not as stages=3: leave stages out"),
     (["stages=0+2+2+2+2"], "adds up to 8 layers, but the model has 4; try 0+1+1+1+1"),

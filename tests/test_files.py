@@ -33,7 +33,7 @@ def test_what_is_harmless_in_a_file_of_lines_is_read(tmp_path, data, found):
     (b'1\n{"a": }', "line 2 of {} is not JSON (Expecting value, column 7): do this"),
     (b"1\n\xff", "line 2 of {} is not UTF-8 (invalid start byte at byte 0): save it as UTF-8"),
     ("é".encode("latin-1"), "is not UTF-8"), ('"a"'.encode("utf-16"), "line 1 of {} is not UTF-8"),
-    (DEEP.encode(), "line 1 of {} is nested too deeply: do this"),
+    (DEEP.encode(), "line 1 of {} is nested too deeply (more than 64 lists and objects, one in the other): do this"),
     (b'1\n\n{"a": ["\\uD800"]}', "line 3 of {} has half a character"),
     (b"9" * 5000, "line 1 of {} is not JSON"), (b'"a\x00b"', "line 1 of {} is not JSON (Invalid control character"),
 ], ids=lambda value: value[:12] if isinstance(value, bytes) else "")
@@ -61,11 +61,11 @@ def test_a_whole_file_names_the_line_that_is_broken(tmp_path):
 
 def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name, sentence in (("none", "there is no file"), ("", "name a file"), ("pipe", "name a file"),
+    for name, sentence in (("none", "there is no file"), ("", "name a file"), ("pipe", "name a file that you may read"),
                            ("x" * 300, "File name too long"), ("pipe/x", "Not a directory")):
         with refused(sentence):
             whole(tmp_path / name)
-    with refused("/dev/zero is a folder, a device or a pipe: name a file"):
+    with refused("/dev/zero is a folder, a device or a pipe: name a file that you may read"):
         whole("/dev/zero")
 
 

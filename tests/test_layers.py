@@ -19,11 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5, "eval": 6, "serve": 6,
           "scripts": 7, "toy": 7, "split_and_save_models": 7}
 ORDER = {  # in its own folder, a file imports only files that are named before it
-    "config": "foreign fields files ranges families heads methods tensor_parallel profiles run_config presets "
-              "questions eval_config cli",
+    "config": "foreign files fields ranges families heads methods tensor_parallel profiles run_config presets "
+              "questions words eval_config cli",
     "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage target strategies decode",
     "tp": "shares group overlap comm layers links",
+    "sim": "pace devices groups",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}

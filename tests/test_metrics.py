@@ -17,6 +17,7 @@ from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import NoTrace
 from pipeline.transport import Inbox
 from sim.devices import Lane, size
+from sim.pace import Pace
 
 
 def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):
@@ -186,7 +187,7 @@ def test_rank_0_is_done_when_the_answer_is_there_and_an_emulated_wire_counts_the
 
 def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
     tally, inbox = Tally(tmp_path, 0), Inbox()
-    lane = Lane(inbox.put, PROFILES["server"], 0.0, tally, print)
+    lane = Lane(inbox.put, Pace(PROFILES["server"], trace=tally), 0.0, print)
     messages = [Segment(0, [1, 2], [0, 1], [1, 2], 2, torch.tensor([5, 6])), Prune(0, 2, 1, 9, [3, 4]), Reset(0)]
     with tally.span("send", kind="Segment", nodes=[1, 2]):
         for msg in messages:

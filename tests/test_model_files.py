@@ -169,12 +169,13 @@ def test_json_nested_without_end_is_refused(models, tmp_path, name, what):
     folder = Path(shutil.copytree(models / ("shards" if name.endswith("index.json") else "whole"), tmp_path / "model"))
     content = NESTED[what].encode()
     (folder / name).write_bytes(content if name.endswith("json") else len(content).to_bytes(8, "little") + content)
-    with refused(f"{folder / name} has more than 64 lists and objects one in the other"):
+    with refused(f"{folder / name} is nested too deeply (more than 64 lists and objects, one in the other)"):
         Checkpoint(folder)
 
 
 @pytest.mark.parametrize(("content", "sentence"), [
-    (b"\xff\xfe{\x00}\x00", "is not JSON ('utf-8' codec"), (b'{"a": 1', "is not JSON"), (b"", "is not JSON"),
+    (b"\xff\xfe{\x00}\x00", "is not UTF-8 (invalid start byte at byte 0): copy it again"),
+    (b'{"a": 1', "is not JSON"), (b"", "is not JSON"),
     (b"null", "is not a JSON object"), (b'"text"', "is not a JSON object"),
 ])
 def test_a_file_without_a_json_object_is_refused(tmp_path, content, sentence):
@@ -186,7 +187,7 @@ def test_a_file_without_a_json_object_is_refused(tmp_path, content, sentence):
 def test_a_byte_order_mark_is_harmless_and_a_folder_or_a_file_without_end_is_none_to_read(tmp_path, monkeypatch):
     (tmp_path / "x.json").write_bytes(b'\xef\xbb\xbf{"a": [1]}')
     assert read_json(tmp_path / "x.json") == {"a": [1]}
-    with refused("cannot be read (Is a directory)"):
+    with refused("is a folder, a device or a pipe: copy the folder again"):
         read_json(tmp_path)
     monkeypatch.setattr("config.foreign.LARGEST", 10)
     with refused("has 13 bytes, more than any file of its kind"):
@@ -195,7 +196,8 @@ def test_a_byte_order_mark_is_harmless_and_a_folder_or_a_file_without_end_is_non
 
 def test_lines_of_other_files_are_read_by_the_same_reader():
     assert parse_json('["a text"]', "line 3 of it") == ["a text"]
-    with refused("line 3 of it has more than 64 lists and objects one in the other; write a list of texts"):
+    with refused("line 3 of it is nested too deeply (more than 64 lists and objects, one in the other): "
+                 "write a list of texts"):
         parse_json(NESTED["a list"], "line 3 of it", "write a list of texts")
 
 

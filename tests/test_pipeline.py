@@ -69,7 +69,7 @@ def test_the_program_around_it_keeps_its_settings(options, processes):
 
 
 def test_what_cannot_work_is_told_before_a_start(options):
-    with pytest.raises(ValueError, match="temprature is no key, did you mean temperature"):
+    with pytest.raises(ValueError, match="unknown key temprature: did you mean temperature"):
         Pipeline.open(**options, temprature=1)
     with pytest.raises(ValueError, match="is split as 0\\+2\\+2, not as stages=3"):
         Pipeline.open(**options, stages=3)

@@ -11,6 +11,7 @@ from model.sample import Sampler
 from pipeline.clock import RealClock
 from pipeline.stage import Stage
 from sim.devices import SlowSlice
+from sim.pace import Pace
 from tests.tiny import Tiny, pipeline, write
 
 TINY = Tiny()
@@ -25,21 +26,18 @@ class ModelledClock(RealClock):
     def now(self):
         return self.time
 
+    def sleep_until(self, due):
+        self.time = max(self.time, due)
+
 
 @pytest.mark.parametrize("free, row, rows", [(64, 1.0, 64), (32, 1.0, 32), (16, 1.0, 16)])
 def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows):
     clock = ModelledClock()
-    profile = replace(BASE, free=free, row=row)
-
-    class Clocked(SlowSlice):
-        def __call__(self, x, *rest):
-            clock.time += self.profile.stage(self.share, len(x), 0)
-            return self.part(x, *rest)
-
+    pace = Pace(replace(BASE, free=free, row=row), clock)
     with pipeline(TINY, 2, "continuous") as decoder:
         for stage in decoder.stages:
             assert isinstance(stage, Stage)
-            stage.part = Clocked(stage.part, profile, 0.5)
+            stage.part = SlowSlice(stage.part, pace, 0.5)
         assert segment_rows(decoder.ring, 200, clock) == rows
         assert write(decoder, [5, 6, 7], 8, Sampler()) == TINY.text([5, 6, 7], 8, Sampler())
 

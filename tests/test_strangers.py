@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.foreign import plain
 from launch.hosts.agreement import judge_ways, open_door, reaches
 from launch.hosts.clock import learn_time, tell_time
-from launch.hosts.entries import Junk, clean, plain
+from launch.hosts.entries import Junk, clean
 from launch.hosts.store import STRANGERS, Keeper, Lost, Shelf, Store, Wire, hang_up
 from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace

@@ -140,7 +140,8 @@ def test_a_tensor_that_is_not_finite_is_refused_with_its_name_and_file(tmp_path,
         source.sound("bad")
 
 
-@pytest.mark.parametrize(("content", "sentence"), [(None, "is missing"), ("{", "is not JSON"), ("[]", "a JSON object")])
+@pytest.mark.parametrize(("content", "sentence"), [
+    (None, "there is no file"), ("{", "is not JSON"), ("[]", "a JSON object")])
 def test_a_bad_config_is_refused(model, content, sentence):
     (model / "config.json").unlink() if content is None else (model / "config.json").write_text(content)
     with refused(sentence):

@@ -11,23 +11,18 @@ import math
 import re
 from typing import Any, Callable, Dict, NamedTuple
 
+from config.foreign import plain
+
 MOST = 1 << 20  # bytes of an entry
 RANKS = 1 << 10  # the most of one run
 COUNT = 1 << 62  # counters stay below
 DIGITS = 20  # of a whole number
-LONGEST = 1000  # characters of a text that is shown
 
 Facts = Dict[str, Any]  # of one rank, by name
 
 
 class Junk(ValueError):
     """An entry, or a request, that has none of the known forms."""
-
-
-def plain(text: str) -> str:
-    """A text that anybody may have written, as it can be printed: no control codes, no end out of sight."""
-    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[:LONGEST])
-    return shown + "..." * (len(text) > LONGEST)
 
 
 def parse(raw: bytes) -> Any:

@@ -17,7 +17,8 @@ from typing import Any, Callable, Sequence
 
 import torch.distributed as dist
 
-from launch.hosts.entries import COUNT, MOST, RANKS, Junk, clean, kind, parse, plain
+from config.foreign import plain
+from launch.hosts.entries import COUNT, MOST, RANKS, Junk, clean, kind, parse
 from pipeline.transport import PeerLost
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows

@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from config.presets import ROOT
 from config.run_config import RunConfig
+from config.words import over, typed
 from launch.pipeline import Pipeline
 from launch.processes import WRONG
 from launch.run import Command, run
@@ -136,18 +137,19 @@ def _row(name: str, seconds: Iterable[float]) -> None:
 
 
 def overhead(argv: list[str]) -> int:
-    argv = _with(argv, "max_new_tokens=64")
+    defaults = {"max_new_tokens": "64"}
     if "RANK" not in os.environ:  # every rank shall trace into one folder
-        argv = _with(argv, f"trace={tempfile.mkdtemp(prefix='flowspec-')}")
+        defaults["trace"] = tempfile.mkdtemp(prefix="flowspec-")
+    argv = over(argv, defaults)
     code = run(Command("scripts.bench overhead", compare), argv)
     if code == 0 and "RANK" not in os.environ:
-        report(next(word[len("trace="):] for word in argv if word.startswith("trace=")))
+        report(typed(argv)["trace"])
     return code
 
 
 def acceptance(argv: list[str]) -> int:
-    tree = ("init_total_token=59", "init_depth=5", "init_topk=10", "min_probability=0")
-    asked = _with(argv, "pipeline_type=serial", "max_new_tokens=128", *tree)
+    tree = {"init_total_token": "59", "init_depth": "5", "init_topk": "10", "min_probability": "0"}
+    asked = over(argv, {"pipeline_type": "serial", "max_new_tokens": "128", **tree})
     return run(Command("scripts.bench acceptance", judge), asked)
 
 
@@ -166,12 +168,6 @@ def judge(pipeline: Pipeline) -> None:
         print(f"  {path.stem:<12}{means[-1]:6.2f}   {len(answers)} answers, "
               f"{sum(a.new_tokens for a in answers)} tokens", flush=True)
     print(f"  {'mean':<12}{statistics.mean(means):6.2f}")
-
-
-def _with(argv: list[str], *defaults: str) -> list[str]:
-    """`argv` and those defaults whose keys it does not give."""
-    given = {word.partition("=")[0] for word in argv}
-    return argv + [word for word in defaults if word.partition("=")[0] not in given]
 
 
 COMMANDS = {"overhead": overhead, "acceptance": acceptance, "stages": stages, "tp": tensor_parallel}
