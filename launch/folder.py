@@ -1,7 +1,7 @@
-"""A store of keys in a private folder: how ranks of one machine find each other, without a port that could be reached.
+"""A store of keys in a private folder: the rendezvous of ranks on one machine, without a port that others could reach.
 
-It has what the heartbeat and the clocks ask of torch's stores. Each key is a file of its own that is replaced, so that
-it does not grow with the beats of a pipeline that lives for months.
+It has what the heartbeat and the clocks ask of torch's stores. Each key is a file of its own that is replaced, so the
+folder does not grow with the heartbeats of a pipeline that lives for months.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-MEMORY = Path("/dev/shm")  # beats need no disk
+MEMORY = Path("/dev/shm")  # heartbeats need no disk
 LOOK = 0.01  # seconds between two looks for a key
 
 
@@ -23,7 +23,7 @@ def private_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class Folder:
-    """`set`, `get` and `add` as in torch's stores."""
+    """A store with `set`, `get` and `add` as torch's stores have them."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -35,13 +35,16 @@ class Folder:
         os.replace(draft, path)
 
     def get(self, key: str) -> bytes:
-        """Waits until the key is there."""
+        """The value of a key, once it is there."""
         while (found := self.peek(key)) is None:
             time.sleep(LOOK)
         return found
 
     def peek(self, key: str) -> bytes | None:
-        """What is there now. It takes no lock, which a process that was stopped could hold."""
+        """The value of a key, or None if it is not there now; raises RuntimeError if the folder is gone.
+
+        It takes no lock, which a process that was stopped could hold.
+        """
         try:
             return self._path(key).read_bytes()
         except FileNotFoundError:
@@ -50,7 +53,7 @@ class Folder:
             return None
 
     def add(self, key: str, amount: int) -> int:
-        """The sum of all that was added."""
+        """The sum of all that was added to a key; 0 only asks for it."""
         if not amount:
             return int(self.peek(key) or 0)
         path = self._path(key)

@@ -71,8 +71,8 @@ def test_whatever_ends_ranks_is_told_in_one_sentence(capfd, words, code, told):
 def test_what_the_ranks_have_agreed_on_is_told_if_a_stopped_one_cannot(capfd, monkeypatch):
     """As of rank 0 that was stopped: the others end, and the launcher kills it, which is not the reason."""
     told = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
-    monkeypatch.setattr(processes, "_start", lambda command, environment, world, start=processes._start: (
-        Folder(environment[processes.FOLDER]).set(NOTED, told), start(command, environment, world))[1])
+    monkeypatch.setattr(processes, "start_ranks", lambda command, folder, *rest, start=processes.start_ranks: (
+        Folder(folder).set(NOTED, told), start(command, folder, *rest))[1])
     assert ends("deaf", "75", "75") == 75
     assert capfd.readouterr().err == "\nflowspec: rank 0 was lost: it has been silent for 10 seconds\\x1b[2J\n"
 
@@ -114,12 +114,12 @@ def test_ctrl_c_within_a_second_counts_once():
 def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     found = []
 
-    def start(command, environment, world):
-        folder = Path(environment[processes.FOLDER])
+    def start(command, place, world, numbers):
+        folder = Path(place)
         found.extend([folder, stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid])
         return []
 
-    monkeypatch.setattr(processes, "_start", start)
+    monkeypatch.setattr(processes, "start_ranks", start)
     monkeypatch.setattr(processes, "_await", lambda ranks, stops: {})
     assert ends("0") == 0
     assert found[1:] == [0o700, os.getuid()] and not found[0].exists()
