@@ -20,6 +20,7 @@ def segment_rows(ring: Ring, context: int, clock: Clock = REAL) -> int:
     sizes = [size for size in SIZES if size <= context] or [context]
     _pass(ring, sizes[0], clock)  # warms up
     takes = {size: _pass(ring, size, clock) for size in sizes}
+    assert min(takes.values()) > 0, takes
     longest = FLAT * takes[sizes[0]]
     return max(size for size in sizes if takes[size] <= longest)
 

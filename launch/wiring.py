@@ -50,7 +50,10 @@ def between_processes(config: RunConfig, placement: Placement, rank: int, heartb
               for ranks in placement.groups if len(ranks) > 1}
 
     def connect(peers: Peers | None) -> Any:
-        return peers and _emulated(config, DistLink(peers, heartbeat.failed, trace, wires), trace)
+        if peers is None:
+            return None
+        link = DistLink(peers, heartbeat.failed, trace, wires)
+        return _emulated(config, link, trace)
 
     link = connect(placement.peers(rank))
     fan = connect(placement.fan(rank))
@@ -60,12 +63,16 @@ def between_processes(config: RunConfig, placement: Placement, rank: int, heartb
 
 def between_threads(config: RunConfig, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
     """The wires of every rank, all in one process."""
+    assert len(traces) == placement.world, (len(traces), placement.world)
     ordered = [placement.peers(rank).ordered for rank in range(len(traces))]
     inboxes = [Inbox(trace, in_order) for trace, in_order in zip(traces, ordered)]
     tables = {ranks: Table(len(ranks)) for ranks in placement.groups}
 
     def connect(rank: int, peers: Peers | None) -> Any:
-        return peers and _emulated(config, LocalLink(rank, inboxes, peers, tables.values()), traces[rank])
+        if peers is None:
+            return None
+        link = LocalLink(rank, inboxes, peers, tables.values())
+        return _emulated(config, link, traces[rank])
 
     found = []
     for rank in range(len(traces)):

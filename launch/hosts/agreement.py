@@ -111,8 +111,7 @@ def judge_ways(told: dict[int, Facts], ways: dict[int, list[int]], names: list[s
     missed = Counter(rank for unreached in ways.values() for rank in unreached if rank in told)
     if not missed:
         return ""
-    most = max(missed.values())
-    worst = max((rank for rank in missed if missed[rank] == most), key=lambda rank: len(ways[rank]))
+    worst = max(missed, key=lambda rank: (missed[rank], len(ways[rank])))
     others = ", ".join(str(rank) for rank, unreached in ways.items() if worst in unreached)
     interface = told[worst]["interface"]
     return (f"{names[worst]} cannot be reached by rank {others} at its interface {interface}: name the interface of "

@@ -107,7 +107,8 @@ class Rendezvous:
 
     def _try_ways(self, told: Told) -> None:
         """Knock at the doors of all ranks, and agree that nobody knocks in vain. From now on ranks have names."""
-        self.names = [self.board.named(rank, of["host"], of["address"]) for rank, of in told.items()]
+        for rank, facts in told.items():
+            self.names.append(self.board.named(rank, facts["host"], facts["address"]))
         self._deadline = time.monotonic() + PATIENCE
         with ThreadPoolExecutor(len(told)) as pool:
             reached = list(pool.map(reaches, told.values(), told))
@@ -211,9 +212,9 @@ class Coordinator(Rendezvous):
     def _linger(self, topic: str, ranks: Sequence[int]) -> None:
         """The store ends with this process: first let these ranks hear the verdict, also those that come only now."""
         end = time.monotonic() + PATIENCE
-        heard = [f"{topic}/heard/{rank}" for rank in ranks]
-        while time.monotonic() < end and not all(self._store.add(key, 0) for key in heard):
-            time.sleep(LOOK)
+        for rank in ranks:
+            while time.monotonic() < end and not self._store.add(f"{topic}/heard/{rank}", 0):
+                time.sleep(LOOK)
 
 
 class Participant(Rendezvous):
