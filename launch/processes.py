@@ -65,7 +65,7 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it: one that still imports its modules
     would answer with a traceback.
     """
-    assert all(0 <= rank < world for rank in numbers), (list(numbers), world)
+    assert set(numbers) <= set(range(world)), (list(numbers), world)
     ranks: list[subprocess.Popen[bytes]] = []
     environment = _environment(folder, world)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -16,7 +16,7 @@ from config.run_config import RunConfig
 from launch.build import build_stage
 from launch.ending import show
 from launch.folder import private_folder
-from launch.hosts.clock import learn_time, machine, tell_time
+from launch.hosts.clock import machine, tell_time
 from launch.local import join_beside
 from launch.prepare import check_split, open_part
 from launch.processes import await_ends, kill, start_ranks
@@ -39,17 +39,11 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
 
-    def compare(self, store: Any) -> None:
-        """Tell the other ranks through the store which split this is, and what time it is; refuses another split."""
-        config, part = self.spec.config, self.spec.part
+    def compare_split(self, store: Any) -> None:
+        """Tell the other ranks, through the store, which split this is; raises ValueError if it is not rank 0's."""
+        part = self.spec.part
         store.set(f"split/{part.rank}", part.split_id)
         check_split(part, store.get("split/0").decode())
-        if not config.trace:
-            return
-        if part.rank == 0:
-            tell_time(store, range(1, part.world), machine())
-        else:
-            learn_time(store, part.rank, machine(), self.trace)
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring until it is stopped."""
@@ -117,7 +111,9 @@ def _in_group(config: RunConfig, folder: Path, placement: Placement, store: Any)
     wires = between_processes(config, placement, 0, heartbeat, trace)
     heartbeat.start(lambda loss: wires.fail(PeerLost(loss)))
     rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace)
-    rank_0.compare(store)
+    rank_0.compare_split(store)
+    if config.trace:
+        tell_time(store, range(1, placement.world), machine())
     try:
         yield rank_0
         if not heartbeat.lost:

@@ -1,8 +1,8 @@
 """The composition root: from what a person types to the exit code of a command.
 
-The only place, beside `ranks.py`, that knows rank numbers; everything below receives values. A command calls `run` with
-what rank 0 shall do. Started by hand, it looks the input over and starts one process for each rank (or, with
-processes=false, one thread). Where the environment names a rank, as torchrun does too, it is that rank.
+The only place that asks which rank this is; everything below it receives values. A command calls `run` with what rank 0
+shall do. Started by hand, it looks the input over and starts one process for each rank (or, with processes=false, one
+thread). Where the environment names a rank, as torchrun does too, it is that rank.
 """
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from config.cli import parse
 from config.run_config import RunConfig
 from launch.ending import Ending, show
 from launch.hosts.board import COMMAND, find_board
+from launch.hosts.clock import learn_time, machine, tell_time
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
 from launch.interrupt import interrupt
 from launch.local import LocalRendezvous
@@ -140,7 +141,11 @@ def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
     ending.wires = wires
     heartbeat.start(ending.lose)
     rank = Rank(RankSpec(config, open_part(folder, number)), wires, trace)
-    rank.compare(store)
+    rank.compare_split(store)
+    if config.trace and number == 0:
+        tell_time(store, range(1, placement.world), machine())
+    elif config.trace:
+        learn_time(store, number, machine(), trace)
     code = 0
     if number == 0:
         code = _lead(rank, command.main)

@@ -60,7 +60,7 @@ def sentence(text: str) -> str:
     (["stages=0+2+2+2+2"], "adds up to 8 layers, but the model has 4; try 0+1+1+1+1"),
     (["stages=0+0+4"], "write the layers of every rank"),
     (["question_file=nowhere.jsonl"], "there is no file"),
-    (["threads_per_rank=1000000"], "threads_per_rank=1000000 is more than the"),
+    (["threads_per_rank=1024"], "threads_per_rank=1024 is more than the"),
     (["template=own"], "has no chat template of its own; use template=vicuna"),
 ])
 def test_what_cannot_be_asked_is_answered_with_the_fix(saved, capsys, words, told):

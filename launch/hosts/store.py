@@ -203,12 +203,12 @@ def greeted(line: bytes) -> int:
     said = parse(line)
     if type(said) is not list or len(said) != 2:
         raise Junk("it is no rank's greeting")
-    word, rank = said
-    if word != GREETING or type(rank) is not int:
+    word, number = said
+    if word != GREETING or type(number) is not int:
         raise Junk("it is no rank's greeting")
-    if not 0 < rank < RANKS:
-        raise Junk(f"there is no rank {rank}")
-    return int(rank)
+    if not 0 < number < RANKS:
+        raise Junk(f"there is no rank {number}")
+    return int(number)
 
 
 class StoreClient:
