@@ -200,7 +200,7 @@ def local_ranks(world: int) -> range:
 def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], tell: bool = True) -> None:
     """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may tell of `mine`.
 
-    It is called before ranks meet, so before any of them loads: what is free is free for all of them.
+    It is called before the rendezvous, so before any rank loads: what is free is free for all of them.
     """
     for device in {spec.device for spec in mine}:
         there = [spec for spec in specs if spec.device == device]
