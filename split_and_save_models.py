@@ -1,4 +1,4 @@
-"""Splits a Hugging Face model into one folder per rank, tensor by tensor, so that a rank reads its own folder only.
+"""Split a Hugging Face model into one folder for each rank, tensor by tensor, so that a rank reads its own folder only.
 
 This is the command; what it does is in launch/split/.
 """
@@ -33,15 +33,18 @@ example:
 
 
 def report(parts: list[Part]) -> None:
+    """Print what each folder holds, and its size."""
     for part in parts:
         size = sum(size for size, _ in part.files.values())
-        share = f"share {part.member + 1} of {len(part.shares)} of " if len(part.shares) > 1 else ""
         first, end = part.layers
-        held = f"{share}layers {first} to {end - 1}" if first < end else "drafts"
+        held = f"layers {first} to {end - 1}" if first < end else "drafts"
+        if first < end and len(part.shares) > 1:
+            held = f"share {part.member + 1} of {len(part.shares)} of {held}"
         print(f"{part.folder}: {held}, {size / 1e6:,.1f} MB")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TensorParallel]:
+    """What was typed, and how ranks share layers; a mistake ends the program with the usage."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=EXAMPLE,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form")
@@ -56,17 +59,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)
     tensor_parallel = TensorParallel("ar" if args.stages else "tp", args.tp, args.tp_shares, "")
-    if not args.check and not (args.model_dir and args.out_dir and (args.stages or tensor_parallel.asked)):
+    layout_known = args.stages or tensor_parallel.asked
+    if not (args.check or (args.model_dir and args.out_dir and layout_known)):
         parser.error("MODEL_DIR, OUT_DIR and --stages or --tp are needed (or --check OUT_DIR alone); see --help")
+    return args, tensor_parallel
+
+
+def write(args: argparse.Namespace, tensor_parallel: TensorParallel) -> list[Part]:
+    """Split the model as it was typed; raises ValueError for what cannot work."""
+    problem = next(tensor_parallel.problems(), "")
+    if problem:
+        raise ValueError(problem.replace("tp_shares=", "--tp-shares ").replace("tp=", "--tp "))
+    layout = Layout(args.quant, tensor_parallel.speeds)
+    stages = args.stages or ""
+    folders = split(args.model_dir, args.out_dir, stages, args.eagle, layout=layout)
+    return [Part(folder) for folder in folders]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, tensor_parallel = parse(argv)
     try:
-        if args.check:
-            report(check(args.check))
-        else:
-            for problem in tensor_parallel.problems():
-                raise ValueError(problem.replace("tp_shares=", "--tp-shares ").replace("tp=", "--tp "))
-            report([Part(folder) for folder in split(
-                args.model_dir, args.out_dir, args.stages or "", args.eagle,
-                layout=Layout(args.quant, tensor_parallel.speeds))])
+        report(check(args.check) if args.check else write(args, tensor_parallel))
     except (ValueError, OSError) as error:
         print(f"split_and_save_models.py: {error}", file=sys.stderr)
         return 2

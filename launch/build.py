@@ -1,4 +1,4 @@
-"""The parts of a rank: from its specification to its stage, or to rank 0's LM head, draft and decoders.
+"""What a rank is made of: from its specification to its stage, or to rank 0's ring, LM head, draft and decoders.
 
 It knows nothing about processes or rank numbers. A builder changes nothing but what it returns.
 """
@@ -39,36 +39,52 @@ LMHead = Callable[[Tensor], Tensor]
 
 
 def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> Stage:
-    """The slice of one rank, or its share of one that `group` has together, and the making of its caches."""
+    """The stage of one rank: its layers, or its share of those that `group` has together, and the making of its caches.
+    """
     spec.prepare_torch()
-    part, sizes = spec.part, spec.sizes
-    first, last = part.layers
-    shared = group is not None and group.size > 1
-    body = hollow(sizes, shares(sizes, part.shares)[part.member], first, last) if shared else Slice(sizes, first, last)
-    probe(spec.quant, spec.dtype, spec.device)
-    names = {name[len("model."):]: name for name in part.weights.names() if name != HEAD}
-    load(body, spec.quant, Recast(part.weights, names, spec.quantizes), spec.dtype, spec.device)
+    sizes = spec.sizes
+    first, last = spec.part.layers
+    members = group if group is not None and group.size > 1 else None
+    body = _load_layers(spec, shared=members is not None)
 
     def new_cache() -> TreeCache:
         return body.config.cache(last - first, spec.slots, spec.like)
 
     computes: Callable[..., Tensor | None] = body
-    if group is not None and shared:
-        computes = ShardedSlice(body, _comm(spec, group, trace))
+    if members is not None:
+        computes = ShardedSlice(body, _comm(spec, members, trace))
     elif spec.cluster:
-        computes = SlowSlice(body, Pace(spec.cluster, trace=trace), (last - first) / sizes.layers)
+        of_model = (last - first) / sizes.layers
+        computes = SlowSlice(body, Pace(spec.cluster, trace=trace), of_model)
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
     return Stage(computes, new_cache, trace, keep)
 
 
+def _load_layers(spec: RankSpec, shared: bool) -> Slice:
+    """The rank's layers with their weights; if `shared`, only this member's heads and columns of each."""
+    part, sizes = spec.part, spec.sizes
+    if shared:
+        share = shares(sizes, part.shares)[part.member]
+        body = hollow(sizes, share, *part.layers)
+    else:
+        body = Slice(sizes, *part.layers)
+    probe(spec.quant, spec.dtype, spec.device)
+    held = [name for name in part.weights.names() if name != HEAD]
+    names = {name[len("model."):]: name for name in held}
+    weights = Recast(part.weights, names, spec.quantizes)
+    load(body, spec.quant, weights, spec.dtype, spec.device)
+    return body
+
+
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
-    """How the ranks that share a stage add up."""
+    """How the ranks that share a stage add up their partial sums; in an emulated cluster it takes its time."""
     comm = COMMS[spec.config.tensor_parallel.comm](group, spec.sizes.hidden)
     cluster = spec.cluster
     if cluster is None:
         return comm
+    layers = cluster.layers / spec.sizes.layers
     largest = max(spec.part.shares) / sum(spec.part.shares)
-    return Paced(comm, Pace(cluster, trace=trace), cluster.layers / spec.sizes.layers, largest, group.size)
+    return Paced(comm, Pace(cluster, trace=trace), layers, largest, group.size)
 
 
 def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
@@ -78,13 +94,13 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
 
 
 def build_ring(spec: RankSpec, lm_head: LMHead, link: Any, trace: NoTrace) -> Ring:
-    """The pipeline as rank 0 sees it. In an emulated cluster the verification takes its time."""
+    """The pipeline as rank 0 sees it; in an emulated cluster the verification takes its time."""
     head = SlowHead(lm_head, Pace(spec.cluster, trace=trace)) if spec.cluster else lm_head
     return Ring(link, head, len(spec.part.stages), spec.device, trace)
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace) -> Draft:
-    """Who guesses; a draft may share the target's LM head."""
+    """The draft that the configuration names. It may share the target's LM head."""
     draft: Draft = DRAFTS[spec.draft](spec, lm_head)
     if spec.cluster:
         draft = SlowDraft(draft, Pace(spec.cluster, trace=trace))
@@ -103,7 +119,7 @@ def _no_draft(spec: RankSpec, lm_head: LMHead) -> NoDraft:
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
-    """The head in rank 0's folder."""
+    """The EAGLE head in rank 0's folder; raises ValueError if there is none."""
     part = spec.part
     if part.eagle is None:
         raise ValueError(f"{part.folder} has no draft head: split the model again with --eagle DIR, "
@@ -117,11 +133,12 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
 
     head = load_head(Checkpoint(part.eagle), part.config, embed, spec.dtype, spec.device)
     compress(head, spec.draft_quant(), spec.dtype)
-    return Eagle(head, head.logits if isinstance(head, Eagle3Head) else lm_head, spec.slots)
+    logits = head.logits if isinstance(head, Eagle3Head) else lm_head
+    return Eagle(head, logits, spec.slots)
 
 
 def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
-    """A small model of the same vocabulary, whole: from the folder that is named, or `draft` in rank 0's."""
+    """A small model of the same vocabulary, whole: from `draft_dir`, or from the folder `draft` in rank 0's."""
     folder = Path(spec.config.draft_dir) if spec.config.draft_dir else spec.part.folder / "draft"
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give draft_dir=FOLDER, a small model in Hugging Face form")
@@ -129,15 +146,18 @@ def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
     check_model(source)
     sizes = _draft_sizes(LlamaConfig.read(source.config), spec, folder)
     top, body = assign(source.names(), [0, sizes.layers], sizes.tied)
-    model, kind = Slice(sizes, 0, sizes.layers), spec.draft_quant()
+    model = Slice(sizes, 0, sizes.layers)
+    kind = spec.draft_quant()
     names = {name[len("model."):]: held for name, held in body.items()}
-    load(model, kind, Recast(source, names, kind, sound=True), spec.dtype, spec.device)
+    weights = Recast(source, names, kind, sound=True)
+    load(model, kind, weights, spec.dtype, spec.device)
     own_head = _linear_head(sizes, source.sound(top[HEAD]), spec)
-    return ModelDraft(model, own_head, sizes.cache(sizes.layers, spec.slots, spec.like))
+    cache = sizes.cache(sizes.layers, spec.slots, spec.like)
+    return ModelDraft(model, own_head, cache)
 
 
 def _draft_sizes(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> LlamaConfig:
-    """Those of a draft model, for texts as long as the target's; one that does not fit the target is refused."""
+    """The hyperparameters of a draft model, for texts as long as the target's; one that does not fit is refused."""
     base = spec.sizes
     if sizes.vocab != base.vocab:
         raise ValueError(f"the draft model in {folder} has vocab_size {sizes.vocab}, but the model has {base.vocab}: "
@@ -151,6 +171,7 @@ def _draft_sizes(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> LlamaConfi
 
 
 def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn.Linear:
+    """An LM head with this weight of shape `[vocab, hidden]`."""
     lm_head = torch.nn.Linear(sizes.hidden, sizes.vocab, bias=False, device="meta")
     fill(lm_head, {"weight": weight}, spec.dtype, spec.device)
     return lm_head

@@ -1,4 +1,4 @@
-"""A store of keys in a private folder: how ranks of one machine find each other, without a port that could be reached.
+"""A store of keys in a private folder: the rendezvous of ranks on one machine, without a port that others could reach.
 
 It has what the heartbeat and the clocks ask of torch's stores. A number is written over itself, so that the folder does
 not grow with the beats of a pipeline that lives for months, and hardly ever reaches the disk.
@@ -25,7 +25,7 @@ def private_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class Folder:
-    """`set`, `get` and `add` as in torch's stores."""
+    """A store with `set`, `get` and `add` as torch's stores have them."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -37,13 +37,16 @@ class Folder:
         os.replace(draft, path)
 
     def get(self, key: str) -> bytes:
-        """Waits until the key is there."""
+        """The value of a key, once it is there."""
         while (found := self.peek(key)) is None:
             time.sleep(LOOK)
         return found
 
     def peek(self, key: str) -> bytes | None:
-        """What is there now. It takes no lock, which a process that was stopped could hold."""
+        """The value of a key, or None if it is not there now; raises RuntimeError if the folder is gone.
+
+        It takes no lock, which a process that was stopped could hold.
+        """
         try:
             return self._path(key).read_bytes()
         except FileNotFoundError:
@@ -52,7 +55,7 @@ class Folder:
             return None
 
     def add(self, key: str, amount: int) -> int:
-        """The sum of all that was added."""
+        """The sum of all that was added to a key; 0 only asks for it."""
         if not amount:
             return int(self.peek(key) or 0)
         file = os.open(self._path(key), os.O_RDWR | os.O_CREAT, 0o600)

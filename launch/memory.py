@@ -1,4 +1,4 @@
-"""Memory before loading: what the ranks of a machine will take, what is free, and what would fit if that is too little.
+"""Memory before loading: what the ranks of a machine will take, what is free, and what would fit if it is too little.
 
 It reads the headers of weight files and no weights. Sizes follow from the configuration; the workspace is an estimate
 from above.
@@ -26,9 +26,12 @@ MEMINFO = Path("/proc/meminfo")
 SHORTEST = 64  # tokens: a smaller max_length is no advice
 SCRATCH = 40  # bytes for each weight of a piece that is being quantized
 KEPT = 80_000_000  # bytes that malloc and the libraries of kernels keep for themselves
-LIBRARY = 100_000_000  # and bitsandbytes
+LIBRARY = 100_000_000  # bytes that bitsandbytes keeps for itself
 PACKING = 7  # bytes for each weight of a linear that is being put in the order that a CPU's kernel wants
-SMALLER = ({"dtype": "bfloat16"}, {"quant": "int8"}, {"quant": "nf4"}, {"quant": "nf4", "dtype": "bfloat16"})
+SMALLER = (  # what takes less memory, as keys; that which changes the text least comes first
+    {"dtype": "bfloat16"}, {"quant": "int8"}, {"quant": "nf4"},
+    {"quant": "nf4", "dtype": "bfloat16"},
+)
 
 
 @dataclass(frozen=True)
@@ -44,16 +47,24 @@ class Need:
         return self.weights + self.cache + self.workspace
 
     def __add__(self, other: Need) -> Need:
-        return Need(self.weights + other.weights, self.cache + other.cache, self.workspace + other.workspace)
+        weights = self.weights + other.weights
+        cache = self.cache + other.cache
+        return Need(weights, cache, self.workspace + other.workspace)
 
     def __str__(self) -> str:
         return (f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.cache / GB:.2f}, workspace "
                 f"{self.workspace / GB:.2f})")
 
 
+NOTHING = Need(0, 0, 0)
+
+
 def need(spec: RankSpec) -> Need:
-    """Of one rank: of its layers, of the LM head and the draft, or of both where there is no pipeline."""
-    found = Need(0, 0, 0)
+    """The memory of one rank.
+
+    A stage holds layers; rank 0 holds the LM head and the draft. Where there is no pipeline, rank 0 holds both.
+    """
+    found = NOTHING
     if _layers(spec):
         found += _stage(spec)
     if HEAD in spec.part.weights.names():
@@ -68,55 +79,59 @@ def _layers(spec: RankSpec) -> int:
 
 
 def _stage(spec: RankSpec) -> Need:
-    """Of a stage, or of the rank's share of it."""
-    part, kind = spec.part, spec.quant
-    sizes = shares(spec.sizes, part.shares)[part.member].sizes(spec.sizes)
+    """The memory of a stage, or of the rank's share of it."""
+    part = spec.part
+    share = shares(spec.sizes, part.shares)[part.member]
+    sizes = share.sizes(spec.sizes)
     names = {name: name for name in part.weights.names() if name != HEAD}
     weights = _loaded(Recast(part.weights, names, spec.quantizes).forms, spec)
     kept = KEPT
-    if kind != "none":
+    if spec.quant != "none":
         kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
-    workspace = max(_step(spec, sizes, kind), _loading(part.weights, spec.quantizes))
-    return Need(weights, _cache(spec, sizes, _layers(spec)), workspace + kept)
+    cache = _cache(spec, sizes, _layers(spec))
+    loading = _loading(part.weights, spec.quantizes)
+    workspace = max(_step(spec, sizes, spec.quant), loading)
+    return Need(weights, cache, workspace + kept)
 
 
 def _head(spec: RankSpec) -> Need:
-    """Of the LM head, the features of the text, and the draft."""
+    """The memory of the LM head with the logits, and of the draft."""
     vocab = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
-    sampled = 4 if spec.config.temperature == 0 else 32  # in float64
+    sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
     logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
     return Need(vocab, 0, max(logits, vocab)) + _draft(spec)
 
 
 def _draft(spec: RankSpec) -> Need:
-    config, part, nothing = spec.config, spec.part, Need(0, 0, 0)
-    folder = Path(config.draft_dir) if config.draft_dir else part.folder / "draft"
+    """The memory of the draft; nothing where its folder is missing, which is told when the draft is built."""
+    part, eagle = spec.part, spec.draft == "eagle"
     if spec.draft == "none":
-        return nothing
-    if spec.draft == "eagle" and part.eagle:
+        return NOTHING
+    folder = Path(spec.config.draft_dir) if spec.config.draft_dir else part.folder / "draft"
+    if eagle and part.eagle:
         folder = part.eagle
     if not (folder / "config.json").is_file():
-        return nothing  # it will be missed when the draft is built
+        return NOTHING
     source = Checkpoint(folder)
-    sizes, forms = replace(LlamaConfig.read(source.config), context=spec.sizes.context), _forms(source)
-    if spec.draft == "eagle" and "embed_tokens.weight" not in forms:
+    sizes = replace(LlamaConfig.read(source.config), context=spec.sizes.context)
+    forms = {name: source.form(name) for name in source.names()}
+    if eagle and "embed_tokens.weight" not in forms:
         forms[EMBED] = part.weights.form(HEAD)
-    layers = 1 if spec.draft == "eagle" else sizes.layers
+    cache = _cache(spec, sizes, 1 if eagle else sizes.layers)
     workspace = max(_step(spec, sizes, "none"), _loading(source, "none"))
-    return Need(_loaded(forms, spec), _cache(spec, sizes, layers), workspace)
+    return Need(_loaded(forms, spec), cache, workspace)
 
 
 def _width(spec: RankSpec) -> int:
-    """Bytes of a number."""
+    """The bytes of a number of the type in which the rank computes."""
     return spec.like.element_size()
 
 
-def _forms(source: Checkpoint) -> dict[str, Form]:
-    return {name: source.form(name) for name in source.names()}
-
-
 def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
-    """Weights in the type of the run; those that are quantized, and their scales, keep their own."""
+    """The bytes of weights once they are loaded.
+
+    They take the type of the run; those that are quantized, and their scales, keep their own.
+    """
     total = 0
     for name, form in forms.items():
         keeps_type = name.endswith(".scale") or not form.dtype.is_floating_point
@@ -125,26 +140,36 @@ def _loaded(forms: Mapping[str, Form], spec: RankSpec) -> int:
 
 
 def _loading(source: Checkpoint, making: str) -> int:
-    """What loading takes for a while: a tensor as it is read and as it is changed, and the making of quantized ones."""
-    largest = max((source.form(name) for name in source.names()), key=lambda form: form.bytes)
-    return 2 * largest.bytes + (SCRATCH * min(PIECE, math.prod(largest.shape)) if making != "none" else 0)
+    """The bytes that loading takes for a while: a tensor as it is read and as it is changed.
+
+    Quantizing, if `making` names a kind, needs room for one piece of a tensor beside.
+    """
+    forms = [source.form(name) for name in source.names()]
+    largest = max(forms, key=lambda form: form.bytes)
+    if making == "none":
+        return 2 * largest.bytes
+    piece = min(PIECE, math.prod(largest.shape))
+    return 2 * largest.bytes + SCRATCH * piece
 
 
 def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> int:
-    """Keys and values."""
-    return 2 * layers * sizes.kv_heads * spec.slots * sizes.head_dim * _width(spec)
+    """The bytes of the keys and values of so many layers."""
+    numbers = layers * sizes.kv_heads * spec.slots * sizes.head_dim
+    return 2 * numbers * _width(spec)
 
 
 def _rows(spec: RankSpec) -> int:
-    """Of the largest segment that is to be expected."""
+    """The rows of the largest segment that is to be expected."""
     tree = spec.config.tree
     return max(tree.chunk, tree.init.nodes + 1, spec.config.init_topk_pipedec)
 
 
 def _step(spec: RankSpec, sizes: LlamaConfig, kind: str) -> int:
-    """What a segment takes beside weights and cache, and the tables of positions."""
-    rows, width, heads = _rows(spec), _width(spec), sizes.heads * sizes.head_dim
-    wide = max(width, 4)
+    """The bytes that a segment takes beside weights and cache, and those of the tables of positions."""
+    rows = _rows(spec)
+    width = _width(spec)
+    wide = max(width, 4)  # some steps are taken in float32
+    heads = sizes.heads * sizes.head_dim
     tables = 2 * sizes.context * sizes.head_dim * (width + 4) if sizes.family.rotary else 0
     step = rows * (3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads) * wide
     scores_and_mask = 2 * sizes.heads * 4 + 2 * width  # the mask with room to grow
@@ -154,7 +179,7 @@ def _step(spec: RankSpec, sizes: LlamaConfig, kind: str) -> int:
 
 
 def free(device: torch.device) -> int:
-    """Bytes that this process could still get there."""
+    """The bytes that this process could still get on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if MEMINFO.is_file():
@@ -175,51 +200,60 @@ def local_ranks(world: int) -> range:
 def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], tell: bool = True) -> None:
     """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may tell of `mine`.
 
-    It is called before ranks meet, so before any of them loads: what is free is free for all of them.
+    It is called before the rendezvous, so before any rank loads: what is free is free for all of them.
     """
     for device in {spec.device for spec in mine}:
         there = [spec for spec in specs if spec.device == device]
+        ranks = "rank" if len(there) == 1 else "ranks"
         left = free(device)
-        ranks = f"rank{'s' * (len(there) > 1)}"
-        for spec in (spec for spec in mine if tell and spec in there):
-            print(f"rank {spec.part.rank} needs {need(spec)}; {device} has {left / GB:.2f} GB free for "
-                  f"{len(there)} {ranks}", file=sys.stderr)
-        total = sum((need(spec) for spec in there), Need(0, 0, 0))
+        has = f"{left / GB:.2f} GB free"
+        for spec in there:
+            if tell and spec in mine:
+                print(f"rank {spec.part.rank} needs {need(spec)}; {device} has {has} for {len(there)} {ranks}",
+                      file=sys.stderr)
+        total = sum((need(spec) for spec in there), NOTHING)
         if total.total > left:
             names = ", ".join(str(spec.part.rank) for spec in there)
-            raise ValueError(f"{ranks} {names} need {total} of memory on {device}, which has {left / GB:.2f} GB free: "
+            raise ValueError(f"{ranks} {names} need {total} of memory on {device}, which has {has}: "
                              f"{advice(there, left)}")
 
 
 def advice(specs: Sequence[RankSpec], left: int) -> str:
-    """What would fit: a smaller max_length, smaller weights, or more devices."""
+    """What would fit into `left` bytes: a smaller max_length, smaller weights, or more devices."""
     def fits(**change: object) -> bool:
         smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
         return sum(need(spec).total for spec in smaller) <= left
 
     if fits(max_length=SHORTEST):
-        low, high = SHORTEST, specs[0].config.max_length  # fits, does not
+        low = SHORTEST  # fits
+        high = specs[0].config.max_length  # does not fit
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(max_length=middle) else (low, middle)
+            if fits(max_length=middle):
+                low = middle
+            else:
+                high = middle
         return f"give max_length={low} or less, or end other programs"
     held = {spec.part.quant for spec in specs if _layers(spec)}
     for change in SMALLER:
-        if ("quant" not in change or held == {"none"}) and fits(**change):
-            return f"give {' '.join(f'{key}={value}' for key, value in change.items())}"
+        possible = "quant" not in change or held == {"none"}
+        if possible and fits(**change):
+            keys = " ".join(f"{key}={value}" for key, value in change.items())
+            return f"give {keys}"
     return f"{_spread(specs, left)}, or free memory"
 
 
 def _spread(specs: Sequence[RankSpec], left: int) -> str:
-    """How many devices like this one would do."""
-    needs = [need(spec).total for spec in specs]
-    if len(specs) > 1:
-        if max(needs) <= left:
-            return f"spread these ranks over {-(-sum(needs) // left)} such devices or more"
-        specs = [max(specs, key=lambda spec: need(spec).total)]
-    biggest, layers = need(specs[0]), _layers(specs[0])
-    fixed = biggest.workspace
-    if not layers or (biggest.total - fixed) // layers + fixed > left:
+    """How many devices with `left` bytes free would do."""
+    largest = max(specs, key=lambda spec: need(spec).total)
+    needed = need(largest)
+    if len(specs) > 1 and needed.total <= left:
+        together = sum(need(spec).total for spec in specs)
+        return f"spread these ranks over {math.ceil(together / left)} such devices or more"
+    layers = _layers(largest)
+    of_layers = needed.total - needed.workspace
+    room = left - needed.workspace
+    if not layers or of_layers // layers > room:
         return "not even one layer fits: take a device with more memory, or a smaller model"
-    whole = specs[0].sizes.layers * (biggest.total - fixed) // layers
-    return f"split the model into {-(-whole // (left - fixed))} stages or more, each on a device of its own"
+    of_model = largest.sizes.layers * of_layers // layers
+    return f"split the model into {math.ceil(of_model / room)} stages or more, each on a device of its own"

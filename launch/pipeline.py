@@ -1,6 +1,6 @@
-"""A live pipeline, as whoever sits at rank 0 holds it: commands, the evaluation, a person's own program.
+"""A live pipeline as rank 0 holds it: what commands, the evaluation and a person's own program share.
 
-It knows nothing about how its ranks were started: that is the affair of who gives it its wires.
+It knows nothing about how the other ranks were started: `ranks.py` and `run.py` do that.
 """
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Iterator, Sequence, Union
+from typing import Any, Generator, Iterator, Sequence, Union
 
 from config.cli import parse
 from config.methods import METHODS
@@ -16,9 +16,8 @@ from config.run_config import RunConfig, TreeConfig
 from launch.build import build_decoder, build_draft, build_lm_head, build_ring, build_stage
 from launch.prepare import open_text, prepare
 from launch.probe import segment_rows
-from launch.ranks import as_processes, as_threads
+from launch.ranks import Rank, as_processes, as_threads
 from launch.spec import RankSpec
-from launch.wiring import Wires
 from model.sample import Sampler
 from model.text import Reader, Text
 from pipeline.decode import Answer, Decoder, Request
@@ -28,29 +27,38 @@ from pipeline.target import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
 
-# A question; the turns of a conversation, the user's and the assistant's by turns; or token ids.
+# A question; a conversation, in which the user and the assistant take turns; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The ring, the draft and the tokenizer. `text` is absent where prompts are token ids."""
+    """A split model on several ranks, ready to answer.
+
+        with Pipeline.open("toy", temperature=0.7) as pipeline:
+            for piece in pipeline.stream("What does a baker do?"):
+                print(piece, end="", flush=True)
+
+    One answer is made at a time. `text` is None where prompts are token ids.
+    """
 
     spec: RankSpec  # of rank 0
     ring: Ring
     draft: Draft
     text: Text | None
     trace: NoTrace
-    started: ExitStack = field(default_factory=ExitStack)  # what ends with it
+    started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
+
+    # --- from the start to the end ------------------------------------------------------------------------------------
 
     @staticmethod
     def open(preset: str = "toy", **options: Any) -> Pipeline:
-        """Start all ranks, this program being rank 0: of a preset, with the keys of `bash run_pipe.sh --help`.
+        """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` names the options.
 
-        Every other rank is a process, or with `processes=False` a thread. Raises ValueError for what cannot work, in a
-        sentence with the fix; a rank that is lost later ends a `stream` or `generate` with PeerLost.
+        The other ranks are processes, or threads with `processes=False`. Raises ValueError, in a sentence that names
+        the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
-        words = [preset, *(f"{key}={_written(value)}" for key, value in options.items())]
+        words = [preset, *(_as_word(key, value) for key, value in options.items())]
         config = parse(words)
         folder, placement = prepare(config)
         if config.processes:
@@ -58,14 +66,16 @@ class Pipeline:
         else:
             ranks = as_threads(config, folder, placement)
         with ExitStack() as started:
-            pipeline = Pipeline.lead(*started.enter_context(ranks))
+            pipeline = Pipeline.of_rank_0(started.enter_context(ranks))
             return replace(pipeline, started=started.pop_all())
 
     @staticmethod
-    def lead(spec: RankSpec, wires: Wires, trace: NoTrace) -> Pipeline:
-        """Be rank 0 over these wires; returns once every stage is there."""
-        alone = len(spec.part.stages) == 1  # or with members, but without a ring
-        link = Loop(build_stage(spec, trace, wires.group), wires.fan) if alone else wires.link
+    def of_rank_0(rank: Rank) -> Pipeline:
+        """The pipeline around a rank 0 that is connected; returns once every stage is ready."""
+        spec, trace = rank.spec, rank.trace
+        link = rank.wires.link
+        if len(spec.part.stages) == 1:  # rank 0 holds it, alone or with other members: there is no ring
+            link = Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, link, trace)
         try:
@@ -79,42 +89,35 @@ class Pipeline:
 
     def close(self) -> None:
         """End all ranks in good order."""
-        with self.started, suppress(PeerLost):  # whose loss was told when it came
+        with self.started, suppress(PeerLost):  # a loss was told when it came
             self.ring.stop()
 
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
         self.close()
 
-    @property
-    def config(self) -> RunConfig:
-        return self.spec.config
-
-    @property
-    def scale(self) -> float:
-        """Seconds that pass here for each second that is modelled."""
-        return self.config.slowdown
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """A whole answer. The options are keys of `RunConfig` that say how it is chosen and when it ends."""
+        """A whole answer. Options are the keys that say how tokens are chosen and when the answer ends."""
         generation = self.stream(prompt, **options)
         for _ in generation:
             pass
         return generation
 
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
-        """An answer that is made while its pieces are read."""
+        """An answer that is made while its pieces are read, with options as for `generate`."""
         config = replace(self.config, **options)
-        ids = self._ids(prompt, config)
-        request = self._request(ids, config)
-        answer, stream = self.decoder.decode(request)
+        request = self._request(self._ids(prompt, config), config)
+        answer, settled = self.decoder.decode(request)
         reader = Reader(self.text, config.stop) if self.text else None
-        return Generation(answer, _pieces(stream, reader, answer, self.trace), reader)
+        return Generation(answer, _pieces(answer, settled, reader, self.trace), reader)
 
     def _ids(self, prompt: Prompt, config: RunConfig) -> list[int]:
+        """A prompt as token ids."""
         turns = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
         if len(ids) == len(turns):
@@ -125,7 +128,7 @@ class Pipeline:
         return self.text.prompt_ids([str(turn) for turn in turns], config.template)
 
     def _request(self, ids: list[int], config: RunConfig) -> Request:
-        """A request as the configuration wants it."""
+        """The request for an answer to these token ids, as the configuration wants it."""
         sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed)
         request = Request(ids, sampler, config.max_new_tokens)
         if self.text and not config.ignore_eos:
@@ -134,17 +137,30 @@ class Pipeline:
             request = replace(request, stop=self.text.stop_rule(config.stop))
         return request
 
+    # --- what a measurement needs beside ------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration with which the pipeline was started."""
+        return self.spec.config
+
+    @property
+    def scale(self) -> float:
+        """Seconds that pass here for each second that is modelled."""
+        return self.config.slowdown
+
     @cached_property
     def decoder(self) -> Decoder:
-        """That of the configuration itself."""
+        """The decoder of the configuration with which the pipeline was started."""
         return self.decoder_for(self.config)
 
     def decoder_for(self, config: RunConfig) -> Decoder:
         """A decoder of another method, or with other trees, over the same ring and draft."""
-        return build_decoder(replace(self.spec, config=config), self.ring, self.draft, self.tree_for(config))
+        spec = replace(self.spec, config=config)
+        return build_decoder(spec, self.ring, self.draft, self._tree(config))
 
-    def tree_for(self, config: RunConfig) -> TreeConfig:
-        """What the strategy receives. Sizes of segments that were left open are measured, once."""
+    def _tree(self, config: RunConfig) -> TreeConfig:
+        """The trees that the strategy grows. Sizes of segments that were left open are measured, once."""
         tree = config.tree
         if not METHODS[config.pipeline_type].measured:
             return tree
@@ -156,39 +172,46 @@ class Pipeline:
 
     @cached_property
     def segment_rows(self) -> int:
-        """How many rows a segment should hold, as a few passes of the pipeline tell."""
+        """How many rows a segment should hold, as a few passes through the pipeline tell."""
         return segment_rows(self.ring, self.spec.context)
 
 
 class Generation:
-    """One answer: iterate over its pieces of text (or its token ids, if there is no tokenizer), close it to give up.
+    """One answer while it is made: iterate over its pieces of text, or close it to give it up.
 
-    `answer` has its token ids and figures so far.
+    Where there is no tokenizer, the pieces are token ids with spaces between. `answer` has the token ids and the
+    figures so far.
     """
 
-    def __init__(self, answer: Answer, pieces: Iterator[str], reader: Reader | None) -> None:
-        self.answer, self._pieces, self._reader = answer, pieces, reader
+    def __init__(self, answer: Answer, pieces: Generator[str, None, None], reader: Reader | None) -> None:
+        self.answer = answer
+        self._pieces = pieces
+        self._reader = reader
 
     @property
     def text(self) -> str:
-        """What has come so far."""
+        """The text so far; empty where there is no tokenizer."""
         return self._reader.text if self._reader else ""
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
     def close(self) -> None:
-        """Give up: no stage computes for this answer any more."""
-        self._pieces.close()  # type: ignore[attr-defined]
+        """Give the answer up: no stage computes for it any more."""
+        self._pieces.close()
 
 
-def _pieces(stream: Iterator[list[int]], reader: Reader | None, answer: Answer, trace: NoTrace) -> Iterator[str]:
-    with trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
-        for tokens in stream:
+def _pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, trace: NoTrace
+            ) -> Generator[str, None, None]:
+    """The pieces of an answer, as its tokens settle. When it is closed, so is the stream of settled tokens."""
+    with trace.span("request", answer=answer.token_ids), closing(settled):  # type: ignore[type-var]
+        for tokens in settled:
             yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
     if reader:
         yield reader.finish()
 
 
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _as_word(key: str, value: Any) -> str:
+    """An option as it is typed behind a command."""
+    typed = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{key}={typed}"

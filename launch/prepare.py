@@ -1,11 +1,12 @@
-"""Before a pipeline starts: the folder of its split model, and a look at all that could go wrong.
+"""What comes before a start: the folder of the split model, and a look at all that could go wrong.
 
-It knows nothing about processes: a rank of many looks only at what it has itself.
+It starts nothing. Where the environment names a rank, it looks only at what that rank has itself.
 """
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Sequence
 
 from config.files import check_folder, check_output
 from config.presets import ROOT, absent
@@ -23,45 +24,60 @@ from tp.links import Placement
 
 
 def prepare(config: RunConfig) -> tuple[Path, Placement]:
-    """The folder of the split model, which is made if need be, and who sits where; refuses what cannot work."""
-    alone = "RANK" not in os.environ  # then this process sees to all ranks; else a rank's own folder may be all it has
+    """The folder of the split model, which is made if need be, and the placement of the ranks.
+
+    Raises ValueError, in a sentence that names the fix, for what cannot work.
+    """
+    all_ranks = "RANK" not in os.environ  # else this process is one rank, and may have its own folder only
     _check_threads(config.threads_per_rank)
     usable(config.device)
-    if alone:
+    if all_ranks:
         _check_files(config)
-    folder = Path(config.model_dir) if config.model_dir else _split(config, alone)
-    part = open_part(folder, int(os.environ.get("RANK", "0")))
-    _check_form(config, part)
-    vocab = part.config["vocab_size"]
-    if max(config.ids, default=0) >= vocab:
-        raise ValueError(f"prompt_ids has {max(config.ids)}, but the model knows 0 to {vocab - 1} only: take ids of "
-                         "this model's tokenizer")
-    if not alone and HEAD in part.weights.names():  # on several hosts no other has these files
+    folder = Path(config.model_dir) if config.model_dir else _split(config, all_ranks)
+    own = open_part(folder, int(os.environ.get("RANK", "0")))
+    _check_form(config, own)
+    _check_prompt_ids(config.ids, own.config["vocab_size"])
+    if all_ranks:
+        for rank in range(1, own.world):
+            check_split(open_part(folder, rank), own.split_id)
+        _empty_trace(config.trace)
+    elif HEAD in own.weights.names():  # rank 0 of several hosts: no other has these files
         _check_files(config)
-    if alone:
-        for rank in range(1, part.world):
-            check_split(open_part(folder, rank), part.split_id)
-        if config.trace:
-            check_folder(config.trace, "choose another trace=")
-        for old in Path(config.trace).glob("rank_*.jsonl") if config.trace else ():
-            old.unlink()  # an earlier run may have had more ranks
-    _check_memory(config, folder, part, alone)
-    return folder, Placement.of(part.stages, len(part.shares))
+    _check_memory(config, folder, own, all_ranks)
+    return folder, Placement.of(own.stages, len(own.shares))
 
 
 def _check_form(config: RunConfig, part: Part) -> None:
     """Refuse a split of another form than the configuration asks for."""
-    held, again = f"{part.folder.parent} is split as {part.form}", "or split the model again into another folder"
-    if config.tensor_parallel.whole:
+    wanted = config.tensor_parallel
+    held = f"{part.folder.parent} is split as {part.form}"
+    again = "or split the model again into another folder"
+    if wanted.whole:
         if len(part.stages) > 1:
             raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
                              "into another folder, with --tp N and without --stages")
     elif config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
-    if config.tensor_parallel.asked and config.tensor_parallel.speeds != tuple(part.shares):
-        raise ValueError(f"{held}, not with {config.tensor_parallel.asked}: leave tp and tp_shares out, {again}")
+    if wanted.asked and wanted.speeds != tuple(part.shares):
+        raise ValueError(f"{held}, not with {wanted.asked}: leave tp and tp_shares out, {again}")
     if int(os.environ.get("WORLD_SIZE", part.world)) != part.world:
         raise ValueError(f"{held}: start {part.world} ranks, rank 0 included")
+
+
+def _check_prompt_ids(ids: Sequence[int], vocab: int) -> None:
+    """Refuse token ids that the model does not have."""
+    largest = max(ids, default=0)
+    if largest >= vocab:
+        raise ValueError(f"prompt_ids has {largest}, but the model knows 0 to {vocab - 1} only: take ids of this "
+                         "model's tokenizer")
+
+
+def _empty_trace(folder: str) -> None:
+    """Make sure that traces can be written, and forget those of an earlier run, which may have had more ranks."""
+    if folder:
+        check_folder(folder, "choose another trace=")
+        for old in Path(folder).glob("rank_*.jsonl"):
+            old.unlink()
 
 
 def _check_threads(asked: int) -> None:
@@ -72,36 +88,58 @@ def _check_threads(asked: int) -> None:
                          "less, or 0 to share them out among the ranks")
 
 
-def _check_memory(config: RunConfig, folder: Path, own: Part, alone: bool) -> None:
-    """Before any rank loads. A launcher leaves CUDA to the ranks: it would take some of that memory itself."""
+def _check_memory(config: RunConfig, folder: Path, own: Part, all_ranks: bool) -> None:
+    """Refuse to load, before any rank does, what does not fit.
+
+    Whoever launches the ranks leaves CUDA to them: to look would take some of that memory.
+    """
     specs = [RankSpec(config, open_part(folder, rank)) for rank in local_ranks(own.world)]
-    launches = alone and config.processes
-    mine = specs if alone else [RankSpec(config, own)]
-    if launches:
-        mine = [spec for spec in specs if spec.device.type == "cpu"]
-    check_memory(specs, mine, config.debug and not launches)
+    if not all_ranks:
+        check_memory(specs, [RankSpec(config, own)], config.debug)
+    elif config.processes:
+        on_cpu = [spec for spec in specs if spec.device.type == "cpu"]
+        check_memory(specs, on_cpu, tell=False)
+    else:
+        check_memory(specs, specs, config.debug)
 
 
 def _split(config: RunConfig, write: bool) -> Path:
-    """The folder of the split of a whole model, written if it is not there."""
+    """The folder of the split of a whole model. It is written if `write`, or if this rank's part is not whole there."""
     if not config.base_dir:
         raise ValueError("there is no model: give model_dir=FOLDER, as split_and_save_models.py wrote it, or a preset")
-    if problem := absent(config):
-        raise ValueError(problem)
-    source, speeds = Checkpoint(config.base_dir), config.tensor_parallel.speeds
-    layout = Layout("none" if config.quant == "auto" else config.quant, speeds)
-    stages = "" if config.tensor_parallel.whole else "+".join(map(str, plan_stages(config.stages or "4", source)))
-    group = f"tp{len(speeds)}" + (f"-{config.tp_shares.replace(',', '+')}" if config.tp_shares else "")
-    words = [Path(config.base_dir).name, stages, group if config.tensor_parallel.whole or len(speeds) > 1 else "",
-             "" if layout.quant == "none" else layout.quant]
-    folder = ROOT / "splits" / "-".join(word for word in words if word)
+    missing = absent(config)
+    if missing:
+        raise ValueError(missing)
+    source = Checkpoint(config.base_dir)
+    stages = ""
+    if not config.tensor_parallel.whole:
+        stages = "+".join(map(str, plan_stages(config.stages or "4", source)))
+    quant = "none" if config.quant == "auto" else config.quant
+    folder = ROOT / "splits" / _name(config, stages, quant)
     # A board that has the whole model, as toy: others may write into the same folder, or an earlier split broke off.
     if write or not _is_whole(folder / f"stage_{os.environ['RANK']}"):
+        layout = Layout(quant, config.tensor_parallel.speeds)
         split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
 
 
+def _name(config: RunConfig, stages: str, quant: str) -> str:
+    """The name of a split, by all that makes it: model, layers of each rank, ranks that share a stage, quantization."""
+    words = [Path(config.base_dir).name]
+    if stages:
+        words.append(stages)
+    ranks = len(config.tensor_parallel.speeds)
+    if config.tensor_parallel.whole or ranks > 1:
+        words.append(f"tp{ranks}")
+        if config.tp_shares:
+            words.append(config.tp_shares.replace(",", "+"))
+    if quant != "none":
+        words.append(quant)
+    return "-".join(words)
+
+
 def _is_whole(folder: Path) -> bool:
+    """Whether a rank's folder was written to the end."""
     try:
         Part(folder)
     except ValueError:
@@ -110,6 +148,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def open_part(folder: Path, rank: int) -> Part:
+    """A rank's own part of the split model in `folder`; raises ValueError if that is not there, or another rank's."""
     part = Part(folder / f"stage_{rank}")
     if part.rank != rank:
         raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{rank} of the split there")
@@ -123,7 +162,7 @@ def check_split(part: Part, split_id: str) -> None:
 
 
 def _check_files(config: RunConfig) -> None:
-    """What the rank that asks reads and writes: better now than when all have started, or when the answer is there."""
+    """Refuse questions that cannot be read, and an output that cannot be written, before anything is computed."""
     if config.question_file:
         read(config.question_file, config.question_begin, config.question_end)
     if config.output:
@@ -131,7 +170,7 @@ def _check_files(config: RunConfig) -> None:
 
 
 def open_text(config: RunConfig, folder: Path) -> Text | None:
-    """The tokenizer of the rank that asks, tried out; none where prompts are token ids."""
+    """The tokenizer of rank 0, tried out on a prompt; None where prompts are token ids."""
     if config.prompt_ids:
         return None
     text = Text(folder)

@@ -1,4 +1,4 @@
-"""A measured curve: how much longer a pass of the pipeline takes with more rows, and so how many a segment should hold.
+"""How many rows a segment should hold: measured, by how much longer a pass of the pipeline takes with more rows.
 
 Where a stage's time is flat, rows are free and a large segment brings more guesses; where it is sloped, or a link is
 slow, small ones come back sooner. It knows nothing about strategies.
@@ -18,12 +18,15 @@ FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewe
 def segment_rows(ring: Ring, context: int, clock: Clock = REAL) -> int:
     """The most rows, of `SIZES`, whose pass takes hardly longer than that of the fewest; a few passes to find out."""
     sizes = [size for size in SIZES if size <= context] or [context]
-    takes = {size: _pass(ring, size, clock) for size in (sizes[0], *sizes)}  # the first one warms up
-    return max(size for size in sizes if takes[size] <= FLAT * takes[sizes[0]])
+    _pass(ring, sizes[0], clock)  # warms up
+    takes = {size: _pass(ring, size, clock) for size in sizes}
+    assert min(takes.values()) > 0, takes
+    longest = FLAT * takes[sizes[0]]
+    return max(size for size in sizes if takes[size] <= longest)
 
 
 def _pass(ring: Ring, rows: int, clock: Clock) -> float:
-    """Seconds of so many rows once round the ring."""
+    """The seconds that so many rows take once round the ring."""
     tree = TokenTree([0] * rows, rows, ring.ids)
     target = ring.open(tree, Sampler())
     start = clock.now()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,9 @@ from launch.build import build_stage
 from launch.ending import show
 from launch.folder import private_folder
 from launch.hosts.clock import machine, tell_time
-from launch.prepare import open_part
-from launch.processes import await_ends, join_beside, kill, start_ranks
+from launch.local import join_beside
+from launch.prepare import check_split, open_part
+from launch.processes import await_ends, kill, start_ranks
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires, between_processes, between_threads
@@ -28,79 +29,107 @@ from pipeline.stage import run_stage
 from pipeline.trace import NoTrace
 from tp.links import Placement
 
-Lead = Tuple[RankSpec, Wires, NoTrace]  # what rank 0 is made of
-Tracing = Callable[[Any, int], NoTrace]  # the trace of a rank
+Tracing = Callable[[Any, int], NoTrace]  # from a configuration and a rank's number to its trace
 
+
+class Rank(NamedTuple):
+    """A rank that is connected to the others: what it is built from, its wires and its trace."""
+
+    spec: RankSpec
+    wires: Wires
+    trace: NoTrace
+
+    def compare_split(self, store: Any) -> None:
+        """Tell the other ranks, through the store, which split this is; raises ValueError if it is not rank 0's."""
+        part = self.spec.part
+        store.set(f"split/{part.rank}", part.split_id)
+        check_split(part, store.get("split/0").decode())
+
+    def serve(self) -> None:
+        """Compute this rank's layers for the ring until it is stopped."""
+        stage = build_stage(self.spec, self.trace, self.wires.group)
+        run_stage(stage, self.wires.serving)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
 
 @contextmanager
-def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace) -> Iterator[Lead]:
-    """All ranks but 0 as threads of this process: for a debugger, for tests, and where processes are not wanted."""
+def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace) -> Iterator[Rank]:
+    """Rank 0, beside the others as threads of this process: for a debugger, and where processes are not wanted."""
     torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
     traces = [tracing(config, rank) for rank in range(placement.world)]
     wires = between_threads(config, placement, traces)
 
-    def work(rank: int) -> None:
-        spec = RankSpec(config, open_part(folder, rank))
-        run_stage(build_stage(spec, traces[rank], wires[rank].group), wires[rank].serving)
+    def connected(rank: int) -> Rank:
+        return Rank(RankSpec(config, open_part(folder, rank)), wires[rank], traces[rank])
+
+    def serve(rank: int) -> None:
+        connected(rank).serve()
 
     def failed(name: str, error: BaseException) -> None:
         show(error, config.debug)
         wires[0].fail(error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}"))
 
     with _torch_as_it_was():
-        threads = [guarded(f"rank {rank}", partial(work, rank), failed) for rank in range(1, placement.world)]
-        yield RankSpec(config, open_part(folder, 0)), wires[0], traces[0]
+        served = range(1, placement.world)
+        threads = [guarded(f"rank {rank}", partial(serve, rank), failed) for rank in served]
+        rank_0 = connected(0)
+        yield rank_0
         for thread in threads:
             thread.join()
-        for link, trace in zip(wires, traces):
-            link.close()
+        for own, trace in zip(wires, traces):
+            own.close()
             trace.close()
-        join_traces(config, open_part(folder, 0))
+        join_traces(config, rank_0.spec.part)
 
+
+# --- processes --------------------------------------------------------------------------------------------------------
 
 @contextmanager
-def as_processes(config: RunConfig, folder: Path, placement: Placement, words: Sequence[str]) -> Iterator[Lead]:
-    """All ranks but 0 as processes that read the same `words`; this process joins their process group."""
+def as_processes(config: RunConfig, folder: Path, placement: Placement, words: Sequence[str]) -> Iterator[Rank]:
+    """Rank 0, beside the others as processes that read the same `words`; this process joins their process group."""
     if dist.is_initialized():
         raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
                          "pipeline with processes=False")
+    world = placement.world
     with private_folder() as place, _torch_as_it_was():
-        others = start_ranks(["launch.worker", *words], place, placement.world, range(1, placement.world))
+        others = start_ranks(["launch.worker", *words], place, world, range(1, world))
         try:
-            with _member(config, folder, placement, partial(join_beside, others, place, placement.world)) as lead:
-                yield lead
+            store = join_beside(others, place, world)
+            with _in_group(config, folder, placement, store) as rank_0:
+                yield rank_0
             await_ends(others)
         finally:
             kill(others)
 
 
 @contextmanager
-def _member(config: RunConfig, folder: Path, placement: Placement, join: Callable[[], Any]) -> Iterator[Lead]:
-    """Be rank 0 of a process group, as long as no other rank is lost."""
-    store = join()
+def _in_group(config: RunConfig, folder: Path, placement: Placement, store: Any) -> Iterator[Rank]:
+    """Rank 0 of a process group that was joined, as long as no other rank is lost."""
     trace = open_trace(config, 0)
     heartbeat = Heartbeat(store, 0, placement.world, config.timeout)
     wires = between_processes(config, placement, 0, heartbeat, trace)
     heartbeat.start(lambda loss: wires.fail(PeerLost(loss)))
-    part = open_part(folder, 0)
-    store.set("split/0", part.split_id)
+    rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace)
+    rank_0.compare_split(store)
     if config.trace:
         tell_time(store, range(1, placement.world), machine())
     try:
-        yield RankSpec(config, part), wires, trace
+        yield rank_0
         if not heartbeat.lost:
             wires.close()
     finally:
         trace.close()
         heartbeat.stop(outlive=not heartbeat.lost)
         dist.destroy_process_group()
-    join_traces(config, part)
+    join_traces(config, rank_0.spec.part)
 
 
 @contextmanager
 def _torch_as_it_was() -> Iterator[None]:
     """A pipeline computes no gradients and chooses its threads; the program around it gets its own settings back."""
-    gradients, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    gradients = torch.is_grad_enabled()
+    threads = torch.get_num_threads()
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
-"""The composition root: from a configuration and a rank to a live pipeline.
+"""The composition root: from what a person types to the exit code of a command.
 
-The only place that knows rank numbers; everything below it receives values. A command calls `run` with what rank 0
-shall do. Started by hand, it looks the input over and starts one process per rank (or one thread per rank, with
-processes=false); where the environment names a rank, as torchrun does too, it is that rank.
+The only place that asks which rank this is; everything below it receives values. A command calls `run` with what rank 0
+shall do. Started by hand, it looks the input over and starts one process for each rank (or, with processes=false, one
+thread). Where the environment names a rank, as torchrun does too, it is that rank.
 """
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import torch.distributed as dist
 
 from config.cli import parse
 from config.run_config import RunConfig
-from launch.build import build_stage
 from launch.ending import Ending, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.clock import learn_time, machine, tell_time
-from launch.hosts.rendezvous import Follower, Leader, Rendezvous
+from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
 from launch.interrupt import interrupt
+from launch.local import LocalRendezvous
 from launch.pipeline import Pipeline
-from launch.prepare import check_split, open_part, prepare
-from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, Agent, die, launched, note, spawn
-from launch.ranks import Lead, as_threads
+from launch.prepare import open_part, prepare
+from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, die, launched, note, spawn
+from launch.ranks import Rank, as_threads
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import between_processes
 from pipeline.heartbeat import Heartbeat
 from pipeline.loss import PeerLost, explain, foreseen
-from pipeline.stage import run_stage
 from pipeline.trace import NoTrace
 from tp.links import Placement
 
@@ -53,118 +52,161 @@ class Command:
     trace: Callable[[Any, int], NoTrace] = open_trace
 
 
+class Start(NamedTuple):
+    """What is known before the first rank starts."""
+
+    config: RunConfig
+    folder: Path  # of the split model
+    placement: Placement
+    rendezvous: LocalRendezvous | Rendezvous
+
+
 def run(command: Command, argv: Sequence[str]) -> int:
-    """The whole life of a command; its exit code."""
+    """The whole life of a command. Returns its exit code; what went wrong is told on stderr."""
     try:
-        config = parse(argv, os.environ.get(COMMAND, "bash run_pipe.sh"), command.kind)
-        folder, placement, rendezvous = _gather(config)
-        if "RANK" in os.environ:
-            _one_of_many(config, (folder, placement, rendezvous), command)
-        if config.processes:
-            code = spawn([*command.module.split(), *argv], placement.world)
-        else:
-            with as_threads(config, folder, placement, command.trace) as lead:
-                code = _lead(lead, command.main)
+        code = _run(command, argv)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     except Exception as error:
         if not foreseen(error):
             raise
-        show(error, "debug=true" in argv)
-        if launched():
-            note(explain(error))
-        else:
-            print(f"flowspec: {explain(error)}", file=sys.stderr)
+        _tell(error, "debug=true" in argv)
         return LOST if isinstance(error, PeerLost) else WRONG
-    except KeyboardInterrupt:
-        code = INTERRUPTED
     if code >= STOPPED:
         with suppress(OSError):  # the terminal may be gone
             print("\nflowspec: stopped", file=sys.stderr)
     return code
 
 
-def _gather(config: RunConfig) -> tuple[Path, Placement, Agent | Rendezvous]:
+def _run(command: Command, argv: Sequence[str]) -> int:
+    """Be one rank, or start all of them and wait for their end."""
+    typed = os.environ.get(COMMAND, "bash run_pipe.sh")
+    start = _prepare(parse(argv, typed, command.kind))
+    if "RANK" in os.environ:
+        _be_rank(command, start)
+    if start.config.processes:
+        return spawn([*command.module.split(), *argv], start.placement.world)
+    with as_threads(start.config, start.folder, start.placement, command.trace) as rank_0:
+        return _lead(rank_0, command.main)
+
+
+def _prepare(config: RunConfig) -> Start:
     """What a start needs; on several hosts, once all boards have come and belong together."""
     board = find_board(config, os.environ)
     if board is None:
-        return (*prepare(config), Agent())
-    rendezvous = (Follower if board.rank else Leader)(board)
-    return (*rendezvous.attend(config, prepare), rendezvous)
+        folder, placement = prepare(config)
+        return Start(config, folder, placement, LocalRendezvous())
+    rendezvous = Participant(board) if board.rank else Coordinator(board)
+    folder, placement = rendezvous.attend(config, prepare)
+    return Start(config, folder, placement, rendezvous)
+
+
+def _tell(error: BaseException, debug: bool) -> None:
+    """Tell what has ended a command before its ranks were connected."""
+    show(error, debug)
+    if launched():
+        note(explain(error))
+    else:
+        print(f"flowspec: {explain(error)}", file=sys.stderr)
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _one_of_many(config: RunConfig, start: tuple[Path, Placement, Agent | Rendezvous], command: Command) -> NoReturn:
-    """Be one rank from the first handshake to the last good-bye. A rank that fails dies at once."""
-    rank, world, (folder, placement, rendezvous) = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), start
-    if not (rank and rendezvous.apart):  # where Ctrl-C is for this rank, or as its shell wants it
-        signal.signal(signal.SIGINT, signal.SIG_IGN if rank else interrupt)
-    ending, code = _ending(config, rank, rendezvous.apart), 0
+def _be_rank(command: Command, start: Start) -> NoReturn:
+    """Be one rank from the rendezvous to the last good-bye. A rank that fails dies at once."""
+    number = int(os.environ["RANK"])
+    several_hosts = start.rendezvous.several_hosts
+    if number == 0 or not several_hosts:  # elsewhere Ctrl-C is for this rank, or as its shell wants it
+        signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
+    ending = _ending(start.config, number, several_hosts)
     try:
-        store = rendezvous.connect()
-        ending.heartbeat = heartbeat = Heartbeat(store, rank, world, config.timeout, rendezvous.names)
-        ending.trace = trace = command.trace(config, rank)
-        ending.wires = wires = between_processes(config, placement, rank, heartbeat, trace)
-        heartbeat.start(ending.lose)
-        part = open_part(folder, rank)
-        store.set(f"split/{rank}", part.split_id)
-        check_split(part, store.get("split/0").decode())
-        _set_clock(config, store, world, trace, rank)
-        if rank == 0:
-            code = _lead((RankSpec(config, part), wires, trace), command.main)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
-        else:
-            run_stage(build_stage(RankSpec(config, part), trace, wires.group), wires.serving)
-        wires.close()
-        trace.close()
-        heartbeat.stop(outlive=rank == 0)
-        if rank == 0:
-            join_traces(config, part)
+        code = _live(command, start, number, ending)
     except BaseException as error:
         ending.give_up(error)
     dist.destroy_process_group()
-    if rendezvous.apart and code >= STOPPED:  # else the launcher says it
+    if several_hosts and code >= STOPPED:  # else the launcher says it
         print("\nflowspec: stopped", file=sys.stderr)
     die(code)  # to take torch apart in good order would last longer than to bring it up
 
 
-def _ending(config: RunConfig, rank: int, apart: bool) -> Ending:
-    """Rank 0 has the user's ear, but each board its own terminal; a launcher of ours speaks for its ranks.
+def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
+    """Connect, work and say good-bye; `ending` learns of each thing that it would have to end. The exit code."""
+    config, folder, placement, rendezvous = start
+    store = rendezvous.connect()
+    heartbeat = Heartbeat(store, number, placement.world, config.timeout, rendezvous.names)
+    ending.heartbeat = heartbeat
+    trace = command.trace(config, number)
+    ending.trace = trace
+    wires = between_processes(config, placement, number, heartbeat, trace)
+    ending.wires = wires
+    heartbeat.start(ending.lose)
+    rank = Rank(RankSpec(config, open_part(folder, number)), wires, trace)
+    rank.compare_split(store)
+    if config.trace and number == 0:
+        tell_time(store, range(1, placement.world), machine())
+    elif config.trace:
+        learn_time(store, number, machine(), trace)
+    code = 0
+    if number == 0:
+        code = _lead(rank, command.main)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
+    else:
+        rank.serve()
+    wires.close()
+    trace.close()
+    heartbeat.stop(outlive=number == 0)
+    if number == 0:
+        join_traces(config, rank.spec.part)
+    return code
 
-    A person's torchrun ends all ranks with the first, so the others let rank 0 speak before they end.
+
+def _ending(config: RunConfig, rank: int, several_hosts: bool) -> Ending:
+    """How this rank ends before its time.
+
+    Rank 0 has the user's ear, but each board its own terminal; a launcher of ours speaks for its ranks. A person's
+    torchrun ends all ranks with the first, so the others let rank 0 speak before they end.
     """
-    tells = apart or rank == 0 and not launched()
-    patience = 2 * GRACE if apart else GRACE / 3 if tells or launched() else GRACE
-    return Ending(rank, config.debug, tells, launched(), patience, linger=0 if launched() else GRACE)
+    speaks = several_hosts or (rank == 0 and not launched())
+    if several_hosts:
+        patience = 2.0 * GRACE
+    elif speaks or launched():
+        patience = GRACE / 3
+    else:
+        patience = GRACE
+    linger = 0 if launched() else GRACE
+    return Ending(rank, config.debug, speaks, launched(), patience, linger)
 
 
 # --- rank 0 -----------------------------------------------------------------------------------------------------------
 
-def _lead(lead: Lead, main: Callable[[Pipeline], None]) -> int:
-    """Be rank 0; whatever happens but the loss of a peer, the ring is stopped at the end. The exit code."""
+def _lead(rank_0: Rank, main: Callable[[Pipeline], None]) -> int:
+    """Do what the command does; whatever happens but the loss of a peer, the ring is stopped then. The exit code."""
+    config = rank_0.spec.config
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see `start_ranks`
-        pipeline = Pipeline.lead(*lead)
+        pipeline = Pipeline.of_rank_0(rank_0)
     except (ValueError, KeyboardInterrupt) as error:
-        return _verdict(error, lead[0].config)
+        return _exit_code(error, config)
     code = 0
     try:
         main(pipeline)
     except (SystemExit, ValueError, BrokenPipeError, KeyboardInterrupt) as error:
-        code = _verdict(error, pipeline.config)
+        code = _exit_code(error, config)
     try:
         pipeline.ring.stop()
     except PeerLost:
-        if not code:  # else a verdict was told already
+        if not code:  # else a reason was told already
             raise
     return code
 
 
-def _verdict(error: BaseException, config: RunConfig) -> int:
-    """The exit code of a command that ends so; what a person got wrong is told."""
+def _exit_code(error: BaseException, config: RunConfig) -> int:
+    """The exit code of a command that ends with this error; what a person got wrong is told."""
     if isinstance(error, SystemExit):  # the command's own
         return int(error.code or 0)
     if isinstance(error, BrokenPipeError):  # whoever reads the answer has had enough; nothing is to be flushed there
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
         return STOPPED + signal.SIGPIPE
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -173,11 +215,3 @@ def _verdict(error: BaseException, config: RunConfig) -> int:
         traceback.print_exc()
     print(f"flowspec: {error}", file=sys.stderr)
     return WRONG
-
-
-def _set_clock(config: RunConfig, store: Any, world: int, trace: NoTrace, rank: int) -> None:
-    """Let rank 0's clock tell the spans of all machines."""
-    if config.trace and rank == 0:
-        tell_time(store, range(1, world), machine())
-    elif config.trace:
-        learn_time(store, rank, machine(), trace)

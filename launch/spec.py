@@ -28,7 +28,7 @@ class RankSpec:
 
     @cached_property
     def sizes(self) -> LlamaConfig:
-        """Of the whole model."""
+        """The hyperparameters of the whole model."""
         return LlamaConfig.read(self.part.config)
 
     @cached_property
@@ -38,15 +38,16 @@ class RankSpec:
 
     @cached_property
     def slots(self) -> int:
-        """Of a cache: for the text, and for guesses that live, are under way or wait to be pruned."""
-        tree, ranks = self.config.tree, len(self.part.stages)
+        """How many nodes a cache holds: the text, and guesses that live, are under way or wait to be pruned."""
+        tree = self.config.tree
+        ranks = len(self.part.stages)
         grown = tree.expand.nodes + ranks * tree.idle.nodes
         layers = ranks * self.config.init_topk_pipedec
         return self.context + 8 * max(tree.init.nodes, grown, layers)
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the rank computes."""
+        """The device on which the rank computes."""
         if self.config.device != "auto":
             return torch.device(self.config.device)
         count = torch.cuda.device_count()
@@ -65,7 +66,7 @@ class RankSpec:
 
     @property
     def like(self) -> Tensor:
-        """An empty tensor of that type on that device."""
+        """An empty tensor of `dtype` on `device`."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     @cached_property
@@ -85,7 +86,7 @@ class RankSpec:
 
     @property
     def cluster(self) -> Profile | None:
-        """The emulated cluster."""
+        """The emulated cluster, if there is one."""
         return self.config.cluster
 
     def draft_quant(self) -> str:
@@ -95,7 +96,8 @@ class RankSpec:
         return kind
 
     def prepare_torch(self) -> None:
-        """Settings of the whole process."""
+        """Tell torch, for the whole process, to compute no gradients, and how many threads to use."""
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
-        torch.set_num_threads(self.config.threads_per_rank or max(1, cores // self.part.world))
+        fair = max(1, cores // self.part.world)
+        torch.set_num_threads(self.config.threads_per_rank or fair)

@@ -1,4 +1,4 @@
-"""The trace of a run: where its spans go, and what they do not tell of what ran.
+"""The trace of a run: where its spans go, and a description of what ran, which they do not hold.
 
 It knows nothing about what is traced.
 """
@@ -14,9 +14,11 @@ import torch
 
 from config.files import ROOM, write
 from config.run_config import RunConfig
-from model.text import Text
+from model.text import BROKEN, Text
 from model.weights import Part
 from pipeline.trace import OFF, NoTrace, Trace, merge, read
+
+SPACE = "\u2581"  # how sentencepiece writes the space before a word
 
 
 def open_trace(config: RunConfig, rank: int) -> NoTrace:
@@ -28,38 +30,52 @@ def join_traces(config: RunConfig, part: Part) -> None:
     """Join the traces of all ranks that wrote to this machine, and leave beside them what was run."""
     if config.trace:
         describe(config, part)
-        print(f"trace: {merge(config.trace)} (open it at https://ui.perfetto.dev, or make a page of it: python -m "
-              f"scripts.timeline {config.trace})", file=sys.stderr)
+        joined = merge(config.trace)
+        print(f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: python -m scripts.timeline "
+              f"{config.trace})", file=sys.stderr)
 
 
 def describe(config: RunConfig, part: Part) -> None:
     """Leave in the trace's folder what its spans do not tell, `run.json`: what ran, and the text of every token."""
-    asked = config.prompt or Path(config.question_file).name or config.prompt_ids
-    about = {"kind": "real" if config.profile == "none" else "emulated", "profile": config.profile,
-             "method": config.pipeline_type, "stages": part.form,
-             "model": Path(config.base_dir or config.model_dir).name, "draft": config.draft, "prompt": asked,
-             "temperature": config.temperature, "seed": config.seed,
-             "versions": {"python": platform.python_version(), "torch": torch.__version__},
-             "tokens": {} if config.prompt_ids else texts(Text(part.folder).tokenizer, occurring(read(config.trace)))}
-    write(Path(config.trace) / "run.json", json.dumps(about, ensure_ascii=False, indent=1), ROOM)
+    tokens = {}
+    if not config.prompt_ids:
+        tokens = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))
+    about = {
+        "kind": "real" if config.profile == "none" else "emulated",
+        "profile": config.profile,
+        "method": config.pipeline_type,
+        "stages": part.form,
+        "model": Path(config.base_dir or config.model_dir).name,
+        "draft": config.draft,
+        "prompt": config.prompt or Path(config.question_file).name or config.prompt_ids,
+        "temperature": config.temperature,
+        "seed": config.seed,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "tokens": tokens,
+    }
+    content = json.dumps(about, ensure_ascii=False, indent=1)
+    write(Path(config.trace) / "run.json", content, ROOM)
 
 
 def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
     """The ids of all tokens that the spans name."""
     found: set[int] = set()
     for span in spans:
-        found.update(span.get("tokens", ()), span.get("said", {}).values(), span.get("answer", ()))
-        found.update([span["token"]] if "token" in span else [])
+        found.update(span.get("tokens", ()))
+        found.update(span.get("answer", ()))
+        found.update(span.get("said", {}).values())
+        if "token" in span:
+            found.add(span["token"])
     return found
 
 
 def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
-    """Each token as it reads in the middle of a text; a part of a character as a number of its vocabulary."""
+    """Each token as it reads in the middle of a text; a part of a character as its number in the vocabulary."""
     found = {}
     for token in sorted(token for token in tokens if token < len(tokenizer)):
-        name, text = tokenizer.convert_ids_to_tokens(token), tokenizer.decode([token])
-        # Sentencepiece drops the space in front of the first word, which every token is when it stands alone.
-        found[token] = name.replace("\u2581", " ") if name.startswith("\u2581") else text
-        if "\ufffd" in found[token]:
-            found[token] = f"\u27e8{token}\u27e9"
+        name = tokenizer.convert_ids_to_tokens(token)
+        text = tokenizer.decode([token])
+        if name.startswith(SPACE):  # Sentencepiece drops the space before the first word, which a lone token always is
+            text = name.replace(SPACE, " ")
+        found[token] = f"\u27e8{token}\u27e9" if BROKEN in text else text
     return found

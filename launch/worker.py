@@ -11,6 +11,7 @@ from pipeline.loss import PeerLost
 
 
 def lead_nothing(pipeline: object) -> None:
+    """What rank 0 would do, if a worker could be rank 0."""
     raise PeerLost("a worker cannot be rank 0, which is the program that opens the pipeline")
 
 

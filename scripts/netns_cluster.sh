@@ -42,7 +42,7 @@ read_words() {
             logs=*) LOGS="$(realpath -m "${1#*=}")" ;;
             --) shift && WORDS=("$@") && HAS_WORDS=1 && return ;;
             -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" | head -n -1 && exit 0 ;;
-            *) fail "$1 is not known: give boards=, rate_mbps=, delay_ms=, logs=, then -- and what is for run_jetson.sh" ;;
+            *) fail "unknown word $1: give boards=, rate_mbps=, delay_ms=, logs=, then -- and what is for run_jetson.sh" ;;
         esac
         shift
     done
@@ -75,8 +75,9 @@ on() {
     exec ip netns exec "$NAME-$rank" unshare --uts bash -c 'hostname "$0" && exec "$@"' "board$rank" "$@"
 }
 
+# run_all: run_jetson.sh on every board; the exit code is that of the first board that failed, rank 0 before the others
 run_all() {
-    local rank pids=() codes=() code
+    local rank pids=() code ended
     for ((rank = 1; rank < BOARDS; rank++)); do
         # Ctrl-C is for rank 0, which ends the others in good order
         (trap '' INT && on "$rank" bash "$ROOT/run_jetson.sh" "${WORDS[@]}" "hosts=$LOGS/hosts") >"$LOGS/board_$rank.log" 2>&1 &
@@ -85,7 +86,12 @@ run_all() {
     code=0
     (on 0 bash "$ROOT/run_jetson.sh" "${WORDS[@]}" "hosts=$LOGS/hosts") || code=$?
     for ((rank = 1; rank < BOARDS; rank++)); do
-        wait "${pids[rank - 1]}" || { code=$((code ? code : $?)) && sed "s/^/board$rank: /" "$LOGS/board_$rank.log" >&2; }
+        ended=0
+        wait "${pids[rank - 1]}" || ended=$?
+        if [ "$ended" != 0 ]; then
+            if [ "$code" = 0 ]; then code="$ended"; fi
+            sed "s/^/board$rank: /" "$LOGS/board_$rank.log" >&2
+        fi
     done
     return "$code"
 }

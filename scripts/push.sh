@@ -27,12 +27,13 @@ read_words() {
         case "$word" in
             hosts=*) HOSTS="${word#*=}" ;;
             split=*) SPLIT="${word#*=}" && SPLIT="${SPLIT%/}" ;;
-            ranks=*) RANKS="${word#*=}" && [ -n "$RANKS" ] || fail "ranks= names none: leave it out for all, or write ranks=0,3" ;;
+            ranks=) fail "ranks= names none: leave it out for all, or write ranks=0,3" ;;
+            ranks=*) RANKS="${word#*=}" ;;
             dry=true) DRY=1 ;;
             code=true) CODE=1 ;;
             dry=false | code=false) ;;
             -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" | head -n -1 && exit 0 ;;
-            *) fail "$word is not known: give hosts=FILE, split=DIR, ranks=0,3, code=true or dry=true" ;;
+            *) fail "unknown word $word: give hosts=FILE, split=DIR, ranks=0,3, code=true or dry=true" ;;
         esac
     done
 }
@@ -45,7 +46,7 @@ find_python() {
     fail "no Python 3.8 or newer was found: name one, as in PYTHON=FILE bash scripts/push.sh"
 }
 
-# sums MANIFEST: what sha256sum --check reads
+# sums MANIFEST: the hashes of its files, as sha256sum --check reads them
 sums() {
     "$PY" -c 'import json, sys
 for name, entry in json.load(open(sys.argv[1]))["files"].items(): print(entry["sha256"], "", name)' "$1"
@@ -61,7 +62,7 @@ over() {
     $SSH -- "$1" "$2"
 }
 
-# copy BOARD FOLDER RSYNC'S WORDS ...: FOLDER is made there if need be
+# copy BOARD FOLDER WORD ...: rsync with these words to FOLDER, which is made there if need be
 copy() {
     local board="$1" folder="$2"
     shift 2
@@ -72,6 +73,7 @@ copy() {
     fi
 }
 
+# look BOARD: end here if the board cannot be reached or has no rsync
 look() {
     local board="$1" said
     said="$(over "$board" 'command -v rsync sha256sum' </dev/null)" && return
@@ -79,6 +81,7 @@ look() {
     fail "$board cannot be reached, or has no rsync: try $SSH $board, and install rsync there (sudo apt install rsync)"
 }
 
+# push_code BOARD FOLDER: the files of the program, without models and what git ignores, and the hosts file
 push_code() {
     local board="$1" folder="$2"
     if ! (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard) >"$LIST" 2>/dev/null; then
@@ -94,7 +97,7 @@ name_of_split() {
     basename -- "$(realpath -m -- "${SPLIT:-.}")"
 }
 
-# push RANK BOARD FOLDER
+# push RANK BOARD FOLDER: what this rank's board needs
 push() {
     local rank="$1" board="$2" folder="$3" part there
     part="$(realpath -m -- "${SPLIT:-.}/stage_$rank")"  # a colon in a relative path would be another host's for rsync

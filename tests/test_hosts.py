@@ -25,7 +25,7 @@ from config.presets import ROOT
 from launch.hosts import rendezvous as rendezvous
 from launch.hosts.agreement import code_version, judge_facts, judge_ways
 from launch.hosts.board import BOARD, Board
-from launch.hosts.store import Wire
+from launch.hosts.store import StoreClient
 from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
@@ -374,7 +374,7 @@ def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_
     runs = [start(rank, *loopback, *ASK) for rank in range(2)]
     address = "127.0.0.1", int(loopback[1].partition("=")[2])
     assert wait_until(lambda: socket.socket().connect_ex(address) == 0, 60)
-    stranger = Wire(address, ("rank 0", "rank 2"), 20)
+    stranger = StoreClient(address, ("rank 0", "rank 2"), 20)
     assert stranger.greet(2) == ""
     for junk in ("{}", "[]", "null", '{"world": "x"}', "[" * 9999):
         with pytest.raises(RuntimeError):

@@ -45,13 +45,14 @@ def test_a_hosts_file_of_another_editor_is_read_or_told(tmp_path):
 
 
 def test_rank_0_listens_at_the_address_that_the_others_can_find(monkeypatch):
-    assert Board(0, "127.0.0.1", 1, "", 1, ()).place() == Board(0, "localhost", 1, "", 1, ()).place() == "127.0.0.1"
+    for master in ("127.0.0.1", "localhost"):
+        assert Board(0, master, 1, "", 1, ()).listen_address() == "127.0.0.1"
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")  # as some systems know their own name
     monkeypatch.setattr("launch.hosts.board.is_here", lambda address: True)
     monkeypatch.setattr("launch.hosts.board.addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.1"})
-    assert Board(0, "b0", 1, "eth0", 1, ()).place() == "10.0.0.1"
+    assert Board(0, "b0", 1, "eth0", 1, ()).listen_address() == "10.0.0.1"
     with pytest.raises(ValueError, match=r"b0 is 127.0.1.1 on this board itself.*eth0 10.0.0.1"):
-        Board(0, "b0", 1, "", 1, ()).place()
+        Board(0, "b0", 1, "", 1, ()).listen_address()
 
 
 def found(environment, text="", tmp_path=None, **keys):

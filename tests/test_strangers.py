@@ -18,7 +18,7 @@ from config.foreign import plain
 from launch.hosts.agreement import judge_ways, open_door, reaches
 from launch.hosts.clock import learn_time, tell_time
 from launch.hosts.entries import Junk, clean
-from launch.hosts.store import STRANGERS, Keeper, Lost, Shelf, Store, Wire, hang_up
+from launch.hosts.store import STRANGERS, Entries, Lost, Store, StoreClient, StoreServer, hang_up
 from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost
@@ -32,7 +32,7 @@ FACTS = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 3, "split": "
 
 @pytest.fixture
 def keeper():
-    found = Keeper((HERE, 0), Shelf())
+    found = StoreServer((HERE, 0), Entries())
     yield found
     threading.Thread(target=lambda: (found.shutdown(), found.server_close())).start()  # it takes half a second
 
@@ -42,7 +42,7 @@ def port_of(keeper):
 
 
 def follower(keeper, rank):
-    wire = Wire((HERE, port_of(keeper)), ("rank 0 (b0)", f"rank {rank} (b{rank})"), 20)
+    wire = StoreClient((HERE, port_of(keeper)), ("rank 0 (b0)", f"rank {rank} (b{rank})"), 20)
     assert wire.greet(rank) == ""
     return Store(wire.ask)
 
@@ -72,13 +72,14 @@ def works(keeper, rank=7):
     """Whether a board finds the store as it should be."""
     store = follower(keeper, rank)
     store.set(f"0//cpu//{rank}", bytes(range(256)))
-    return Store(keeper.shelf.own).get(f"0//cpu//{rank}") == bytes(range(256)) and store.add("heartbeat/losses", 0) == 0
+    own = Store(keeper.entries.own)
+    return own.get(f"0//cpu//{rank}") == bytes(range(256)) and store.add("heartbeat/losses", 0) == 0
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
 
 def test_ranks_write_read_count_and_wait(keeper):
-    own, one, two = Store(keeper.shelf.own), follower(keeper, 1), follower(keeper, 2)
+    own, one, two = Store(keeper.entries.own), follower(keeper, 1), follower(keeper, 2)
     assert one.look("split/0") is None and not one.check(["split/0"])
     threading.Timer(0.2, own.set, ("split/0", "abc")).start()
     assert one.get("split/0") == b"abc" and two.check(["split/0"])
@@ -122,7 +123,7 @@ def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper
 
 
 def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
-    wire = Wire((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
+    wire = StoreClient((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
     crowd = [socket.create_connection((HERE, port_of(keeper)), timeout=20) for _ in range(2 * STRANGERS)]
     assert wait_until(lambda: select.select([wire._way], [], [], 0)[0], 20)  # it was the oldest
     with pytest.raises(OSError):
@@ -134,12 +135,12 @@ def test_a_board_among_a_crowd_comes_in_at_one_of_its_tries(keeper):
 
 def test_a_seat_is_taken_once(keeper):
     assert works(keeper, 1)
-    again = Wire((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
+    again = StoreClient((HERE, port_of(keeper)), ("rank 0", "rank 1"), 20)
     assert again.greet(1) == HERE
 
 
 def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_their_forms(keeper, capfd):
-    own, one, stranger = Store(keeper.shelf.own), follower(keeper, 1), follower(keeper, 2)
+    own, one, stranger = Store(keeper.entries.own), follower(keeper, 1), follower(keeper, 2)
     one.set("facts/1", json.dumps(FACTS))
     one.add("heartbeat/1", 3)
     own.set("facts/verdict", json.dumps(["", False]))
@@ -168,7 +169,7 @@ def test_the_store_cannot_be_filled_without_end(keeper):
 
 
 def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
-    own, stranger, heard = Store(keeper.shelf.own), follower(keeper, 2), []
+    own, stranger, heard = Store(keeper.entries.own), follower(keeper, 2), []
     assert stranger.add("heartbeat/losses", 1) == 1
     stranger.set("heartbeat/lost", EVIL)
     heartbeat = Heartbeat(own, 0, 3, 20)
@@ -179,7 +180,7 @@ def test_a_loss_that_somebody_made_up_reaches_no_screen_unescaped(keeper):
 def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
     trace, noted = NoTrace(), {}
     trace.note = lambda name, since, **facts: noted.update(facts)
-    own, one = Store(keeper.shelf.own), follower(keeper, 1)
+    own, one = Store(keeper.entries.own), follower(keeper, 1)
     teller = threading.Thread(target=tell_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
     teller.start()
     learn_time(one, 1, "there", trace)
@@ -200,7 +201,7 @@ def pretender(*answers):
                     asked.readline()
                     way.sendall(answer)
         threading.Thread(target=serve, daemon=True).start()
-        yield Wire(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 20)
+        yield StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 20)
 
 
 @pytest.mark.parametrize(("answer", "told"), [
@@ -229,10 +230,10 @@ def test_a_pretenders_verdict_is_escaped():
 
 def test_a_program_that_stands_still_is_told_from_a_board_that_is_gone():
     with socket.create_server((HERE, 0)) as door:
-        wire = Wire(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
+        wire = StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
         with pytest.raises(Lost, match="its board answers, but its program does not"):
             wire.ask("look", "a", None)
-        gone = Wire(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
+        gone = StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
         hang_up(door)
     with pytest.raises(PeerLost, match=r"rank 0 \(b0\) was lost|rank 1 \(b1\) could not reach the machine of rank 0"):
         gone.ask("look", "a", None)

@@ -1,4 +1,4 @@
-"""What ranks on several hosts tell each other before they start, what must agree, and whether a way leads there.
+"""What ranks on several hosts tell each other before they start, what must agree, and whether they reach each other.
 
 It knows nothing about how they tell it.
 """
@@ -24,7 +24,7 @@ LOCAL = frozenset({
     "model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "data", "output", "results", "hosts",  # its folders
     "prompt", "prompt_ids", "question_file",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
-    "master_addr", "master_port", "wait",  # how it came to the rendezvous
+    "master_addr", "master_port", "wait",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
@@ -32,28 +32,37 @@ MIXED = ", and dtype= too where some have CUDA and others do not"
 
 
 class Verdict(NamedTuple):
-    """What rank 0 says of a rendezvous: all is well if nothing is `told`; `lost`: a board is missing, not wrong."""
+    """What rank 0 makes of a rendezvous: all is well if nothing is `told`; `lost`: a board is missing, not wrong."""
 
     told: str = ""
     lost: bool = False
 
     def enforce(self) -> None:
-        if self.told:
-            raise PeerLost(self.told) if self.lost else ValueError(self.told)
+        """Raise what was told: PeerLost or ValueError."""
+        if not self.told:
+            return
+        if self.lost:
+            raise PeerLost(self.told)
+        raise ValueError(self.told)
 
 
 def code_version(root: Path = ROOT) -> str:
     """A hash of the program's own files: boards whose code differs, if only a little, do not work together."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in CODE for path in (root / folder).rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    paths = [path for folder in CODE for path in (root / folder).rglob("*.py")]
+    for path in sorted(paths):
+        name = path.relative_to(root).as_posix().encode()
+        digest.update(name + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
 def settings(config: RunConfig, **found: Any) -> dict[str, Any]:
-    """What must agree, as far as it was typed; `found` is what a key turned out to mean on this board."""
-    typed = {option.name: getattr(config, option.name) for option in fields(config) if option.name not in LOCAL}
-    return {**typed, **{key: "FOLDER" if typed[key] else "" for key in GIVEN}, **found}
+    """The keys that must agree, as they were typed; `found` is what a key turned out to mean on this board."""
+    names = [option.name for option in fields(config) if option.name not in LOCAL]
+    typed = {name: getattr(config, name) for name in names}
+    for name in GIVEN:
+        typed[name] = "FOLDER" if typed[name] else ""
+    return {**typed, **found}
 
 
 def judge_facts(told: dict[int, Facts], board: Board) -> str:
@@ -62,48 +71,65 @@ def judge_facts(told: dict[int, Facts], board: Board) -> str:
         if facts.get("error"):
             return f"{board.named(rank, facts['host'])}: {facts['error']}"
     for rank, facts in told.items():
-        name = board.named(rank, facts["host"], facts.get("address", ""))
-        if facts["code"] != told[0]["code"]:
-            return (f"{name} has other code than rank 0 ({facts['code']}, not {told[0]['code']}): bring one version to "
-                    "all boards, as bash scripts/push.sh code=true does")
-        if facts["world"] != told[0]["world"] or facts["split"] != told[0]["split"]:
-            return (f"{name} holds a part of another split than rank 0's: copy the parts of one split, as bash "
-                    "scripts/push.sh does")
-        for key in sorted(facts["settings"].keys() | told[0]["settings"].keys()):
-            own, other = (_typed(of["settings"].get(key)) for of in (facts, told[0]))
-            if own != other:
-                remedy = f"type the same keys on all boards{MIXED if key == 'dtype' else ''}"
-                return f"{name} was started with {key}={own}, but rank 0 with {other}: {remedy}"
+        wrong = _difference(facts, told[0])
+        if wrong:
+            name = board.named(rank, facts["host"], facts.get("address", ""))
+            return f"{name} {wrong}"
+    return ""
+
+
+def _difference(facts: Facts, root: Facts) -> str:
+    """What a rank has that rank 0 has not, with the fix; empty if all is alike."""
+    if facts["code"] != root["code"]:
+        return (f"has other code than rank 0 ({facts['code']}, not {root['code']}): bring one version to all boards, "
+                "as bash scripts/push.sh code=true does")
+    if facts["world"] != root["world"] or facts["split"] != root["split"]:
+        return ("holds a part of another split than rank 0's: copy the parts of one split, as bash scripts/push.sh "
+                "does")
+    keys = facts["settings"].keys() | root["settings"].keys()
+    for key in sorted(keys):
+        own = _typed(facts["settings"].get(key))
+        other = _typed(root["settings"].get(key))
+        if own != other:
+            mixed = MIXED if key == "dtype" else ""
+            return f"was started with {key}={own}, but rank 0 with {other}: type the same keys on all boards{mixed}"
     return ""
 
 
 def _typed(value: Any) -> str:
-    return "none" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
+    """A value as a person types it."""
+    if value in (None, ""):
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def judge_ways(told: dict[int, Facts], ways: dict[int, list[int]], names: list[str]) -> str:
-    """Who cannot be reached by whom; the rank that most cannot reach is the one to look at."""
+    """Who cannot be reached by whom; of several, the rank that most others miss. Empty if all reach all.
+
+    `ways` has the ranks that each rank has not reached.
+    """
     missed = Counter(rank for unreached in ways.values() for rank in unreached if rank in told)
     if not missed:
         return ""
     worst = max(missed, key=lambda rank: (missed[rank], len(ways[rank])))
-    facts, others = told[worst], [str(rank) for rank, unreached in ways.items() if worst in unreached]
-    return (f"{names[worst]} cannot be reached by rank {', '.join(others)} at its interface {facts['interface']}: name "
-            "the interface of the cable in GLOO_SOCKET_IFNAME on that board, or behind interface= in the hosts file, "
-            "and look at its firewall")
+    others = ", ".join(str(rank) for rank, unreached in ways.items() if worst in unreached)
+    interface = told[worst]["interface"]
+    return (f"{names[worst]} cannot be reached by rank {others} at its interface {interface}: name the interface of "
+            "the cable in GLOO_SOCKET_IFNAME on that board, or behind interface= in the hosts file, and look at its "
+            "firewall")
 
 
 def open_door(door: socket.socket, rank: int) -> None:
     """Say to everybody who knocks which rank this is, until the door is closed."""
     while door.fileno() >= 0:
         with suppress(OSError):  # whoever knocked has gone already
-            follower, _ = door.accept()
-            with follower:
-                follower.sendall(b"flowspec %d\n" % rank)
+            other, _ = door.accept()
+            with other:
+                other.sendall(b"flowspec %d\n" % rank)
 
 
 def reaches(facts: Facts, rank: int) -> bool:
-    """Whether that rank answers at the address that it gave."""
+    """Whether a rank answers, by its number, at the address of its facts."""
     try:
         with socket.create_connection((facts["address"], facts["port"]), timeout=5) as way:
             return way.recv(64) == b"flowspec %d\n" % rank

@@ -1,7 +1,7 @@
-"""Several hosts: which rank this board is and where all ranks meet, by keys, the environment or a hosts file.
+"""Several hosts: which rank this board is and where the rendezvous is, by keys, the environment or a hosts file.
 
-It knows nothing about models, and talks to nobody; how ranks meet is told in rendezvous.py. As a program it prints the
-boards of a hosts file, for scripts/push.sh.
+It knows nothing about models, and talks to nobody: that is for `rendezvous.py`. As a program it prints the boards of a
+hosts file, for scripts/push.sh.
 """
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from config.run_config import RunConfig
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
 COMMAND = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help
-PORT = 29500  # where ranks of several hosts meet, if nothing else is said: all boards must know it
+PORT = 29500  # of the rendezvous, if nothing else is said: all boards must know it
 FOLDER = "flowspec"  # the repository on a board, from the home of its user
 ADDRESS = re.compile(r"[^\W_](?:[\w.-]*[^\W_])?")
 WORDS = {  # that may follow it; what begins with - would be an option of ssh or rsync
-    "user": re.compile(r"[\w.][\w.+$-]*"), "folder": re.compile(r"[^-].*"), "interface": re.compile(r"[^-].*")}
+    "user": re.compile(r"[\w.][\w.+$-]*"),
+    "folder": re.compile(r"[^-].*"),
+    "interface": re.compile(r"[^-].*"),
+}
 ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 EXAMPLE = "192.168.1.11 user=nvidia folder=flowspec interface=eth0"
 
 
 class Line(NamedTuple):
-    """A board as the hosts file names it."""
+    """A board as a line of the hosts file names it."""
 
     address: str
     user: str = ""
@@ -37,7 +40,7 @@ class Line(NamedTuple):
 
 
 class Board(NamedTuple):
-    """One rank, and where it meets the others; what is empty was not said."""
+    """One rank, and the rendezvous to which it comes; what is empty was not said."""
 
     rank: int
     master: str  # name or address of rank 0's board
@@ -54,13 +57,16 @@ class Board(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a rank finds in its environment, as from torchrun."""
+        """What a rank needs in its environment, under torchrun's names."""
         world = {"WORLD_SIZE": str(len(self.lines))} if self.lines else {}
         return {"RANK": str(self.rank), **world}
 
-    def place(self) -> str:
-        """On rank 0's board: the one address at which the store listens."""
-        there = ", ".join(f"{name} {address}" for name, address in addresses().items())
+    def listen_address(self) -> str:
+        """On rank 0's board, the one address at which the store listens.
+
+        Raises ValueError if the address that all boards were given is not here, or leads no other board here.
+        """
+        there = listed(addresses())
         if not is_here(self.master):
             raise ValueError(f"rank 0 runs here, but {self.master} is no address of this board, which has {there}: "
                              "give one of them as MASTER_ADDR, or in the hosts file, on all boards alike")
@@ -72,13 +78,13 @@ class Board(NamedTuple):
             raise ValueError(f"{self.master} is {found} on this board itself, where no other board finds it: give one "
                              f"of {there} as MASTER_ADDR or in the hosts file, or name the interface to the others "
                              "(GLOO_SOCKET_IFNAME, interface=)")
-        own = self.ground()[1]
+        _, own = self.network()
         return found if own.startswith("127.") else own
 
-    def ground(self) -> tuple[str, str]:
-        """The interface through which this rank talks, and its address; refuses one that is not here."""
+    def network(self) -> tuple[str, str]:
+        """The interface through which this rank talks, and its address; raises ValueError if there is none."""
         here = addresses()
-        there = ", ".join(f"{name} {address}" for name, address in here.items())
+        there = listed(here)
         remedy = "name one in GLOO_SOCKET_IFNAME, or behind interface= in the hosts file"
         if self.interface:
             if self.interface not in here:
@@ -110,6 +116,7 @@ def read_hosts(path: str) -> list[Line]:
 
 
 def _read(path: str) -> str:
+    """The text of a hosts file; raises ValueError if it cannot be read."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -122,18 +129,24 @@ def _read(path: str) -> str:
 
 
 def _line(words: Sequence[str]) -> Line | None:
-    """The board that a line names; None if it names none."""
+    """The board that the words of a line name; None if they name none."""
     user, at, address = words[0].rpartition("@")
-    pairs = [word.partition("=")[::2] for word in words[1:]] + [("user", user)] * bool(at)
+    pairs = [word.partition("=")[::2] for word in words[1:]]
+    if at:
+        pairs.append(("user", user))
     given = dict(pairs)
-    sound = len(given) == len(pairs) and all(key in WORDS and WORDS[key].fullmatch(given[key]) for key in given)
-    if given.get("folder", "").startswith("~/"):
-        given["folder"] = given["folder"][2:].lstrip("/") or "."  # it counts from the home anyhow
-    return Line(address, **given) if sound and is_address(address) else None
+    if len(given) < len(pairs) or not is_address(address):
+        return None
+    if not all(key in WORDS and WORDS[key].fullmatch(value) for key, value in pairs):
+        return None
+    folder = given.get("folder", "")
+    if folder.startswith("~/"):
+        given["folder"] = folder[2:].lstrip("/") or "."  # it counts from the home anyhow
+    return Line(address, **given)
 
 
 def is_address(text: str) -> bool:
-    """Whether it has the form of a name or address of a machine."""
+    """Whether a text has the form of a machine's name or address."""
     try:
         return bool(ADDRESS.fullmatch(text) and text.encode("idna"))
     except UnicodeError:
@@ -141,24 +154,33 @@ def is_address(text: str) -> bool:
 
 
 def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | None:
-    """This board's rank; None where all ranks are on this machine, or torchrun has told the rank."""
+    """This board; None where all ranks are on this machine, or torchrun has told the rank.
+
+    Keys come before the environment, and that before the hosts file.
+    """
     if "RANK" in environment or not (config.hosts or environment.get(BOARD)):
         return None
     lines = read_hosts(config.hosts) if config.hosts else []
     rank = _rank(environment.get("NODE_RANK", ""), lines, config.hosts)
-    master = config.master_addr if config.master_addr != RunConfig().master_addr else environment.get("MASTER_ADDR", "")
+    master = config.master_addr
+    if master == RunConfig().master_addr:
+        master = environment.get("MASTER_ADDR", "")
     if not master and not lines:
         raise ValueError("where is rank 0? Give its board's address in MASTER_ADDR, on all boards alike, or hosts=FILE")
     if master and not is_address(master):
         raise ValueError(f"{master!a} is no name or address of a board: give that of rank 0's in MASTER_ADDR, as "
                          "192.168.1.11")
-    port = config.master_port or _number("MASTER_PORT", environment.get("MASTER_PORT") or str(PORT), 1 << 16)
+    typed = environment.get("MASTER_PORT") or str(PORT)
+    port = config.master_port or _number("MASTER_PORT", typed, 1 << 16)
     interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    return Board(rank, master or lines[0].address, port or PORT,
-                 interface or (lines[rank].interface if lines else ""), config.wait, lines)
+    if lines:
+        master = master or lines[0].address
+        interface = interface or lines[rank].interface
+    return Board(rank, master, port or PORT, interface, config.wait, lines)
 
 
 def _rank(told: str, lines: Sequence[Line], path: str) -> int:
+    """This board's rank: as `told`, or by the line of the hosts file that has an address of this machine."""
     if told:
         return _number("NODE_RANK", told, len(lines) or 1 << 16)
     if not lines:
@@ -166,36 +188,43 @@ def _rank(told: str, lines: Sequence[Line], path: str) -> int:
                          "run_jetson.sh, or hosts=FILE with one line for each rank")
     own = [rank for rank, line in enumerate(lines) if is_here(line.address)]
     if not own:
-        there = ", ".join(f"{name} {address}" for name, address in addresses().items())
-        raise ValueError(f"no line of {path} is this board, which has {there}: write its address there, or give "
-                         "NODE_RANK")
+        raise ValueError(f"no line of {path} is this board, which has {listed(addresses())}: write its address there, "
+                         "or give NODE_RANK")
     if len(own) > 1:
-        raise ValueError(f"the lines of ranks {', '.join(map(str, own))} in {path} are all this machine: say which is "
-                         "meant, as NODE_RANK=1")
+        ranks = ", ".join(map(str, own))
+        raise ValueError(f"the lines of ranks {ranks} in {path} are all this machine: say which is meant, as "
+                         "NODE_RANK=1")
     return own[0]
 
 
 def _number(name: str, text: str, end: int) -> int:
+    """A number below `end` that stands in a variable of the environment."""
     if not text.isdecimal() or int(text) >= end:
         raise ValueError(f"{name}={text} is not possible: give a number from 0 to {end - 1}")
     return int(text)
 
 
 def addresses() -> dict[str, str]:
-    """Every network interface of this machine that has an IPv4 address."""
+    """The IPv4 address of every network interface of this machine that has one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(probe, ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(answer[20:24])
+                reply = fcntl.ioctl(probe, ADDRESS_OF, request)
+                found[name] = socket.inet_ntoa(reply[20:24])
             except OSError:
                 continue  # it has none
     return found
 
 
+def listed(found: Mapping[str, str]) -> str:
+    """Interfaces and their addresses as messages name them."""
+    return ", ".join(f"{name} {address}" for name, address in found.items())
+
+
 def is_here(address: str) -> bool:
-    """Whether a name or address is this machine's: only these can be bound."""
+    """Whether a name or address is this machine's own: only these can be bound."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
@@ -205,7 +234,7 @@ def is_here(address: str) -> bool:
 
 
 def way_to(address: str) -> str:
-    """The own address that packets to another one would carry; empty if no way leads there. Nothing is sent."""
+    """The own address that packets to another address would carry; empty if no way leads there. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, PORT))
@@ -218,7 +247,8 @@ def main(argv: Sequence[str]) -> int:
     """Print `RANK [USER@]ADDRESS FOLDER` for each line of a hosts file."""
     try:
         for rank, line in enumerate(read_hosts(os.path.expanduser(argv[0]))):
-            print(rank, f"{line.user}@{line.address}" if line.user else line.address, line.folder)
+            board = f"{line.user}@{line.address}" if line.user else line.address
+            print(rank, board, line.folder)
     except ValueError as error:
         print(f"flowspec: {error}", file=sys.stderr)
         return 2

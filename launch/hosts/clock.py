@@ -1,4 +1,4 @@
-"""One clock for the traces of several machines: by how much rank 0's clock is ahead of another rank's.
+"""One clock for the traces of several machines: a rank learns by how much rank 0's clock is ahead of its own.
 
 It knows nothing about what is traced. Ranks of one machine share its monotonic clock; on another machine a rank asks
 rank 0 for the time, over the store of the rendezvous, and believes the answer that came quickest (Cristian, 1989).
@@ -17,11 +17,12 @@ Clock = Callable[[], float]
 
 
 def machine() -> str:
+    """What tells this machine, since its last start, from all others."""
     return BOOT.read_text().strip()
 
 
 def tell_time(store: Any, peers: Sequence[int], here: str, clock: Clock = time.monotonic) -> None:
-    """On rank 0: answer the pings of those peers that are on another machine than `here`."""
+    """On rank 0, tell the time to those peers that are on another machine than `here`, as often as they ask."""
     store.set("clock/0", here)
     for peer in peers:
         if store.get(f"clock/{peer}").decode() != here:
@@ -31,15 +32,18 @@ def tell_time(store: Any, peers: Sequence[int], here: str, clock: Clock = time.m
 
 
 def learn_time(store: Any, rank: int, here: str, trace: NoTrace) -> None:
-    """On any other rank: note in its trace by how many seconds rank 0's clock is ahead, if it has another one."""
+    """On any other rank, note in the trace by how many seconds rank 0's clock is ahead, if that is another machine's.
+    """
     store.set(f"clock/{rank}", here)
     if store.get("clock/0").decode() == here:
         return
-    answers = []
+    measured = []  # seconds that a ping took, and by how many rank 0's clock is ahead
     for i in range(PINGS):
         asked = time.monotonic()
         store.set(f"clock/{rank}/ask/{i}", "")
         told = float(store.get(f"clock/{rank}/told/{i}"))
         back = time.monotonic()
-        answers.append((back - asked, told - (asked + back) / 2))
-    trace.note(CLOCK, time.monotonic(), ahead=min(answers)[1])
+        halfway = (asked + back) / 2
+        measured.append((back - asked, told - halfway))
+    _, ahead = min(measured)
+    trace.note(CLOCK, time.monotonic(), ahead=ahead)

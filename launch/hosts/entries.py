@@ -47,11 +47,13 @@ def _is(sound: bool, what: str) -> None:
 
 
 def _text(value: Any) -> str:
+    """A text, fit to be printed."""
     _is(type(value) is str, "text")
     return plain(value)
 
 
 def _whole(least: int, end: int) -> Callable[[Any], int]:
+    """The form of a whole number from `least` up to below `end`."""
     def form(value: Any) -> int:
         _is(type(value) is int and least <= value < end, f"number from {least} to {end - 1}")
         return int(value)
@@ -66,18 +68,31 @@ def _address(value: Any) -> str:
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    _is(type(value) is dict and all(type(entry) in (str, int, float, bool) for entry in value.values()), "settings")
-    return {plain(key): plain(entry) if type(entry) is str else entry for key, entry in value.items()}
+    """The keys of a configuration, each with a value as a person types it."""
+    _is(type(value) is dict, "settings")
+    found = {}
+    for key, entry in value.items():
+        _is(type(entry) in (str, int, float, bool), "settings")
+        found[plain(key)] = plain(entry) if type(entry) is str else entry
+    return found
 
 
 FACTS: dict[str, Callable[[Any], Any]] = {
-    "host": _text, "code": _text, "settings": _settings, "error": _text, "world": _whole(1, RANKS), "split": _text,
-    "address": _address, "interface": _text, "port": _whole(1, 1 << 16)}
+    "host": _text,
+    "code": _text,
+    "settings": _settings,
+    "error": _text,
+    "world": _whole(1, RANKS),
+    "split": _text,
+    "address": _address,
+    "interface": _text,
+    "port": _whole(1, 1 << 16),
+}
 ALWAYS = {"host", "code", "settings"}
 
 
 def facts(value: Any) -> Facts:
-    """What a rank is; or as far as it came, and the error that ended it."""
+    """All facts of a rank; or what it knew so far, and the error that ended it."""
     _is(type(value) is dict and set(value) <= set(FACTS), "facts of a rank")
     wanted = ALWAYS if "error" in value else set(FACTS) - {"error"}
     _is(wanted <= set(value), "whole facts of a rank")
@@ -90,14 +105,19 @@ def _ranks(value: Any) -> list[int]:
 
 
 def _verdict(value: Any) -> list[Any]:
-    _is(type(value) is list and [type(entry) for entry in value] == [str, bool], "verdict")
+    _is(type(value) is list, "verdict")
+    _is([type(entry) for entry in value] == [str, bool], "verdict")
     return [plain(value[0]), value[1]]
 
 
 def _of_each_rank(form: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The form of a list of pairs: a rank, and a value of `form`."""
+    number = _whole(0, RANKS)
+
     def listed(value: Any) -> list[Any]:
-        _is(type(value) is list and all(type(pair) is list and len(pair) == 2 for pair in value), "list of pairs")
-        return [[_whole(0, RANKS)(rank), form(entry)] for rank, entry in value]
+        _is(type(value) is list, "list of pairs")
+        _is(all(type(pair) is list and len(pair) == 2 for pair in value), "list of pairs")
+        return [[number(rank), form(entry)] for rank, entry in value]
     return listed
 
 
@@ -120,12 +140,13 @@ def _number(raw: bytes) -> bytes:
 
 
 def _count(raw: bytes) -> bytes:
-    _is(bool(re.fullmatch(rb"-?\d{1,19}", raw)) and abs(int(raw)) < COUNT, "count")
+    _is(re.fullmatch(rb"-?\d{1,19}", raw) is not None, "count")
+    _is(abs(int(raw)) < COUNT, "count")
     return raw
 
 
 def _opaque(raw: bytes) -> bytes:
-    """Of torch.distributed itself."""
+    """What torch.distributed itself writes."""
     return raw
 
 
@@ -138,8 +159,12 @@ class Kind(NamedTuple):
     root: bool = False
 
     def owner(self, key: str) -> int | None:
-        own = re.fullmatch(self.pattern, key)
-        return 0 if self.root else int(own["own"]) if own and "own" in own.groupdict() else None
+        """The rank that alone may write an entry of this name; None if that is whoever writes first."""
+        if self.root:
+            return 0
+        found = re.fullmatch(self.pattern, key)
+        own = found.groupdict().get("own") if found else None
+        return None if own is None else int(own)
 
 
 OWN = r"(?P<own>\d{1,4})"

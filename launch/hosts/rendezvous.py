@@ -1,7 +1,7 @@
 """The rendezvous of ranks on several hosts: they come in any order, compare what they are, and try to connect.
 
-It knows nothing about what a rank does afterwards. Rank 0 keeps the store that all write to, and judges; so whatever is
-wrong on one board ends all of them with one sentence, which names the board.
+It knows nothing about what a rank does afterwards. Rank 0 coordinates: it keeps the store to which all write, and
+judges; so whatever is wrong on one board ends all of them with one sentence, which names the board.
 """
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Dict, Sequence
 
 import torch.distributed as dist
 
@@ -24,7 +25,7 @@ from config.run_config import RunConfig
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
-from launch.hosts.store import Keeper, Shelf, Store, Wire, hang_up
+from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
 from launch.spec import RankSpec
 from model.weights import Part
 from pipeline.transport import PeerLost
@@ -36,83 +37,111 @@ SOONER = 0.8  # of the heartbeat's patience
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
         "with wait=")
 
+Told = Dict[int, Any]  # what ranks have written about one topic
+Judge = Callable[[Told], str]  # the first thing that is wrong, in a sentence; empty if all is well
+
 
 class Rendezvous:
-    """One rank's side of it. After `attend`, `names` has each rank as messages shall name it."""
+    """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it."""
 
-    apart = True  # each rank has a terminal of its own
+    several_hosts = True
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self.names: list[str] = []
         os.environ.update(board.environment)
-        print(f"flowspec: this is {board.named(board.rank, socket.gethostname())}; all ranks meet at {board.master}:"
-              f"{board.port} (MASTER_ADDR, MASTER_PORT), over {board.interface or 'the interface that leads there'} "
-              f"(GLOO_SOCKET_IFNAME), within {board.wait:g} seconds (wait=)", file=sys.stderr)
-        self._until = time.monotonic() + board.wait
+        interface = board.interface or "the interface that leads there"
+        print(f"flowspec: this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
+              f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
+              f"{board.wait:g} seconds (wait=)", file=sys.stderr)
+        self._deadline = time.monotonic() + board.wait
         self._store = self._open()
 
     def attend(self, config: RunConfig, prepare: Callable[[RunConfig], tuple[Path, Placement]]
                ) -> tuple[Path, Placement]:
         """What `prepare` gives, once all ranks are here and belong together; raises ValueError or PeerLost."""
+        host = socket.gethostname()
+        facts: Facts = {"host": host, "code": code_version(), "settings": settings(config)}
         with socket.socket() as door:
-            facts: Facts = {"host": socket.gethostname(), "code": code_version(), "settings": settings(config)}
             try:
                 folder, placement = prepare(config)
-                world = placement.world
-                interface, own = self.board.ground()
-                door.bind((own, 0))
-                door.listen()
-                threading.Thread(target=open_door, args=(door, self.board.rank), name="door", daemon=True).start()
                 part = Part(folder / f"stage_{self.board.rank}")
-                dtype = str(RankSpec(config, part).dtype).rpartition(".")[2]
-                facts.update(split=part.split_id, world=world, address=own, interface=interface,
-                             port=door.getsockname()[1], settings=settings(config, dtype=dtype))
+                facts.update(self._describe(config, part, door))
             except (ValueError, OSError) as error:
-                self._put("facts", {**facts, "error": str(error)})
-                self._agree("facts", len(self.board.lines), lambda told: judge_facts(told, self.board))
+                self._write("facts", {**facts, "error": str(error)})
+                self._agree("facts", len(self.board.lines), self._judge_facts)
                 raise
-            self._put("facts", facts)
-            told = self._agree("facts", world, lambda told: judge_facts(told, self.board))
-            self.names = [self.board.named(rank, told[rank]["host"], told[rank]["address"]) for rank in range(world)]
-            self._until = time.monotonic() + PATIENCE
-            with ThreadPoolExecutor(world) as pool:
-                reached = list(pool.map(reaches, told.values(), told))
-            self._put("ways", [rank for rank in told if not reached[rank]])
-            self._agree("ways", world, lambda ways: judge_ways(told, ways, self.names))
+            self._write("facts", facts)
+            told = self._agree("facts", placement.world, self._judge_facts)
+            self._try_ways(told)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         self._settle(config.timeout)
-        os.environ.update(GLOO_SOCKET_IFNAME=interface, WORLD_SIZE=str(world))
-        print(f"flowspec: all {world} ranks are here", file=sys.stderr)
+        os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(placement.world))
+        print(f"flowspec: all {placement.world} ranks are here", file=sys.stderr)
         return folder, placement
 
     def connect(self) -> Any:
-        """Join the process group of all ranks; the store in which they tell each other that they live."""
+        """Join the process group of all ranks. Returns the store in which they write their heartbeats."""
+        rank, world = self.board.rank, len(self.names)
         try:
-            dist.init_process_group("gloo", store=self._store, rank=self.board.rank, world_size=len(self.names),
+            dist.init_process_group("gloo", store=self._store, rank=rank, world_size=world,
                                     timeout=timedelta(seconds=PATIENCE))
         except PeerLost:
             raise
         except RuntimeError as error:
-            raise PeerLost(f"{self.names[self.board.rank]} could not connect to the others: a board was lost just now, "
-                           f"or a firewall is between them ({str(error).splitlines()[0]}); start all again") from error
+            reason = str(error).splitlines()[0]
+            raise PeerLost(f"{self.names[rank]} could not connect to the others: a board was lost just now, or a "
+                           f"firewall is between them ({reason}); start all again") from error
         return dist.distributed_c10d._get_default_store()
 
+    def _describe(self, config: RunConfig, part: Part, door: socket.socket) -> Facts:
+        """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
+        interface, address = self.board.network()
+        door.bind((address, 0))
+        door.listen()
+        opening = partial(open_door, door, self.board.rank)
+        threading.Thread(target=opening, name="door", daemon=True).start()
+        dtype = str(RankSpec(config, part).dtype).rpartition(".")[2]
+        return {"split": part.split_id, "world": part.world, "address": address, "interface": interface,
+                "port": door.getsockname()[1], "settings": settings(config, dtype=dtype)}
+
+    def _try_ways(self, told: Told) -> None:
+        """Knock at the doors of all ranks, and agree that nobody knocks in vain. From now on ranks have names."""
+        for rank, facts in told.items():
+            self.names.append(self.board.named(rank, facts["host"], facts["address"]))
+        self._deadline = time.monotonic() + PATIENCE
+        with ThreadPoolExecutor(len(told)) as pool:
+            reached = list(pool.map(reaches, told.values(), told))
+        self._write("ways", [rank for rank in told if not reached[rank]])
+        self._agree("ways", len(told), lambda ways: judge_ways(told, ways, self.names))
+
+    def _judge_facts(self, told: Told) -> str:
+        return judge_facts(told, self.board)
+
+    # --- what the coordinator and the participants do each in their own way -------------------------------------------
+
     def _open(self) -> Store:
+        """The store to which all ranks write."""
+        raise NotImplementedError
+
+    def _agree(self, topic: str, world: int, judge: Judge) -> Told:
+        """What all ranks have written about a topic, in the order of their numbers.
+
+        Raises what rank 0 makes of it: ValueError if anything does not fit, PeerLost if a rank is missing.
+        """
         raise NotImplementedError
 
     def _settle(self, timeout: float) -> None:
-        """The ranks have met: from now on a store that is silent for `timeout` seconds is lost."""
+        """The ranks have come: from now on a store that is silent for `timeout` seconds is lost."""
 
-    def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
-        raise NotImplementedError
+    # --- the store ----------------------------------------------------------------------------------------------------
 
-    def _put(self, key: str, value: Any) -> None:
-        """Write down under this rank's name."""
-        self._store.set(f"{key}/{self.board.rank}", json.dumps(value))
+    def _write(self, topic: str, value: Any) -> None:
+        """Write about a topic under this rank's number."""
+        self._store.set(f"{topic}/{self.board.rank}", json.dumps(value))
 
-    def _get(self, key: str) -> Any:
-        """What somebody wrote down; None if it is not there yet."""
+    def _read(self, key: str) -> Any:
+        """What stands under a key; None if it is not there yet."""
         found = self._store.look(key)
         return None if found is None else json.loads(found)
 
@@ -121,109 +150,125 @@ class Rendezvous:
         ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
-    def _say(self, missing: str, said: str) -> str:
-        if missing != said and missing:
-            print(f"flowspec: waiting for {missing}, up to {max(0, self._until - time.monotonic()):.0f} seconds",
-                  file=sys.stderr)
+    def _tell_missing(self, missing: str, before: str) -> str:
+        """Tell who is waited for, if that is news; returns it."""
+        if missing and missing != before:
+            left = max(0, self._deadline - time.monotonic())
+            print(f"flowspec: waiting for {missing}, up to {left:.0f} seconds", file=sys.stderr)
         return missing
 
 
-class Leader(Rendezvous):
-    """Rank 0's side."""
+class Coordinator(Rendezvous):
+    """Rank 0's side: it keeps the store and judges what the others write."""
 
     def _open(self) -> Store:
-        board, shelf, place = self.board, Shelf(), self.board.place()
+        board = self.board
+        address = board.listen_address()
+        entries = Entries()
         try:
-            Keeper((place, board.port), shelf)
+            StoreServer((address, board.port), entries)
         except OSError as error:
-            raise ValueError(f"port {board.port} of {place} cannot be used ({error.strerror}): choose another "
+            raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
                              "master_port, the same on all boards") from error
-        return Store(shelf.own)
+        return Store(entries.own)
 
-    def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
-        """What all have written, and that it is well; tells the others."""
-        told: dict[int, Any] = {}
-        said, verdict, world = "", Verdict(), max(world, 1)  # 0: rank 0's own folder could not tell
-        while not verdict.told and len(told) < world:
-            for rank in (rank for rank in range(world) if rank not in told):
-                found = self._get(f"{topic}/{rank}")
+    def _agree(self, topic: str, world: int, judge: Judge) -> Told:
+        world = max(world, 1)  # 0: rank 0's own folder could not tell
+        told, verdict = self._collect(topic, world)
+        if not verdict.told:
+            verdict = Verdict(judge(told))
+        self._store.set(f"{topic}/all", json.dumps(list(told.items())))
+        self._store.set(f"{topic}/verdict", json.dumps(verdict))
+        if verdict.told:
+            to_hear = [rank for rank in range(1, world) if rank in told or not verdict.lost]
+            atexit.register(self._linger, topic, to_hear)
+        verdict.enforce()
+        return told
+
+    def _collect(self, topic: str, world: int) -> tuple[Told, Verdict]:
+        """What the ranks have written once all have, one has told an error, or it is too late, which is a verdict."""
+        told: Told = {}
+        missing, verdict = "", Verdict()
+        while len(told) < world and not verdict.told:
+            for rank in range(world):
+                found = self._read(f"{topic}/{rank}") if rank not in told else None
                 if found is not None:
                     told[rank] = found
             if topic == "facts" and any(fact.get("error") for fact in told.values()):
                 break
-            if time.monotonic() > self._until:
+            if len(told) < world and time.monotonic() > self._deadline:
                 verdict = Verdict(self._absent(topic, world), lost=True)
-            said = self._say(self._missing("facts", world), said)
+            missing = self._tell_missing(self._missing("facts", world), missing)
             time.sleep(LOOK)
-        told = dict(sorted(told.items()))
-        verdict = verdict if verdict.told else Verdict(judge(told))
-        self._store.set(f"{topic}/all", json.dumps(list(told.items())))
-        self._store.set(f"{topic}/verdict", json.dumps(verdict))
-        if verdict.told:
-            atexit.register(self._linger, topic, [rank for rank in range(1, world) if not verdict.lost or rank in told])
-        verdict.enforce()
-        return told
+        return dict(sorted(told.items())), verdict
 
     def _absent(self, topic: str, world: int) -> str:
+        """Who has not written in time, and what to do."""
         missing = self._missing(topic, world)
         if topic == "ways":
-            return f"{missing} fell silent while the ranks met: look at its board and network, then start all again"
+            return f"{missing} fell silent during the rendezvous: look at its board and network, then start all again"
         return LATE.format(missing, self.board.wait)
 
-    def _linger(self, topic: str, ranks: list[int]) -> None:
-        """The store ends with this process: first let the others hear, also those that come only now."""
+    def _linger(self, topic: str, ranks: Sequence[int]) -> None:
+        """The store ends with this process: first let these ranks hear the verdict, also those that come only now."""
         end = time.monotonic() + PATIENCE
-        while time.monotonic() < end and any(not self._store.add(f"{topic}/heard/{rank}", 0) for rank in ranks):
-            time.sleep(LOOK)
+        for rank in ranks:
+            while time.monotonic() < end and not self._store.add(f"{topic}/heard/{rank}", 0):
+                time.sleep(LOOK)
 
 
-class Follower(Rendezvous):
-    """The side of all other ranks."""
+class Participant(Rendezvous):
+    """The side of every other rank."""
 
     def _open(self) -> Store:
-        self._wire = self._reach()
-        return Store(self._wire.ask)
+        self._client = self._reach()
+        return Store(self._client.ask)
 
     def _settle(self, timeout: float) -> None:
+        self._client.names = self.names[0], self.names[self.board.rank]
         # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
-        self._wire.names, self._wire.patience = (self.names[0], self.names[self.board.rank]), SOONER * timeout
+        self._client.patience = SOONER * timeout
 
-    def _reach(self) -> Wire:
-        """Wait for rank 0's program. Its board must answer sooner, if only to refuse."""
-        board, silent, said = self.board, time.monotonic(), False
+    def _agree(self, topic: str, world: int, judge: Judge) -> Told:
+        verdict, missing = None, ""
+        while verdict is None:
+            verdict = self._read(f"{topic}/verdict")
+            missing = self._tell_missing(self._missing("facts", world), missing)
+            time.sleep(LOOK)
+        told = dict(sorted(self._read(f"{topic}/all")))
+        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
+        Verdict(*verdict).enforce()
+        if set(told) != set(range(world)):
+            raise PeerLost(f"{self._client.names[0]} speaks of other ranks than the {world} of this split: look "
+                           "whether all boards were given one address and port")
+        return told
+
+    def _reach(self) -> StoreClient:
+        """The way to rank 0's store, once its program is there.
+
+        Its board must answer sooner than its program, if only to refuse the connection.
+        """
+        board = self.board
         names = board.named(0), board.named(board.rank, socket.gethostname())
+        answered, told = time.monotonic(), ""
         while True:
             try:
-                wire = Wire((board.master, board.port), names, PATIENCE)
-                holder = wire.greet(board.rank)
+                client = StoreClient((board.master, board.port), names, PATIENCE)
+                holder = client.greet(board.rank)
                 break
             except OSError as error:
-                refused, why = error.errno == errno.ECONNREFUSED, error.strerror or str(error)
-            now = time.monotonic()
-            silent = now if refused else silent
-            if now - silent > PATIENCE:
-                raise PeerLost(f"{names[0]} cannot be reached at {board.master}:{board.port} from {names[1]} ({why}): "
-                               "check MASTER_ADDR or the hosts file, the cable and the firewall") from None
-            if now > self._until:
-                raise PeerLost(LATE.format(names[0], board.wait)) from None
-            said = said or bool(self._say(board.named(0), ""))
+                now = time.monotonic()
+                if error.errno == errno.ECONNREFUSED:
+                    answered = now
+                if now - answered > PATIENCE:
+                    raise PeerLost(f"{names[0]} cannot be reached at {board.master}:{board.port} from {names[1]} "
+                                   f"({error.strerror or error}): check MASTER_ADDR or the hosts file, the cable and "
+                                   "the firewall") from None
+            if now > self._deadline:
+                raise PeerLost(LATE.format(names[0], board.wait))
+            told = self._tell_missing(names[0], told)
             time.sleep(LOOK)
         if holder:
             raise ValueError(f"rank {board.rank} is there already, from {holder}: end the run of which it is, or give "
                              "this board a NODE_RANK of its own")
-        return wire
-
-    def _agree(self, topic: str, world: int, judge: Callable[[dict[int, Any]], str]) -> dict[int, Any]:
-        """What all have written; raises what rank 0 says of it."""
-        said, verdict = "", None
-        while verdict is None:
-            verdict = self._get(f"{topic}/verdict")
-            said = self._say(self._missing("facts", world), said)
-            time.sleep(LOOK)
-        told = dict(self._get(f"{topic}/all"))
-        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
-        Verdict(*verdict).enforce()
-        if set(told) != set(range(world)):
-            raise PeerLost(f"{self._wire.names[0]} speaks of other ranks than the {world} of this split: look whether "
-                           "all boards were given one address and port")
-        return told
+        return client

@@ -1,7 +1,7 @@
-"""The store of a run on several hosts: rank 0's process keeps it, at one address, and every rank has its seat there.
+"""The store of a run on several hosts: rank 0's process keeps it, at one address, with one connection for each rank.
 
 It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
-say where an entry came from; before torch 2 it cannot be told otherwise. A request and its answer are a line of JSON
+say where an entry came from; before torch 2 it cannot be told otherwise. A request and its reply are a line of JSON
 each. It knows nothing about what entries mean: `entries.py` tells their form.
 """
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pipeline.transport import PeerLost
 GREETING = "flowspec"  # the first word of a connection; its rank follows
 GREETING_BYTES = 256
 LINE = 6 * MOST + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
+KEY = 300  # characters of a key
 ALL = 1 << 26  # bytes of all entries together
 WHILE = 5  # seconds for a stranger to say who it is
 STRANGERS = 64  # that may be connected at once; the oldest goes first
@@ -31,20 +32,21 @@ NAMED = 8  # strangers that are told of
 NEAR = 0.3  # seconds in which the system of a board answers, whatever its programs do
 STAY = 30  # seconds that a rank waits for an entry at most, whatever torch's own patience
 PAUSES = 0.001, 0.05  # seconds between two looks: the first pause, and the longest
-Ask = Callable[[str, str, Any], Any]  # an operation, the name of an entry and a value; the answer
+Ask = Callable[[str, str, Any], Any]  # from an operation, a key and a value to the reply
 
 
-class Shelf:
-    """The entries, and who may write which."""
+class Entries:
+    """The entries of the store, and who may write which."""
 
     def __init__(self) -> None:
         self._entries: dict[str, bytes] = {}
         self._owners: dict[str, int] = {}
-        self._bytes, self._lock = 0, threading.Lock()
+        self._bytes = 0  # of all entries and their keys
+        self._lock = threading.Lock()
 
-    def answer(self, writer: int, request: Any) -> Any:
-        """What a rank gets for its request; raises Junk."""
-        if type(request) is not list or len(request) != 3 or type(request[1]) is not str or len(request[1]) > 300:
+    def reply(self, writer: int, request: Any) -> Any:
+        """What a rank gets for its request; raises Junk for one that has none of the known forms, or is forbidden."""
+        if not _is_request(request):
             raise Junk("it is no request")
         what, key, value = request
         with self._lock:
@@ -61,14 +63,14 @@ class Shelf:
         raise Junk(f"{plain(key)}: nobody can do that with an entry")
 
     def own(self, *request: Any) -> Any:
-        """What rank 0 itself gets, in whose process the shelf is."""
+        """What rank 0 itself gets, in whose process the store is."""
         try:
-            return self.answer(0, list(request))
+            return self.reply(0, list(request))
         except Junk as junk:
             raise RuntimeError(f"rank 0 cannot write this: {junk}") from None
 
     def _add(self, writer: int, key: str, amount: int) -> int:
-        """The sum; 0 may be added to everybody's."""
+        """The sum of all that was added to a count; everybody may add 0, which asks for it."""
         held = self._entries.get(key, b"0")
         try:
             total = int(held) + amount
@@ -81,32 +83,44 @@ class Shelf:
         return total
 
     def _put(self, writer: int, key: str, raw: bytes, shared: bool = False) -> None:
+        """Write an entry; `shared`: whoever wrote it first does not own it."""
         owner = kind(key).owner(key)
-        owner = self._owners.get(key, writer) if owner is None and not shared else owner
+        if owner is None and not shared:
+            owner = self._owners.get(key, writer)
         if owner not in (None, writer):
             raise Junk(f"{plain(key)}: it belongs to rank {owner}")
-        entry, held = clean(key, raw), self._entries.get(key)
+        entry = clean(key, raw)
+        held = self._entries.get(key)
         more = len(entry) + (len(key) if held is None else -len(held))
         if self._bytes + more > ALL:
             raise Junk("the store is full")
         self._bytes += more
-        self._entries[key], self._owners[key] = entry, writer
+        self._entries[key] = entry
+        self._owners[key] = writer
 
 
-class Keeper(socketserver.ThreadingTCPServer):
-    """Rank 0's door to the shelf: every rank that says its number first has a seat, and everybody else is sent away."""
+def _is_request(value: Any) -> bool:
+    """Whether it is a list of an operation, a key and a value."""
+    if type(value) is not list or len(value) != 3:
+        return False
+    key = value[1]
+    return type(key) is str and len(key) <= KEY
+
+
+class StoreServer(socketserver.ThreadingTCPServer):
+    """Rank 0's end of the store: whoever says first which rank it is has that rank's seat, the others are sent away."""
 
     allow_reuse_address = daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], shelf: Shelf) -> None:
-        self.shelf = shelf
+    def __init__(self, address: tuple[str, int], entries: Entries) -> None:
+        self.entries = entries
         self.seats: dict[int, str] = {}  # of each rank the address from which it came
-        self._strangers: dict[Any, None] = {}  # that have not said who they are, the oldest first
-        self._named: set[str] = set()
+        self._strangers: dict[Any, None] = {}  # connections that have not said who they are, the oldest first
+        self._named: set[str] = set()  # addresses of strangers that were told of
         self._lock = threading.Lock()
-        super().__init__(address, Seat)
+        super().__init__(address, StoreConnection)
         threading.Thread(target=self.serve_forever, name="store", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -118,19 +132,19 @@ class Keeper(socketserver.ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def forget(self, request: Any) -> bool:
-        """It is no stranger any more; whether it was one until now."""
+        """Take a connection off the strangers; whether it was one until now."""
         with self._lock:
             return self._strangers.pop(request, self) is None
 
     def seat(self, rank: int, address: str) -> str:
-        """Who has the seat already; empty if it is this one's from now on."""
+        """The address that has a rank's seat already; empty if it is this one's from now on."""
         with self._lock:
             holder = self.seats.get(rank, "")
             self.seats.setdefault(rank, address)
         return holder
 
     def tell(self, address: str, what: str) -> None:
-        """Once for each address, and not of all the world."""
+        """Tell that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
         with self._lock:
             if address in self._named or len(self._named) >= NAMED:
                 return
@@ -143,10 +157,10 @@ class Keeper(socketserver.ThreadingTCPServer):
             super().handle_error(request, client_address)
 
 
-class Seat(socketserver.StreamRequestHandler):
+class StoreConnection(socketserver.StreamRequestHandler):
     """One connection to the store, on a thread of its own."""
 
-    server: Keeper
+    server: StoreServer
     timeout = WHILE
     disable_nagle_algorithm = True
 
@@ -174,7 +188,7 @@ class Seat(socketserver.StreamRequestHandler):
     def _serve(self, rank: int, address: str) -> None:
         while line := self.rfile.readline(LINE):
             try:
-                self._say("ok", self.server.shelf.answer(rank, parse(line)))
+                self._say("ok", self.server.entries.reply(rank, parse(line)))
             except Junk as junk:
                 self.server.tell(address, f"as rank {rank}: {junk}")
                 self._say("junk", str(junk))
@@ -188,26 +202,31 @@ class Seat(socketserver.StreamRequestHandler):
 def greeted(line: bytes) -> int:
     """The rank that a greeting names; raises Junk."""
     said = parse(line)
-    if type(said) is not list or len(said) != 2 or said[0] != GREETING or type(said[1]) is not int:
+    if type(said) is not list or len(said) != 2:
         raise Junk("it is no rank's greeting")
-    if not 0 < said[1] < RANKS:
-        raise Junk(f"there is no rank {said[1]}")
-    return int(said[1])
+    word, number = said
+    if word != GREETING or type(number) is not int:
+        raise Junk("it is no rank's greeting")
+    if not 0 < number < RANKS:
+        raise Junk(f"there is no rank {number}")
+    return int(number)
 
 
-class Wire:
-    """A follower's way to the store. Whatever breaks it is told as the loss of rank 0, in a sentence."""
+class StoreClient:
+    """The end of the store on every rank but 0. Whatever breaks it is told as the loss of rank 0, in a sentence."""
 
     def __init__(self, address: tuple[str, int], names: tuple[str, str], patience: float) -> None:
-        self.names, self.patience = names, patience  # of rank 0 and this one, in messages; seconds for an answer
-        self._address, self._lost = address, ""
+        self.names = names  # of rank 0 and of this rank, for messages
+        self.patience = patience  # seconds for a reply
+        self._address = address
+        self._lost = ""  # why the store is lost, if it is
         self._lock = threading.Lock()
         self._way = socket.create_connection(address, timeout=patience)
         self._way.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._answers = self._way.makefile("rb")
+        self._replies = self._way.makefile("rb")
 
     def greet(self, rank: int) -> str:
-        """Take the seat of a rank; who has it already, if somebody has. OSError: it is worth another try."""
+        """Take the seat of a rank. Returns the address that has it already, if any; OSError is worth another try."""
         try:
             word, holder = self._swap([GREETING, rank])
         except socket.timeout:
@@ -215,6 +234,7 @@ class Wire:
         return plain(str(holder)) if word == "taken" else ""
 
     def ask(self, what: str, key: str, value: Any) -> Any:
+        """The reply to a request; raises RuntimeError if it is refused, and Lost if the store is gone."""
         word, value = self._exchange([what, key, value])
         if word != "ok":
             raise RuntimeError(f"{self.names[0]} does not take this rank's entry: {plain(str(value))}")
@@ -234,13 +254,13 @@ class Wire:
     def _swap(self, request: Sequence[Any]) -> Sequence[Any]:
         self._way.settimeout(self.patience)
         self._way.sendall(json.dumps(request).encode() + b"\n")
-        line = self._answers.readline(LINE)
+        line = self._replies.readline(LINE)
         if not line:
             raise ConnectionError("it hung up")
         try:
-            answer = parse(line)
-            if type(answer) is list and len(answer) == 2:
-                return answer
+            reply = parse(line)
+            if type(reply) is list and len(reply) == 2:
+                return reply
         except Junk:
             pass
         where = ":".join(map(str, self._address))
@@ -264,7 +284,7 @@ class Wire:
 
 
 class Lost(PeerLost):
-    """The store is lost; `told` in the words of who lost it."""
+    """The store is lost; `told` says so in a sentence."""
 
     @property
     def told(self) -> str:
@@ -272,9 +292,9 @@ class Lost(PeerLost):
 
 
 class Store(dist.Store):
-    """What torch.distributed, the heartbeat and the rendezvous take for the store.
+    """The store as torch.distributed, the heartbeat and the rendezvous use it.
 
-    Nothing leaves it in another form than its kind has.
+    An entry that has not the form of its kind does not leave it.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -292,7 +312,7 @@ class Store(dist.Store):
         return total
 
     def look(self, key: str) -> bytes | None:
-        """The entry, if it is there."""
+        """An entry, or None if it is not there."""
         found = self._ask("look", key, None)
         try:
             return None if found is None else clean(key, str(found).encode("latin-1"))
@@ -300,7 +320,7 @@ class Store(dist.Store):
             raise Lost(f"the store holds junk: {plain(str(error))}") from None
 
     def get(self, key: str) -> bytes:
-        """The entry, once it is there."""
+        """An entry, once it is there."""
         self.wait([key])
         return self.look(key) or b""
 
@@ -308,10 +328,11 @@ class Store(dist.Store):
         return all(self._ask("look", key, None) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        end, (pause, longest) = time.monotonic() + STAY, PAUSES
+        end = time.monotonic() + STAY
+        pause, longest = PAUSES
         while not self.check(keys):
             if time.monotonic() > end:
-                raise Lost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost while the ranks met")
+                raise Lost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the rendezvous")
             time.sleep(pause)
             pause = min(2 * pause, longest)
 

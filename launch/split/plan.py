@@ -27,11 +27,13 @@ TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
 
 @dataclass(frozen=True)
 class Layout:
-    """The form of what a rank holds: its weights as they are, or quantized; a stage whole, or shared by several ranks.
-    """
+    """The form of what a rank holds: weights as they are, or quantized; layers whole, or a share of each."""
 
     quant: str = "none"
     shares: tuple[float, ...] = (1.0,)  # the speeds of the ranks that share a stage
+
+    def __post_init__(self) -> None:
+        assert self.shares and min(self.shares) > 0, self.shares
 
 
 AS_IT_IS = Layout()
@@ -42,8 +44,8 @@ class SplitPlan:
     """What is going to be written: the sources, which rank gets which tensors, and in which form."""
 
     source: Checkpoint
-    head: Checkpoint | None
-    stages: list[int]
+    head: Checkpoint | None  # the draft head, if there is one
+    stages: list[int]  # layers of each stage; rank 0's come first
     parts: list[dict[str, str]]  # of each rank: name there -> name in the source
     layout: Layout
     split_id: str
@@ -51,26 +53,33 @@ class SplitPlan:
 
     @property
     def folders(self) -> list[Path]:
+        """The folder of each rank."""
         return [self.out / f"stage_{rank}" for rank in range(len(self.parts))]
 
     def tensors(self, rank: int) -> Recast:
         """What a rank gets of the model, in the form in which it is written."""
-        member = placements(self.stages, len(self.layout.shares))[rank][1]
-        source = ShardedSource(self.source, self.layout.shares, member) if len(self.layout.shares) > 1 else self.source
+        source: Checkpoint = self.source
+        if len(self.layout.shares) > 1:
+            _, member = self.placements[rank]
+            source = ShardedSource(source, self.layout.shares, member)
         return Recast(source, self.parts[rank], self.layout.quant, sound=True)
 
     def heads(self, rank: int) -> list[Checkpoint]:
-        """The draft heads a rank holds: rank 0 has one, or none."""
+        """The draft heads that a rank holds: rank 0 one or none, the others none."""
         return [self.head] if self.head and HEAD in self.parts[rank] else []
 
     def extras(self, rank: int) -> list[str]:
-        """The files that a rank gets unchanged; whoever has the language-model head writes text."""
-        names = TEXT_FILES if HEAD in self.parts[rank] else ()
-        return ["config.json", *(name for name in names if (self.source.folder / name).is_file())]
+        """The files that a rank gets unchanged; whoever has the LM head gets the tokenizer too."""
+        names = ["config.json"]
+        if HEAD in self.parts[rank]:
+            names += _text_files(self.source)
+        return names
 
     def bytes(self, rank: int) -> int:
-        return (sum(form.bytes for form in self.tensors(rank).forms.values())
-                + sum(head.form(name).bytes for head in self.heads(rank) for name in head.names()))
+        """The size of a rank's tensors, the draft head included."""
+        layers = sum(form.bytes for form in self.tensors(rank).forms.values())
+        heads = [head.form(name).bytes for head in self.heads(rank) for name in head.names()]
+        return layers + sum(heads)
 
     def kept(self, rank: int) -> bool:
         """Whether an earlier run wrote this rank's folder to the end."""
@@ -81,6 +90,11 @@ class SplitPlan:
         return (part.split_id, part.rank) == (self.split_id, rank)
 
     @property
+    def placements(self) -> list[tuple[int, int]]:
+        """The stage of each rank, and which member of it the rank is."""
+        return placements(self.stages, len(self.layout.shares))
+
+    @property
     def missing(self) -> list[int]:
         """The ranks whose folders are still to be written."""
         return [rank for rank in range(len(self.parts)) if not self.kept(rank)]
@@ -88,22 +102,46 @@ class SplitPlan:
 
 def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None,
               layout: Layout) -> SplitPlan:
+    """The plan of a split; raises ValueError for a model, a head, `stages` or a layout that do not fit.
+
+    Without `stages`, all ranks share all layers.
+    """
     source = Checkpoint(model_dir)
-    head = Checkpoint(eagle_dir) if eagle_dir else None
     check_model(source)
+    head = _draft_head(eagle_dir) if eagle_dir else None
     borrows = head is not None and borrows_embedding(head, source.config)
-    if head:
-        for name in head.names():
-            check_type(head, name, INDICES if name in MAPS else FLOATS)
-    c = LlamaConfig.read(source.config)
-    check_group(len(layout.shares), c.heads)
-    counts = plan_stages(stages, source) if stages else [c.layers]
-    whole = assign(source.names(), counts, c.tied, borrows)
-    parts = [held(whole[stage], c, layout.shares, member) for stage, member in placements(counts, len(layout.shares))]
-    text = {name: sample(source.folder / name) for name in TEXT_FILES if (source.folder / name).is_file()}
-    identity = [VERSION, counts, describe(source), text, describe(head) if head else None, asdict(layout)]
-    split_id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+    sizes = LlamaConfig.read(source.config)
+    ranks = len(layout.shares)
+    check_group(ranks, sizes.heads)
+    counts = plan_stages(stages, source) if stages else [sizes.layers]
+    whole = assign(source.names(), counts, sizes.tied, borrows)
+    parts = []
+    for stage, member in placements(counts, ranks):
+        parts.append(held(whole[stage], sizes, layout.shares, member))
+    split_id = identify(source, head, counts, layout)
     return SplitPlan(source, head, counts, parts, layout, split_id, Path(out_dir))
+
+
+def _draft_head(folder: str | Path) -> Checkpoint:
+    """The checkpoint of a draft head; raises ValueError for a tensor of a type that a head does not have."""
+    head = Checkpoint(folder)
+    for name in head.names():
+        check_type(head, name, INDICES if name in MAPS else FLOATS)
+    return head
+
+
+def identify(source: Checkpoint, head: Checkpoint | None, stages: list[int], layout: Layout) -> str:
+    """The id of a split: a hash of all that decides what stands in its folders."""
+    text = {name: sample(source.folder / name) for name in _text_files(source)}
+    draft = describe(head) if head else None
+    identity = [VERSION, stages, describe(source), text, draft, asdict(layout)]
+    content = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _text_files(source: Checkpoint) -> list[str]:
+    """The files of a model's tokenizer that are there."""
+    return [name for name in TEXT_FILES if (source.folder / name).is_file()]
 
 
 def check_group(ranks: int, heads: int) -> None:
@@ -116,8 +154,12 @@ def check_group(ranks: int, heads: int) -> None:
 
 def describe(source: Checkpoint) -> dict[str, Any]:
     """What makes a checkpoint this one: its config, the form of its tensors, sizes and samples of its files."""
-    forms = {name: [str(source.form(name).dtype), *source.form(name).shape] for name in source.names()}
-    return {"config": source.config, "forms": forms, "files": {path.name: sample(path) for path in source.files}}
+    forms = {}
+    for name in source.names():
+        form = source.form(name)
+        forms[name] = [str(form.dtype), *form.shape]
+    files = {path.name: sample(path) for path in source.files}
+    return {"config": source.config, "forms": forms, "files": files}
 
 
 def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
@@ -128,7 +170,8 @@ def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
+        stride = max(block, (size - block) // (blocks - 1))
         for i in range(blocks):
-            file.seek(i * max(block, (size - block) // (blocks - 1)))
+            file.seek(i * stride)
             digest.update(file.read(block))
     return digest.hexdigest()

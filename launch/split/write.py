@@ -1,6 +1,6 @@
-"""The writing of a split: a folder per rank, tensor by tensor, each there whole or not at all.
+"""The writing of a split: a folder for each rank, tensor by tensor, each there whole or not at all.
 
-It knows nothing about which rank gets what: that is planned (`plan.py`).
+It knows nothing about which rank gets what: `plan.py` decides that.
 """
 from __future__ import annotations
 
@@ -20,38 +20,41 @@ from config.files import replace
 from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, SplitPlan, make_plan
 from model.checkpoint import Writer
 from model.quant import Recast, probe
-from model.weights import FORMAT, MANIFEST, VERSION, Part, placements, span
+from model.weights import FORMAT, MANIFEST, VERSION, Part, span
 
 WEIGHTS = "model.safetensors"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk that has no room
+Tick = Callable[[int], Any]  # is told how many bytes were written
 
 
 def store(path: Path, data: bytes) -> dict[str, Any]:
-    """Write a small file, there whole or not at all; its entry in a manifest."""
+    """Write a small file, there whole or not at all. Returns its entry in a manifest."""
     replace(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def copy(tensors: Recast, path: Path, tick: Callable[[int], Any]) -> dict[str, Any]:
-    """Write one safetensors file, a tensor at a time; its entry in a manifest."""
-    order = tensors.order
-    with Writer(path, {name: tensors.forms[name] for name in order}) as file:
-        for name in order:
+def copy(tensors: Recast, path: Path, tick: Tick) -> dict[str, Any]:
+    """Write one safetensors file, a tensor at a time. Returns its entry in a manifest."""
+    forms = {name: tensors.forms[name] for name in tensors.order}
+    with Writer(path, forms) as file:
+        for name in forms:
             file.write(name, tensors[name])
-            tick(tensors.forms[name].bytes)
+            tick(forms[name].bytes)
     return file.entry
 
 
 def discard(folder: Path) -> None:
     """Forget what an earlier split left in a rank's folder: first of all its manifest, so that no half is trusted."""
     names = (MANIFEST, WEIGHTS, "config.json", f"eagle/{WEIGHTS}", "eagle/config.json", *TEXT_FILES)
-    drafts = folder.glob("**/*.part")  # of a split that was killed
-    for path in [*(folder / name for name in names), *drafts]:
+    paths = [folder / name for name in names]
+    paths += folder.glob("**/*.part")  # half-written files of a split that was killed
+    for path in paths:
         if path.is_file():
             path.unlink()
 
 
-def write_rank(plan: SplitPlan, rank: int, tick: Callable[[int], Any]) -> None:
+def write_rank(plan: SplitPlan, rank: int, tick: Tick) -> None:
+    """Write one rank's folder; its manifest comes last, as it vouches for the rest."""
     folder, files = plan.folders[rank], {}
     discard(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,16 +64,32 @@ def write_rank(plan: SplitPlan, rank: int, tick: Callable[[int], Any]) -> None:
     for head in plan.heads(rank):
         (folder / "eagle").mkdir(exist_ok=True)
         own = {name: name for name in head.names()}
-        files[f"eagle/{WEIGHTS}"] = copy(Recast(head, own, sound=True), folder / "eagle" / WEIGHTS, tick)
-        files["eagle/config.json"] = store(folder / "eagle" / "config.json", (head.folder / "config.json").read_bytes())
-    manifest = {"format": FORMAT, "version": VERSION, "rank": rank, "stages": plan.stages,
-                "layers": span(plan.stages, placements(plan.stages, len(plan.layout.shares))[rank][0]),
-                "shares": plan.layout.shares, "split_id": plan.split_id, "quant": plan.layout.quant, "files": files}
-    store(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())  # last: it vouches for the rest
+        tensors = Recast(head, own, sound=True)
+        files[f"eagle/{WEIGHTS}"] = copy(tensors, folder / "eagle" / WEIGHTS, tick)
+        config = (head.folder / "config.json").read_bytes()
+        files["eagle/config.json"] = store(folder / "eagle" / "config.json", config)
+    content = json.dumps(manifest(plan, rank, files), indent=1) + "\n"
+    store(folder / MANIFEST, content.encode())
+
+
+def manifest(plan: SplitPlan, rank: int, files: dict[str, Any]) -> dict[str, Any]:
+    """What a rank's folder says of itself and of its files."""
+    stage, _ = plan.placements[rank]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "rank": rank,
+        "stages": plan.stages,
+        "layers": span(plan.stages, stage),
+        "shares": plan.layout.shares,
+        "split_id": plan.split_id,
+        "quant": plan.layout.quant,
+        "files": files,
+    }
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def one_at_a_time(out: Path) -> Iterator[None]:
     """Let only one process at a time split into a folder; the others wait, and then find it done."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("w") as lock:
@@ -79,8 +98,12 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def check_space(plan: SplitPlan, ranks: list[int]) -> None:
-    old = sum(path.stat().st_size for rank in ranks for path in plan.folders[rank].glob("**/*") if path.is_file())
-    need, free = sum(map(plan.bytes, ranks)), shutil.disk_usage(plan.out).free + old
+    """Refuse to write the folders of these ranks where they do not fit; what stands in them is overwritten."""
+    free = shutil.disk_usage(plan.out).free
+    for rank in ranks:
+        old = [path for path in plan.folders[rank].glob("**/*") if path.is_file()]
+        free += sum(path.stat().st_size for path in old)
+    need = sum(map(plan.bytes, ranks))
     if need > free:
         raise ValueError(f"the split needs {need / 1e9:.2f} GB, but the disk of {plan.out} has {free / 1e9:.2f} GB; "
                          f"choose another output folder or free some space")
@@ -93,19 +116,23 @@ def write(plan: SplitPlan, progress: bool) -> None:
     for folder in set(plan.out.glob("stage_*")).difference(plan.folders):  # of an earlier split with more ranks
         discard(folder)
     total = sum(map(plan.bytes, ranks))
-    with tqdm(total=total, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks) as bar:
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks)
+    with bar:
         for rank in ranks:
             write_rank(plan, rank, bar.update)
 
 
 def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None = None,
           progress: bool = True, layout: Layout = AS_IT_IS) -> list[Path]:
-    """One folder per rank; those that an earlier run finished are kept. A ValueError says what is wrong."""
+    """Write one folder for each rank, and keep those that an earlier run finished. Returns all folders.
+
+    Raises ValueError, in a sentence that names the fix, for what cannot work.
+    """
     try:
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
         probe(layout.quant, torch.float32, "cpu")
         if plan.missing:  # whoever may only read a split that is whole can use it
-            with alone(plan.out):
+            with one_at_a_time(plan.out):
                 write(plan, progress)
     except OSError as error:
         if error.errno in FULL:
@@ -116,7 +143,8 @@ def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: st
 
 
 def check(out_dir: str | Path) -> list[Part]:
-    """Compare all folders of a split with their hashes; on a board there may be one folder only."""
+    """Compare all folders of a split with their hashes; on a board there may be one folder only. Returns their parts.
+    """
     parts = [Part(manifest.parent) for manifest in sorted(Path(out_dir).glob(f"stage_*/{MANIFEST}"))]
     if not parts:
         raise ValueError(f"{out_dir} holds no split; give the OUT_DIR of an earlier run")

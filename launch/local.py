@@ -1,0 +1,100 @@
+"""The rendezvous of ranks on one machine: how a rank finds the others, and ends with the launcher that started it.
+
+It knows nothing about what a rank does afterwards. On several hosts see `hosts/rendezvous.py`.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Iterator, NoReturn, Sequence
+
+import torch.distributed as dist
+
+from launch.folder import Folder
+from launch.processes import FOLDER, GRACE, LAUNCHER, LOOK, LOST, Ranks, die, keep_on_loopback, launched
+from pipeline.heartbeat import LOST as NOTED
+from pipeline.loss import PeerLost, explain, guarded, plain
+
+
+class LocalRendezvous:
+    """One rank's side, whether `spawn` has started the ranks or a person's own torchrun."""
+
+    several_hosts = False
+    names: Sequence[str] = ()  # ranks of one machine have no hosts' names
+
+    def connect(self) -> Any:
+        """Join the process group of all ranks. Returns the store in which they write their heartbeats."""
+        launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+        if os.getppid() != launcher:
+            _end_as_orphan()
+        guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
+        rank = int(os.environ["RANK"])
+        world = int(os.environ["WORLD_SIZE"])
+        try:
+            if launched():
+                return join(os.environ[FOLDER], rank, world)
+            if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+                keep_on_loopback(os.environ)
+            dist.init_process_group("gloo")
+        except RuntimeError as error:
+            raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
+        return dist.distributed_c10d._get_default_store()
+
+
+def join(folder: str, rank: int, world: int) -> Folder:
+    """Join the process group of all ranks of this machine. Returns the store in which they write their heartbeats."""
+    files = dist.FileStore(os.path.join(folder, "groups"), world)
+    dist.init_process_group("gloo", store=files, rank=rank, world_size=world)
+    return Folder(folder)
+
+
+def join_beside(others: Ranks, folder: str, world: int) -> Folder:
+    """`join` as rank 0, which has started the others itself; raises PeerLost, with the reason, if one ends instead."""
+    joined: list[Folder] = []
+    failed: list[BaseException] = []
+
+    def join_as_0() -> None:
+        joined.append(join(folder, 0, world))
+
+    with _on_loopback():
+        joining = guarded("join", join_as_0, lambda thread, error: failed.append(error))
+        while joining.is_alive() and all(process.poll() is None for process in others):
+            joining.join(LOOK)
+    if joined:
+        return joined[0]
+    noted = Folder(folder).peek(NOTED) or b""
+    reason = explain(failed[0]) if failed else "they ended while they started"
+    raise PeerLost(plain(noted.decode(errors="replace")) or f"rank 0 could not connect to the others: {reason}")
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let gloo listen on loopback while it connects, and leave the program's environment as it was."""
+    before = os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    keep_on_loopback(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        if before is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
+def _end_with(launcher: int) -> None:
+    """If the launcher is killed, so is this rank, even before there is a heartbeat that would notice."""
+    while os.getppid() == launcher:
+        time.sleep(GRACE / 6)
+    _end_as_orphan()
+
+
+def _end_as_orphan() -> NoReturn:
+    """End a rank without a launcher, together with the folder that nobody else can remove now."""
+    if launched():
+        # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and
+        # lets no other thread run meanwhile.
+        time.sleep(1)
+        shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
+    die(LOST)
