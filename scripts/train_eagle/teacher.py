@@ -27,8 +27,8 @@ class Teacher:
         check_model(source)
         self.source, self.dtype, self.device = source, dtype, device
         self.config = LlamaConfig.read(source.config)
-        ranks = [0, self.config.layers]  # layers of rank 0, which has the LM head, and of the one stage
-        top, body = assign(source.names(), ranks, self.config.tied)
+        stages = [0, self.config.layers]  # rank 0 has the LM head, one stage all layers
+        top, body = assign(source.names(), stages, self.config.tied)
         self.stored = source.form(body[EMBED]).dtype  # how its file holds its weights
         self.body = Slice(self.config, 0, self.config.layers)
         names = {name[len("model."):]: held for name, held in body.items()}
