@@ -214,6 +214,7 @@ class Story:
             raise ValueError(f"there are {len(asked)} requests in the trace: choose among 0:{len(asked)}")
         chosen = [self.requests[number] for number in numbers]
         begin, end = chosen[0]["from"], chosen[-1]["to"] or float("inf")
+        answers = [{key: request[key] for key in OF_REQUEST} for request in chosen]
         requests = {number: place for place, number in enumerate(numbers)}
         sent = [number for number, segment in enumerate(self.segments) if segment["request"] in requests]
         segments = {number: place for place, number in enumerate(sent)}
@@ -222,7 +223,7 @@ class Story:
             "ranks": self.ranks,
             "columns": {"node": NODE, "stop": STOP},
             "left_out": len(asked) - len(numbers),
-            "requests": [{key: request[key] for key in OF_REQUEST} for request in chosen],
+            "requests": answers,
             "segments": [self._segment(number, requests) for number in sent],
             "nodes": self._rows(requests, segments),
             "events": self._between(begin, end, requests, segments),
