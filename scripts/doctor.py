@@ -43,7 +43,7 @@ PACKAGES = (("numpy", "numpy"), ("transformers", "transformers"), ("sentencepiec
 
 
 class Finding(NamedTuple):
-    """One line of the report; without a `remedy` all is well."""
+    """One line of the report: what was found, and the remedy, which is empty if all is well."""
 
     about: str
     remedy: str = ""
@@ -52,8 +52,11 @@ class Finding(NamedTuple):
     def __str__(self) -> str:
         return f"missing: {self.about}; do {self.remedy}" if self.remedy else f"ok: {self.about}"
 
+Check = Callable[[], Iterator[Finding]]
+
 
 def python() -> Iterator[Finding]:
+    """The version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding(f"Python {version}", "" if sys.version_info >= (3, 8) else
                   "use Python 3.10 or newer, or 3.8 on boards with JetPack 5")
@@ -67,15 +70,19 @@ def torch_itself() -> Iterator[Finding]:
         yield Finding(f"torch cannot be imported ({_line(error)})",
                       f"{INSTALL}; on a board NVIDIA's own torch wheel comes first")
         return
-    old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (1, 11)
+    major, minor = torch.__version__.split(".")[:2]
+    old = (int(major), int(minor)) < (1, 11)
     yield Finding(f"torch {torch.__version__}", "install torch 1.11 or newer" if old else "")
     try:
         from torch.distributed import distributed_c10d
         gloo = hasattr(distributed_c10d, "ProcessGroupGloo")
     except (ImportError, AttributeError):
         gloo = False
-    yield Finding("torch.distributed with gloo" if gloo else f"torch {torch.__version__} was built without "
-                  "torch.distributed or gloo", "" if gloo else "install a wheel that has it, see docs/jetson.md")
+    if gloo:
+        yield Finding("torch.distributed with gloo")
+    else:
+        yield Finding(f"torch {torch.__version__} was built without torch.distributed or gloo",
+                      "install a wheel that has it, see docs/jetson.md")
 
 
 def first_start() -> Iterator[Finding]:
@@ -122,12 +129,16 @@ def kernels() -> Iterator[Finding]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for name in ["cpu", *(f"cuda:{i}" for i in range(count))]:
         try:
-            product = torch.ones(8, 8, device=name) @ torch.ones(8, 8, device=name)
-            wrong = "" if bool((product == 8).all()) else "8 is not 8 there"
+            ones = torch.ones(8, 8, device=name)
+            product = ones @ ones
+            wrong = "" if bool((product == 8).all()) else "a product of ones is wrong there"
         except RuntimeError as error:
             wrong = _line(error)
-        yield Finding(f"a kernel on {name} fails ({wrong})" if wrong else f"a kernel on {name} works",
-                      "install the torch wheel that was built for this device, or use device=cpu" if wrong else "")
+        if wrong:
+            yield Finding(f"a kernel on {name} fails ({wrong})",
+                          "install the torch wheel that was built for this device, or use device=cpu")
+        else:
+            yield Finding(f"a kernel on {name} works")
     if not count and any(Path(node).exists() for node in GPU_NODES):
         yield Finding(f"this machine has an NVIDIA GPU that torch {torch.__version__} cannot use",
                       "install a torch build with CUDA, on a board NVIDIA's own, or use device=cpu", needed=False)
@@ -157,6 +168,7 @@ def all_reduces() -> Iterator[Finding]:
 
 
 def _all_reduce(store: str, world: int) -> Finding:
+    """An all-reduce over so many processes, one or two."""
     about = f"an all-reduce over {world} process{'es' * (world - 1)}"
     try:
         got = [reduce_ones(store, 0, 1)] if world == 1 else _in_two(store)
@@ -172,8 +184,10 @@ def _all_reduce(store: str, world: int) -> Finding:
 
 
 def _in_two(store: str) -> list[int]:
+    """What each of two new processes got."""
+    ranks = [(store, 0, 2), (store, 1, 2)]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        return pool.starmap_async(reduce_ones, [(store, 0, 2), (store, 1, 2)], chunksize=1).get(PATIENCE)
+        return pool.starmap_async(reduce_ones, ranks, chunksize=1).get(PATIENCE)
 
 
 def interface() -> Iterator[Finding]:
@@ -181,7 +195,8 @@ def interface() -> Iterator[Finding]:
     addresses = _addresses()
     others = [name for name in addresses if not addresses[name].startswith("127.")]
     pick = f"export GLOO_SOCKET_IFNAME={others[0] if others else 'lo'}"
-    named, host = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0], socket.gethostname()
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    host = socket.gethostname()
     if named and named not in addresses:
         yield Finding(f"GLOO_SOCKET_IFNAME is {named}, which has no IPv4 address here", f"{pick} (there are: "
                       f"{', '.join(addresses)})")
@@ -191,7 +206,8 @@ def interface() -> Iterator[Finding]:
     except OSError:
         yield Finding(f"the host's name {host} leads to no address", pick)
         return
-    name = named or next((name for name, own in addresses.items() if own == address), "")
+    having = [name for name, own in addresses.items() if own == address]
+    name = named or "".join(having[:1])
     why = "GLOO_SOCKET_IFNAME" if named else f"the host's name {host}"
     if address.startswith("127."):
         hint = f", for other machines {pick}" if others else ""
@@ -203,7 +219,7 @@ def interface() -> Iterator[Finding]:
 
 
 def room() -> Iterator[Finding]:
-    """Disk below the repository, and memory."""
+    """Disk in the folder of the repository, and memory."""
     free = shutil.disk_usage(ROOT).free
     yield Finding(f"{free / GIB:.1f} GiB of disk free in {ROOT}", "" if free >= DISK else
                   f"make room: at least {DISK / GIB:.0f} GiB, and the size of your model for its split")
@@ -214,11 +230,14 @@ def room() -> Iterator[Finding]:
 
 def _available() -> int:
     """Bytes that a new process could have; on boards CPU and GPU share them."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    rows = dict(line.split(":") for line in text.splitlines())
+    kilobytes, _ = rows["MemAvailable"].split()
+    return int(kilobytes) * 1024
 
 
 def packages() -> Iterator[Finding]:
+    """The packages that the commands import."""
     for module, name in PACKAGES:
         try:
             found: Any = importlib.import_module(module)
@@ -229,12 +248,13 @@ def packages() -> Iterator[Finding]:
 
 
 def bitsandbytes() -> Iterator[Finding]:
-    """Optional. A wheel for other devices can be imported, and fails in its first kernel only."""
+    """A kernel of bitsandbytes, which is optional: a wheel for other devices fails in its first kernel only."""
     why = "which only quantized weights need"
     try:
         import torch
         from bitsandbytes.functional import quantize_4bit
-        quantize_4bit(torch.ones(64, 64, dtype=torch.float16, device="cuda" if torch.cuda.is_available() else "cpu"))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        quantize_4bit(torch.ones(64, 64, dtype=torch.float16, device=device))
         yield Finding("bitsandbytes, with a kernel that works")
     except (ImportError, OSError, RuntimeError, AttributeError, NotImplementedError) as error:
         yield Finding(f"bitsandbytes, {why} ({_line(error)})", "pip install bitsandbytes (boards: docs/jetson.md)",
@@ -252,10 +272,10 @@ def examine() -> Iterator[Finding]:
     for finding in torch_itself():
         stands = stands and not finding.remedy
         yield finding
-    checks: list[Callable[[], Iterator[Finding]]] = [kernels, all_reduces, bitsandbytes] if stands else []
-    if not stands:
-        yield from first_start()
-    for check in [*checks[:2], interface, room, packages, *checks[2:]]:
+    checks: list[Check] = [first_start, interface, room, packages]
+    if stands:
+        checks = [kernels, all_reduces, interface, room, packages, bitsandbytes]
+    for check in checks:
         yield from check()
 
 
@@ -269,9 +289,12 @@ def main(argv: list[str] | None = None) -> int:
     for finding in examine():
         lacking += bool(finding.remedy) and finding.needed
         print(finding, flush=True)
-    print(f"\n{lacking} of the things that are needed {'is' if lacking == 1 else 'are'} missing." if lacking else
-          "\nAll that is needed is there.")
-    return min(lacking, 1)
+    if not lacking:
+        print("\nAll that is needed is there.")
+        return 0
+    verb = "is" if lacking == 1 else "are"
+    print(f"\n{lacking} of the things that are needed {verb} missing.")
+    return 1
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ SLOWEST = 64  # times slower than modelled: a machine that cannot do that has ot
 
 
 def answer_all(pipeline: Pipeline) -> None:
-    """On rank 0: what the methods of this start of the pipeline have to say."""
+    """On rank 0: answer all questions with each method that this start of the pipeline serves."""
     config, text = pipeline.config, pipeline.text
     assert isinstance(config, EvalConfig) and text
     if _apart(config):
@@ -50,8 +50,13 @@ def answer_all(pipeline: Pipeline) -> None:
 
 
 def tallied(config: EvalConfig, rank: int) -> Tally:
-    """The sums of what a rank does, and its trace behind them, if one is wanted."""
-    return Tally(Path(config.results) / "tally" / config.launch, rank, open_trace(config, rank))
+    """The sums of a rank's times, and its trace behind them, if one is wanted."""
+    return Tally(_tallies(config), rank, open_trace(config, rank))
+
+
+def _tallies(config: EvalConfig) -> Path:
+    """The folder in which the ranks of this start leave their sums."""
+    return Path(config.results) / "tally" / config.launch
 
 
 START = Command(MODULE, answer_all, EvalConfig, tallied)
@@ -59,7 +64,7 @@ START = Command(MODULE, answer_all, EvalConfig, tallied)
 
 def _check_pace(config: EvalConfig) -> None:
     """End this start if the machine does not keep the pace of the emulated cluster."""
-    late = lateness(Path(config.results) / "tally" / config.launch)
+    late = lateness(_tallies(config))
     if config.cluster and late > TOO_LATE and config.slowdown < SLOWEST:
         print(f"flowspec: what is emulated comes {late:.0%} too late on this machine: once more, and slower",
               file=sys.stderr)
@@ -67,26 +72,40 @@ def _check_pace(config: EvalConfig) -> None:
 
 
 def _sets(config: EvalConfig) -> dict[str, list[Question]]:
-    return {name: load(config.data, name, config.question_begin, config.question_end) for name in config.chosen_sets}
+    """The questions of each data set."""
+    begin, end = config.question_begin, config.question_end
+    return {name: load(config.data, name, begin, end) for name in config.chosen_sets}
 
 
 def announce(config: EvalConfig) -> None:
-    """Say what will be done, or refuse it."""
+    """Print what will be done. Raises ValueError if it cannot be."""
     sets, results = _sets(config), Results(config.results)
     check_folder(config.results, OTHER)
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
     done = sum(job.key in results.texts for job in jobs)
     counts = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
+    answers = f"{len(jobs)} of at most {config.max_new_tokens} tokens a turn"
+    if done:
+        answers += f", of which {done} are there"
     where = f"an emulated cluster, profile {config.profile}" if config.cluster else "this pipeline as it is"
-    rows = [("measured on", where), ("model", config.model_dir or config.base_dir),
-            ("methods", ", ".join(config.chosen_methods)), ("questions", ", ".join(counts)),
-            ("from", config.data or str(BUNDLED)), ("temperatures", config.temperatures),
-            ("seeds", f"{config.seed}" + (f" to {config.seed + config.repeats - 1}" if config.repeats > 1 else "")),
-            ("answers", f"{len(jobs)} of at most {config.max_new_tokens} tokens a turn"
-             + (f", of which {done} are there" if done else "")),
-            ("results", os.path.abspath(config.results))]
-    print("\n".join(["evaluation", *(f"  {name:<14}{value}" for name, value in rows)]), flush=True)
+    rows = {
+        "measured on": where,
+        "model": config.model_dir or config.base_dir,
+        "methods": ", ".join(config.chosen_methods),
+        "questions": ", ".join(counts),
+        "from": config.data or str(BUNDLED),
+        "temperatures": config.temperatures,
+        "seeds": _seeds(config),
+        "answers": answers,
+        "results": os.path.abspath(config.results)}
+    lines = [f"  {name:<14}{value}" for name, value in rows.items()]
+    print("\n".join(["evaluation", *lines]), flush=True)
+
+
+def _seeds(config: EvalConfig) -> str:
+    last = config.seed + config.repeats - 1
+    return f"{config.seed} to {last}" if config.repeats > 1 else f"{config.seed}"
 
 
 def _apart(config: EvalConfig) -> bool:
@@ -98,14 +117,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
     """The whole life of the command; its exit code. Each group of methods has a start of the pipeline of its own."""
     try:
         argv = words(protocol, argv)
-        if any(word.startswith("pipeline_type=") for word in argv):
-            raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
-        config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), EvalConfig)
-        assert isinstance(config, EvalConfig)
-        if not _apart(config):
-            announce(config)
-        else:
-            check_folder(config.results, OTHER)  # for the tally of this host
+        config = _read(argv)
         find_board(config, os.environ)
     except (ValueError, OSError) as error:
         print(f"flowspec: {error}", file=sys.stderr)
@@ -114,12 +126,28 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
     code, slowdown = 0, config.slowdown
     argv = [word for word in argv if not word.startswith("slowdown=")]
     for group in config.groups:
-        while (code := _start(config, [*argv, f"slowdown={slowdown}", f"pipeline_type={first(group)}",
-                                       f"launch={results.starts}-{first(group)}"])) == TOO_FAST:
-            slowdown *= 2
+        method = first(group)
+        code = TOO_FAST
+        while code == TOO_FAST:
+            own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}"]
+            code = _start(config, [*argv, *own])
+            slowdown *= 2 if code == TOO_FAST else 1
         if code:
             break
     return _conclude(results, code)
+
+
+def _read(argv: list[str]) -> EvalConfig:
+    """The configuration of the whole evaluation, announced where the results will be."""
+    if any(word.startswith("pipeline_type=") for word in argv):
+        raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
+    config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), EvalConfig)
+    assert isinstance(config, EvalConfig), f"an evaluation was read as {type(config).__name__}"
+    if not _apart(config):
+        announce(config)
+    else:
+        check_folder(config.results, OTHER)  # for the tally of this host
+    return config
 
 
 def _conclude(results: Results, code: int) -> int:
@@ -152,4 +180,4 @@ def _start(config: EvalConfig, argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == MODULE.split()[1:]:
         sys.exit(run(START, sys.argv[2:]))
-    sys.exit(evaluate((sys.argv[1:] or [""])[0], sys.argv[2:]))
+    sys.exit(evaluate("".join(sys.argv[1:2]), sys.argv[2:]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from tqdm import tqdm
 
@@ -18,10 +18,13 @@ from launch.pipeline import Generation, Pipeline
 from launch.run import Command, run
 from pipeline.decode import Answer
 
+Show = Callable[[str], Any]
 
-def answer(pipeline: Pipeline, turns: list[str], show: Callable[[str], Any]) -> Generation:
-    """The answer to the last of `turns`, or to `prompt_ids`; its text, or its ids, are shown as they settle."""
-    generation = pipeline.stream(turns if pipeline.text else pipeline.config.ids)
+
+def answer(pipeline: Pipeline, turns: list[str], show: Show) -> Generation:
+    """The answer to the last of `turns`, or to `prompt_ids` without a tokenizer; shown piece by piece as it settles."""
+    prompt = turns if pipeline.text else pipeline.config.ids
+    generation = pipeline.stream(prompt)
     for piece in generation:
         show(piece)
     if generation.answer.finish_reason == "context":
@@ -30,7 +33,7 @@ def answer(pipeline: Pipeline, turns: list[str], show: Callable[[str], Any]) -> 
 
 
 def full(pipeline: Pipeline, got: Answer) -> str:
-    """What to do about an answer that ends because the context is full."""
+    """The sentence about an answer that ends because the context is full, with the remedy."""
     size, asked = pipeline.decoder.max_length, pipeline.config.max_length
     more = "raise max_length" if size == asked else "the model has no more positions"
     return (f"the answer ends after {got.new_tokens} of max_new_tokens={pipeline.config.max_new_tokens}, since the "
@@ -38,35 +41,49 @@ def full(pipeline: Pipeline, got: Answer) -> str:
 
 
 def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, Any]:
-    """What `output` keeps of an answer; times in seconds, rates in tokens per second, prefill included."""
+    """What `output` keeps of an answer: times in seconds, rates in tokens per second with the prefill included."""
     answer = generation.answer
     return {
-        "prompt": prompt, "text": generation.text, "token_ids": answer.token_ids,
-        "prompt_tokens": answer.prompt_tokens, "new_tokens": answer.new_tokens, "finish_reason": answer.finish_reason,
-        "prefill_seconds": answer.prefill_seconds, "decode_seconds": answer.decode_seconds,
-        "ttft_seconds": answer.prefill_seconds, "tokens_per_second": answer.tokens_per_second,
-        "target_passes": answer.target_passes, "segments": answer.segments,
-        "mean_accepted_length": answer.mean_accepted_length, "config": asdict(config)}
+        "prompt": prompt,
+        "text": generation.text,
+        "token_ids": answer.token_ids,
+        "prompt_tokens": answer.prompt_tokens,
+        "new_tokens": answer.new_tokens,
+        "finish_reason": answer.finish_reason,
+        "prefill_seconds": answer.prefill_seconds,
+        "decode_seconds": answer.decode_seconds,
+        "ttft_seconds": answer.prefill_seconds,
+        "tokens_per_second": answer.tokens_per_second,
+        "target_passes": answer.target_passes,
+        "segments": answer.segments,
+        "mean_accepted_length": answer.mean_accepted_length,
+        "config": asdict(config)}
 
 
 def table(answers: list[Answer]) -> str:
-    """The short table at the end."""
-    tokens, passes = sum(a.new_tokens for a in answers), sum(a.target_passes for a in answers)
-    seconds = sum(a.prefill_seconds + a.decode_seconds for a in answers)
-    rows = [("tokens", f"{tokens}"), ("seconds", f"{seconds:.2f}"), ("tokens/s", f"{tokens / max(seconds, 1e-9):.2f}"),
-            ("time to first token", f"{sum(a.prefill_seconds for a in answers) / len(answers):.3f} s"),
-            ("target passes", f"{passes}"),
-            ("mean accepted length", f"{(tokens - len(answers)) / max(passes, 1):.2f} (with the target's own token)")]
-    return "\n".join(f"  {name:<22}{value}" for name, value in rows)
+    """The short table at the end, over all of these answers."""
+    tokens = sum(answer.new_tokens for answer in answers)
+    passes = sum(answer.target_passes for answer in answers)
+    prefill = sum(answer.prefill_seconds for answer in answers)
+    seconds = prefill + sum(answer.decode_seconds for answer in answers)
+    accepted = (tokens - len(answers)) / max(passes, 1)  # the prefill settles the first token of an answer
+    rows = {
+        "tokens": f"{tokens}",
+        "seconds": f"{seconds:.2f}",
+        "tokens/s": f"{tokens / max(seconds, 1e-9):.2f}",
+        "time to first token": f"{prefill / len(answers):.3f} s",
+        "target passes": f"{passes}",
+        "mean accepted length": f"{accepted:.2f} (with the target's own token)"}
+    return "\n".join(f"  {name:<22}{value}" for name, value in rows.items())
 
 
 def questions(config: RunConfig) -> list[Question]:
-    """The chosen ones of a file."""
+    """The questions of `question_file` that the configuration chooses."""
     return read(config.question_file, config.question_begin, config.question_end)
 
 
 def save(path: str, data: Any) -> None:
-    """Write JSON whole or not at all. What cannot be written is printed, so that no answer is lost."""
+    """Write JSON whole or not at all. Raises ValueError if it cannot be, and prints it, so that no answer is lost."""
     content = json.dumps(data, indent=1, ensure_ascii=False)
     try:
         write(path, content, "what it should hold stands above; choose another output=")
@@ -76,10 +93,11 @@ def save(path: str, data: Any) -> None:
 
 
 def ask_one(pipeline: Pipeline) -> None:
-    """One prompt, streamed."""
+    """Answer `prompt`, and show the text while it comes."""
     config = pipeline.config
     if pipeline.text:
-        print(f"\033[1m{config.prompt}\033[0m\n" if sys.stdout.isatty() else f"{config.prompt}\n", flush=True)
+        shown = f"\033[1m{config.prompt}\033[0m" if sys.stdout.isatty() else config.prompt
+        print(f"{shown}\n", flush=True)
 
     def show(piece: str) -> None:
         print(piece, end="", flush=True)
@@ -92,36 +110,46 @@ def ask_one(pipeline: Pipeline) -> None:
 
 
 def ask_many(pipeline: Pipeline) -> None:
-    """A file of questions, turn by turn; what is answered is saved as it comes, or at the end into what streams."""
+    """Answer a file of questions, turn by turn; `output` is written after each answer, or once if it is a stream."""
     config, asked = pipeline.config, questions(pipeline.config)
     answers: list[Answer] = []
     records: list[dict[str, Any]] = []
     at_once = bool(config.output) and not streams(config.output)
+    turns = sum(len(question.turns) for question in asked)
     try:
-        with tqdm(total=sum(len(question.turns) for question in asked), unit="answer", file=sys.stderr) as bar:
-            for question in asked:
-                talk: list[str] = []
-                for number, turn in enumerate(question.turns):
-                    generation = answer(pipeline, [*talk, turn], lambda piece: None)
-                    talk += [turn, generation.text]
-                    answers.append(generation.answer)
-                    place = {"question_id": question.id, "turn": number}
-                    records.append({**place, **record(config, turn, generation)})
-                    if at_once:
-                        save(config.output, records)
-                    bar.update()
+        with tqdm(total=turns, unit="answer", file=sys.stderr) as bar:
+            for about, generation in _answers(pipeline, asked):
+                answers.append(generation.answer)
+                records.append({**about, **record(config, about["prompt"], generation)})
+                if at_once:
+                    save(config.output, records)
+                bar.update()
     finally:
         if config.output and not at_once:
             save(config.output, records)
     print(table(answers))
 
 
+def _answers(pipeline: Pipeline, asked: list[Question]) -> Iterator[tuple[dict[str, Any], Generation]]:
+    """Each turn's place in the file, with its prompt, and the answer to it after the turns before."""
+    for question in asked:
+        talk: list[str] = []
+        for number, turn in enumerate(question.turns):
+            generation = answer(pipeline, [*talk, turn], lambda piece: None)
+            talk += [turn, generation.text]
+            yield {"question_id": question.id, "turn": number, "prompt": turn}, generation
+
+
 def main(pipeline: Pipeline) -> None:
+    """On rank 0: answer what the configuration asks."""
     positions, asked = pipeline.decoder.max_length, pipeline.config.max_length
     if positions < asked != RunConfig.max_length:
         print(f"flowspec: max_length={asked} is more than the {positions} positions of the model, which prompt and "
               "answer share", file=sys.stderr)
-    (ask_many if pipeline.config.question_file else ask_one)(pipeline)
+    if pipeline.config.question_file:
+        ask_many(pipeline)
+    else:
+        ask_one(pipeline)
 
 
 COMMAND = Command("scripts.generate", main)

@@ -15,12 +15,13 @@ from toy.recipe.train import Hyperparameters
 
 ROOT = Path(__file__).resolve().parent.parent
 DIALOGUES, SOURCE_BYTES, QUESTIONS = 72_000, 3_000_000, 20
-BASE = Hyperparameters("base", steps=1500), Shape(layers=8, hidden=192, heads=3, wide=512)
+BASE = Hyperparameters("base", steps=1500)
+BASE_SHAPE = Shape(layers=8, hidden=192, heads=3, wide=512)
+DRAFT_A = Hyperparameters("draft_a", steps=700, processes=1, seed=1)
+DRAFT_B = Hyperparameters("draft_b", steps=700, processes=1, seed=2)
 DRAFTERS = {
-    "draft_a": (Hyperparameters("draft_a", steps=700, processes=1, seed=1),
-                Shape(layers=2, hidden=128, heads=2, wide=352)),
-    "draft_b": (Hyperparameters("draft_b", steps=700, processes=1, seed=2),
-                Shape(layers=1, hidden=96, heads=2, wide=256)),
+    "draft_a": (DRAFT_A, Shape(layers=2, hidden=128, heads=2, wide=352)),
+    "draft_b": (DRAFT_B, Shape(layers=1, hidden=96, heads=2, wide=256)),
 }
 # 600 steps of two processes make a head that is right too often (5.9 tokens a pass): stopped early, it is wrong about
 # as often as the public heads are, and the schedules that this repository compares have something to lose.
@@ -37,14 +38,16 @@ def pieces(work: Path, out: Path) -> None:
 
 
 def base(work: Path, out: Path) -> None:
-    llama.fit(*BASE, work, out / "llama")
+    llama.fit(BASE, BASE_SHAPE, work, out / "llama")
 
 
 def drafters(work: Path, out: Path) -> None:
     """Both at once: each is one process of one thread."""
-    makers = [multiprocessing.Process(target=llama.fit, args=(*DRAFTERS[name], work, out / name)) for name in DRAFTERS]
-    for maker in makers:
+    makers = []
+    for name, (settings, shape) in DRAFTERS.items():
+        maker = multiprocessing.Process(target=llama.fit, args=(settings, shape, work, out / name))
         maker.start()
+        makers.append(maker)
     for maker in makers:
         maker.join()
         if maker.exitcode:
@@ -67,7 +70,13 @@ STEPS: dict[str, Callable[[Path, Path], None]] = {
     "data": data, "tokenizer": pieces, "base": base, "drafters": drafters, "head": head, "questions": questions,
 }
 CORPUS, ROWS = ("dialogues.jsonl", "library.jsonl"), ("rows.npy", "weights.npy")
-NEEDS = {"tokenizer": CORPUS, "base": ROWS, "drafters": ROWS, "head": ROWS, "questions": CORPUS[:1]}  # of --work
+NEEDS = {  # files in --work
+    "tokenizer": CORPUS,
+    "base": ROWS,
+    "drafters": ROWS,
+    "head": ROWS,
+    "questions": CORPUS[:1],
+}
 EPILOG = """steps, in this order (all of them without a name):
   data       write the dialogues and gather the standard library's source   (seconds)
   tokenizer  learn 4,096 pieces and pack the corpus                         (a minute)
@@ -84,11 +93,12 @@ Training goes on from its last checkpoint in --work; remove that folder to begin
 
 
 def run(steps: Sequence[str], work: Path, out: Path) -> None:
-    """These steps in their order. Raises ValueError if one lacks what earlier ones make, or where it goes."""
+    """Take these steps in their order. Raises ValueError if one lacks what an earlier one makes, or has no folder."""
     for folder, key in ((work, "--work"), (out, "--out")):
         check_folder(folder, f"choose another {key}")
     for name in (name for name in STEPS if name in steps):
-        lacking = [work / needed for needed in NEEDS.get(name, ()) if not (work / needed).is_file()]
+        needed = [work / file for file in NEEDS.get(name, ())]
+        lacking = [path for path in needed if not path.is_file()]
         if name == "head" and not (out / "llama" / "config.json").is_file():
             lacking.append(out / "llama")
         if lacking:
@@ -101,8 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.make_toy", description=__doc__, epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="STEP", help=f"one or several of: {' '.join(STEPS)}")
-    parser.add_argument("--work", type=Path, default=Path(".toy_work"), help="corpus and checkpoints (default "
-        ".toy_work)")
+    parser.add_argument("--work", type=Path, default=Path(".toy_work"),
+                        help="corpus and checkpoints (default .toy_work)")
     parser.add_argument("--out", type=Path, default=ROOT / "toy", help="where the models go (default toy/)")
     asked = parser.parse_args(argv)
     unknown = [step for step in asked.steps if step not in STEPS]

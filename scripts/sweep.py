@@ -10,37 +10,50 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Sequence
+from typing import Dict, List, Sequence, Tuple
 
 from config.presets import ROOT
 from eval.summary import NoAnswers
 from eval.sweep import SWEEPS, Sweep, place, write
 from launch.processes import STOPPED, WRONG
 
+Commands = Tuple[Path, Dict[str, List[str]]]
+
 
 def listing() -> str:
-    """What there is to choose from."""
+    """The sweeps to choose from, a line for each."""
     return "\n".join(f"  {name:<18}{sweep.about}: {', '.join(sweep.points)}" for name, sweep in SWEEPS.items())
 
 
-def commands(name: str, sweep: Sweep, argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
-    """The folder of the sweep, and the words of each point's evaluation. Raises ValueError for a key that is varied."""
-    given = {word.partition("=")[0]: word for word in argv}
-    varied = {word.partition("=")[0] for keys in sweep.points.values() for word in keys}
+def commands(name: str, sweep: Sweep, argv: Sequence[str]) -> Commands:
+    """The folder of the sweep, and the words of each point's evaluation.
+
+    Raises ValueError for a key that is varied, and for results= without a folder.
+    """
+    given = {_key(word): word for word in argv}
+    varied = {_key(word) for keys in sweep.points.values() for word in keys}
     for key in varied & given.keys():
         raise ValueError(f"{key} is what {name} varies: leave {given[key]} out")
-    results = given.get("results", f"results={ROOT / 'results' / 'sweeps' / name}").partition("=")[2]
+    usual = f"results={ROOT / 'results' / 'sweeps' / name}"
+    results = given.get("results", usual).partition("=")[2]
     if not results.strip():
         raise ValueError("results is empty: name a folder behind the results=")
     folder = Path(results).expanduser().absolute()
     asked = [word for word in argv if not word.startswith("results=")]
-    base = [word for word in sweep.base if word.partition("=")[0] not in given]
-    return folder, {point: [*asked, *(word for word in base if word.partition("=")[0] not in varied), *keys,
-                            f"results={place(folder, point)}"] for point, keys in sweep.points.items()}
+    base = [word for word in sweep.base if _key(word) not in given.keys() | varied]
+    points = {}
+    for point, keys in sweep.points.items():
+        points[point] = [*asked, *base, *keys, f"results={place(folder, point)}"]
+    return folder, points
+
+
+def _key(word: str) -> str:
+    """The key of `key=value`."""
+    return word.partition("=")[0]
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Evaluate point by point; the exit code of the first that fails. What was answered is shown in any case."""
+    """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
     try:
         folder, points = commands(name, SWEEPS[name], argv)
     except ValueError as error:
@@ -50,7 +63,8 @@ def run(name: str, argv: Sequence[str]) -> int:
     code = 0
     for number, (point, words) in enumerate(points.items(), 1):
         print(f"\n{name}: point {number} of {len(points)}, {point}", flush=True)
-        code = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words]).returncode
+        evaluation = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words])
+        code = evaluation.returncode
         if code:
             code = code if code > 0 else STOPPED - code
             break
@@ -58,14 +72,16 @@ def run(name: str, argv: Sequence[str]) -> int:
         path = write(folder, name, SWEEPS[name])
         print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
     except (ValueError, OSError) as error:
-        if not (code and isinstance(error, NoAnswers)):  # then the evaluation said why
+        told = code and isinstance(error, NoAnswers)  # by the evaluation that failed
+        if not told:
             print(f"flowspec: {error}", file=sys.stderr)
         code = code or WRONG
     return code
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in SWEEPS:
-        sys.exit(run(sys.argv[1], sys.argv[2:]))
+    chosen = "".join(sys.argv[1:2])
+    if chosen in SWEEPS:
+        sys.exit(run(chosen, sys.argv[2:]))
     print(f"{__doc__}\n{listing()}")
-    sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else WRONG)
+    sys.exit(0 if chosen in ("-h", "--help") else WRONG)

@@ -1,10 +1,13 @@
 """An answer ends where it should, whatever the strategy had settled beyond."""
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from model.sample import Sampler
 from pipeline.decode import Request
+from pipeline.strategies import autoregressive
 from tests.tiny import Oracle, Tiny, pipeline
 
 TINY = Tiny()
@@ -77,8 +80,19 @@ def test_a_pass_under_way_counts_though_the_answer_ends_in_it(strategy):
     assert len(begun) <= got.target_passes <= len(begun) + 1  # the first token of all was not guessed either
 
 
-def test_times_are_told():
-    answer = answers("continuous", max_new_tokens=20)
-    assert answer.prefill_seconds > 0 and answer.decode_seconds > 0
-    whole = answer.prefill_seconds + answer.decode_seconds
-    assert answer.tokens_per_second == pytest.approx(20 / whole)
+def test_the_prefill_ends_with_the_first_token_and_decoding_with_the_last():
+    """The clock moves by 3 s until the first token has come, and by half a second for each one after it."""
+    moves = iter([3.0, *[0.5] * 19])
+    clock = SimpleNamespace(time=100.0, now=lambda: clock.time)
+
+    def timed(*given):
+        for settled in autoregressive(*given):
+            clock.time += next(moves) if settled else 0.0
+            yield settled
+
+    with pipeline(TINY, 2, "autoregressive") as decoder:
+        decoder.clock, decoder.strategy = clock, timed
+        answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=20))
+        assert len(list(stream)) == 20
+    assert (answer.prefill_seconds, answer.decode_seconds) == (3.0, 9.5)
+    assert answer.tokens_per_second == pytest.approx(20 / 12.5)

@@ -6,26 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from config.run_config import Growth
-from launch.split.write import split
-from model.checkpoint import Checkpoint
-from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers, load_head
-from model.llama import LlamaConfig, Slice, fill
-from model.sample import Sampler
+from model.eagle import Eagle, Eagle3Head, EagleHead
+from model.llama import LlamaConfig, fill
 from model.tree import TokenTree, verify
-from tests.saved import here
 
-TREES = Path(__file__).parent / "golden"
-LOOP = Path(__file__).parents[2] / "shared" / "golden"
+GOLDEN = Path(__file__).parent / "golden"
+FACTS = ("draft_tokens", "tree_mask", "tree_position_ids", "retrieve_indices")
 both = pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 
 
 def _trees(kind):
     """The head, the LM head, how trees are grown, and the cases: by name, what the original was given and computed."""
-    from safetensors import safe_open
-
-    with safe_open(TREES / f"{kind}.safetensors", "pt") as file:
+    with safe_open(GOLDEN / f"{kind}.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
         notes = file.metadata()
     head = {name[5:]: x for name, x in tensors.items() if name.startswith("head.")}
@@ -90,7 +86,8 @@ def _same(tree, want):
     assert tokens == want["draft_tokens"][0].tolist()
     assert torch.equal(mask, want["tree_mask"][0, 0])
     assert depths == want["tree_position_ids"].tolist()
-    assert leaves == [[n for n in row if n >= 0] for row in want["retrieve_indices"].tolist()]
+    paths = [[n for n in row if n >= 0] for row in want["retrieve_indices"].tolist()]
+    assert leaves == [path for path in paths if path]
 
 
 @both
@@ -123,58 +120,34 @@ def test_the_head_equals_the_original(kind):
 
 
 @both
-@pytest.mark.skipif(not LOOP.exists(), reason="the whole reference model lies outside the repository")
-def test_the_greedy_loop_equals_the_original(kind):
-    source = Checkpoint(LOOP / kind / "base")
-    sizes, tensors = LlamaConfig.read(source.config), source.tensors()
-    base = Slice(sizes, 0, sizes.layers)
-    fill(base, {name[6:]: x for name, x in tensors.items() if name.startswith("model.")}, torch.float32, "cpu")
-    lm_head, (_, growth, _) = _linear(tensors["lm_head.weight"]), _trees(kind)
-    head = load_head(Checkpoint(LOOP / kind / "head"), source.config, lambda: tensors["model.embed_tokens.weight"],
-                     torch.float32, "cpu")
-    for case in torch.load(LOOP / kind / "loop_greedy.pt", weights_only=True):
-        tree = TokenTree(case["prompt"], limit=512)
-        eagle = Eagle(head, getattr(head, "logits", lm_head), capacity=512)
-        cache = sizes.cache(sizes.layers, 512, lm_head.weight)
-        _run(base, lm_head, cache, tree, kind)
-        verify(tree)
-        assert tree.token[tree.tip] == case["first_token"]
-        for step in case["steps"]:
-            _grow(tree, eagle, growth)
-            _same(tree, step)
-            _run(base, lm_head, cache, tree, kind)
-            new = verify(tree)
-            assert len(new) - 1 == step["accept_length"] and new[-1] == step["next_root"]
-            cache.prune(tree.tip, tree.parent[tree.tip], [], tree.horizon)
-        assert tree.tokens[:len(case["output"])] == case["output"]
+def test_the_greedy_loop_grows_the_trees_and_accepts_the_guesses_of_the_original(kind):
+    """The features of the text come from the file, in the place of the target, which computed them."""
+    eagle, growth, _ = _trees(kind)
+    loop = load_file(GOLDEN / f"{kind}_loop.safetensors")
+    tokens, asked = loop["tokens"].tolist(), int(loop["prompt_tokens"])
+    tree = TokenTree(tokens[:asked], limit=512)
+    _answer(tree, tokens, loop["features"])
+    verify(tree)
+    for step, accepted in enumerate(loop["accept_length"].tolist()):
+        _grow(tree, eagle, growth)
+        _same(tree, {name: loop[name][step] for name in FACTS})
+        _answer(tree, tokens, loop["features"])
+        assert len(verify(tree)) == accepted + 1
+    assert tree.tokens == tokens
 
 
-@both
-@pytest.mark.skipif(not LOOP.exists(), reason="the whole reference model lies outside the repository")
-def test_a_pipeline_with_the_original_head_writes_the_original_text_in_as_many_passes(kind, tmp_path):
-    layers = Checkpoint(LOOP / kind / "base").config["num_hidden_layers"]
-    stages = "+".join(["0", *["1"] * (layers // 2), str(layers - layers // 2)])
-    split(LOOP / kind / "base", tmp_path / "split", stages, LOOP / kind / "head", progress=False)
-    growth = _trees(kind)[1]
-    for case in torch.load(LOOP / kind / "loop_greedy.pt", weights_only=True)[:2]:
-        answer = case["output"][len(case["prompt"]):]
-        assert here(f"model_dir={tmp_path / 'split'}", "pipeline_type=serial", f"init_total_token={growth.nodes}",
-                    f"init_topk={growth.width}", f"init_depth={growth.depth}", "ignore_eos=true",
-                    f"prompt_ids={','.join(map(str, case['prompt']))}", f"max_new_tokens={len(answer) + 1}",
-                    f"output={tmp_path / 'out'}") == 0
-        got = json.loads((tmp_path / "out").read_text())
-        assert got["token_ids"] == [*answer, case["steps"][-1]["next_root"]]
-        assert got["target_passes"] == case["n_steps"]
+def _answer(tree, tokens, features):
+    """What the target tells of pending nodes that stand in the text: its features, and which token follows."""
+    for node in tree.cut():
+        place = tree.pos[node]
+        if _path(tree, node) == tokens[:place + 1]:
+            tree.hidden[node] = features[place]
+            if place + 1 >= len(tree.tokens):
+                tree.target_token[node] = tokens[place + 1]
 
 
-def _run(base, lm_head, cache, tree, kind):
-    """The whole target on all that is pending."""
-    nodes = tree.cut()
-    cache.admit(nodes, [tree.parent[n] for n in nodes], sum(n not in tree.live for n in nodes))
-    inner = dict.fromkeys(inner_layers(base.config.layers)) if kind == "eagle3" else {}
-    x = base(torch.tensor([tree.token[n] for n in nodes]), torch.tensor([tree.pos[n] for n in nodes]), cache, inner)
-    tree.hidden.update(zip(nodes, torch.cat(list(inner.values()), -1) if inner else x))
-    tree.target_token.update(zip(nodes, Sampler()(lm_head(x), [])))
-    for node in nodes:
-        if node in tree.trunk[:-1]:
-            del tree.target_token[node]
+def _path(tree, node):
+    """The tokens from the beginning of the text to a node."""
+    if node in tree.trunk:
+        return tree.tokens[:tree.pos[node] + 1]
+    return [*_path(tree, tree.parent[node]), tree.token[node]]

@@ -5,9 +5,12 @@ A rule is a function from a file to its problems. Each rule also meets a source 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
@@ -27,6 +30,9 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
     "sim": "pace devices groups",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
+STATEMENT, LINE = 100, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
+DENSE = 0.025  # of the lines of code, those that may have more tokens than LINE
+TOKENS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
 RANK = re.compile(r"(^|[._])rank(\(\))?$")
 ROLE = re.compile(r"(^|\.)_?is_(draft|first|last|main|master)(_stage|_rank|_process)?$")
@@ -188,6 +194,51 @@ def names_a_machine(source: Source) -> Iterator[str]:
                 for number, line in enumerate(source.text.splitlines(), 1) if FOREIGN_PATH.search(line))
 
 
+def tokens(source: Source) -> list[tokenize.TokenInfo]:
+    """The tokens of the code, and the ends of its statements; neither of tests nor of the bundled models' recipe."""
+    if source.parts[0] in ("tests", "toy"):
+        return []
+    found = tokenize.generate_tokens(io.StringIO(source.text).readline)
+    return [token for token in found if token.type in (*TOKENS, tokenize.NEWLINE)]
+
+
+def statements(source: Source) -> Iterator[tuple[int, int]]:
+    """The line and the number of tokens of each statement that is no table of its module."""
+    held: list[tokenize.TokenInfo] = []
+    for token in tokens(source):
+        held.append(token)
+        if token.type == tokenize.NEWLINE:
+            first = held[0]
+            is_table = first.start[1] == 0 and first.string.isupper()
+            if not is_table:
+                yield first.start[0], len(held) - 1
+            held = []
+
+
+def lines(source: Source) -> Counter[int]:
+    """How many tokens each line of code has; a text over several lines counts for none."""
+    code = [token for token in tokens(source) if token.type in TOKENS]
+    return Counter(token.start[0] for token in code if token.start[0] == token.end[0])
+
+
+def says_much(source: Source) -> Iterator[str]:
+    worst = sorted(statements(source), key=lambda statement: -statement[1])
+    yield from (f"line {line} begins a statement of {count} tokens" for line, count in worst if count > STATEMENT)
+
+
+def dense(files: list[Source]) -> tuple[float, list[str]]:
+    """The share of lines with more tokens than LINE, and the ten worst."""
+    counts = [(count, f"{source.path}:{line}") for source in files for line, count in lines(source).items()]
+    many = sorted((entry for entry in counts if entry[0] > LINE), reverse=True)
+    return len(many) / max(1, len(counts)), [f"{place} has {count} tokens" for count, place in many[:10]]
+
+
+def is_dense(source: Source) -> Iterator[str]:
+    share, worst = dense([source])
+    if share > DENSE:
+        yield f"has {share:.1%} lines of more than {LINE} tokens: {', '.join(worst)}"
+
+
 def problems(rule: Rule, files: list[Source]) -> list[str]:
     return [f"{source.path} {problem}" for source in files for problem in rule(source)]
 
@@ -242,6 +293,17 @@ def test_no_text_names_a_path_of_one_machine() -> None:
                                       if b"\0" not in data]) == []
 
 
+def test_no_statement_has_more_than_100_tokens() -> None:
+    found = problems(says_much, sources())
+    worst = sorted(found, key=lambda problem: -int(problem.split()[-2]))[:10]
+    assert found == [], "name what stands in the middle:\n" + "\n".join(worst)
+
+
+def test_few_lines_hold_more_than_25_tokens() -> None:
+    share, worst = dense(sources())
+    assert share <= DENSE, f"{share:.2%} of the lines are dense, first of all\n" + "\n".join(worst)
+
+
 BROKEN = [
     (climbs, "config/cli.py", "import torch"),
     (climbs, "config/cli.py", "from model.tree import verify"),
@@ -268,6 +330,9 @@ BROKEN = [
     (asks_for_a_role, "pipeline/stage.py", "if config.is_first_stage: pass"),
     (needs_new_python, "tp/layers.py", "x = 1"),
     (needs_new_python, "tp/layers.py", "from __future__ import annotations\nmatch x:\n    case 1: pass"),
+    (says_much, "pipeline/stage.py", f"x = [{'y, ' * STATEMENT}]"),
+    (says_much, "pipeline/stage.py", "def f():\n    return (" + "a +\n" * STATEMENT + "a)"),
+    (is_dense, "pipeline/stage.py", "x = 1\n" * 30 + f"x = {'1 + ' * LINE}1"),
     (names_a_machine, "docs/any.md", "cd /" + "work/main"),
     (names_a_machine, "run_pipe.sh", "cache=/" + "home/me/models"),
 ]
@@ -279,6 +344,8 @@ SOUND = [
     (asks_for_a_role, "launch/run.py", "if rank == 0: pass"),
     (asks_for_a_role, "pipeline/heartbeat.py", "others = [peer for peer in range(world) if peer != rank]"),
     (asks_for_a_role, "model/tree.py", "key = self._rank(node)"),
+    (says_much, "pipeline/stage.py", f"TABLE = [{'y, ' * STATEMENT}]"),
+    (is_dense, "pipeline/stage.py", "x = 1\n" * 50 + f"x = {'1 + ' * LINE}1"),
     (names_a_machine, "README.md", "see https://example.org/home/ and my/work and $HOME/work"),
 ]
 

@@ -13,11 +13,10 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from config.files import fits, whole, write
 from pipeline.trace import merge, read
-from scripts.timeline.story import Story
+from scripts.timeline.story import NODE, Span, Story
 
 PAGE = Path(__file__).with_name("page.html")
 MARK = "/*DATA*/"  # where the page takes its data
@@ -25,23 +24,35 @@ MOST = 20  # requests that a page shows when nothing is said: more make a slow o
 
 
 def page(folder: Path, first: int = 0, last: int | None = None) -> str:
-    """The page of a trace, of these of its requests."""
+    """The HTML of a trace, of its requests `first` to `last`, the last not included.
+
+    Raises ValueError if the folder holds no trace of one run, or none of these requests.
+    """
     spans = read(folder)
     if not any("tokens" in span for span in spans):
         raise ValueError(f"{folder} holds no trace of a run: give the folder of trace=FOLDER, with its rank_N.jsonl")
-    about = folder / "run.json"
-    run = whole(about) if about.is_file() else {}
-    if not fits({"tokens": {}, **run} if isinstance(run, dict) else run, {"tokens": dict}):
-        raise ValueError(f"{about} is none that a run wrote: delete it, and the page has no texts")
+    run = _run(folder / "run.json")
     story = _told(folder, spans, first, last)
-    used = {str(token) for node in story["nodes"] for token in (node[1], node[9])}
-    run["tokens"] = {token: text for token, text in run.get("tokens", {}).items() if token in used}
+    columns = [NODE.index(name) for name in ("token", "said")]
+    used = {str(node[column]) for node in story["nodes"] for column in columns}
+    texts = run["tokens"].items()
+    run["tokens"] = {token: text for token, text in texts if token in used}
     data = json.dumps({"run": run, **story}, ensure_ascii=False, separators=(",", ":"))
     return PAGE.read_text(encoding="utf-8").replace(MARK, data.replace("<", "\\u003c"))
 
 
-def _told(folder: Path, spans: list[dict[str, Any]], first: int, last: int | None) -> dict[str, Any]:
-    """The story of these requests; spans that do not belong together are refused."""
+def _run(about: Path) -> Span:
+    """What a run says about itself and its tokens. Raises ValueError if the file is not of that form."""
+    run = whole(about) if about.is_file() else {}
+    if isinstance(run, dict):
+        run.setdefault("tokens", {})
+    if not fits(run, {"tokens": dict}):
+        raise ValueError(f"{about} is not of the form that a run writes: delete it, and the page has no texts")
+    return run
+
+
+def _told(folder: Path, spans: list[Span], first: int, last: int | None) -> Span:
+    """The story of these requests. Raises ValueError if the spans do not belong together."""
     try:
         return Story(spans).tell(first, last)
     except (LookupError, TypeError, AttributeError) as error:
@@ -49,11 +60,15 @@ def _told(folder: Path, spans: list[dict[str, Any]], first: int, last: int | Non
                          "with the rank_N.jsonl files of one run, as they were written") from error
 
 
-def _slice(text: str) -> tuple[int, int | None]:
-    first, colon, last = text.partition(":")
+def _range(text: str) -> tuple[int, int | None]:
+    """The range that is written as FIRST:LAST, where either may be missing; a number alone is one request."""
     if not re.fullmatch(r"\d{0,18}(:\d{0,18})?", text, re.ASCII):
         raise ValueError(f"--requests {text} is no range: write FIRST:LAST, as 0:5 for the first five")
-    return int(first or 0), int(last) if last else None if colon else int(first or 0) + 1
+    first, colon, last = text.partition(":")
+    begin = int(first or 0)
+    if not colon:
+        return begin, begin + 1
+    return begin, int(last) if last else None
 
 
 def main(argv: list[str]) -> int:
@@ -65,7 +80,7 @@ def main(argv: list[str]) -> int:
     wanted = parser.parse_args(argv)
     out = wanted.out or wanted.folder / "timeline.html"
     try:
-        html = page(wanted.folder, *_slice(wanted.requests))
+        html = page(wanted.folder, *_range(wanted.requests))
         write(out, html, "choose another with -o")
         merge(wanted.folder)
     except (ValueError, OSError) as error:

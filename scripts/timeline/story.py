@@ -10,14 +10,16 @@ from collections import deque
 from typing import Any, Dict
 
 Span = Dict[str, Any]
+Places = Dict[int, int]  # where a request or a segment stands on the page, by its number
 # A node, as the page gets it. kind: prompt, own (said by the target, guessed by nobody) or guess. why it died: wrong
 # (the text went on otherwise), dropped (not worth sending) or over (the request ended).
-NODE = ("id", "token", "parent", "score", "kind", "request", "born", "segment", "saidAt", "said", "settled", "died",
-        "why")
+NODE = tuple("id token parent score kind request born segment saidAt said settled died why".split())
 # A segment's stay on a rank: rows that came, were computed and went on; their difference was pruned there.
-STOP = ("rank", "came", "rows", "from", "to", "computed", "left", "passed")
+STOP = tuple("rank came rows from to computed left passed".split())
+OF_REQUEST = ("from", "to", "answer")
 OF_SEGMENT = ("send", "forward", "back", "verify")  # events that a segment has; the others have a node or a request
-SHOWN = ("wait", "grow", "verify", "send", "prune", "reset", "forward")
+SHOWN = ("wait", "grow", "verify", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
+SHOWN_ON_STAGES = ("wait", "prune")
 
 
 class Story:
@@ -25,7 +27,8 @@ class Story:
 
     def __init__(self, spans: list[Span]) -> None:
         self.spans = spans
-        self.start = next((span["t0"] for name in ("request", "send") for span in spans if span["name"] == name), 0.0)
+        begins = {span["name"]: span["t0"] for span in reversed(spans)}
+        self.start: float = begins.get("request", begins.get("send", 0.0))
         self.ranks = sorted({span["rank"] for span in spans})
         self.root = self.ranks[0] if self.ranks else 0
         self.nodes: dict[int, Span] = {}
@@ -33,57 +36,70 @@ class Story:
         self.requests: list[Span] = []
         self.segments: list[Span] = []
         self.events: list[list[Any]] = []  # time, kind, rank, what, how many
-        self._away: deque[int] = deque()  # segments that have not been judged
+        self._away: deque[int] = deque()  # segments that have not been verified
         self._told: list[int] | None = None  # the answer of the next request
+        follow = {
+            "send": self._send, "grow": self._grow, "verify": self._verify,
+            "prune": self._prune, "reset": self._reset, "request": self._request}
         for span in spans:
-            if span["rank"] == self.root and span["name"] in ("send", "grow", "verify", "prune", "reset", "request"):
-                getattr(self, f"_{span['name']}")(span)
+            if span["rank"] == self.root and span["name"] in follow:
+                follow[span["name"]](span)
         self._travel()
 
     def _ms(self, seconds: float) -> float:
         return round((seconds - self.start) * 1e3, 4)
 
+    def _note(self, at: float, kind: str, what: int, many: int) -> None:
+        """An event on rank 0."""
+        self.events.append([at, kind, self.root, what, many])
+
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 
     def _node(self, node: int, token: int, parent: int, at: float) -> Span:
-        """A node, made if it is new."""
+        """The node of this id, which is made if it is new. Raises LookupError if its parent is younger than itself."""
         if parent > node:  # then a way up might have no end
             raise LookupError(f"node {node} stands below {parent}, which is younger")
         if node not in self.nodes:
-            self.nodes[node] = {**dict.fromkeys(NODE), "id": node, "token": token, "parent": parent, "born": at,
-                                "kind": "guess", "request": len(self.requests) - 1}
+            made: Span = {"id": node, "token": token, "parent": parent, "born": at}
+            made.update(kind="guess", request=len(self.requests) - 1)
+            self.nodes[node] = {**dict.fromkeys(NODE), **made}
         return self.nodes[node]
 
     def _send(self, span: Span) -> None:
         at, number = self._ms(span["t0"]), len(self.segments)
-        if any(node == parent for node, parent in zip(span["nodes"], span["parents"])):
+        nodes, text = span["nodes"], span["text"]
+        if any(node == parent for node, parent in zip(nodes, span["parents"])):
             self.requests.append({"from": at, "to": None, "answer": self._told, "said": False})
             self._told = None
-        for i, (node, token, parent) in enumerate(zip(span["nodes"], span["tokens"], span["parents"])):
+        request = self.requests[-1] if self.requests else {}
+        rows = zip(nodes, span["tokens"], span["parents"])
+        for i, (node, token, parent) in enumerate(rows):
             new = node not in self.nodes
             entry = self._node(node, token, parent, at)
             entry["segment"] = number
-            if i < span["text"] and not self.requests[-1]["said"]:
-                entry.update(kind="prompt", born=self.requests[-1]["from"], settled=self.requests[-1]["from"])
-            elif i >= span["text"] and new:  # a draft that was not traced
+            if i < text and not request["said"]:
+                entry.update(kind="prompt", born=request["from"], settled=request["from"])
+            elif i >= text and new:  # a draft that was not traced
                 self.live.add(node)
-        if span["text"] and self.requests[-1]["said"]:
-            self._settle(span["nodes"][span["text"] - 1], at)
-        self.segments.append({"request": len(self.requests) - 1, "nodes": span["nodes"], "text": span["text"],
-                              "sent": at, "stops": [], "back": None, "judged": None})
+        if text and request["said"]:
+            self._settle(nodes[text - 1], at)
+        segment = {"request": len(self.requests) - 1, "nodes": nodes, "text": text, "sent": at}
+        self.segments.append({**segment, "stops": [], "back": None, "verified": None})
         self._away.append(number)
-        self.events.append([at, "send", self.root, number, len(span["nodes"])])
+        self._note(at, "send", number, len(nodes))
 
     def _grow(self, span: Span) -> None:
         at = self._ms(span["t1"])
         for node in span.get("gone", ()):
             self._die(node, at, "dropped")
-        new = span.get("nodes", ())
-        for node, token, parent, score in zip(new, span["tokens"], span["parents"], span["scores"]) if new else ():
+        new = span.get("nodes")
+        if not new:
+            return
+        columns = [span[name] for name in ("tokens", "parents", "scores")]
+        for node, token, parent, score in zip(new, *columns):
             self._node(node, token, parent, at)["score"] = round(score, 4)
             self.live.add(node)
-        if new:
-            self.events.append([at, "grow", self.root, new[0], len(new)])
+        self._note(at, "grow", new[0], len(new))
 
     def _verify(self, span: Span) -> None:
         at = self._ms(span["t1"])
@@ -92,13 +108,15 @@ class Story:
             self.requests[-1]["said"] = True
         if self._away:
             number = self._away.popleft()
-            self.segments[number].update(judged=[self._ms(span["t0"]), at], back=self._ms(span["t0"]))
-            self.events.append([at, "verify", self.root, number, len(span.get("said", ()))])
+            begin = self._ms(span["t0"])
+            self.segments[number].update(verified=[begin, at], back=begin)
+            self._note(at, "verify", number, len(span.get("said", ())))
 
     def _prune(self, span: Span) -> None:
         if span.get("parent") in self.nodes:  # not of a request that sent nothing, nor where rank 0 is a stage as well
-            self._node(span["tip"], span["token"], span["parent"], self._ms(span["t0"]))
-            self._settle(span["tip"], self._ms(span["t0"]))
+            at = self._ms(span["t0"])
+            self._node(span["tip"], span["token"], span["parent"], at)
+            self._settle(span["tip"], at)
 
     def _reset(self, span: Span) -> None:
         self._prune(span)
@@ -108,21 +126,22 @@ class Story:
         self._away.clear()
         if self.requests:
             self.requests[-1]["to"] = self._ms(span["t1"])
-            self.events.append([at, "end", self.root, len(self.requests) - 1, 0])
+            self._note(at, "end", len(self.requests) - 1, 0)
 
     def _request(self, span: Span) -> None:
-        """Which of the settled tokens are the answer, told by who asked; this span begins before all of the others."""
+        """The settled tokens that are the answer, as who asked tells; this span begins before all others."""
         self._told = span["answer"]
 
     def _settle(self, tip: int, at: float) -> None:
-        """The text goes on to `tip`."""
+        """The text goes on to `tip`: what stands on the way there is settled, and what stands beside it dies."""
         path = []
         node = tip
         while self.nodes[node]["settled"] is None:
             path.append(node)
-            if self.nodes[node]["parent"] == node:  # where a text begins
+            parent = self.nodes[node]["parent"]
+            if parent == node:  # where a text begins
                 break
-            node = self.nodes[node]["parent"]
+            node = parent
         for node in path:
             self.nodes[node]["settled"] = at
             if node not in self.live:
@@ -133,7 +152,7 @@ class Story:
             if parent != tip and parent not in self.live:
                 self._die(node, at, "wrong")
         if path:
-            self.events.append([at, "settle", self.root, tip, len(path)])
+            self._note(at, "settle", tip, len(path))
 
     def _die(self, node: int, at: float, why: str) -> None:
         if node in self.live:
@@ -148,58 +167,103 @@ class Story:
         for here in self.ranks:
             mine = [span for span in self.spans if span["rank"] == here]
             came = [span for span in mine if span["name"] == "recv" and span["kind"] != "Prune"]
-            left = [span for span in mine if span["name"] == "send"] if here != self.root else []
-            computed = {home[span["nodes"][0]]: span for span in mine
-                        if span["name"] == "forward" and span["nodes"] and span["nodes"][0] in home}
+            left = [span for span in mine if span["name"] == "send"]
+            computed = [span for span in mine if span["name"] == "forward" and span["nodes"]]
+            forwards = {home.get(span["nodes"][0]): span for span in computed}
             numbers = iter(range(len(self.segments)))
             for i, span in enumerate(came):
                 number = next(numbers, None) if span["kind"] == "Segment" else None
                 if number is None:
                     continue
                 if here == self.root:
-                    self.segments[number]["back"] = self._ms(span["t1"])
-                    self.events.append([self._ms(span["t1"]), "back", here, number, len(span["nodes"])])
+                    self._return(number, span)
                 else:
-                    self._stay(number, span, computed.get(number), left[i] if i < len(left) else None)
+                    sent = left[i] if i < len(left) else None
+                    self._stay(number, span, forwards.get(number), sent)
         self.events.sort(key=lambda event: event[0])
 
+    def _return(self, number: int, came: Span) -> None:
+        """A segment is back on rank 0."""
+        at = self._ms(came["t1"])
+        self.segments[number]["back"] = at
+        self._note(at, "back", number, len(came["nodes"]))
+
     def _stay(self, number: int, came: Span, forward: Span | None, left: Span | None) -> None:
-        """A segment at one of its stops, see STOP."""
-        begin, end = (self._ms(forward["t0"]), self._ms(forward["t1"])) if forward else (None, None)
-        rows = len(forward["nodes"]) if forward else 0
-        self.segments[number]["stops"].append([
-            came["rank"], self._ms(came["t1"]), len(came["nodes"]), begin, end, rows,
-            self._ms(left["t0"]) if left else None, len(left["nodes"]) if left else None])
+        """A segment at one of its stops, see STOP; `forward` is None if all of its rows had died before."""
+        here = came["rank"]
+        arrival = [here, self._ms(came["t1"]), len(came["nodes"])]
+        work: list[Any] = [None, None, 0]
+        departure: list[Any] = [None, None]
         if forward:
-            self.events.append([begin, "forward", came["rank"], number, rows])
+            work = [self._ms(forward["t0"]), self._ms(forward["t1"]), len(forward["nodes"])]
+            self.events.append([work[0], "forward", here, number, work[2]])
+        if left:
+            departure = [self._ms(left["t0"]), len(left["nodes"])]
+        self.segments[number]["stops"].append(arrival + work + departure)
 
     # --- for the page -------------------------------------------------------------------------------------------------
 
     def tell(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
-        """Requests `first` to `last`, the last not included, as lists that JSON can hold."""
-        told = [number for number, request in enumerate(self.requests) if request["answer"] is not None]
-        asked = told or list(range(len(self.requests)))  # what nobody asked only measured the pipeline
-        place = {number: i for i, number in enumerate(asked[first:last])}
-        if not place:
-            raise ValueError(f"there are {len(asked)} requests in the trace: choose among 0:{len(asked)}")
-        chosen = [self.requests[number] for number in place]
-        begin, end = chosen[0]["from"], chosen[-1]["to"] or float("inf")
-        segments = [number for number, segment in enumerate(self.segments) if segment["request"] in place]
-        where = {number: i for i, number in enumerate(segments)}
-        names = {**dict.fromkeys(OF_SEGMENT, where), "end": place}
-        events = [(at, kind, rank, names.get(kind, {}).get(what, what), many)
-                  for at, kind, rank, what, many in self.events if begin <= at <= end]
-        return {
-            "ranks": self.ranks, "columns": {"node": NODE, "stop": STOP}, "left_out": len(asked) - len(place),
-            "requests": [{key: request[key] for key in ("from", "to", "answer")} for request in chosen],
-            "segments": [{**self.segments[i], "request": place[self.segments[i]["request"]]} for i in segments],
-            "nodes": [[where.get(node[name]) if name == "segment" else place[node[name]] if name == "request"
-                       else node[name] for name in NODE] for node in self.nodes.values() if node["request"] in place],
-            "events": events,
-            "spans": [self._shown(span) for span in self.spans if span["name"] in SHOWN
-                      and begin <= self._ms(span["t1"]) and self._ms(span["t0"]) <= end
-                      and (span["rank"] == self.root or span["name"] in ("wait", "prune"))],
-        }
+        """Requests `first` to `last`, the last not included, as lists that JSON can hold.
 
-    def _shown(self, span: Span) -> list[Any]:
-        return [span["rank"], span["name"], self._ms(span["t0"]), self._ms(span["t1"]), span.get("tip")]
+        Raises ValueError if the trace has none of them.
+        """
+        asked = self._asked()
+        numbers = asked[first:last]
+        if not numbers:
+            raise ValueError(f"there are {len(asked)} requests in the trace: choose among 0:{len(asked)}")
+        chosen = [self.requests[number] for number in numbers]
+        begin, end = chosen[0]["from"], chosen[-1]["to"] or float("inf")
+        answers = [{key: request[key] for key in OF_REQUEST} for request in chosen]
+        requests = {number: place for place, number in enumerate(numbers)}
+        sent = [number for number, segment in enumerate(self.segments) if segment["request"] in requests]
+        segments = {number: place for place, number in enumerate(sent)}
+        shown = [span for span in self.spans if self._is_shown(span, begin, end)]
+        return {
+            "ranks": self.ranks,
+            "columns": {"node": NODE, "stop": STOP},
+            "left_out": len(asked) - len(numbers),
+            "requests": answers,
+            "segments": [self._segment(number, requests) for number in sent],
+            "nodes": self._rows(requests, segments),
+            "events": self._between(begin, end, requests, segments),
+            "spans": [self._bar(span) for span in shown]}
+
+    def _asked(self) -> list[int]:
+        """The numbers of the requests whose answers somebody wanted; of all, if none is told to be such a one."""
+        told = [number for number, request in enumerate(self.requests) if request["answer"] is not None]
+        return told or list(range(len(self.requests)))  # what nobody asked only measured the pipeline
+
+    def _segment(self, number: int, requests: Places) -> Span:
+        segment = self.segments[number]
+        return {**segment, "request": requests[segment["request"]]}
+
+    def _rows(self, requests: Places, segments: Places) -> list[list[Any]]:
+        """The nodes of these requests, see NODE; requests and segments are named by their places on the page."""
+        rows = []
+        for node in self.nodes.values():
+            if node["request"] in requests:
+                places = {"request": requests[node["request"]], "segment": segments.get(node["segment"])}
+                rows.append([{**node, **places}[name] for name in NODE])
+        return rows
+
+    def _between(self, begin: float, end: float, requests: Places, segments: Places) -> list[list[Any]]:
+        """The events of this time; requests and segments are named by their places on the page, nodes by their ids."""
+        places = {**dict.fromkeys(OF_SEGMENT, segments), "end": requests}
+        found = []
+        for at, kind, here, what, many in self.events:
+            if begin <= at <= end:
+                named = places.get(kind, {}).get(what, what)
+                found.append([at, kind, here, named, many])
+        return found
+
+    def _is_shown(self, span: Span, begin: float, end: float) -> bool:
+        """Whether a span lies in this time, and is one that the page draws on its rank."""
+        drawn = SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES
+        if span["name"] not in drawn:
+            return False
+        return begin <= self._ms(span["t1"]) and self._ms(span["t0"]) <= end
+
+    def _bar(self, span: Span) -> list[Any]:
+        begin, end = self._ms(span["t0"]), self._ms(span["t1"])
+        return [span["rank"], span["name"], begin, end, span.get("tip")]

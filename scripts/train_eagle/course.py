@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+Terms = Mapping[str, Any]
+Average = Callable[[Iterable[Tensor]], None]
 Lesson = Callable[[int], Mapping[str, float]]  # number of a step -> gradients on the model, and its loss by that name
+DECAY = 0.01  # of weights
 SHOWN = 50  # steps whose figures the bar averages
 
 
@@ -35,21 +38,28 @@ class Hyperparameters:
 
 
 def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Optimizer]:
-    """Of everything that is not frozen."""
+    """AdamW, and Muon for the matrices if they have a rate; frozen parameters belong to none of them."""
     learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in learnt
-                if plan.matrix_rate and p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name]
+    matrices = [p for name, p in learnt if plan.matrix_rate and _is_inner(name, p)]
     chosen = {id(p) for p in matrices}
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(
-        [p for _, p in learnt if id(p) not in chosen], lr=plan.rate, betas=plan.betas, weight_decay=0.01)]
-    if matrices:
-        found.append(torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=0.01, momentum=0.95))
-    return found
+    others = [p for _, p in learnt if id(p) not in chosen]
+    adam = torch.optim.AdamW(others, lr=plan.rate, betas=plan.betas, weight_decay=DECAY)
+    if not matrices:
+        return [adam]
+    return [adam, torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=DECAY, momentum=0.95)]
 
 
-def share(step: int, plan: Hyperparameters) -> float:
-    """Of the top rate: linear up, flat, then linear down to nothing over the second half."""
-    return min((step + 1) / plan.warm_up, 1.0, 2.0 * (plan.steps - step) / plan.steps)
+def _is_inner(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a matrix between embedding and vocabulary."""
+    return parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+
+
+def rate_at(step: int, plan: Hyperparameters) -> float:
+    """The rate of a step as a fraction of the highest: linear up, flat, then linear down to nothing over the second
+    half."""
+    rising = (step + 1) / plan.warm_up
+    falling = 2.0 * (plan.steps - step) / plan.steps
+    return min(rising, 1.0, falling)
 
 
 class Course:
@@ -59,11 +69,15 @@ class Course:
     several processes one; only one of them may be the `keeper`, which shows the bar and writes the checkpoint.
     """
 
-    def __init__(self, plan: Hyperparameters, model: nn.Module, path: Path, terms: Mapping[str, Any] | None = None,
-                 average: Callable[[Iterable[Tensor]], None] | None = None, keeper: bool = True) -> None:
-        self.plan, self.model, self.path, self.average, self.keeper = plan, model, path, average, keeper
+    def __init__(self, plan: Hyperparameters, model: nn.Module, path: Path, terms: Terms | None = None,
+                 average: Average | None = None, keeper: bool = True) -> None:
+        self.plan, self.model = plan, model
+        self.path, self.keeper = path, keeper
+        self.average = average
         self.terms = dict(terms or {})
-        self.steppers, self.step, self.seconds = optimizers(model, plan), 0, 0.0
+        self.steppers = optimizers(model, plan)
+        self.step = 0
+        self.seconds = 0.0
         if path.exists():
             self._resume()
 
@@ -91,9 +105,12 @@ class Course:
 
     def save(self) -> None:
         """Write the checkpoint; an interruption leaves the older one whole."""
-        state = {"model": {name: p.detach() for name, p in self._learnt.items()},
-                 "optimizers": [stepper.state_dict() for stepper in self.steppers],
-                 "step": self.step, "seconds": self.seconds, "terms": self.terms}
+        state = {
+            "model": {name: p.detach() for name, p in self._learnt.items()},
+            "optimizers": [stepper.state_dict() for stepper in self.steppers],
+            "step": self.step,
+            "seconds": self.seconds,
+            "terms": self.terms}
         place = self.path.resolve()  # a link is followed
         new = place.with_name(place.name + ".part")
         try:
@@ -109,27 +126,40 @@ class Course:
         if self.average:
             self.average(p.grad for p in self.model.parameters() if p.grad is not None)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for stepper, top in zip(self.steppers, (self.plan.rate, self.plan.matrix_rate)):
+        rates = (self.plan.rate, self.plan.matrix_rate)
+        for stepper, top in zip(self.steppers, rates):
             for group in stepper.param_groups:
-                group["lr"] = top * share(self.step, self.plan)
+                group["lr"] = top * rate_at(self.step, self.plan)
             stepper.step()
             stepper.zero_grad(set_to_none=False)
         self.step += 1
 
     def run(self, lesson: Lesson) -> None:
-        """To the last step."""
+        """Advance to the last step. Raises ValueError if a loss is not finite."""
         plan, begin = self.plan, time.monotonic() - self.seconds
         seen: deque[Mapping[str, float]] = deque(maxlen=SHOWN)
-        with tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step", disable=not self.keeper,
-                  mininterval=1) as bar:
+        with self._bar() as bar:
             while self.step < plan.steps:
                 seen.append(lesson(self.step))
                 if not math.isfinite(seen[-1]["loss"]):
                     raise ValueError(f"the loss is not finite at step {self.step}; begin anew with a lower rate")
                 self.advance()
                 self.seconds = time.monotonic() - begin
-                means = {name: sum(figures[name] for figures in seen) / len(seen) for name in seen[-1]}
-                bar.set_postfix({name: f"{mean:.3f}" for name, mean in means.items()}, refresh=False)
+                bar.set_postfix(_means(seen), refresh=False)
                 bar.update()
-                if self.keeper and (self.step % plan.saved_every == 0 or self.step == plan.steps):
+                due = self.step % plan.saved_every == 0 or self.step == plan.steps
+                if self.keeper and due:
                     self.save()
+
+    def _bar(self) -> Any:
+        """The bar of the steps, which the keeper alone shows."""
+        plan, hidden = self.plan, not self.keeper
+        return tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step", disable=hidden, mininterval=1)
+
+
+def _means(seen: Collection[Mapping[str, float]]) -> dict[str, str]:
+    """The mean of each figure over these steps, as the bar shows it."""
+    sums: Counter[str] = Counter()
+    for figures in seen:
+        sums.update(figures)  # type: ignore[arg-type]
+    return {name: f"{total / len(seen):.3f}" for name, total in sums.items()}

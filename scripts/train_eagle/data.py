@@ -22,6 +22,8 @@ LINE = "write one JSON object a line"
 FORMS = ('{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
          '{"messages": [{"role": "user", "content": "..."}, ...]} or {"turns": [...], "reference": [...]}')
 
+Talk = Sequence[str]  # questions and answers by turns
+
 
 @dataclass(frozen=True)
 class Row:
@@ -32,7 +34,7 @@ class Row:
 
 
 def read_conversations(path: Path) -> list[list[str]]:
-    """Turns of the user and the assistant, by turns; one JSON object a line, or one list of them.
+    """The conversations of a file, each as what user and assistant say by turns; one JSON object a line, or one list.
 
     What an assistant says before the first question and a last question without an answer are left out, and system
     messages too: the template has its own.
@@ -79,18 +81,26 @@ def _talk(entry: Any, where: str) -> list[str]:
 def _said(entry: Any) -> list[tuple[str, str]] | None:
     """Who said what; None if that is not told in one of the FORMS."""
     if fits(entry, {"turns": [str], "reference": [str]}):
-        pairs = zip(entry["turns"], entry["reference"])
-        return [turn for asked, answer in pairs for turn in (("user", asked), ("assistant", answer))]
+        said = []
+        for question, answer in zip(entry["turns"], entry["reference"]):
+            said += [("user", question), ("assistant", answer)]
+        return said
     named: list[Any] = [entry]
     if isinstance(entry, dict):
         named = [entry.get(key) for key in ("conversations", "messages")]
     for place in named:
         if fits(place, [lambda turn: fits(turn, SHARED) or fits(turn, CHAT)]):
-            return [tuple(turn[key] for key in (SHARED if fits(turn, SHARED) else CHAT)) for turn in place]
+            return [_turn(turn) for turn in place]
     return None
 
 
-def make_row(text: Text, talk: Sequence[str], template: str, length: int) -> Row | None:
+def _turn(turn: dict[str, str]) -> tuple[str, str]:
+    """Who says a turn, and what."""
+    who, what = SHARED if fits(turn, SHARED) else CHAT
+    return turn[who], turn[what]
+
+
+def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
     """A conversation as the model would have written it, cut after `length` tokens; None if no answer is left.
 
     An answer begins where the prompt that asks for it ends, and ends with the first end token.
@@ -109,11 +119,15 @@ def make_row(text: Text, talk: Sequence[str], template: str, length: int) -> Row
         last = begin + int(end[0]) + 1
         answers[begin:last] = True
     size = min(last, length)
-    return Row(ids[:size].int(), answers[:size]) if answers[2:size].any() else None
+    if not answers[2:size].any():
+        return None
+    return Row(ids[:size].int(), answers[:size])
 
 
-def make_rows(text: Text, talks: Sequence[Sequence[str]], template: str, length: int) -> list[Row]:
-    rows = [make_row(text, talk, template, length) for talk in tqdm(talks, desc="tokens", unit="talk", leave=False)]
+def make_rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> list[Row]:
+    """The rows of all conversations that have an answer. Raises ValueError if none has."""
+    shown = tqdm(talks, desc="tokens", unit="talk", leave=False)
+    rows = [make_row(text, talk, template, length) for talk in shown]
     found = [row for row in rows if row is not None]
     if not found:
         raise ValueError(f"no conversation has an answer among its first {length} tokens that ends with an end token: "
@@ -124,6 +138,6 @@ def make_rows(text: Text, talks: Sequence[Sequence[str]], template: str, length:
 def draw(count: int, seed: int, first: int, size: int) -> list[int]:
     """Which rows are the `first` and following ones of a training: shuffled anew each time all were seen."""
     numbers = range(first, first + size)
-    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count)
-              for epoch in sorted({number // count for number in numbers})}
+    epochs = {number // count for number in numbers}
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
     return [int(orders[number // count][number % count]) for number in numbers]

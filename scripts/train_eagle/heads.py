@@ -25,17 +25,39 @@ def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:
 
     A head is one layer of a LLaMA, whatever the family of its base.
     """
-    c, given = teacher.config, teacher.source.config
-    scaling = {"rope_type": "llama3" if "low_freq_factor" in c.scaling else "linear", **c.scaling}
-    found = {
-        "architectures": ["LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"], "model_type": "llama",
-        "hidden_act": "silu", "hidden_size": c.hidden, "num_hidden_layers": 1, "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "intermediate_size": c.intermediate,
-        "max_position_embeddings": c.context, "rms_norm_eps": c.eps, "rope_theta": c.theta,
-        "rope_scaling": scaling if c.scaling else None, "vocab_size": c.vocab, "tie_word_embeddings": False,
-        "bos_token_id": given.get("bos_token_id"), "eos_token_id": given.get("eos_token_id"),
-        "torch_dtype": str(teacher.stored).partition(".")[2]}
+    architecture = "LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"
+    found: dict[str, Any] = {"architectures": [architecture], "model_type": "llama"}
+    found.update(_sizes(teacher.config))
+    found.update(_facts(teacher))
     return found if vocab is None else {**found, "draft_vocab_size": vocab}
+
+
+def _sizes(c: LlamaConfig) -> dict[str, Any]:
+    """The fields of a `config.json` that say what the head computes."""
+    form = "llama3" if "low_freq_factor" in c.scaling else "linear"
+    return {
+        "hidden_act": "silu",
+        "hidden_size": c.hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "intermediate_size": c.intermediate,
+        "max_position_embeddings": c.context,
+        "rms_norm_eps": c.eps,
+        "rope_theta": c.theta,
+        "rope_scaling": {"rope_type": form, **c.scaling} if c.scaling else None,
+        "vocab_size": c.vocab,
+        "tie_word_embeddings": False}
+
+
+def _facts(teacher: Teacher) -> dict[str, Any]:
+    """The fields of a `config.json` that the head takes over from the files of its base."""
+    given = teacher.source.config
+    return {
+        "bos_token_id": given.get("bos_token_id"),
+        "eos_token_id": given.get("eos_token_id"),
+        "torch_dtype": str(teacher.stored).partition(".")[2]}
 
 
 def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
@@ -52,8 +74,13 @@ def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: in
     A head of EAGLE-3 begins with the base's LM head, as far as it has those words: `own`.
     """
     c = LlamaConfig.read(config)
-    head: Head = EagleHead(c, bias=True) if own is None else Eagle3Head(c, c.hidden, len(own))
-    head.to_empty(device="cpu").to(torch.float64 if teacher.dtype == torch.float64 else torch.float32)
+    head: Head
+    if own is None:
+        head = EagleHead(c, bias=True)
+    else:
+        head = Eagle3Head(c, c.hidden, len(own))
+    dtype = torch.float64 if teacher.dtype == torch.float64 else torch.float32
+    head.to_empty(device="cpu").to(dtype)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for part in head.modules():
@@ -64,29 +91,34 @@ def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: in
         head.embed_tokens.weight.copy_(teacher.embedding)
         if isinstance(head, Eagle3Head) and own is not None:
             head.lm_head.weight.copy_(teacher.lm_head.weight[own])
-            head.shift = None if len(own) == c.vocab else (own - torch.arange(len(own))).to(teacher.device)
+            if len(own) < c.vocab:
+                shift = own - torch.arange(len(own))
+                head.shift = shift.to(teacher.device)
     head.requires_grad_(True)
     head.embed_tokens.requires_grad_(False)
     return head.to(teacher.device)
 
 
 def check_layers(teacher: LlamaConfig, folder: Path) -> None:
-    """Refuse to make a head of EAGLE-3 for a base that has no features for it."""
+    """Raise ValueError if the base has no features for a head of EAGLE-3."""
     if not inner_layers(teacher.layers):
         raise ValueError(f"a head of EAGLE-3 needs a model of 7 layers or more, and the one in {folder} has "
                          f"{teacher.layers}; leave out --eagle3")
 
 
 def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
-    """config.json and model.safetensors with the keys of the public heads, each there whole or not at all."""
-    tensors = {name: p.detach().to("cpu", dtype) for name, p in head.named_parameters()
-               if name != OWN_EMBEDDING or isinstance(head, EagleHead)}
+    """Write config.json and model.safetensors with the keys of the public heads, each whole or not at all."""
+    tensors = {name: p.detach().to("cpu", dtype) for name, p in head.named_parameters()}
+    if not isinstance(head, EagleHead):
+        del tensors[OWN_EMBEDDING]
     if isinstance(head, Eagle3Head) and head.shift is not None:
         shift = head.shift.cpu()
         has_V = torch.zeros(head.config.vocab, dtype=torch.bool)
         has_V[torch.arange(len(shift)) + shift] = True
         tensors = {MAPS[0]: shift, **tensors, MAPS[1]: has_V}  # wide types first, so that every tensor is aligned
-    store(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
-    with Writer(folder / WEIGHTS, {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}) as file:
+    content = json.dumps(config, indent=2) + "\n"
+    store(folder / "config.json", content.encode())
+    forms = {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    with Writer(folder / WEIGHTS, forms) as file:
         for name, x in tensors.items():
             file.write(name, x)

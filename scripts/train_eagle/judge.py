@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from config.run_config import Growth, TreeConfig
+from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from pipeline.decode import Decoder, Request
@@ -22,25 +23,32 @@ from tp.links import Loop
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels
 
+Prompts = Sequence[Sequence[int]]
+
 
 def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
-    """The base with the head in `folder`, as they decode; texts have `length` tokens at most."""
+    """A decoder of the base with the head in `folder`, for texts of at most `length` tokens."""
     head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
                      teacher.device)
-    c, capacity = teacher.config, length + 8 * TREE.init.nodes
-    stage = Stage(teacher.body, lambda: c.cache(c.layers, capacity, teacher.embedding), keep=inner_layers(c.layers))
+    layers, capacity = teacher.config.layers, length + 8 * TREE.init.nodes
+
+    def cache() -> TreeCache:
+        return teacher.config.cache(layers, capacity, teacher.embedding)
+
+    stage = Stage(teacher.body, cache, keep=inner_layers(layers))
     ring = Ring(Loop(stage, None), teacher.lm_head, 2, teacher.device)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
     return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, length)
 
 
 @torch.no_grad()
-def accepted_length(decoder: Decoder, prompts: Sequence[Sequence[int]], ends: frozenset[int], new: int) -> float:
+def accepted_length(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> float:
     """Tokens per pass of the base, its own included (EAGLE's tau), at temperature 0, for `new` tokens at most."""
     tokens = passes = 0
     for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):
         answer, stream = decoder.decode(Request(prompt, max_new_tokens=new, end=ends))
         for _ in stream:
             pass
-        tokens, passes = tokens + answer.new_tokens - 1, passes + answer.target_passes
+        tokens += answer.new_tokens - 1  # the prefill settles the first one
+        passes += answer.target_passes
     return tokens / passes if passes else 1.0

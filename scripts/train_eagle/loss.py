@@ -49,12 +49,19 @@ class Wanted:
     word_M: Tensor
     chance_MV: Tensor
 
+    def behind(self, number: int) -> Wanted:
+        """What is wanted of the tokens behind this one: the first ones have too few pairs before them."""
+        reached_M = self.place_M > number
+        columns = (self.place_M, self.feature_MD, self.word_M, self.chance_MV)
+        return Wanted(*(column[reached_M] for column in columns))
+
 
 class Task:
     """One head, its teacher, and the loss of its kind."""
 
     def __init__(self, teacher: Teacher, head: Head, method: Objective) -> None:
-        self.teacher, self.head, self.method = teacher, head, method
+        self.teacher, self.head = teacher, head
+        self.method = method
 
     def size(self, row: Row) -> int:
         """What the sum of a row's losses is divided by, together with the other rows of a batch."""
@@ -73,9 +80,10 @@ class Task:
         raise NotImplementedError
 
     def marks(self, row: Row, noise: torch.Generator | None = None) -> list[Mark]:
-        """The marks of each pass."""
-        half = self.teacher.dtype in (torch.float16, torch.bfloat16)
-        with torch.autocast(self.teacher.device.type, self.teacher.dtype if half else None, enabled=half):
+        """The mark of each pass, in the arithmetic of the teacher."""
+        device, dtype = self.teacher.device, self.teacher.dtype
+        half = dtype in (torch.float16, torch.bfloat16)
+        with torch.autocast(device.type, dtype if half else None, enabled=half):
             return self._marks(row, noise)
 
     def _marks(self, row: Row, noise: torch.Generator | None) -> list[Mark]:
@@ -84,40 +92,52 @@ class Task:
         wanted = self._wanted(row, last_ND)
         feature_ND = self.given(last_ND, inner_ND).to(self.head.fc.weight.dtype)
         if noise is not None:
-            off = torch.rand(feature_ND.shape, generator=noise, dtype=feature_ND.dtype, device=feature_ND.device)
-            feature_ND = feature_ND + (2 * off - 1) * self.method.noise
+            dtype, device = feature_ND.dtype, feature_ND.device
+            off_ND = torch.rand(feature_ND.shape, generator=noise, dtype=dtype, device=device)
+            feature_ND = feature_ND + (2 * off_ND - 1) * self.method.noise
         marks = []
-        for number, out in enumerate(unroll(self.head, ids_N[1:], feature_ND[:-1], self.method.passes)):
-            reached = wanted.place_M > number
-            asked = Wanted(*(getattr(wanted, name)[reached] for name in Wanted.__dataclass_fields__))
-            marks.append(self.judge(out[asked.place_M - 1 - number], asked))
+        token_T, feature_TD = ids_N[1:], feature_ND[:-1]
+        passes = unroll(self.head, token_T, feature_TD, self.method.passes)
+        for number, out_TD in enumerate(passes):
+            asked = wanted.behind(number)
+            marks.append(self.judge(out_TD[asked.place_M - 1 - number], asked))
         return marks
 
     @torch.no_grad()
     def _wanted(self, row: Row, last_ND: Tensor) -> Wanted:
-        place_M = row.answers[2:].nonzero()[:, 0].to(last_ND.device) + 1
-        logits_MV = self.teacher.lm_head(last_ND[place_M]).float()
-        return Wanted(place_M, last_ND[place_M].float(), logits_MV.argmax(-1), self.known(logits_MV).softmax(-1))
+        asked_M = row.answers[2:].nonzero()[:, 0]
+        place_M = asked_M.to(last_ND.device) + 1
+        feature_MD = last_ND[place_M]
+        logits_MV = self.teacher.lm_head(feature_MD).float()
+        chance_MV = self.known(logits_MV).softmax(-1)
+        return Wanted(place_M, feature_MD.float(), logits_MV.argmax(-1), chance_MV)
 
     @torch.enable_grad()
     def learn(self, rows: Sequence[Row], seed: Sequence[int]) -> dict[str, float]:
         """Gradients of a batch, row by row, so that memory is needed for one; `seed` is that of the noise."""
-        size, loss, right, asked = sum(self.size(row) for row in rows), 0.0, 0.0, 0
+        size = sum(self.size(row) for row in rows)
+        loss = right = 0.0
+        asked = 0
         for number, row in enumerate(rows):
-            noise = None
-            if self.method.noise:
-                state = np.random.SeedSequence((*seed, number)).generate_state(1, np.uint64)
-                noise = torch.Generator(self.teacher.device).manual_seed(int(state[0] >> np.uint64(1)))
+            noise = self._noise(*seed, number) if self.method.noise else None
             marks = self.marks(row, noise)
-            total = torch.stack([mark.loss * self.method.decay ** i for i, mark in enumerate(marks)]).sum() / size
+            losses = [mark.loss * self.method.decay ** i for i, mark in enumerate(marks)]
+            total = torch.stack(losses).sum() / size
             total.backward()  # type: ignore[no-untyped-call]
-            loss, right = loss + float(total.detach()), right + float(marks[0].right)
+            loss += float(total.detach())
+            right += float(marks[0].right)
             asked += int(row.answers[2:].sum())
         return {"loss": loss, "agreement": right / asked}
 
+    def _noise(self, *seed: int) -> torch.Generator:
+        """A generator whose numbers depend on nothing but this seed."""
+        state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+        whole = int(state[0] >> np.uint64(1))  # torch takes 63 bits
+        return torch.Generator(self.teacher.device).manual_seed(whole)
+
     @torch.no_grad()
     def agreement(self, rows: Sequence[Row], passes: int) -> list[float]:
-        """How often the head's likeliest word is the base's, for each number of guesses that lie between."""
+        """The fraction of words where the head's likeliest is the base's, for 0 to `passes` - 1 guesses between."""
         right, asked = [0.0] * passes, [0] * passes
         test = type(self)(self.teacher, self.head, Objective(passes))
         for row in rows:
@@ -143,9 +163,11 @@ class FeatureTask(Task):
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         logits_MV = self.teacher.lm_head(out_MD.to(self.teacher.dtype)).float()
-        near = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none").mean(-1).sum()
+        off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
+        features = off_MD.mean(-1).sum()
         words = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum()
-        return Mark(near + self.method.word_weight * words, (logits_MV.argmax(-1) == wanted.word_M).sum())
+        right_M = logits_MV.argmax(-1) == wanted.word_M
+        return Mark(features + self.method.word_weight * words, right_M.sum())
 
 
 class WordTask(Task):
@@ -165,7 +187,7 @@ class WordTask(Task):
         return len(row.ids) - 1
 
     def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
-        assert inner_ND is not None, "a base of less than 7 layers has no features for EAGLE-3"
+        assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no features for EAGLE-3"
         return inner_ND
 
     def known(self, logits_MV: Tensor) -> Tensor:

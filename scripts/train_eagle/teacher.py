@@ -27,11 +27,12 @@ class Teacher:
         check_model(source)
         self.source, self.dtype, self.device = source, dtype, device
         self.config = LlamaConfig.read(source.config)
-        top, body = assign(source.names(), [0, self.config.layers], self.config.tied)
+        stages = [0, self.config.layers]  # rank 0 has the LM head, one stage all layers
+        top, body = assign(source.names(), stages, self.config.tied)
         self.stored = source.form(body[EMBED]).dtype  # how its file holds its weights
         self.body = Slice(self.config, 0, self.config.layers)
-        fill(self.body, Recast(source, {name[len("model."):]: held for name, held in body.items()}, sound=True), dtype,
-             device)
+        names = {name[len("model."):]: held for name, held in body.items()}
+        fill(self.body, Recast(source, names, sound=True), dtype, device)
         self.lm_head = linear(self.config.hidden, self.config.vocab)
         fill(self.lm_head, {"weight": source.sound(top[HEAD])}, dtype, device)
 
@@ -41,14 +42,16 @@ class Teacher:
 
     @property
     def mark(self) -> str:
-        """Tells one base from another of the same sizes."""
-        row = self.source.read(self.source.names()[-1]).reshape(-1)[:4096]
-        return hashlib.sha256(row.double().numpy().tobytes()).hexdigest()[:16]
+        """A hash of some weights, which tells one base from another of the same sizes."""
+        last = self.source.names()[-1]
+        weights = self.source.read(last).reshape(-1)[:4096]
+        content = weights.double().numpy().tobytes()
+        return hashlib.sha256(content).hexdigest()[:16]
 
     @torch.no_grad()
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of each token the last hidden state, after the norm, `[N, D]`, and the inner features that EAGLE-3 wants,
-        `[N, 3D]`; None of these if the model is too small for them."""
+        """The last hidden state of each token, after the norm, `[N, D]`, and the inner features that EAGLE-3 wants,
+        `[N, 3D]`, or None if the model is too small for them."""
         cache: Any = Causal(len(ids_N), self.device)
         kept: dict[int, Tensor] = dict.fromkeys(inner_layers(self.config.layers), ids_N)
         pos_N = torch.arange(len(ids_N), device=self.device)

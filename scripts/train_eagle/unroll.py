@@ -18,17 +18,18 @@ Seen = tuple[Tensor, Tensor, Tensor]  # keys and values [K, S, E], and for each 
 
 
 class Causal:
-    """Every row sees itself and those before it; nothing is kept."""
+    """A cache in which every row sees itself and those before it; nothing is kept."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self._mask = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
+        all_TS = torch.ones(rows, rows, dtype=torch.bool, device=device)
+        self._mask = all_TS.tril()
 
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
         return k_KTE, v_KTE, self._mask
 
 
 class Unrolled:
-    """The passes of one layer (EAGLE-3, section 3.2).
+    """A cache that holds the passes of one layer (EAGLE-3, section 3.2).
 
     Row p of pass s is the guess that follows s guesses after pair p. Of the first pass, which holds the target's
     features, it sees the pairs up to p; of each later one the row p alone, which is its ancestor or itself. Each pass
@@ -42,9 +43,18 @@ class Unrolled:
     def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
         self._keys.append(k_KTE)
         self._values.append(v_KTE)
-        sees = [torch.eye(k_KTE.shape[1], key.shape[1], dtype=torch.bool, device=key.device) for key in self._keys]
-        text = torch.ones_like(sees[0]).tril()
-        return torch.cat(self._keys, 1), torch.cat(self._values, 1), torch.cat([text, *sees[1:]], 1)
+        rows = k_KTE.shape[1]
+        masks = [self._mask(rows, number) for number in range(len(self._keys))]
+        keys_KSE, values_KSE = torch.cat(self._keys, 1), torch.cat(self._values, 1)
+        return keys_KSE, values_KSE, torch.cat(masks, 1)
+
+    def _mask(self, rows: int, number: int) -> Tensor:
+        """Which keys of that pass the rows of the last pass see, `[T, S]`."""
+        device = self._keys[number].device
+        size = self._keys[number].shape[1]
+        if number:
+            return torch.eye(rows, size, dtype=torch.bool, device=device)
+        return torch.ones(rows, size, dtype=torch.bool, device=device).tril()
 
 
 def unroll(head: Head, token_T: Tensor, feature_TD: Tensor, passes: int) -> Iterator[Tensor]:

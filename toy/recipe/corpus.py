@@ -28,7 +28,7 @@ FOLDED = ("test", "idlelib", "site-packages", "__pycache__", "lib2to3", "encodin
 
 
 def dialogue(asked: list[str], answers: list[str]) -> str:
-    """One dialogue as the model sees it; a last question without an answer ends after `ASSISTANT:`."""
+    """The text of a dialogue as the model sees it; a last question without an answer ends after `ASSISTANT:`."""
     talk = get_conv_template("vicuna_v1.1")
     for i, question in enumerate(asked):
         talk.append_message(talk.roles[0], question)
@@ -57,7 +57,7 @@ def library(limit: int) -> Iterator[str]:
 
 
 def write(folder: Path, count: int, source_bytes: int) -> None:
-    """`dialogues.jsonl` (questions, answers) and `library.jsonl`, one text a line."""
+    """Write `dialogues.jsonl`, a pair of questions and answers a line, and `library.jsonl`, a source a line."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "dialogues.jsonl").open("w", encoding="utf-8") as file:
         for asked, answers in tqdm(dialogues(count), total=count, desc="dialogues"):
@@ -68,13 +68,13 @@ def write(folder: Path, count: int, source_bytes: int) -> None:
 
 
 def seen(folder: Path) -> set[str]:
-    """Every first question of the training corpus."""
+    """The first question of every dialogue of the training corpus."""
     with (folder / "dialogues.jsonl").open(encoding="utf-8") as file:
         return {json.loads(line)[0][0] for line in file}
 
 
 def held_out(task: str, count: int, known: set[str]) -> list[Turns]:
-    """Questions that the corpus does not contain, by another seed."""
+    """`count` dialogues whose questions the corpus does not contain, by another seed."""
     writer, found = Writer(f"{HELD_OUT} {task}"), []
     asked_before = set(known)
     while len(found) < count:
@@ -86,7 +86,7 @@ def held_out(task: str, count: int, known: set[str]) -> list[Turns]:
 
 
 def write_questions(folder: Path, count: int, known: set[str]) -> None:
-    """One file per task in MT-bench's question format; ids go on from file to file."""
+    """Write a file for each task in MT-bench's question format; ids go on from file to file."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
     for task in TASKS:

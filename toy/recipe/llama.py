@@ -42,7 +42,7 @@ AttentionInterface.register(ATTENTION, half_precision)
 
 
 def loss_of(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted mean of the next token's cross-entropy."""
+    """The weighted mean of the next token's cross-entropy, in nats; logits are `[B, T, V]`, ids and weights `[B, T]`."""
     each = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), ids[:, 1:].reshape(-1),
                            reduction="none")
     weight = weights[:, 1:].reshape(-1)
@@ -50,7 +50,7 @@ def loss_of(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> t
 
 
 def words_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Logits in the precision of training."""
+    """The logits `[B, T, V]` of ids `[B, T]`, in the precision of training."""
     with torch.autocast("cpu", torch.bfloat16):
         return model(input_ids=ids, use_cache=False).logits
 
@@ -67,7 +67,7 @@ def held_out_loss(model: LlamaForCausalLM, rows: Rows) -> tuple[float, float]:
 
 
 def export(model: LlamaForCausalLM, target: Path) -> None:
-    """The usual folder, in bfloat16."""
+    """Write a model's folder as Hugging Face has it, in bfloat16."""
     model.generation_config.update(bos_token_id=1, eos_token_id=2, pad_token_id=0)
     model.to(torch.bfloat16).save_pretrained(str(target), safe_serialization=True)
     described = json.loads((target / "config.json").read_text())
@@ -94,5 +94,5 @@ def _train(rank: int, plan: Hyperparameters, port: int, shape: Shape, work: Path
 
 
 def fit(plan: Hyperparameters, shape: Shape, work: Path, target: Path) -> None:
-    """Train to the end, from the last checkpoint if there is one; write `target`."""
+    """Train a model to the end, from the last checkpoint if there is one, and write it to `target`."""
     launch(_train, plan, shape, work, target)

@@ -25,7 +25,7 @@ SOURCE_PIECE = 4000
 
 
 def documents(work: Path, seed: int = 5) -> list[str]:
-    """Dialogues and pieces of source code, shuffled together."""
+    """The texts of the corpus: dialogues and pieces of source code, shuffled together."""
     with (work / "dialogues.jsonl").open(encoding="utf-8") as file:
         found = [dialogue(*json.loads(line)) for line in file]
     with (work / "library.jsonl").open(encoding="utf-8") as file:
@@ -36,7 +36,7 @@ def documents(work: Path, seed: int = 5) -> list[str]:
 
 
 def weigh(text: str, offsets: list[tuple[int, int]]) -> list[int]:
-    """255 for answers and source code, less for questions."""
+    """How much the loss of each token counts: 255 in answers and source code, less in questions."""
     spans = [match.span(1) for match in ANSWER.finditer(text)]
     if not spans:
         return [255] * len(offsets)
@@ -56,7 +56,7 @@ def _batches(texts: list[str], size: int = 512) -> Iterator[list[str]]:
 
 
 def pack(work: Path, tokenizer_dir: Path) -> None:
-    """Write rows.npy [rows, LENGTH] and weights.npy, documents one after the other, cut where a row ends."""
+    """Write rows.npy and weights.npy, both `[rows, LENGTH]`: documents one after the other, cut where a row ends."""
     tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir), trust_remote_code=False)
     ids: list[np.ndarray] = []
     weights: list[np.ndarray] = []
@@ -86,7 +86,7 @@ class Rows:
         return ids, torch.from_numpy(self.weights[rows].astype(np.float32)) / 255
 
     def batch(self, step: int, size: int, share: int = 0, shares: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """`size` rows of a step, and no row twice before all were seen."""
+        """The ids and weights of a step, `[size, LENGTH]`; no row comes twice before all were seen."""
         return self._take(np.array(draw(self.count, self.seed, (step * shares + share) * size, size)))
 
     def held(self, size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

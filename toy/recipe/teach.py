@@ -20,7 +20,7 @@ METHOD = Objective(passes=2, word_weight=1.0)
 
 
 def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[Row]:
-    """Answers and source code alone count."""
+    """Packed rows as the training of heads reads them, where answers and source code alone count."""
     return [Row(*row) for row in zip(ids, weights == 1)]
 
 
@@ -43,5 +43,5 @@ def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Pa
 
 
 def fit(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
-    """Train to the end, from the last checkpoint if there is one; write `target`."""
+    """Train the head to the end, from the last checkpoint if there is one, and write it to `target`."""
     launch(_train, plan, work, base_dir, target)

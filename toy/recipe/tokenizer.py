@@ -16,7 +16,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 
 
 def texts(folder: Path, dialogues: int, sources: int) -> Iterator[str]:
-    """What the pieces are counted on; questions and answers with their line ends and indentation."""
+    """The texts that pieces are counted on: questions, answers and source code, with line ends and indentation."""
     with (folder / "dialogues.jsonl").open(encoding="utf-8") as file:
         for line in islice(file, dialogues):
             asked, answers = json.loads(line)
@@ -29,7 +29,7 @@ def texts(folder: Path, dialogues: int, sources: int) -> Iterator[str]:
 
 
 def make(work: Path, target: Path) -> None:
-    """Learn the pieces; write tokenizer.model, tokenizer.json and what `AutoTokenizer` reads beside them."""
+    """Learn the pieces, and write tokenizer.model, tokenizer.json and what `AutoTokenizer` reads beside them."""
     target.mkdir(parents=True, exist_ok=True)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=texts(work, 16_000, 60), model_prefix=str(target / "tokenizer"), vocab_size=VOCABULARY,
@@ -50,6 +50,6 @@ def make(work: Path, target: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """The same tokenizer beside another model."""
+    """Put the same tokenizer beside another model."""
     for name in ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copyfile(source / name, target / name)

@@ -27,7 +27,7 @@ SETTINGS = {"MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_MMAP_THRESHOLD_": "8
 
 @dataclass(frozen=True)
 class Hyperparameters(course.Hyperparameters):
-    """How one model is trained."""
+    """The hyperparameters of one of the bundled models."""
 
     rate: float = 4e-3
     matrix_rate: float = 0.02
@@ -38,7 +38,7 @@ class Hyperparameters(course.Hyperparameters):
 
 
 def average(gradients: Iterable[torch.Tensor]) -> None:
-    """One all-reduce of all gradients in a row."""
+    """Make the gradients of all processes their mean, by one all-reduce over all of them in a row."""
     parts = list(gradients)
     flat = torch.cat([part.reshape(-1) for part in parts])
     dist.all_reduce(flat)
@@ -48,13 +48,13 @@ def average(gradients: Iterable[torch.Tensor]) -> None:
 
 
 def begin(plan: Hyperparameters, model: torch.nn.Module, work: Path, rank: int) -> Course:
-    """The course of one process, from its last checkpoint if there is one; rank 0 shows the way and keeps those."""
+    """The training of one process, from its last checkpoint if there is one; rank 0 shows the bar and writes those."""
     terms = {name: value for name, value in asdict(plan).items() if name != "saved_every"}
     return Course(plan, model, work / f"{plan.name}.pt", terms, average if plan.processes > 1 else None, rank == 0)
 
 
 def join(rank: int, plan: Hyperparameters, port: int) -> None:
-    """What a training process does first."""
+    """Prepare a training process: one thread, its seed, and the group with the others."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     if plan.processes > 1:

@@ -1,0 +1,92 @@
+"""What the training of a head may be told, and what of it is refused before anything long begins.
+
+It knows nothing about heads.
+"""
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from config.files import check_folder
+from launch.devices import usable
+from model.checkpoint import SOURCES
+from model.text import CONVERSATIONS
+
+ABOUT = "Trains an EAGLE draft head for a model, on conversations that are like those it shall answer."
+EXAMPLE = """\
+examples:
+  python -m scripts.train_eagle toy/llama my_head --data talks.jsonl
+  python -m scripts.train_eagle models/vicuna-7b my_head3 --data talks.jsonl --eagle3 --device cuda
+
+  then: bash run_pipe.sh base_dir=toy/llama eagle_dir=my_head stages=0+2+2+2+2
+
+  A line of FILE is {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]} as in
+  ShareGPT, or {"messages": [{"role": "user", "content": "..."}, ...]}, or {"turns": [...], "reference": [...]}. The
+  best answers are those that the model itself gives. If it is interrupted, type the same command again: it goes on from
+  OUT_DIR/training.pt. At the end OUT_DIR/training.json holds how often the head's best guess was the model's, and the
+  mean accepted length, on conversations that were held out.
+"""
+BOUNDS = {  # the least and the greatest value
+    "epochs": (0, 1e6),
+    "batch": (1, 1 << 20),
+    "length": (3, 1 << 30),
+    "limit": (2, 1 << 40),
+    "rate": (0, 1e3),
+    "passes": (1, 64),
+    "noise": (0, 1e3),
+    "word_weight": (0, 1e6),
+    "draft_vocab": (1, 1 << 30),
+    "seed": (0, (1 << 63) - 1),
+    "judged": (0, 1 << 20),
+    "save_every": (1, 1 << 40),
+    "threads": (1, 1 << 10)}
+CHECKPOINT = "training.pt"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m scripts.train_eagle", description=ABOUT, epilog=EXAMPLE,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = made.add_argument
+    add("model_dir", metavar="MODEL_DIR", type=Path, help="the model in Hugging Face form, with its tokenizer")
+    add("out_dir", metavar="OUT_DIR", type=Path, help="where the head goes, and the checkpoint of its training")
+    add("--data", metavar="FILE", type=Path, required=True, help="conversations, one JSON object a line")
+    add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
+    add("--template", choices=[*CONVERSATIONS, "own"], default="vicuna", help="how the model wants its questions")
+    add("--epochs", type=float, default=4.0, metavar="N", help="how often each conversation is read (4)")
+    add("--batch", type=int, default=4, metavar="N", help="conversations in a step (4)")
+    add("--length", type=int, default=2048, metavar="N", help="longer ones are cut after so many tokens (2048)")
+    add("--limit", type=int, default=68000, metavar="N", help="conversations that are taken, by chance (68000)")
+    add("--held-out", type=float, default=0.05, metavar="SHARE", help="kept back for the figures at the end (0.05)")
+    add("--rate", type=float, metavar="R", help="of learning; default: EAGLE's, which is 3e-5 for a model of size "
+        "4096 (EAGLE-3: 5e-5), and in inverse proportion to the size for others")
+    add("--passes", type=int, metavar="N", help="the first reads the model's features, each other one what the head "
+        "made in the one before (1; EAGLE-3: 7)")
+    add("--noise", type=float, default=0.1, metavar="X", help="on the features, EAGLE-1/2: at most so much (0.1)")
+    add("--word-weight", type=float, default=0.1, metavar="X", help="of words beside features, EAGLE-1/2 (0.1)")
+    add("--draft-vocab", type=int, default=32000, metavar="N", help="tokens that a head of EAGLE-3 knows: those that "
+        "answers use most (32000)")
+    add("--seed", type=int, default=0, metavar="N", help="of the beginning, the order and the noise (0)")
+    add("--judged", type=int, default=24, metavar="N", help="held-out questions that are answered at the end with "
+        "trees of 60 nodes, for the mean accepted length (24)")
+    add("--save-every", type=int, default=100, metavar="N", help="steps between two checkpoints (100)")
+    add("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
+    add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
+        help="of the arithmetic; auto: bfloat16 on cuda, else float32. Weights that learn are float32")
+    add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
+    return made
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError for what could not end well, before anything long begins."""
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} to {most}")
+    if not 0 < args.held_out < 1:
+        raise ValueError(f"--held-out {args.held_out} is no share; give a number between 0 and 1")
+    weights = [name for name in SOURCES if (args.out_dir / name).exists()]
+    if weights and not (args.out_dir / CHECKPOINT).exists():
+        raise ValueError(f"{args.out_dir} holds {weights[0]} already, and no training that could go on; choose another "
+                         "folder")
+    check_folder(args.out_dir, "choose another folder")
+    usable(args.device, "--device ")
