@@ -42,7 +42,7 @@ AttentionInterface.register(ATTENTION, half_precision)
 
 
 def loss_of(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The weighted mean of the next token's cross-entropy, in nats; logits are `[B, T, V]`, ids and weights `[B, T]`."""
+    """Weighted mean of the next token's cross-entropy, in nats; logits are `[B, T, V]`, ids and weights `[B, T]`."""
     each = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), ids[:, 1:].reshape(-1),
                            reduction="none")
     weight = weights[:, 1:].reshape(-1)
