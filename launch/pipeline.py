@@ -117,15 +117,20 @@ class Pipeline:
         return Generation(answer, _pieces(answer, settled, reader, self.trace), reader)
 
     def _ids(self, prompt: Prompt, config: RunConfig) -> list[int]:
-        """A prompt as token ids."""
+        """A prompt as token ids; raises ValueError if the model does not know them."""
         turns = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
-        if len(ids) == len(turns):
-            return ids
-        if self.text is None:
+        if len(ids) < len(turns) and self.text is None:
             raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
                              "prompt_ids")
-        return self.text.prompt_ids([str(turn) for turn in turns], config.template)
+        if len(ids) < len(turns) and self.text is not None:
+            ids = self.text.prompt_ids([str(turn) for turn in turns], config.template)
+        vocab = self.spec.sizes.vocab
+        wrong = next((token for token in ids if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise ValueError(f"the prompt has the token id {wrong}, but the model knows 0 to {vocab - 1} only: take "
+                             "this model's tokenizer, or ids of it")
+        return ids
 
     def _request(self, ids: list[int], config: RunConfig) -> Request:
         """The request for an answer to these token ids, as the configuration wants it."""

