@@ -8,6 +8,7 @@ import argparse
 import sys
 from typing import Sequence
 
+from config.foreign import plain
 from config.tensor_parallel import TensorParallel
 from launch.split.plan import Layout
 from launch.split.write import check, split
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report(check(args.check) if args.check else write(args, tensor_parallel))
     except (ValueError, OSError) as error:
-        print(f"split_and_save_models.py: {error}", file=sys.stderr)
+        print(f"split_and_save_models.py: {plain(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("split_and_save_models.py: stopped; type the same command again to go on", file=sys.stderr)

@@ -5,6 +5,7 @@ It knows nothing about what a file means: what its fields may hold is said in `f
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from pathlib import Path, PurePosixPath
 from typing import Any, Iterable, Union
@@ -16,6 +17,7 @@ LONGEST_NAME = 255  # bytes of a name; no file system takes more
 LONGEST_TEXT = 1000  # characters of a text that is printed as it is
 LONGEST_VALUE = 200  # characters of a value in a sentence
 AGAIN = "copy it again"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 WHOLE_FOLDER = "copy the folder again, with all of its files, as files that you may read"
 
 _brief = reprlib.Repr()
@@ -31,6 +33,11 @@ def plain(text: str) -> str:
 
     ending = "..." if len(text) > LONGEST_TEXT else ""
     return "".join(map(escaped, text[:LONGEST_TEXT])) + ending
+
+
+def harmless(text: str) -> str:
+    """A text of many lines as it can be printed: control characters that a terminal would obey are escaped."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def shown(value: object) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
 
 from config.files import ROOM, write
+from config.foreign import plain
 from eval import summary
 from eval.metrics import Interval, Utilization
 from eval.summary import BASELINES, MEAN, NONE, Found, Row, number
@@ -208,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         print(report(argv[0]))
     except (ValueError, OSError) as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return 2
     return 0
 

@@ -18,8 +18,10 @@ from launch.spec import RankSpec
 from launch.split.plan import Layout
 from launch.split.write import split
 from model.checkpoint import Checkpoint
+from model.stages import is_split_as
 from model.text import Text
-from model.weights import HEAD, Part, is_split_as, plan_stages
+from model.weights import HEAD, Part, plan_stages
+from pipeline.trace import rank_files
 from tp.links import Placement
 
 
@@ -76,7 +78,7 @@ def _empty_trace(folder: str) -> None:
     """Make sure that traces can be written, and forget those of an earlier run, which may have had more ranks."""
     if folder:
         check_folder(folder, "choose another trace=")
-        for old in Path(folder).glob("rank_*.jsonl"):
+        for old in rank_files(folder):
             old.unlink()
 
 
@@ -166,7 +168,20 @@ def _check_files(config: RunConfig) -> None:
     if config.question_file:
         read(config.question_file, config.question_begin, config.question_end)
     if config.output:
+        _check_apart(config)
         check_output(config.output, "choose another output=")
+
+
+def _check_apart(config: RunConfig) -> None:
+    """Refuse an output that would destroy what the run reads."""
+    output = Path(config.output).resolve()
+    if config.question_file and output == Path(config.question_file).resolve():
+        raise ValueError(f"output={config.output} is the question file: choose another output=")
+    for name in ("model_dir", "base_dir", "eagle_dir", "draft_dir"):
+        folder = getattr(config, name)
+        if folder and Path(folder).resolve() in output.parents:
+            raise ValueError(f"output={config.output} lies in {name}={folder}, which the run reads: choose another "
+                             "output=")
 
 
 def open_text(config: RunConfig, folder: Path) -> Text | None:

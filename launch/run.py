@@ -7,6 +7,7 @@ thread). Where the environment names a rank, as torchrun does too, it is that ra
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -81,6 +82,7 @@ def run(command: Command, argv: Sequence[str]) -> int:
 def _run(command: Command, argv: Sequence[str]) -> int:
     """Be one rank, or start all of them and wait for their end."""
     typed = os.environ.get(COMMAND, "bash run_pipe.sh")
+    _check_environment()
     start = _prepare(parse(argv, typed, command.kind))
     if "RANK" in os.environ:
         _be_rank(command, start)
@@ -88,6 +90,14 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         return spawn([*command.module.split(), *argv], start.placement.world)
     with as_threads(start.config, start.folder, start.placement, command.trace) as rank_0:
         return _lead(rank_0, command.main)
+
+
+def _check_environment() -> None:
+    """Refuse what no launcher would say of a rank."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        value = os.environ.get(name, "0")
+        if not re.fullmatch("[0-9]{1,6}", value):
+            raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
 
 
 def _prepare(config: RunConfig) -> Start:
@@ -213,5 +223,5 @@ def _exit_code(error: BaseException, config: RunConfig) -> int:
         return INTERRUPTED
     if config.debug:
         traceback.print_exc()
-    print(f"flowspec: {error}", file=sys.stderr)
+    print(f"flowspec: {explain(error)}", file=sys.stderr)
     return WRONG

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Sequence, Tuple
 
@@ -21,6 +20,7 @@ from config.foreign import read_json, stays_inside
 from config.run_config import CHOICES
 from model.checkpoint import NAMES, Checkpoint
 from model.llama import LlamaConfig, Slice
+from model.stages import AUTO, balance, parse_stages, placements, span
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # what goes with the first and last layer
@@ -30,7 +30,6 @@ OPT = {  # its names -> LLaMA's; the first two in this order
     r"^(model\.)?decoder\.final_layer_norm\.": "model.norm.", r"^(model\.)?decoder\.": "model.",
     r"\.self_attn_layer_norm\.": ".input_layernorm.", r"\.final_layer_norm\.": ".post_attention_layernorm.",
     r"\.out_proj\.": ".o_proj.", r"\.fc1\.": ".mlp.up_proj.", r"\.fc2\.": ".mlp.down_proj."}
-AUTO = re.compile(r"auto(?::([1-9]\d*))?")  # a split by bytes, into so many stages
 MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
 BLOCK = 1 << 24  # bytes hashed at once
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # what weights are stored in
@@ -45,33 +44,6 @@ FIELDS = {  # of a manifest
     "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda value: _are_files(value)),
 }
 NEEDED = ("rank", "stages", "layers", "split_id", "files")
-
-
-def parse_stages(text: str, layers: int) -> list[int]:
-    """Layers per rank from "0+2+2+2+2", or from a number of stages as in the original: larger stages last.
-
-    ValueError, with the remedy, if the text is no split of a model with so many layers.
-    """
-    words = str(text).split("+")
-    counts = [int(word) for word in words if word.strip().isdecimal()]
-    if len(counts) != len(words):
-        raise ValueError(f"stages={text!r} is not a split; write layers per rank, as 0+2+2+2+2, or a number of stages")
-    if len(counts) == 1:
-        stages, = counts
-        if not 1 <= stages <= layers:
-            raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose 1 to {layers}")
-        return [0] + [(layers + i) // stages for i in range(stages)]
-    if counts[0] != 0:
-        raise ValueError(f"stages={text} must begin with 0, because rank 0 drafts and holds no layers: "
-                         f"write 0+{text}")
-    if 0 in counts[1:]:
-        raise ValueError(f"stages={text} leaves rank {counts.index(0, 1)} without a layer; "
-                         f"every rank after rank 0 needs at least 1")
-    if sum(counts) != layers:
-        stages = min(len(counts) - 1, layers)
-        fitting = "+".join(map(str, parse_stages(str(stages), layers)))
-        raise ValueError(f"stages={text} adds up to {sum(counts)} layers, but the model has {layers}; try {fitting}")
-    return counts
 
 
 def plan_stages(text: str, source: Checkpoint) -> list[int]:
@@ -90,36 +62,6 @@ def plan_stages(text: str, source: Checkpoint) -> list[int]:
         if layer is not None:
             bytes_of[layer] += source.form(name).bytes
     return [0, *balance(bytes_of, stages)]
-
-
-def is_split_as(text: str, stages: list[int]) -> bool:
-    """Whether a model that is split into `stages` is split as `text` asks; of "auto:4" only the 4 can be compared."""
-    auto = AUTO.fullmatch(text)
-    if not auto:
-        return parse_stages(text, sum(stages)) == stages
-    return auto[1] is None or int(auto[1]) == len(stages) - 1
-
-
-def balance(loads: Sequence[int], groups: int) -> list[int]:
-    """How many neighbouring loads make each of so many groups, none of them empty.
-
-    The largest group's sum is the smallest possible; among such groupings the sums are as even as possible.
-    """
-    assert 0 < groups <= len(loads), f"{groups} groups of {len(loads)} loads"
-
-    def cost(counts: list[int]) -> tuple[int, int, list[int]]:
-        ends = [0, *accumulate(counts)]
-        bounds = zip(ends, ends[1:])
-        sums = [sum(loads[begin:end]) for begin, end in bounds]
-        return max(sums), sum(load ** 2 for load in sums), counts
-
-    best: dict[int, list[int]] = {0: []}  # the best counts for the first i loads
-    for done in range(groups):
-        shorter, best = best, {}
-        for end in range(done + 1, len(loads) + 1):
-            choices = [[*counts, end - begin] for begin, counts in shorter.items() if begin < end]
-            best[end] = min(choices, key=cost)
-    return best[len(loads)]
 
 
 def translate(name: str) -> str:
@@ -234,21 +176,6 @@ def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLO
         raise ValueError(f"{name} in {source.folder} has type {NAMES[found]} instead of {allowed}; download it again")
 
 
-def span(stages: list[int], stage: int) -> tuple[int, int]:
-    """The layers [first, end) of a stage; the first of several stages has none."""
-    first = sum(stages[:stage])
-    return first, first + stages[stage]
-
-
-def placements(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
-    """The stage and the place in it of every rank, if `tp` ranks share each stage.
-
-    Rank 0 shares the layers of a pipeline of one stage; otherwise it is the first stage, alone and without layers.
-    """
-    sizes = [tp if stage or len(stages) == 1 else 1 for stage in range(len(stages))]
-    return [(stage, member) for stage, size in enumerate(sizes) for member in range(size)]
-
-
 def _are_files(value: Any) -> bool:
     """Whether a field of a manifest is a table of files, none of them outside of its folder."""
     if not isinstance(value, dict):
@@ -275,6 +202,9 @@ class Part:
                 raise ValueError(f"{path} has {found} bytes, but its manifest says {size}; {again}")
         self.weights = Checkpoint(self.folder)
         self._check_tensors(again)
+        for name in self.files:
+            if Path(name).name == "config.json":  # one that was edited by hand changes what is computed, without a word
+                self._compare(name, again)
 
     def _accept(self, manifest: dict[str, Any], again: str) -> None:
         """Take over the fields of the manifest; ValueError if they contradict each other."""
@@ -340,11 +270,14 @@ class Part:
 
     def verify(self) -> None:
         """Compare every byte with the manifest's hashes; ValueError for a file that has changed."""
-        for name, (_, sha256) in self.files.items():
-            digest = hashlib.sha256()
-            with (self.folder / name).open("rb") as file:
-                for block in iter(lambda: file.read(BLOCK), b""):
-                    digest.update(block)
-            if digest.hexdigest() != sha256:
-                raise ValueError(f"{self.folder / name} has changed since it was written (its hash differs); "
-                                 f"delete it and split again")
+        for name in self.files:
+            self._compare(name, "delete it and split again")
+
+    def _compare(self, name: str, again: str) -> None:
+        """Refuse a file that has changed since it was written."""
+        digest = hashlib.sha256()
+        with (self.folder / name).open("rb") as file:
+            for block in iter(lambda: file.read(BLOCK), b""):
+                digest.update(block)
+        if digest.hexdigest() != self.files[name][1]:
+            raise ValueError(f"{self.folder / name} has changed since it was written (its hash differs); {again}")

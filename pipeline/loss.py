@@ -83,4 +83,4 @@ def explain(error: BaseException) -> str:
     shown = str(error)
     if not foreseen(error):
         shown = f"{type(error).__name__}: {shown}".splitlines()[0]
-    return want(error) or shown
+    return want(error) or plain(shown)

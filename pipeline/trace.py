@@ -6,6 +6,7 @@ are merged into a Chrome trace that https://ui.perfetto.dev opens, or become the
 from __future__ import annotations
 
 import json
+import re
 import threading
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from pipeline.clock import REAL
 from pipeline.interfaces import Clock
 
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
+RANK_FILE = re.compile(r"rank_[0-9]+\.jsonl")
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
 FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # what the span of a growth tells
@@ -135,10 +137,15 @@ class TracedDraft:
         self.draft.reset()
 
 
+def rank_files(folder: str | Path) -> list[Path]:
+    """The files of all ranks in the folder of a trace; what else lies there is somebody else's."""
+    return sorted(path for path in Path(folder).glob("rank_*.jsonl") if RANK_FILE.fullmatch(path.name))
+
+
 def read(folder: str | Path) -> list[dict[str, Any]]:
     """The spans of all ranks by the clock of rank 0, in the order of their beginnings."""
     spans: list[dict[str, Any]] = []
-    for path in sorted(Path(folder).glob("rank_*.jsonl")):
+    for path in rank_files(folder):
         mine = list(_spans(path))
         ahead = next((span["ahead"] for span in mine if span["name"] == CLOCK), 0.0)
         spans += [{**span, "t0": span["t0"] + ahead, "t1": span["t1"] + ahead}

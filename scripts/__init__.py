@@ -35,6 +35,14 @@ def _check_memory() -> None:
         sys.exit(2)
 
 
+def _open_streams() -> None:
+    """What is told goes nowhere where the shell has closed a stream, as with >&-."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+
+
+_open_streams()
 sys.excepthook = _tell
 _check_memory()
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a command, no debugger

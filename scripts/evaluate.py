@@ -16,6 +16,7 @@ from typing import Sequence
 from config.cli import parse
 from config.eval_config import EvalConfig, first, words
 from config.files import check_folder
+from config.foreign import plain
 from config.questions import BUNDLED, Question, load
 from eval.bench import Evaluation, all_jobs
 from eval.report import TOO_LATE, report
@@ -120,7 +121,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         config = _read(argv)
         find_board(config, os.environ)
     except (ValueError, OSError) as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return WRONG
     results = Results(config.results)
     code, slowdown = 0, config.slowdown
@@ -157,7 +158,7 @@ def _conclude(results: Results, code: int) -> int:
     try:
         print(f"tables and plots: {report(results.folder)}")
     except (ValueError, OSError) as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         code = code or WRONG
     if code:
         print("flowspec: what was answered is kept; the same command goes on from there", file=sys.stderr)

@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator
 from tqdm import tqdm
 
 from config.files import streams, write
+from config.foreign import harmless
 from config.questions import Question, read
 from config.run_config import RunConfig
 from launch.pipeline import Generation, Pipeline
@@ -26,7 +27,7 @@ def answer(pipeline: Pipeline, turns: list[str], show: Show) -> Generation:
     prompt = turns if pipeline.text else pipeline.config.ids
     generation = pipeline.stream(prompt)
     for piece in generation:
-        show(piece)
+        show(harmless(piece))
     if generation.answer.finish_reason == "context":
         print(f"\nflowspec: {full(pipeline, generation.answer)}", file=sys.stderr)
     return generation
@@ -96,7 +97,8 @@ def ask_one(pipeline: Pipeline) -> None:
     """Answer `prompt`, and show the text while it comes."""
     config = pipeline.config
     if pipeline.text:
-        shown = f"\033[1m{config.prompt}\033[0m" if sys.stdout.isatty() else config.prompt
+        prompt = harmless(config.prompt)
+        shown = f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
         print(f"{shown}\n", flush=True)
 
     def show(piece: str) -> None:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
+from config.foreign import plain
 from config.presets import ROOT
 from eval.summary import NoAnswers
 from eval.sweep import SWEEPS, Sweep, place, write
@@ -57,7 +58,7 @@ def run(name: str, argv: Sequence[str]) -> int:
     try:
         folder, points = commands(name, SWEEPS[name], argv)
     except ValueError as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return WRONG
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code tells of it
     code = 0
@@ -74,7 +75,7 @@ def run(name: str, argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         told = code and isinstance(error, NoAnswers)  # by the evaluation that failed
         if not told:
-            print(f"flowspec: {error}", file=sys.stderr)
+            print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         code = code or WRONG
     return code
 

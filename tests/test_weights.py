@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from model import checkpoint
 from model.checkpoint import Checkpoint, Form, Writer
 from model.eagle import fit_head
-from model.weights import EMBED, HEAD, assign, balance, check_model, is_split_as, parse_stages, plan_stages
+from model.stages import balance, is_split_as, parse_stages
+from model.weights import EMBED, HEAD, assign, check_model, plan_stages
 from tests.checkpoints import refused, same, save_head, save_llama
 
 NORM = "model.norm.weight"

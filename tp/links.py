@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Sequence
 
-from model.weights import placements
+from model.stages import placements
 from pipeline.messages import Message, Prune
 from pipeline.stage import Stage
 from pipeline.transport import Link, Peers

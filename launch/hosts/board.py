@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
+from config.foreign import plain
 from config.run_config import RunConfig
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
@@ -250,7 +251,7 @@ def main(argv: Sequence[str]) -> int:
             board = f"{line.user}@{line.address}" if line.user else line.address
             print(rank, board, line.folder)
     except ValueError as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return 2
     return 0
 

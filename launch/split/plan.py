@@ -17,8 +17,9 @@ from model.checkpoint import Checkpoint
 from model.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
 from model.quant import Recast
+from model.stages import placements
 from model.text import TOKENIZER_FILES
-from model.weights import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, placements, plan_stages
+from model.weights import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, plan_stages
 from tp.shares import ShardedSource, held
 
 INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # what a head's maps between vocabularies are stored in

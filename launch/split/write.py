@@ -8,7 +8,9 @@ import errno
 import fcntl
 import hashlib
 import json
+import os
 import shutil
+import stat
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -20,7 +22,8 @@ from config.files import replace
 from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, SplitPlan, make_plan
 from model.checkpoint import Writer
 from model.quant import Recast, probe
-from model.weights import FORMAT, MANIFEST, VERSION, Part, span
+from model.stages import span
+from model.weights import FORMAT, MANIFEST, VERSION, Part
 
 WEIGHTS = "model.safetensors"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk that has no room
@@ -92,7 +95,11 @@ def manifest(plan: SplitPlan, rank: int, files: dict[str, Any]) -> dict[str, Any
 def one_at_a_time(out: Path) -> Iterator[None]:
     """Let only one process at a time split into a folder; the others wait, and then find it done."""
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
+    path = out / ".lock"
+    how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a link is not followed, a pipe is not waited for
+    with open(os.open(path, how, 0o666), "rb") as lock:
+        if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
+            raise ValueError(f"{path} is no file: remove it, or choose another output folder")
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 
+from config.foreign import plain
 from launch.processes import WRONG
 from scripts.bench.acceptance import acceptance
 from scripts.bench.forms import stages
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     try:
         return COMMANDS[argv[0]](argv[1:])
     except ValueError as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return WRONG
 
 

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from config.files import fits, whole, write
+from config.foreign import plain
 from pipeline.trace import merge, read
 from scripts.timeline.story import NODE, Span, Story
 
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> int:
         write(out, html, "choose another with -o")
         merge(wanted.folder)
     except (ValueError, OSError) as error:
-        print(f"flowspec: {error}", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return 2
     print(f"{out} ({len(html) / 1e6:.1f} MB): open it in a browser")
     return 0

@@ -1,0 +1,83 @@
+"""How many layers each rank of a split has, from the words of a person or from the bytes of the layers.
+
+It knows nothing about tensors.
+"""
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+from typing import Sequence
+
+AUTO = re.compile(r"auto(?::([1-9]\d*))?")  # a split by bytes, into so many stages
+
+
+def parse_stages(text: str, layers: int) -> list[int]:
+    """Layers per rank from "0+2+2+2+2", or from a number of stages as in the original: larger stages last.
+
+    ValueError, with the remedy, if the text is no split of a model with so many layers.
+    """
+    words = str(text).split("+")
+    counts = [int(word) for word in words if word.strip().isdecimal()]
+    if len(counts) != len(words):
+        raise ValueError(f"stages={text!r} is not a split; write layers per rank, as 0+2+2+2+2, or a number of stages")
+    if len(counts) == 1:
+        stages, = counts
+        if not 1 <= stages <= layers:
+            raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose 1 to {layers}")
+        return [0] + [(layers + i) // stages for i in range(stages)]
+    if counts[0] != 0:
+        raise ValueError(f"stages={text} must begin with 0, because rank 0 drafts and holds no layers: "
+                         f"write 0+{text}")
+    if 0 in counts[1:]:
+        raise ValueError(f"stages={text} leaves rank {counts.index(0, 1)} without a layer; "
+                         f"every rank after rank 0 needs at least 1")
+    if sum(counts) != layers:
+        stages = min(len(counts) - 1, layers)
+        fitting = "+".join(map(str, parse_stages(str(stages), layers)))
+        raise ValueError(f"stages={text} adds up to {sum(counts)} layers, but the model has {layers}; try {fitting}")
+    return counts
+
+
+def is_split_as(text: str, stages: list[int]) -> bool:
+    """Whether a model that is split into `stages` is split as `text` asks; of "auto:4" only the 4 can be compared."""
+    auto = AUTO.fullmatch(text)
+    if not auto:
+        return parse_stages(text, sum(stages)) == stages
+    return auto[1] is None or int(auto[1]) == len(stages) - 1
+
+
+def balance(loads: Sequence[int], groups: int) -> list[int]:
+    """How many neighbouring loads make each of so many groups, none of them empty.
+
+    The largest group's sum is the smallest possible; among such groupings the sums are as even as possible.
+    """
+    assert 0 < groups <= len(loads), f"{groups} groups of {len(loads)} loads"
+
+    def cost(counts: list[int]) -> tuple[int, int, list[int]]:
+        ends = [0, *accumulate(counts)]
+        bounds = zip(ends, ends[1:])
+        sums = [sum(loads[begin:end]) for begin, end in bounds]
+        return max(sums), sum(load ** 2 for load in sums), counts
+
+    best: dict[int, list[int]] = {0: []}  # the best counts for the first i loads
+    for done in range(groups):
+        shorter, best = best, {}
+        for end in range(done + 1, len(loads) + 1):
+            choices = [[*counts, end - begin] for begin, counts in shorter.items() if begin < end]
+            best[end] = min(choices, key=cost)
+    return best[len(loads)]
+
+
+def span(stages: list[int], stage: int) -> tuple[int, int]:
+    """The layers [first, end) of a stage; the first of several stages has none."""
+    first = sum(stages[:stage])
+    return first, first + stages[stage]
+
+
+def placements(stages: Sequence[int], tp: int) -> list[tuple[int, int]]:
+    """The stage and the place in it of every rank, if `tp` ranks share each stage.
+
+    Rank 0 shares the layers of a pipeline of one stage; otherwise it is the first stage, alone and without layers.
+    """
+    sizes = [tp if stage or len(stages) == 1 else 1 for stage in range(len(stages))]
+    return [(stage, member) for stage, size in enumerate(sizes) for member in range(size)]
