@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from config.presets import ROOT
+from config.run_config import RunConfig
+from launch.hosts.board import BOARD, find_board
 from launch.run import run
 from launch.split.write import split
 from model.weights import Part
@@ -38,6 +40,14 @@ def test_a_rank_that_is_no_number_is_told_by_its_name(monkeypatch, capsys, name)
     monkeypatch.setenv(name, "abc")
     assert run(generate.COMMAND, ["toy"]) == 2
     assert f"{name}=abc in the environment is no number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "\u0661", "\33[2J", "-1"])
+@pytest.mark.parametrize("name", ["NODE_RANK", "MASTER_PORT"])
+def test_a_number_of_a_board_is_told_by_its_name(name, value):
+    environment = {BOARD: "1", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", name: value}
+    with pytest.raises(ValueError, match=f"{name}=.* is not possible: give a number from 0 to"):
+        find_board(RunConfig(), environment)
 
 
 def test_a_config_that_was_edited_in_one_ranks_folder_is_noticed(saved, tmp_path):

@@ -200,7 +200,7 @@ def _rank(told: str, lines: Sequence[Line], path: str) -> int:
 
 def _number(name: str, text: str, end: int) -> int:
     """A number below `end` that stands in a variable of the environment."""
-    if not text.isdecimal() or int(text) >= end:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= end:
         raise ValueError(f"{name}={text} is not possible: give a number from 0 to {end - 1}")
     return int(text)
 

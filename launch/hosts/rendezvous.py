@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Sequence
 
 import torch.distributed as dist
 
+from config.foreign import plain
 from config.run_config import RunConfig
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
@@ -50,7 +51,7 @@ class Rendezvous:
         self.board = board
         self.names: list[str] = []
         os.environ.update(board.environment)
-        interface = board.interface or "the interface that leads there"
+        interface = plain(board.interface) or "the interface that leads there"
         print(f"flowspec: this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
               f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
               f"{board.wait:g} seconds (wait=)", file=sys.stderr)
