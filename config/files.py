@@ -12,7 +12,7 @@ import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, BinaryIO, Iterator
 
 from config.foreign import Name, decoded, parse_json, read_bytes
 
@@ -107,6 +107,16 @@ def check_output(path: Name, remedy: str) -> None:
             os.close(_new(draft))
         finally:
             _drop(draft)
+
+
+def open_lock(path: Name) -> BinaryIO:
+    """A file to be locked, made if it is not there. A link is not followed, and a pipe is not waited for: OSError."""
+    how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    lock = open(os.open(path, how, 0o666), "rb")
+    if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
+        lock.close()
+        raise OSError(0, "it is no file", str(path))
+    return lock
 
 
 def check_folder(path: Name, remedy: str) -> None:

@@ -20,7 +20,8 @@ from typing import Any, Iterator, NamedTuple
 import torch
 
 from config.eval_config import EvalConfig
-from config.files import ROOM, fits, lines, whole, write
+from config.files import ROOM, fits, lines, open_lock, whole, write
+from config.methods import METHODS
 from eval.metrics import ANSWER
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
@@ -29,7 +30,7 @@ FREE = frozenset((*ASKED, "results", "launch", "pipeline_type", "prompt", "slowd
                   "master_addr", "master_port", "hosts", "wait", "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
 OTHER = "choose another results=, or delete the folder"
-DELETE = "delete this line, then start again"
+DELETE = "delete this line"
 
 
 class Key(NamedTuple):
@@ -88,7 +89,7 @@ class Results:
                                  f"results=, or ask for {name}={there}")
         self.texts = {}
         for path in self._files():
-            self.texts.update((key(line), line["token_ids"]) for line in _lines(path))
+            self.texts.update((key(line), line["token_ids"]) for line in read_answers(path))
 
     def _saved(self) -> dict[str, Any]:
         """What env.json says. Raises ValueError if no evaluation wrote it."""
@@ -97,16 +98,24 @@ class Results:
             raise ValueError(f"{self._env} is not what an evaluation writes: {OTHER}")
         return saved  # type: ignore[no-any-return]
 
-    def open(self, config: EvalConfig, scale: float) -> Results:
-        """Make it ready for writing: cut off half lines, note this start. Raises ValueError if it cannot be used."""
+    def open(self, config: EvalConfig, scale: float, split: str = "") -> Results:
+        """Make it ready for writing: cut off half lines, note this start. Raises ValueError if it cannot be used.
+
+        `split` names the split model of this start: methods of one target are asked of one model.
+        """
         self._take_lock()
         for path in self._files():
             _repair(path)
         self.check(config)
         asked = {name: getattr(config, name) for name in ASKED}
-        start = {"time": _now(), "launch": config.launch, "command": sys.argv,
-                 "scale": scale, **asked}
+        target = METHODS[config.pipeline_type].target
+        start = {"time": _now(), "launch": config.launch, "command": sys.argv, "scale": scale,
+                 "target": target, "split": split, **asked}
         before = self._saved()["starts"] if self._env.is_file() else []
+        others = {earlier.get("split", "") for earlier in before if earlier.get("target") == target} - {"", split}
+        if others and split:
+            raise ValueError(f"{self.folder} holds answers of another model, or of another split of it, than the one "
+                             "in use: choose another results=")
         environment = {**_environment(config), "starts": [*before, start]}
         write(self._env, json.dumps(environment, indent=1), ROOM)
         return self
@@ -115,7 +124,7 @@ class Results:
         """Keep other evaluations out. Raises ValueError if one is in, or if the folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / ".lock", "w")
+            self._lock = open_lock(self.folder / ".lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"another evaluation writes to {self.folder}: wait for it, or choose another "
@@ -151,11 +160,15 @@ def key(line: dict[str, Any]) -> Key:
     return Key(*(line[name] for name in names))
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_answers(path: Path) -> Iterator[dict[str, Any]]:
     """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none."""
+    first: dict[Key, int] = {}
     for number, entry in lines(path, DELETE, growing=True):
         if not fits(entry, ANSWER):
             raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
+        same = first.setdefault(key(entry), number)
+        if same != number:
+            raise ValueError(f"line {number} of {path} answers once more what line {same} does: {DELETE}")
         yield entry
 
 

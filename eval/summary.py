@@ -16,6 +16,7 @@ from config.methods import METHODS
 from config.questions import load
 from eval import metrics
 from eval.metrics import Answer, Interval, Utilization
+from eval.results import read_answers
 
 BASELINES = ("naive", "ar")  # what methods are compared with
 MEAN = "mean"
@@ -116,7 +117,7 @@ def read(folder: str | Path) -> Found:
     folder = Path(folder)
     groups: dict[Group, list[Answer]] = {}
     for path in sorted(folder.glob("answers/*/*.jsonl")):
-        for answer in _lines(path, metrics.ANSWER):
+        for answer in read_answers(path):
             group = tuple(answer[key] for key in GROUP)
             groups.setdefault(group, []).append(answer)
     if not groups:
@@ -124,7 +125,7 @@ def read(folder: str | Path) -> Found:
     tally = []
     for path in sorted(folder.glob("tally/*/rank_*.jsonl")):
         launch = path.parent.name
-        tally += [{**line, "launch": launch} for line in _lines(path, metrics.TALLY_LINE)]
+        tally += [{**line, "launch": launch} for line in _tally_lines(path)]
     return Found(folder, groups, _environment(folder / "env.json"), tally)
 
 
@@ -139,10 +140,10 @@ def _environment(path: Path) -> dict[str, Any]:
     return env
 
 
-def _lines(path: Path, form: Any) -> Iterator[dict[str, Any]]:
+def _tally_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file that somebody may still be writing. Raises ValueError for one of another form."""
     for number, entry in lines(path, DELETE, growing=True):
-        if not fits(entry, form):
+        if not fits(entry, metrics.TALLY_LINE):
             raise ValueError(f"line {number} of {path} is not what an evaluation writes: {DELETE}")
         yield entry
 

@@ -43,7 +43,7 @@ def answer_all(pipeline: Pipeline) -> None:
     methods = next(group for group in config.groups if config.pipeline_type in group)
     decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in methods}
     evaluation = Evaluation(config, text, decoders, pipeline.scale, pipeline.trace)
-    results = Results(config.results).open(config, pipeline.scale)
+    results = Results(config.results).open(config, pipeline.scale, pipeline.spec.part.split_id)
     try:
         evaluation.run(all_jobs(config, _sets(config), methods), results, lambda: _check_pace(config))
     finally:

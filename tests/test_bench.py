@@ -15,7 +15,7 @@ from config.presets import ROOT
 from config.questions import Question
 from eval import results as results_module
 from eval.bench import Evaluation, all_jobs
-from eval.results import Key, Results
+from eval.results import Key, Results, read_answers
 from model.sample import Sampler
 from model.text import Text
 from scripts.evaluate import evaluate
@@ -322,3 +322,20 @@ def test_an_env_json_that_is_junk_is_told(run, tmp_path, junk, capsys):
     capsys.readouterr()
     assert run("a", "methods=ar", "sets=chatbot", "temperatures=0") == 2
     assert capsys.readouterr().err.startswith(f"flowspec: {tmp_path / 'a' / 'env.json'} is ")
+
+
+def test_answers_of_another_model_go_into_another_folder(tmp_path):
+    config = EvalConfig(pipeline_type="naive")
+    Results(tmp_path).open(config, 1.0, "split-a").close()
+    Results(tmp_path).open(replace(config, pipeline_type="tp"), 1.0, "split-of-tp").close()
+    Results(tmp_path).open(config, 1.0, "split-a").close()
+    with pytest.raises(ValueError, match="holds answers of another model"):
+        Results(tmp_path).open(config, 1.0, "split-b")
+
+
+def test_an_answer_that_stands_twice_is_named(run, tmp_path):
+    assert run("a", "methods=ar", "sets=chatbot", "temperatures=0", "question_end=1") == 0
+    path = next((tmp_path / "a" / "answers").glob("*/*.jsonl"))
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(ValueError, match="line 2 of .* answers once more what line 1 does"):
+        list(read_answers(path))

@@ -142,7 +142,7 @@ def test_a_point_that_is_spoiled_is_told_and_not_passed_over(tmp_path):
         put(tmp_path / "on", method="naive", question=question)
     path = next((tmp_path / "on").glob("answers/*/*"))
     path.write_text(path.read_text() + "null\n")
-    with pytest.raises(ValueError, match="line 3 of .* is not what an evaluation writes"):
+    with pytest.raises(ValueError, match="line 3 of .* is no answer"):
         write_sweep(tmp_path, "prune", SWEEPS["prune"])
 
 

@@ -8,9 +8,7 @@ import errno
 import fcntl
 import hashlib
 import json
-import os
 import shutil
-import stat
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -18,7 +16,7 @@ from typing import Any, Callable, Iterator
 import torch
 from tqdm import tqdm
 
-from config.files import replace
+from config.files import open_lock, replace
 from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, SplitPlan, make_plan
 from model.checkpoint import Writer
 from model.quant import Recast, probe
@@ -95,11 +93,7 @@ def manifest(plan: SplitPlan, rank: int, files: dict[str, Any]) -> dict[str, Any
 def one_at_a_time(out: Path) -> Iterator[None]:
     """Let only one process at a time split into a folder; the others wait, and then find it done."""
     out.mkdir(parents=True, exist_ok=True)
-    path = out / ".lock"
-    how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a link is not followed, a pipe is not waited for
-    with open(os.open(path, how, 0o666), "rb") as lock:
-        if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
-            raise ValueError(f"{path} is no file: remove it, or choose another output folder")
+    with open_lock(out / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
