@@ -48,8 +48,17 @@ find_python() {
 
 # sums MANIFEST: the hashes of its files, as sha256sum --check reads them
 sums() {
-    "$PY" -c 'import json, sys
-for name, entry in json.load(open(sys.argv[1]))["files"].items(): print(entry["sha256"], "", name)' "$1"
+    PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -c 'import sys
+from pathlib import Path
+from config.foreign import read_json, stays_inside
+try:
+    files = read_json(Path(sys.argv[1]))["files"]
+    lines = [entry["sha256"] + "  " + name for name, entry in files.items() if stays_inside(name)]
+except ValueError as error:
+    sys.exit(f"flowspec: {error}")
+except (KeyError, TypeError, AttributeError):
+    sys.exit(f"flowspec: {sys.argv[1]} is no manifest of a split: split the model again")
+print(*lines, sep="\n")' "$1"
 }
 
 # quoted TEXT: one word for the shell of a board

@@ -1,6 +1,7 @@
 """Which rank a board is and where it meets the others: the hosts file, the environment and keys."""
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -34,7 +35,7 @@ def test_a_hosts_file_of_another_editor_is_read_or_told(tmp_path):
     path, text = tmp_path / "hosts", "10.0.0.1\r\nb\u00fccher user=j\u00fcrgen\r\n"
     path.write_bytes(text.encode("utf-8-sig"))
     assert read_hosts(str(path)) == [Line("10.0.0.1"), Line("b\u00fccher", "j\u00fcrgen")]
-    for coding, told in (("latin-1", "is not written in UTF-8"), ("utf-16", "is not written in UTF-8"),
+    for coding, told in (("latin-1", "is not UTF-8"), ("utf-16", "is not written in UTF-8"),
                          ("utf-16-le", "UTF-8|line 1 of .* is no board")):
         path.write_bytes(text.encode(coding))
         with pytest.raises(ValueError, match=told):
@@ -88,3 +89,9 @@ def test_without_a_board_or_under_torchrun_no_others_are_waited_for():
 def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, told):
     with pytest.raises(ValueError, match=told):
         found(environment, text, tmp_path)
+
+
+def test_a_hosts_file_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "hosts")
+    with pytest.raises(ValueError, match="is a folder, a device or a pipe: write one line for each rank"):
+        read_hosts(str(tmp_path / "hosts"))

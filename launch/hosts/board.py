@@ -11,10 +11,9 @@ import re
 import socket
 import struct
 import sys
-from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
-from config.foreign import plain
+from config.foreign import decoded, plain, read_bytes
 from config.run_config import RunConfig
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
@@ -28,6 +27,7 @@ WORDS = {  # that may follow it; what begins with - would be an option of ssh or
     "interface": re.compile(r"[^-].*"),
 }
 ADDRESS_OF = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
+MOST = 1 << 20  # bytes of a hosts file
 EXAMPLE = "192.168.1.11 user=nvidia folder=flowspec interface=eth0"
 
 
@@ -118,15 +118,8 @@ def read_hosts(path: str) -> list[Line]:
 
 def _read(path: str) -> str:
     """The text of a hosts file; raises ValueError if it cannot be read."""
-    try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not written in UTF-8: save it again as plain text in UTF-8") from None
-    except FileNotFoundError:
-        raise ValueError(f"there is no hosts file {path}: write one line for each rank, as {EXAMPLE}") from None
-    except OSError as error:
-        raise ValueError(f"the hosts file {path} cannot be read ({error.strerror}): write one line for each rank in a "
-                         f"file, as {EXAMPLE}") from None
+    data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
+    return decoded(data, path, "save it again as plain text in UTF-8")
 
 
 def _line(words: Sequence[str]) -> Line | None:
