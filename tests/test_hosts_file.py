@@ -35,12 +35,12 @@ def test_a_hosts_file_of_another_editor_is_read_or_told(tmp_path):
     path, text = tmp_path / "hosts", "10.0.0.1\r\nb\u00fccher user=j\u00fcrgen\r\n"
     path.write_bytes(text.encode("utf-8-sig"))
     assert read_hosts(str(path)) == [Line("10.0.0.1"), Line("b\u00fccher", "j\u00fcrgen")]
-    for coding, told in (("latin-1", "is not UTF-8"), ("utf-16", "is not written in UTF-8"),
+    for coding, told in (("latin-1", "is not UTF-8"), ("utf-16", "is not UTF-8"),
                          ("utf-16-le", "UTF-8|line 1 of .* is no board")):
         path.write_bytes(text.encode(coding))
         with pytest.raises(ValueError, match=told):
             read_hosts(str(path))
-    for wrong, told in ((tmp_path, "cannot be read"), (tmp_path / "none", "there is no hosts file")):
+    for wrong, told in ((tmp_path, "is a folder, a device or a pipe"), (tmp_path / "none", "there is no file")):
         with pytest.raises(ValueError, match=told):
             read_hosts(str(wrong))
 
