@@ -27,12 +27,17 @@ _brief.maxstring = _brief.maxother = 80
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 def plain(text: str) -> str:
-    """A text as it can be printed: a terminal obeys no character of it, and it is no longer than `LONGEST_TEXT`."""
+    """A text as it can be printed: a terminal obeys no character of it.
+
+    Of one that is longer than `LONGEST_TEXT` the middle is left out: what to do stands at the end of a sentence.
+    """
     def escaped(sign: str) -> str:
         return sign if sign.isprintable() else ascii(sign)[1:-1]
 
-    ending = "..." if len(text) > LONGEST_TEXT else ""
-    return "".join(map(escaped, text[:LONGEST_TEXT])) + ending
+    if len(text) > LONGEST_TEXT:
+        half = LONGEST_TEXT // 2
+        text = f"{text[:half]}...{text[-half:]}"
+    return "".join(map(escaped, text))
 
 
 def harmless(text: str) -> str:

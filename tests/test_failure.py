@@ -45,7 +45,7 @@ def sentence(text: str) -> str:
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["prompt="], "prompt is empty: write what is asked"),
+    (["prompt="], "prompt is empty: write the question behind prompt="),
     (["prompt= "], "prompt is empty"),
     (["prompt_ids=,"], "prompt_ids=, is not a list of token ids: write numbers"),
     (["prompt_ids=5,53"], "prompt_ids has 53, but the model knows 0 to 52 only: take ids of this model's tokenizer"),
