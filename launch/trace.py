@@ -13,6 +13,7 @@ from typing import Any, Iterable
 import torch
 
 from config.files import ROOM, write
+from config.foreign import plain
 from config.run_config import RunConfig
 from model.text import BROKEN, Text
 from model.weights import Part
@@ -31,8 +32,9 @@ def join_traces(config: RunConfig, part: Part) -> None:
     if config.trace:
         describe(config, part)
         joined = merge(config.trace)
-        print(f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: python -m scripts.timeline "
-              f"{config.trace})", file=sys.stderr)
+        told = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: python -m scripts.timeline "
+                f"{config.trace})")
+        print(plain(told), file=sys.stderr)
 
 
 def describe(config: RunConfig, part: Part) -> None:
