@@ -32,8 +32,8 @@ def join_traces(config: RunConfig, part: Part) -> None:
     if config.trace:
         describe(config, part)
         joined = merge(config.trace)
-        told = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: python -m scripts.timeline "
-                f"{config.trace})")
+        told = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
+                f"python -m scripts.timeline {config.trace})")
         print(plain(told), file=sys.stderr)
 
 
