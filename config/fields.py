@@ -52,7 +52,6 @@ def is_whole(value: object) -> bool:
 
 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-TEXT = Kind("a text", lambda value: isinstance(value, str))
 NAME = Kind("a name", is_name)
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 

@@ -17,6 +17,7 @@ from config.questions import load
 from eval import metrics
 from eval.metrics import Answer, Interval, Utilization
 from eval.results import read_answers
+from pipeline.trace import rank_files
 
 BASELINES = ("naive", "ar")  # what methods are compared with
 MEAN = "mean"
@@ -123,9 +124,9 @@ def read(folder: str | Path) -> Found:
     if not groups:
         raise NoAnswers(f"{folder} has no answers: make some with bash run_eval.sh results={folder}")
     tally = []
-    for path in sorted(folder.glob("tally/*/rank_*.jsonl")):
-        launch = path.parent.name
-        tally += [{**line, "launch": launch} for line in _tally_lines(path)]
+    for start in sorted(folder.glob("tally/*")):
+        for path in rank_files(start):
+            tally += [{**line, "launch": start.name} for line in _tally_lines(path)]
     return Found(folder, groups, _environment(folder / "env.json"), tally)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Iterator
 
 from config.files import lines
 from eval.metrics import COMPUTING
-from pipeline.trace import OFF, NoTrace
+from pipeline.trace import OFF, NoTrace, rank_files
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
 TIMED = (*BEGIN, "wait", "verify", "prune")  # … and spends its time in these
@@ -25,7 +25,7 @@ WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its 
 def lateness(folder: str | Path) -> float:
     """By how much emulated devices and wires were too late so far, in seconds per second of computing on all ranks."""
     computed = late = 0.0
-    for path in Path(folder).glob("rank_*.jsonl"):
+    for path in rank_files(folder):
         for _, line in lines(path, growing=True):
             computed += sum(line["spans"].get(name, 0.0) for name in COMPUTING)
             late += line["late"]

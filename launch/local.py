@@ -13,10 +13,11 @@ from typing import Any, Iterator, NoReturn, Sequence
 
 import torch.distributed as dist
 
+from config.foreign import plain
 from launch.folder import Folder
 from launch.processes import FOLDER, GRACE, LAUNCHER, LOOK, LOST, Ranks, die, keep_on_loopback, launched
 from pipeline.heartbeat import LOST as NOTED
-from pipeline.loss import PeerLost, explain, guarded, plain
+from pipeline.loss import PeerLost, explain, guarded
 
 
 class LocalRendezvous:

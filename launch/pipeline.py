@@ -14,7 +14,7 @@ from config.cli import parse
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
 from launch.build import build_decoder, build_draft, build_lm_head, build_ring, build_stage
-from launch.prepare import open_text, prepare
+from launch.prepare import check_ids, open_text, prepare
 from launch.probe import segment_rows
 from launch.ranks import Rank, as_processes, as_threads
 from launch.spec import RankSpec
@@ -125,11 +125,7 @@ class Pipeline:
                              "prompt_ids")
         if len(ids) < len(turns) and self.text is not None:
             ids = self.text.prompt_ids([str(turn) for turn in turns], config.template)
-        vocab = self.spec.sizes.vocab
-        wrong = next((token for token in ids if not 0 <= token < vocab), None)
-        if wrong is not None:
-            raise ValueError(f"the prompt has the token id {wrong}, but the model knows 0 to {vocab - 1} only: take "
-                             "this model's tokenizer, or ids of it")
+        check_ids("the prompt", ids, self.spec.sizes.vocab)
         return ids
 
     def _request(self, ids: list[int], config: RunConfig) -> Request:

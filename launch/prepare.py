@@ -38,7 +38,7 @@ def prepare(config: RunConfig) -> tuple[Path, Placement]:
     folder = Path(config.model_dir) if config.model_dir else _split(config, all_ranks)
     own = open_part(folder, int(os.environ.get("RANK", "0")))
     _check_form(config, own)
-    _check_prompt_ids(config.ids, own.config["vocab_size"])
+    check_ids("prompt_ids", config.ids, own.config["vocab_size"])
     if all_ranks:
         for rank in range(1, own.world):
             check_split(open_part(folder, rank), own.split_id)
@@ -66,11 +66,11 @@ def _check_form(config: RunConfig, part: Part) -> None:
         raise ValueError(f"{held}: start {part.world} ranks, rank 0 included")
 
 
-def _check_prompt_ids(ids: Sequence[int], vocab: int) -> None:
-    """Refuse token ids that the model does not have."""
-    largest = max(ids, default=0)
-    if largest >= vocab:
-        raise ValueError(f"prompt_ids has {largest}, but the model knows 0 to {vocab - 1} only: take ids of this "
+def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
+    """Refuse token ids that the model does not have; `name` is what holds them, as a person calls it."""
+    wrong = next((token for token in ids if not 0 <= token < vocab), None)
+    if wrong is not None:
+        raise ValueError(f"{name} has {wrong}, but the model knows 0 to {vocab - 1} only: take ids of this "
                          "model's tokenizer")
 
 

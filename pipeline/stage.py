@@ -62,7 +62,11 @@ class Stage:
             self._spare.append(cache)
 
     def _prune(self, prune: Prune) -> None:
-        """Obey a prune. One that opens a request is obeyed only if the Reset of that is sure to come: by its number."""
+        """Obey a prune, unless its request may be over.
+
+        One that is not open here is sure not to be over only if its number is above all that have come; then its Reset
+        will close the cache that the prune opens.
+        """
         if prune.request not in self.caches and prune.request <= self._newest:
             return
         with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):

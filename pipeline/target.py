@@ -23,7 +23,7 @@ from pipeline.transport import Link
 class Ring:
     """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head.
 
-    Requests share it, each through a target of its own. `depth` is the number of stages.
+    Requests share it, each through a target of its own. `depth` is how many segments fill it.
     """
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
