@@ -20,6 +20,7 @@ CHOICES = {
     "draft": ("eagle", "model", "none"),
     "template": ("vicuna", "llama-2", "own", "none"),
     "profile": ("none", *PROFILES),
+    "time": ("real", "virtual"),
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
     "quant": ("auto", "none", "int8", "nf4", "fp4"),
 }
@@ -44,7 +45,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "delay_ms": Range(0, 60_000, {-1: "that of the profile"}), "slowdown": Range(0.001, 1_000_000),
 }
 # Keys that change an emulated cluster, and the values that leave it, and every other run, as it is.
-EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1}
+EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1, "time": "real"}
 TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
 STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
@@ -161,6 +162,7 @@ class RunConfig:
     profile: str = "none"  # the cluster: none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi or server
     rate_mbps: float = 0.0  # Mbit/s of its wires; 0: as the profile says
     delay_ms: float = -1.0  # milliseconds of a message on its wires; -1: as the profile says
+    time: str = "real"  # how its time passes: real (who is done early sleeps) or virtual (it is only counted, at once)
     slowdown: float = 1.0  # every modelled time is so many times as long; more if this machine is too slow
 
     # What is written
@@ -177,6 +179,18 @@ class RunConfig:
     def ids(self) -> tuple[int, ...]:
         """The token ids that the key `prompt_ids` lists, in order; none if it is empty."""
         return tuple(int(word) for word in self.prompt_ids.split(",") if word.strip())
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the time of an emulated cluster is only counted."""
+        return self.time == "virtual"
+
+    @property
+    def kind(self) -> str:
+        """What the figures of a run are: real, emulated or simulated."""
+        if self.profile == "none":
+            return "real"
+        return "simulated" if self.virtual else "emulated"
 
     @property
     def cluster(self) -> Profile | None:
@@ -234,8 +248,16 @@ def _problems(c: RunConfig) -> Iterator[str]:
         if c.profile == "none" and values[name] != usual:
             yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
     yield from c.tensor_parallel.problems()
+    yield from _problems_of_time(c)
     yield from _problems_of_questions(c)
     yield from _problems_of_machine(c)
+
+
+def _problems_of_time(c: RunConfig) -> Iterator[str]:
+    if c.virtual and c.slowdown != 1:
+        yield f"slowdown={c.slowdown:g} means nothing where nobody waits: leave it out, or add time=real"
+    if c.virtual and c.hosts:
+        yield "time=virtual computes everything in one process: leave hosts out, or add time=real"
 
 
 def _problems_of_questions(c: RunConfig) -> Iterator[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any, Iterator
 
 from config.files import lines
 from eval.metrics import COMPUTING
+from pipeline.clock import REAL
+from pipeline.interfaces import Clock
 from pipeline.trace import OFF, NoTrace, rank_files
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
@@ -40,9 +41,10 @@ class Tally(NoTrace):
     and, of what this rank sent, `segments`, their `rows`, `bytes`, and those of prunes apart as `control`.
     """
 
-    def __init__(self, folder: str | Path, rank: int, behind: NoTrace = OFF) -> None:
+    def __init__(self, folder: str | Path, rank: int, behind: NoTrace = OFF, clock: Clock = REAL) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.rank, self.behind = rank, behind
+        self._clock = clock
         self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8", buffering=1)
         self._lock = threading.Lock()  # a rank's threads share all that follows
         self._requests = 0
@@ -51,19 +53,20 @@ class Tally(NoTrace):
     @contextmanager
     def span(self, name: str, **facts: Any) -> Iterator[None]:
         """Add the time that passes inside to the sums; the first span of a kind in BEGIN begins a request."""
-        since = time.monotonic()
-        if name in BEGIN and (name != "send" or facts["nodes"]):
-            self._begin(since)
+        since = self._clock.now()
+        self._begin(name, since, facts)
         try:
             with self.behind.span(name, **facts):
                 yield
         finally:
-            self._add(name, since, facts)
+            self._add(name, since, self._clock.now(), facts)
 
-    def note(self, name: str, since: float, **facts: Any) -> None:
-        """Add what began at `since` (monotonic seconds) and ends now."""
-        self._add(name, since, facts)
-        self.behind.note(name, since, **facts)
+    def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
+        """Add what began at `since`, seconds of the clock, and ended at `until`, or ends now."""
+        now = self._clock.now() if until is None else until
+        self._begin(name, since, facts)
+        self._add(name, since, now, facts)
+        self.behind.note(name, since, until, **facts)
 
     def close(self) -> None:
         """Write the last request, if it ended, and close the trace behind."""
@@ -81,17 +84,18 @@ class Tally(NoTrace):
         self._sums: Counter[str] = Counter()
         self._bytes: dict[str, Counter[str]] = {name: Counter() for name in WIRES}  # by kinds of messages
 
-    def _begin(self, since: float) -> None:
-        """Begin a request, unless one is under way; one that ended is written first."""
+    def _begin(self, name: str, since: float, facts: Facts) -> None:
+        """Begin a request, if this span does and none is under way; one that ended is written first."""
+        if name not in BEGIN or (name == "send" and not facts["nodes"]):
+            return
         with self._lock:
             if self._end is not None:
                 self._write()
             if self._start is None:
                 self._start = since
 
-    def _add(self, name: str, since: float, facts: Facts) -> None:
+    def _add(self, name: str, since: float, now: float, facts: Facts) -> None:
         """Add a span or a note of the request that is under way or ended last."""
-        now = time.monotonic()
         with self._lock:
             if self._start is None:
                 return  # between requests

@@ -21,14 +21,15 @@ from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
 from model.quant import Recast, compress, load, probe
 from model.weights import EMBED, HEAD, assign, check_model
+from pipeline.clock import REAL
 from pipeline.decode import Decoder
-from pipeline.interfaces import Draft
+from pipeline.interfaces import Clock, Draft
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.target import Ring
 from pipeline.trace import OFF, NoTrace, TracedDraft
 from sim.devices import SlowDraft, SlowHead, SlowSlice
-from sim.groups import Paced
+from sim.groups import Paced, Times
 from sim.pace import Pace
 from tp.comm import COMMS, Comm
 from tp.group import Group
@@ -45,7 +46,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     sizes = spec.sizes
     first, last = spec.part.layers
     members = group if group is not None and group.size > 1 else None
-    body = _load_layers(spec, shared=members is not None)
+    body = load_layers(spec, spec.part.weights, shared=members is not None)
 
     def new_cache() -> TreeCache:
         return body.config.cache(last - first, spec.slots, spec.like)
@@ -60,8 +61,9 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     return Stage(computes, new_cache, trace, keep)
 
 
-def _load_layers(spec: RankSpec, shared: bool) -> Slice:
-    """The rank's layers with their weights; if `shared`, only this member's heads and columns of each."""
+def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:
+    """The rank's layers with their weights out of `source`; if `shared`, only this member's heads and columns of each.
+    """
     part, sizes = spec.part, spec.sizes
     if shared:
         share = shares(sizes, part.shares)[part.member]
@@ -69,9 +71,9 @@ def _load_layers(spec: RankSpec, shared: bool) -> Slice:
     else:
         body = Slice(sizes, *part.layers)
     probe(spec.quant, spec.dtype, spec.device)
-    held = [name for name in part.weights.names() if name != HEAD]
+    held = [name for name in source.names() if name != HEAD]
     names = {name[len("model."):]: name for name in held}
-    weights = Recast(part.weights, names, spec.quantizes)
+    weights = Recast(source, names, spec.quantizes)
     load(body, spec.quant, weights, spec.dtype, spec.device)
     return body
 
@@ -84,7 +86,8 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
         return comm
     layers = cluster.layers / spec.sizes.layers
     largest = max(spec.part.shares) / sum(spec.part.shares)
-    return Paced(comm, Pace(cluster, trace=trace), layers, largest, group.size)
+    times = Times(cluster, largest, group.size)
+    return Paced(comm, Pace(cluster, trace=trace), layers, times)
 
 
 def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
@@ -93,25 +96,25 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
     return _linear_head(spec.sizes, spec.part.weights.read(HEAD), spec)
 
 
-def build_ring(spec: RankSpec, lm_head: LMHead, link: Any, trace: NoTrace) -> Ring:
+def build_ring(spec: RankSpec, lm_head: LMHead, link: Any, trace: NoTrace, clock: Clock = REAL) -> Ring:
     """The pipeline as rank 0 sees it; in an emulated cluster the verification takes its time."""
-    head = SlowHead(lm_head, Pace(spec.cluster, trace=trace)) if spec.cluster else lm_head
+    head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
     return Ring(link, head, len(spec.part.stages), spec.device, trace)
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace) -> Draft:
+def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = REAL) -> Draft:
     """The draft that the configuration names. It may share the target's LM head."""
     draft: Draft = DRAFTS[spec.draft](spec, lm_head)
     if spec.cluster:
-        draft = SlowDraft(draft, Pace(spec.cluster, trace=trace))
+        draft = SlowDraft(draft, Pace(spec.cluster, clock, trace))
     return draft if trace is OFF else TracedDraft(draft, trace)
 
 
-def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig) -> Decoder:
+def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, clock: Clock = REAL) -> Decoder:
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context)
+    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, clock)
 
 
 def _no_draft(spec: RankSpec, lm_head: LMHead) -> NoDraft:

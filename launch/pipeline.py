@@ -18,10 +18,12 @@ from launch.prepare import check_ids, open_text, prepare
 from launch.probe import segment_rows
 from launch.ranks import Rank, as_processes, as_threads
 from launch.spec import RankSpec
+from launch.virtual import as_virtual
 from model.sample import Sampler
 from model.text import Reader, Text
+from pipeline.clock import REAL
 from pipeline.decode import Answer, Decoder, Request
-from pipeline.interfaces import Draft
+from pipeline.interfaces import Clock, Draft
 from pipeline.loss import PeerLost
 from pipeline.target import Ring
 from pipeline.trace import NoTrace
@@ -47,6 +49,7 @@ class Pipeline:
     draft: Draft
     text: Text | None
     trace: NoTrace
+    clock: Clock = REAL
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
 
     # --- from the start to the end ------------------------------------------------------------------------------------
@@ -61,7 +64,9 @@ class Pipeline:
         words = [preset, *(_as_word(key, value) for key, value in options.items())]
         config = parse(words)
         folder, placement = prepare(config)
-        if config.processes:
+        if config.virtual:
+            ranks = as_virtual(config, folder, placement)
+        elif config.processes:
             ranks = as_processes(config, folder, placement, words)
         else:
             ranks = as_threads(config, folder, placement)
@@ -74,18 +79,19 @@ class Pipeline:
         """The pipeline around a rank 0 that is connected; returns once every stage is ready."""
         spec, trace = rank.spec, rank.trace
         link = rank.wires.link
-        if len(spec.part.stages) == 1:  # rank 0 holds it, alone or with other members: there is no ring
+        if len(spec.part.stages) == 1 and not spec.config.virtual:
+            # rank 0 holds it, alone or with other members: there is no ring
             link = Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)
         lm_head = build_lm_head(spec)
-        ring = build_ring(spec, lm_head, link, trace)
+        ring = build_ring(spec, lm_head, link, trace, rank.clock)
         try:
             text = open_text(spec.config, spec.part.folder)
-            draft = build_draft(spec, lm_head, trace)
+            draft = build_draft(spec, lm_head, trace, rank.clock)
             ring.start()
         except (ValueError, KeyboardInterrupt):
             ring.stop()  # the other ranks are well, and shall end in good order
             raise
-        return Pipeline(spec, ring, draft, text, trace)
+        return Pipeline(spec, ring, draft, text, trace, rank.clock)
 
     def close(self) -> None:
         """End all ranks in good order."""
@@ -158,7 +164,7 @@ class Pipeline:
     def decoder_for(self, config: RunConfig) -> Decoder:
         """A decoder of another method, or with other trees, over the same ring and draft."""
         spec = replace(self.spec, config=config)
-        return build_decoder(spec, self.ring, self.draft, self._tree(config))
+        return build_decoder(spec, self.ring, self.draft, self._tree(config), self.clock)
 
     def _tree(self, config: RunConfig) -> TreeConfig:
         """The trees that the strategy grows. Sizes of segments that were left open are measured, once."""
@@ -174,7 +180,7 @@ class Pipeline:
     @cached_property
     def segment_rows(self) -> int:
         """How many rows a segment should hold, as a few passes through the pipeline tell."""
-        return segment_rows(self.ring, self.spec.context)
+        return segment_rows(self.ring, self.spec.context, self.clock)
 
 
 class Generation:

@@ -23,21 +23,24 @@ from launch.processes import await_ends, kill, start_ranks
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires, between_processes, between_threads
+from pipeline.clock import REAL
 from pipeline.heartbeat import Heartbeat
+from pipeline.interfaces import Clock
 from pipeline.loss import PeerLost, explain, guarded
 from pipeline.stage import run_stage
 from pipeline.trace import NoTrace
 from tp.links import Placement
 
-Tracing = Callable[[Any, int], NoTrace]  # from a configuration and a rank's number to its trace
+Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's number and its clock to its trace
 
 
 class Rank(NamedTuple):
-    """A rank that is connected to the others: what it is built from, its wires and its trace."""
+    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock."""
 
     spec: RankSpec
     wires: Wires
     trace: NoTrace
+    clock: Clock = REAL
 
     def compare_split(self, store: Any) -> None:
         """Tell the other ranks, through the store, which split this is; raises ValueError if it is not rank 0's."""
@@ -57,7 +60,7 @@ class Rank(NamedTuple):
 def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace) -> Iterator[Rank]:
     """Rank 0, beside the others as threads of this process: for a debugger, and where processes are not wanted."""
     torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
-    traces = [tracing(config, rank) for rank in range(placement.world)]
+    traces = [tracing(config, rank, REAL) for rank in range(placement.world)]
     wires = between_threads(config, placement, traces)
 
     def connected(rank: int) -> Rank:
@@ -70,7 +73,7 @@ def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: T
         show(error, config.debug)
         wires[0].fail(error if isinstance(error, PeerLost) else PeerLost(f"{name}: {explain(error)}"))
 
-    with _torch_as_it_was():
+    with torch_as_it_was():
         served = range(1, placement.world)
         threads = [guarded(f"rank {rank}", partial(serve, rank), failed) for rank in served]
         rank_0 = connected(0)
@@ -92,7 +95,7 @@ def as_processes(config: RunConfig, folder: Path, placement: Placement, words: S
         raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
                          "pipeline with processes=False")
     world = placement.world
-    with private_folder() as place, _torch_as_it_was():
+    with private_folder() as place, torch_as_it_was():
         others = start_ranks(["launch.worker", *words], place, world, range(1, world))
         try:
             store = join_beside(others, place, world)
@@ -126,7 +129,7 @@ def _in_group(config: RunConfig, folder: Path, placement: Placement, store: Any)
 
 
 @contextmanager
-def _torch_as_it_was() -> Iterator[None]:
+def torch_as_it_was() -> Iterator[None]:
     """A pipeline computes no gradients and chooses its threads; the program around it gets its own settings back."""
     gradients = torch.is_grad_enabled()
     threads = torch.get_num_threads()

@@ -14,7 +14,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, NoReturn, Sequence
+from typing import Callable, NamedTuple, NoReturn, Sequence
 
 import torch.distributed as dist
 
@@ -29,13 +29,14 @@ from launch.local import LocalRendezvous
 from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare
 from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, die, launched, note, spawn
-from launch.ranks import Rank, as_threads
+from launch.ranks import Rank, Tracing, as_threads
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
+from launch.virtual import as_virtual
 from launch.wiring import between_processes
+from pipeline.clock import REAL
 from pipeline.heartbeat import Heartbeat
 from pipeline.loss import PeerLost, explain, foreseen
-from pipeline.trace import NoTrace
 from tp.links import Placement
 
 
@@ -50,7 +51,7 @@ class Command:
     module: str
     main: Callable[[Pipeline], None]
     kind: type[RunConfig] = RunConfig
-    trace: Callable[[Any, int], NoTrace] = open_trace
+    trace: Tracing = open_trace
 
 
 class Start(NamedTuple):
@@ -85,7 +86,13 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     _check_environment()
     start = _prepare(parse(argv, typed, command.kind))
     if "RANK" in os.environ:
+        if start.config.virtual:
+            raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add "
+                             "time=real")
         _be_rank(command, start)
+    if start.config.virtual:
+        with as_virtual(start.config, start.folder, start.placement, command.trace) as rank_0:
+            return _lead(rank_0, command.main)
     if start.config.processes:
         return spawn([*command.module.split(), *argv], start.placement.world)
     with as_threads(start.config, start.folder, start.placement, command.trace) as rank_0:
@@ -145,7 +152,7 @@ def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
     store = rendezvous.connect()
     heartbeat = Heartbeat(store, number, placement.world, config.timeout, rendezvous.names)
     ending.heartbeat = heartbeat
-    trace = command.trace(config, number)
+    trace = command.trace(config, number, REAL)
     ending.trace = trace
     wires = between_processes(config, placement, number, heartbeat, trace)
     ending.wires = wires

@@ -17,14 +17,16 @@ from config.foreign import plain
 from config.run_config import RunConfig
 from model.text import BROKEN, Text
 from model.weights import Part
+from pipeline.clock import REAL
+from pipeline.interfaces import Clock
 from pipeline.trace import OFF, NoTrace, Trace, merge, read
 
 SPACE = "\u2581"  # how sentencepiece writes the space before a word
 
 
-def open_trace(config: RunConfig, rank: int) -> NoTrace:
+def open_trace(config: RunConfig, rank: int, clock: Clock = REAL) -> NoTrace:
     """The trace of one rank, if the configuration wants one."""
-    return Trace(config.trace, rank) if config.trace else OFF
+    return Trace(config.trace, rank, clock) if config.trace else OFF
 
 
 def join_traces(config: RunConfig, part: Part) -> None:
@@ -43,7 +45,7 @@ def describe(config: RunConfig, part: Part) -> None:
     if not config.prompt_ids:
         tokens = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))
     about = {
-        "kind": "real" if config.profile == "none" else "emulated",
+        "kind": config.kind,
         "profile": config.profile,
         "method": config.pipeline_type,
         "stages": part.form,

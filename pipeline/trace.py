@@ -33,8 +33,8 @@ class NoTrace:
         """A context around what takes time; `facts` may be filled until it ends."""
         return self._nothing
 
-    def note(self, name: str, since: float, **facts: Any) -> None:
-        """Note what took time, after it did: since a moment of this trace's clock, in seconds, until now."""
+    def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
+        """Note what took time, after it did: since a moment of this trace's clock, in seconds, until another or now."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -64,8 +64,9 @@ class Trace(NoTrace):
         finally:
             self.note(name, since, **facts)
 
-    def note(self, name: str, since: float, **facts: Any) -> None:
-        now, thread = self._clock.now(), threading.current_thread().name
+    def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
+        now = self._clock.now() if until is None else until
+        thread = threading.current_thread().name
         span = {"rank": self.rank, "name": name, "t0": since, "t1": now, "thread": thread, **facts}
         with self._lock:
             self._spans.append(span)

@@ -27,6 +27,7 @@ from launch.pipeline import Pipeline
 from launch.processes import STOPPED, WRONG
 from launch.run import Command, run
 from launch.trace import open_trace
+from pipeline.interfaces import Clock
 
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
@@ -50,9 +51,9 @@ def answer_all(pipeline: Pipeline) -> None:
         results.close()
 
 
-def tallied(config: EvalConfig, rank: int) -> Tally:
+def tallied(config: EvalConfig, rank: int, clock: Clock) -> Tally:
     """The sums of a rank's times, and its trace behind them, if one is wanted."""
-    return Tally(_tallies(config), rank, open_trace(config, rank))
+    return Tally(_tallies(config), rank, open_trace(config, rank, clock), clock)
 
 
 def _tallies(config: EvalConfig) -> Path:

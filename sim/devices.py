@@ -5,7 +5,6 @@ the emulated device would be done, so that errors do not add up. It knows nothin
 """
 from __future__ import annotations
 
-import random
 from queue import SimpleQueue
 from typing import Any, Callable
 
@@ -15,12 +14,10 @@ from config.run_config import Growth
 from model.cache import TreeCache
 from model.tree import TokenTree
 from pipeline.loss import Failure, guarded
-from pipeline.messages import Message, Prune, Segment
+from pipeline.messages import Message
 from pipeline.transport import Link
 from sim.pace import Pace
-
-NUMBERS = 24  # bytes of a row's node, parent and position on the wire
-TOKEN = 8  # bytes of a row that is a token
+from sim.wires import Wire, size
 
 
 class SlowSlice:
@@ -102,7 +99,7 @@ class SlowLink:
 
 
 class Lane:
-    """One emulated wire: a message leaves when those before it have left, and arrives a latency later.
+    """One emulated wire, which delivers a message at the moment at which it would arrive.
 
     `deliver` sends it over the real wire, whose own `takes` seconds are a part of the latency. `failed` is told what
     the lane's thread dies of.
@@ -122,27 +119,9 @@ class Lane:
         self._thread.join()
 
     def _run(self) -> None:
-        profile, jitter = self._pace.profile, random.Random(0)
-        free = 0.0  # when the last message has left
+        pace, wire = self._pace, Wire(self._pace.profile, self._takes)
         while (item := self._queue.get()) is not None:
             msg, asked = item
-            weight = size(msg, profile.row_bytes)
-            free = max(free, asked) + profile.transfer(weight)
-            latency = (profile.latency + profile.jitter * jitter.random()) / 1e3
-            self._pace.spend_until(free + max(0.0, latency - self._takes))
+            pace.spend_until(wire.arrival(msg, asked))
             self._deliver(msg)
-            self._pace.trace.note("wire", asked, kind=type(msg).__name__, bytes=weight)
-
-
-def size(msg: Message, row_bytes: int) -> int:
-    """The bytes that a message would have if a row of hidden states had `row_bytes`."""
-    if isinstance(msg, Prune):
-        return 8 * len(msg.keep)
-    if not isinstance(msg, Segment) or not msg.nodes:
-        return 0
-    rows = len(msg.nodes)
-    if msg.x.dim() == 1:
-        return rows * (NUMBERS + TOKEN)
-    width = msg.x.shape[1]
-    inner_states = 0 if msg.inner is None else msg.inner.shape[1] // width
-    return rows * (NUMBERS + (1 + inner_states) * row_bytes)
+            pace.trace.note("wire", asked, kind=type(msg).__name__, bytes=size(msg, pace.profile.row_bytes))

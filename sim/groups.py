@@ -5,6 +5,7 @@ for several. It knows nothing about ranks. All boards of a profile are alike, so
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 from torch import Tensor
@@ -26,16 +27,47 @@ def all_reduce(profile: Profile, size: float, members: int) -> float:
     return hops * hop(profile, size / members)
 
 
-class Paced:
-    """`comm` with modelled time: each layer stands for `layers` of the profile's, which `members` ranks share.
+@dataclass(frozen=True)
+class Times:
+    """How long a group takes for one of the profile's layers, in seconds.
 
-    `share` is the largest part of a layer that one of them computes, from 0 to 1.
+    `members` ranks share it; `share` is the largest part that one of them computes, from 0 to 1.
     """
 
-    def __init__(self, comm: Comm, pace: Pace, layers: float, share: float, members: int) -> None:
-        assert 0 < share <= 1 <= members, f"a share of {share} among {members} members"
+    profile: Profile
+    share: float
+    members: int
+
+    def __post_init__(self) -> None:
+        assert 0 < self.share <= 1 <= self.members, f"a share of {self.share} among {self.members} members"
+
+    def block(self, rows: int, text: int) -> float:
+        """Attention or MLP of all rows, and the all-reduce behind it."""
+        compute = self._compute(rows, text) / 2
+        return compute + all_reduce(self.profile, rows * self.profile.row_bytes, self.members)
+
+    def tiles(self, rows: int, text: int) -> float:
+        """Half a block, tile by tile, while the next tile travels."""
+        own = -(-rows // self.members)
+        product = self._compute(own, text) / 4
+        travel = hop(self.profile, own * self.profile.row_bytes)
+        return product + (self.members - 1) * max(product, travel)
+
+    def layer(self, tiled: bool, rows: int, text: int) -> float:
+        """A whole layer: two blocks, or four halves of them in tiles."""
+        return 4 * self.tiles(rows, text) if tiled else 2 * self.block(rows, text)
+
+    def _compute(self, rows: int, text: int) -> float:
+        """The largest share of the layer."""
+        return self.share * self.profile.stage(1 / self.profile.layers, rows, text)
+
+
+class Paced:
+    """`comm` with modelled time: each layer stands for `layers` of the profile's, each of which takes `times`."""
+
+    def __init__(self, comm: Comm, pace: Pace, layers: float, times: Times) -> None:
         self._comm, self._pace = comm, pace
-        self._layers, self._share, self._members = layers, share, members
+        self._layers, self._times = layers, times
         self.gathers = comm.gathers
 
     @property
@@ -69,23 +101,10 @@ class Paced:
         return self._comm.gather(x_tD)
 
     def _block(self) -> float:
-        """Seconds of attention or MLP, and of the all-reduce behind it."""
-        profile = self._pace.profile
-        compute = self._compute(self._rows) / 2
-        return compute + all_reduce(profile, self._rows * profile.row_bytes, self._members)
+        return self._times.block(self._rows, self._text)
 
     def _tiles(self) -> float:
-        """Seconds of half a block, tile by tile, while the next tile travels."""
-        profile = self._pace.profile
-        rows = -(-self._rows // self._members)
-        product = self._compute(rows) / 4
-        travel = hop(profile, rows * profile.row_bytes)
-        return product + (self._members - 1) * max(product, travel)
-
-    def _compute(self, rows: int) -> float:
-        """Seconds of the largest share of one of the profile's layers."""
-        profile = self._pace.profile
-        return self._share * profile.stage(1 / profile.layers, rows, self._text)
+        return self._times.tiles(self._rows, self._text)
 
     def _spend(self, seconds: float) -> None:
         """Sleep until this is over, too. Members hear of a segment later than their leader, who waits for them once."""

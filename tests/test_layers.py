@@ -27,7 +27,7 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
     "model": "tree cache llama sample checkpoint stages weights isolate text drafts eagle quant",
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage target strategies decode",
     "tp": "shares group overlap comm layers links",
-    "sim": "pace devices groups",
+    "sim": "clock wires pace devices groups paths stages cluster",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from config.profiles import PROFILES
-from sim.groups import Paced, all_reduce, hop
+from sim.groups import Paced, Times, all_reduce, hop
 from sim.pace import Pace
 from tp.comm import Galaxy, Megatron
 from tp.group import Table, ThreadGroup
@@ -32,7 +32,7 @@ def spent(make, rows: int, text: int) -> tuple[float, Tensor]:
     table, answers = Table(2), {}
 
     def compute(member: int) -> None:
-        comm = Paced(make(ThreadGroup(table, member)), Pace(PROFILE), layers=2, share=0.75, members=2)
+        comm = Paced(make(ThreadGroup(table, member)), Pace(PROFILE), layers=2, times=Times(PROFILE, 0.75, 2))
         comm.open(rows, text)
         x = comm.scatter(torch.ones(rows, 4))
         for block in range(2):

@@ -89,6 +89,14 @@ class Cut:
         pieces = [x.narrow(self.dim, start, end - start) for start, end in spans]
         return torch.cat(pieces, self.dim)
 
+    def put(self, piece: Tensor, whole: Tensor) -> None:
+        """Copy what the cut left of a tensor to its place in the whole one."""
+        place = 0
+        for start, end in self.spans or ():
+            span = piece.narrow(self.dim, place, end - start)
+            whole.narrow(self.dim, start, end - start).copy_(span)
+            place += end - start
+
 
 def _length(span: Span) -> int:
     start, end = span
@@ -189,3 +197,43 @@ class ShardedSource(Checkpoint):
 
     def read(self, name: str) -> Tensor:
         return self._cut(name)(super().read(name)).contiguous()
+
+
+class Joined(Checkpoint):
+    """The inverse: the tensors of a stage, put together from those that each member of its group holds."""
+
+    def __init__(self, members: Sequence[Checkpoint], c: LlamaConfig, speeds: Sequence[float]) -> None:
+        vars(self).update(vars(members[0]))  # its tables; names and forms are worked out below
+        self._members = members
+        self._head_dim = c.head_dim
+        self._shares = shares(c, speeds)
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for member in self._members for name in member.names()))
+
+    def form(self, name: str) -> Form:
+        dtype = self._members[self._holders(name)[0]].form(name).dtype
+        return Form(dtype, tuple(self.read(name).shape))
+
+    def read(self, name: str) -> Tensor:
+        holders = self._holders(name)
+        pieces = [self._members[member].read(name) for member in holders]
+        cuts = [self._cut(name, member) for member in holders]
+        if cuts[0].spans is None:
+            return pieces[0]
+        shape = list(pieces[0].shape)
+        dim = cuts[0].dim
+        shape[dim] = max(end for cut in cuts for _, end in cut.spans or ())
+        whole = pieces[0].new_empty(shape)
+        for cut, piece in zip(cuts, pieces):
+            cut.put(piece, whole)
+        return whole
+
+    def _holders(self, name: str) -> list[int]:
+        """The members that hold something of a tensor."""
+        return [member for member, source in enumerate(self._members) if name in source.names()]
+
+    def _cut(self, name: str, member: int) -> Cut:
+        cut = self._shares[member].cut(translate(name), self._head_dim)
+        assert cut, f"member {member} holds {name}, which is another's"
+        return cut

@@ -1,0 +1,160 @@
+"""The virtual cluster: rank 0's link to stages and wires that take a profile's time on a virtual clock.
+
+One thread, and nobody sleeps. Rank 0 spends its own time on the clock; whenever it looks at its link, all that has
+happened elsewhere up to that moment happens, in the order of the moments. The tokens are real: what the target says of
+a row is looked up when the row comes back.
+"""
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Callable, Sequence
+
+from config.profiles import Profile
+from pipeline.interfaces import Clock
+from pipeline.messages import Message, Prune, Reset, Segment
+from pipeline.trace import NoTrace
+from sim.paths import Paths
+from sim.stages import VirtualStage, Work
+from sim.wires import Wire, size
+
+Arrive = Callable[[Message, float], None]  # a message, and the moment
+
+
+class Cluster:
+    """The stages in a ring, as `Link` has it; `works[i]` is what stage i does, `traces` are those of all its ranks.
+
+    With `wires`, a wire leads to each stage and back to rank 0. Without, rank 0 is in the one stage itself, and
+    computes while it sends.
+    """
+
+    def __init__(self, profile: Profile, clock: Clock, works: Sequence[Work], paths: Paths,
+                 traces: Sequence[NoTrace], wires: bool = True) -> None:
+        self._profile, self._clock, self._alone = profile, clock, not wires
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = count()
+        self._inbox: deque[Message] = deque()
+        self._memory = Memory(paths)
+        self._control = Wire(profile)
+        self._trace = traces[0]
+        send = self._back(traces[-1])
+        self._stages: list[VirtualStage] = []
+        for work, trace, before in reversed(list(zip(works, traces[1:], traces))):
+            stage = VirtualStage(self, work, send, trace)
+            self._stages.insert(0, stage)
+            send = self._onward(stage.hear, before)
+        self._to_first = send
+
+    # --- what rank 0 sees, as `Link` has it ---------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        self._happen(self._clock.now())
+        return bool(self._inbox)
+
+    def send(self, msg: Message) -> None:
+        if isinstance(msg, Segment):
+            self._memory.learn(msg)
+        self._to_first(msg, self._clock.now())
+        while self._alone and not self._inbox:
+            self._happen_next()
+
+    def recv(self) -> Message:
+        self.rest(float("inf"))
+        msg = self._inbox.popleft()
+        if isinstance(msg, Segment):
+            return self._memory.answered(msg)
+        if isinstance(msg, Reset):
+            self._memory.forget(msg.request)
+        return msg
+
+    def rest(self, until: float) -> None:
+        """Let time pass until a message is there, or until this moment."""
+        self._happen(self._clock.now())
+        while not self._inbox and self._events and self._events[0][0] <= until:
+            self._happen_next()
+        if not self._inbox:
+            assert until < float("inf"), "rank 0 waits for a message that nobody will send"
+            self._clock.sleep_until(until)
+
+    def urgent(self) -> Prune | None:
+        return None
+
+    def broadcast(self, msg: Message) -> None:
+        now = self._clock.now()
+        arrival = now if self._alone else self._control.arrival(msg, now)
+        self._note(self._trace, msg, now, arrival)
+        for stage in self._stages:
+            self.at(arrival, partial(stage.hear, msg))
+
+    # --- what happens elsewhere ---------------------------------------------------------------------------------------
+
+    def at(self, moment: float, event: Callable[[float], None]) -> None:
+        """Call `event` with the moment when it has come."""
+        heapq.heappush(self._events, (moment, next(self._order), event))
+
+    def _happen(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            moment, _, event = heapq.heappop(self._events)
+            event(moment)
+
+    def _happen_next(self) -> None:
+        """Let time pass until the next event, and let it happen."""
+        self._clock.sleep_until(self._events[0][0])
+        self._happen(self._clock.now())
+
+    def _onward(self, arrive: Arrive, trace: NoTrace) -> Arrive:
+        """A wire to where messages `arrive`; `trace` is that of the rank before it."""
+        wire = Wire(self._profile)
+
+        def send(msg: Message, now: float) -> None:
+            arrival = now if self._alone else wire.arrival(msg, now)
+            self._note(trace, msg, now, arrival)
+            self.at(arrival, partial(arrive, msg))
+
+        return send
+
+    def _back(self, trace: NoTrace) -> Arrive:
+        """The wire from the last stage to rank 0."""
+        def arrive(msg: Message, now: float) -> None:
+            nodes = getattr(msg, "nodes", [])
+            self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=nodes)
+            self._inbox.append(msg)
+
+        return self._onward(arrive, trace)
+
+    def _note(self, trace: NoTrace, msg: Message, since: float, until: float) -> None:
+        weight = 0 if self._alone else size(msg, self._profile.row_bytes)
+        trace.note("wire", since, until, kind=type(msg).__name__, bytes=weight)
+
+
+class Memory:
+    """Which path each node that was sent stands for, and what the target says there."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._path: dict[int, dict[int, int]] = {}  # request -> node -> path
+
+    def learn(self, segment: Segment) -> None:
+        """Note the paths of a segment whose `x` are tokens."""
+        if not self._path and self._paths.full:
+            self._paths.clear()
+        known = self._path.setdefault(segment.request, {})
+        for node, parent, token in zip(segment.nodes, segment.parents, segment.x.tolist()):
+            before = known[parent] if parent != node else self._paths.root
+            known[node] = self._paths.after(before, token)
+
+    def answered(self, segment: Segment) -> Segment:
+        """A segment that came back, with the hidden states of its rows."""
+        if not segment.nodes:
+            return segment
+        known = self._path[segment.request]
+        x_TD, inner = self._paths.said([known[node] for node in segment.nodes])
+        return replace(segment, x=x_TD, inner=None if segment.inner is None else inner)
+
+    def forget(self, request: int) -> None:
+        """The request is over."""
+        self._path.pop(request, None)

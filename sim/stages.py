@@ -1,0 +1,126 @@
+"""A stage in virtual time: what it would hold, drop and compute, and when it would be done; it computes nothing.
+
+It obeys messages as `pipeline/stage.py` does: a prune at once, the others in order; dead rows cost nothing, and a
+segment that dies is given up between two layers.
+"""
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Callable, Protocol
+
+import torch
+
+from model.cache import Survivors
+from pipeline.messages import Message, Prune, Reset, Segment
+from pipeline.trace import NoTrace
+
+Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
+
+
+class Events(Protocol):
+    """What happens later, in the order of its moments."""
+
+    def at(self, moment: float, event: Callable[[float], None]) -> None:
+        """Call `event` with the moment when it has come."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stage does with a segment."""
+
+    seconds: Seconds  # how long it computes
+    layers: int  # after each of which a segment that has died is given up; 1: never
+    kept: int = 0  # how many of its layers keep their inputs for a draft that wants inner features
+
+
+class VirtualStage:
+    """One stage; `send` takes a message that leaves, and the moment."""
+
+    def __init__(self, events: Events, work: Work, send: Callable[[Message, float], None], trace: NoTrace) -> None:
+        self._events, self._does = events, work
+        self._send, self._trace = send, trace
+        self._queue: deque[Message] = deque()
+        self._survivors: dict[int, Survivors] = {}  # of the requests that are open here
+        self._newest = -1  # the highest number of a request whose segments or Reset have come
+        self._work: Segment | None = None  # what is computed …
+        self._since = self._until = 0.0  # … and from when until when
+        self._idle = 0.0  # since when nothing has been there to do
+
+    def hear(self, msg: Message, now: float) -> None:
+        """Take in a message at the moment at which it arrives."""
+        self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=getattr(msg, "nodes", []))
+        if isinstance(msg, Prune):
+            self._prune(msg, now)
+        else:
+            self._queue.append(msg)
+            if self._work is None:
+                self._next(now)
+
+    def _prune(self, prune: Prune, now: float) -> None:
+        if prune.request not in self._survivors and prune.request <= self._newest:
+            return
+        known = self._survivors.get(prune.request, Survivors())
+        if prune.horizon >= known.horizon:
+            self._survivors[prune.request] = prune.survivors
+        self._trace.note("prune", now, now, tip=prune.tip, keep=len(prune.keep))
+        work = self._work
+        if work is not None and work.request == prune.request and not self._living(work).nodes:
+            self._give_up(now)
+
+    def _give_up(self, now: float) -> None:
+        """End what is computed at the end of the layer that it is in."""
+        whole = self._until - self._since
+        done = max(1, math.ceil((now - self._since) / whole * self._does.layers)) if whole else 1
+        early = self._since + whole * min(done, self._does.layers) / self._does.layers
+        if early < self._until:
+            self._until = early
+            self._events.at(early, self._end)
+
+    def _living(self, segment: Segment) -> Segment:
+        """The rows of a segment that no prune has declared dead."""
+        survivors = self._survivors.setdefault(segment.request, Survivors())
+        return segment.take([i for i, node in enumerate(segment.nodes) if survivors.spare(node)])
+
+    def _next(self, now: float) -> None:
+        """Obey what has come, up to the next segment that has to be computed."""
+        while self._queue and self._work is None:
+            msg = self._queue.popleft()
+            if isinstance(msg, Segment):
+                self._newest = max(self._newest, msg.request)
+                msg = self._living(msg)
+            elif isinstance(msg, Reset):
+                self._newest = max(self._newest, msg.request)
+                self._survivors.pop(msg.request, None)
+            if isinstance(msg, Segment) and msg.nodes:
+                self._begin(msg, now)
+            else:
+                self._pass_on(msg, now)
+
+    def _begin(self, segment: Segment, now: float) -> None:
+        self._trace.note("wait", self._idle, now)
+        self._work, self._since = segment, now
+        self._until = now + self._does.seconds(len(segment.nodes), max(segment.pos))
+        self._events.at(self._until, self._end)
+
+    def _end(self, now: float) -> None:
+        segment = self._work
+        if segment is None or now != self._until:  # it was given up earlier
+            return
+        self._work, self._idle = None, now
+        self._trace.note("forward", self._since, now, nodes=segment.nodes)
+        self._pass_on(self._computed(self._living(segment)), now)
+        self._next(now)
+
+    def _computed(self, segment: Segment) -> Segment:
+        """The segment as it leaves: rows of hidden states, which are known to be one number wide here."""
+        rows, inner = len(segment.nodes), segment.inner
+        if inner is not None:
+            inner = inner.new_empty(rows, inner.shape[1] + self._does.kept)
+        return replace(segment, x=torch.empty(rows, 1), inner=inner)
+
+    def _pass_on(self, msg: Message, now: float) -> None:
+        nodes = getattr(msg, "nodes", [])
+        self._trace.note("send", now, now, kind=type(msg).__name__, nodes=nodes)
+        self._send(msg, now)

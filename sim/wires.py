@@ -1,0 +1,51 @@
+"""The arithmetic of a wire: when a message that is handed to it arrives at its other end.
+
+It knows nothing about who waits for that moment, a thread that sleeps or a simulation.
+"""
+from __future__ import annotations
+
+import random
+
+from config.profiles import Profile
+from pipeline.messages import Message, Prune, Segment
+
+NUMBERS = 24  # bytes of a row's node, parent and position on the wire
+TOKEN = 8  # bytes of a row that is a token
+
+
+class Wire:
+    """One wire of a profile, over which messages follow each other; jitter is drawn from a stream of its own.
+
+    `takes` seconds of the latency pass anyhow, since a real wire carries the messages.
+    """
+
+    def __init__(self, profile: Profile, takes: float = 0.0) -> None:
+        self._profile, self._takes = profile, takes
+        self._jitter = random.Random(0)
+        self._free = 0.0  # when the last message has left
+        self._arrived = 0.0  # when it has come
+
+    def arrival(self, msg: Message, asked: float) -> float:
+        """The moment at which a message arrives that is handed over at `asked`, in seconds of one clock.
+
+        It leaves when those before it have left, and comes a latency later, but never before them.
+        """
+        profile = self._profile
+        self._free = max(self._free, asked) + profile.transfer(size(msg, profile.row_bytes))
+        latency = (profile.latency + profile.jitter * self._jitter.random()) / 1e3
+        self._arrived = max(self._arrived, self._free + max(0.0, latency - self._takes))
+        return self._arrived
+
+
+def size(msg: Message, row_bytes: int) -> int:
+    """The bytes that a message would have if a row of hidden states had `row_bytes`."""
+    if isinstance(msg, Prune):
+        return 8 * len(msg.keep)
+    if not isinstance(msg, Segment) or not msg.nodes:
+        return 0
+    rows = len(msg.nodes)
+    if msg.x.dim() == 1:
+        return rows * (NUMBERS + TOKEN)
+    width = msg.x.shape[1]
+    inner_states = 0 if msg.inner is None else msg.inner.shape[1] // width
+    return rows * (NUMBERS + (1 + inner_states) * row_bytes)

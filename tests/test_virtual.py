@@ -1,0 +1,178 @@
+"""Virtual time: the same texts as with real stages, in the time that the profile says, to the last digit each time."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from config.methods import METHODS
+from config.presets import ROOT
+from config.profiles import PROFILES, Profile
+from launch.pipeline import Pipeline
+from model.sample import Sampler
+from pipeline.decode import Request
+from pipeline.messages import Prune, Segment
+from pipeline.trace import OFF, read
+from sim.clock import VirtualClock
+from sim.cluster import Cluster
+from sim.paths import Paths
+from sim.stages import Work
+from sim.wires import Wire
+from tests.tiny import CONFIG, Tiny
+
+TINY = Tiny()
+PLAIN = Profile("a test", layers=4, row_bytes=1000, model=8, row=0, free=9, token=0, level=2, verdict=4, latency=1,
+                mbps=1e9, step=1)
+QUESTION = "What does a baker do?"
+
+
+def paths() -> Paths:
+    slices = [TINY.slice(0, 1), TINY.slice(1, 4)]
+    return Paths(slices, (1, 2), TINY.lm_head.weight)
+
+
+def test_what_is_said_of_a_path_is_what_the_whole_model_computes_and_is_the_same_ever_after():
+    known = paths()
+    text = [5, 7, 11, 2]
+    numbers = []
+    for token in text:
+        numbers.append(known.after(numbers[-1] if numbers else known.root, token))
+    last, inner = known.said(numbers)
+    sibling = known.after(numbers[1], 30)
+    known.said([known.after(sibling, 4), sibling])
+    again, _ = known.said(numbers)
+    assert torch.equal(again, last) and inner.shape == (4, 2 * CONFIG.hidden)
+    for path, tokens in ((numbers, text), ([sibling], [5, 7, 30])):
+        hidden, _ = known.said([path[-1]])
+        torch.testing.assert_close(TINY.lm_head(hidden)[0], TINY.logits(tokens)[-1])
+
+
+def test_memory_grows_with_the_paths_and_is_given_back():
+    known, path = paths(), Paths.root
+    for token in range(40):
+        for other in range(30):
+            known.after(path, other)
+        path = known.after(path, token)
+    [row], _ = known.said([path])
+    torch.testing.assert_close(TINY.lm_head(row), TINY.logits(list(range(40)))[-1])
+    known.clear()
+    assert known.after(known.root, 3) == 0
+
+
+def test_a_wire_carries_one_message_after_the_other_and_none_overtakes():
+    wire = Wire(PROFILES["wifi"])
+    moments = [wire.arrival(segment(0, 16), asked=0.001 * i) for i in range(40)]
+    leaves = 16 * (24 + 8) * 8 / 200e6
+    assert moments == sorted(moments)
+    assert all(later >= 0.001 * i + leaves + 0.004 for i, later in enumerate(moments))
+
+
+def segment(first: int, rows: int, request: int = 0) -> Segment:
+    nodes = list(range(first, first + rows))
+    parents = [max(0, node - 1) for node in nodes]
+    return Segment(request, nodes, parents, nodes, rows if not first else 0, torch.tensor(nodes) % CONFIG.vocab)
+
+
+def cluster(stages: int = 2) -> tuple[Cluster, VirtualClock]:
+    clock = VirtualClock()
+    work = Work(lambda rows, text: 0.004, layers=4)
+    return Cluster(PLAIN, clock, [work] * stages, paths(), [OFF] * (stages + 1)), clock
+
+
+def test_a_segment_takes_its_wires_and_its_stages_and_the_next_one_follows_a_stage_behind():
+    link, clock = cluster()
+    link.send(segment(0, 3))
+    link.send(segment(3, 1))
+    assert not link.ready
+    first = link.recv()
+    assert clock.now() == pytest.approx(3 * 0.001 + 2 * 0.004) and first.nodes == [0, 1, 2]
+    assert link.recv().nodes == [3] and clock.now() == pytest.approx(0.011 + 0.004)
+
+
+def test_a_prune_overtakes_and_a_segment_that_dies_is_given_up_between_two_layers():
+    link, clock = cluster()
+    link.send(segment(0, 3))
+    link.send(segment(3, 1))
+    clock.sleep_until(0.0055)  # the second is computed at stage 1 from 5 ms on, in layers of 1 ms
+    link.broadcast(Prune(0, 2, 1, 4, []))
+    link.recv()
+    dead = link.recv()
+    assert dead.nodes == [] and clock.now() == pytest.approx(0.011)  # given up at 7 ms, it is at stage 2 at 8
+
+
+def test_rows_that_are_dead_when_they_come_cost_nothing():
+    link, clock = cluster()
+    link.send(segment(0, 3))
+    link.recv()
+    link.broadcast(Prune(0, 2, 1, 4, []))
+    start = clock.now()
+    clock.sleep_until(start + 0.001)
+    link.send(segment(3, 1))
+    assert link.recv().nodes == [] and clock.now() == pytest.approx(start + 0.001 + 3 * 0.001)
+
+
+def test_rest_ends_with_a_message_or_at_its_moment():
+    link, clock = cluster(1)
+    link.send(segment(0, 1))
+    link.rest(0.002)
+    assert clock.now() == 0.002 and not link.ready
+    link.rest(1.0)
+    assert clock.now() == pytest.approx(0.006) and link.ready
+
+
+# --- whole pipelines --------------------------------------------------------------------------------------------------
+
+def answers(pipeline: Pipeline, temperature: float) -> list[tuple[list[int], float]]:
+    prompt = pipeline.text.prompt_ids([QUESTION], "vicuna")
+    answer, stream = pipeline.decoder.decode(Request(prompt, Sampler(temperature, seed=3), 12))
+    list(stream)
+    return [(answer.token_ids, answer.prefill_seconds + answer.decode_seconds)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_writes_in_virtual_time_what_it_writes_in_real_time_and_takes_the_same_time_twice(method):
+    def run(**options) -> list[tuple[list[int], float]]:
+        with Pipeline.open("toy", pipeline_type=method, dtype="float64", **options) as pipeline:
+            return answers(pipeline, 0) + answers(pipeline, 1)
+
+    threads = threading.active_count()
+    first = run(time="virtual", profile="wifi")
+    assert threading.active_count() == threads
+    assert first == run(time="virtual", profile="wifi")
+    real = run(processes=False)
+    assert [ids for ids, _ in first] == [ids for ids, _ in real]
+
+
+def test_plain_decoding_takes_what_the_profile_says_and_no_more():
+    """Every token of `ar` goes once over four stages, five wires and the verdict."""
+    with Pipeline.open("toy", pipeline_type="ar", time="virtual", profile="jetson-7b") as pipeline:
+        [(ids, _)] = answers(pipeline, 0)
+        answer, stream = pipeline.decoder.decode(Request([1, 5, 9], Sampler(), 3))
+        list(stream)
+    profile = PROFILES["jetson-7b"]
+    stages = sum(4 * profile.stage(0.25, 1, context) for context in (3, 4))
+    wires = 2 * (5 * profile.latency / 1e3 + profile.transfer(24 + 8) + 4 * profile.transfer(24 + profile.row_bytes))
+    assert answer.decode_seconds == pytest.approx(stages + wires + 2 * profile.verdict / 1e3)
+    assert len(ids) == 12
+
+
+def test_a_trace_of_a_virtual_run_has_every_rank_and_says_that_it_is_simulated(tmp_path):
+    with Pipeline.open("toy", time="virtual", profile="lan-1g", trace=str(tmp_path), max_new_tokens=8) as pipeline:
+        pipeline.generate(QUESTION)
+    spans = read(tmp_path)
+    forwards = {span["rank"] for span in spans if span["name"] == "forward"}
+    assert forwards == {1, 2, 3, 4}
+    assert '"kind": "simulated"' in (tmp_path / "run.json").read_text()
+
+
+def test_what_virtual_time_cannot_do_is_refused_with_the_fix(capfd):
+    for words, told in ((["time=virtual"], "profile=jetson-7b"),
+                        (["time=virtual", "profile=wifi", "slowdown=2"], "leave it out"),
+                        (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
+        ended = subprocess.run([sys.executable, "-m", "scripts.generate", "toy", *words], cwd=ROOT, env=os.environ,
+                               capture_output=True, text=True)
+        assert ended.returncode == 2 and told in ended.stderr, ended.stderr
