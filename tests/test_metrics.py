@@ -126,7 +126,7 @@ class Spans(NoTrace):
     def __init__(self):
         self.names = []
 
-    def note(self, name, since, **facts):
+    def note(self, name, since, until=None, **facts):
         self.names.append(name)
 
     def close(self):
