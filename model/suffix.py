@@ -1,0 +1,159 @@
+"""What followed the same words earlier: an online suffix automaton of token ids.
+
+It knows nothing about trees, drafts or vocabularies. After A. Blumer, J. Blumer, D. Haussler, A. Ehrenfeucht, M. T. Chen
+and J. Seiferas, *The smallest automaton recognizing the subwords of a text* (1985), in the form for several texts.
+"""
+from __future__ import annotations
+
+from heapq import nsmallest
+from typing import NamedTuple
+
+COUNTED = 32  # states whose strings end at a token and are counted there, that of the longest first
+DISCOUNT = 0.1  # of the count of every token that followed; small, since the length of a match is weighed in `blend.py`
+
+
+class Match(NamedTuple):
+    """The longest suffix of what was read that stands in the texts with a token after it."""
+
+    state: int
+    length: int  # tokens
+
+
+NOTHING = Match(0, 0)
+
+
+class SuffixAutomaton:
+    """Texts of token ids, in which the longest repeated suffix of what is read is known at every token.
+
+    A state stands for all strings that end at the same places of the texts; the longest of them has `_longest` tokens.
+    Its link leads to the longest suffix of these strings that ends at more places. An automaton of n tokens has at most
+    2n states and 3n transitions. Growing by a token takes a constant number of steps on average, plus at most `COUNTED`.
+
+    A match needs a token after it: so the end of the growing text never matches itself, and a repetition that has
+    reached the end of the text goes on from its last but one round.
+    """
+
+    def __init__(self) -> None:
+        self._next: list[dict[int, int]] = [{}]  # state -> token -> state
+        self._link: list[int] = [-1]
+        self._longest: list[int] = [0]
+        self._count: list[int] = [0]  # how often the strings of a state occurred …
+        self._latest: list[int] = [0]  # … and how many tokens there were when they did last
+        self._end = 0  # the state of the whole text so far
+        self.size = 0  # tokens of all texts
+
+    def extend(self, token: int) -> None:
+        """The text goes on with this token."""
+        if token in self._next[self._end]:  # the whole text so far stands in another text, too
+            self._end = self._reach(self._end, token)
+        else:
+            new = self._state({}, self._longest[self._end] + 1)
+            state = self._end
+            while state >= 0 and token not in self._next[state]:
+                self._next[state][token] = new
+                state = self._link[state]
+            self._link[new] = 0 if state < 0 else self._reach(state, token)
+            self._end = new
+        self.size += 1
+        self._remember()
+
+    def separate(self) -> None:
+        """Begin a new text; no match spans two texts."""
+        self._end = 0
+
+    @property
+    def tip(self) -> Match:
+        """The match of the end of the text: its longest suffix that stands earlier, in this text or in another."""
+        return self._followed(self._end, self._longest[self._end])
+
+    def step(self, match: Match, token: int) -> Match:
+        """The match of what was read, after one token more; constant time on average along a path.
+
+        A match stays one while the text grows, though a longer one may come to exist. For the longest, step again from
+        the tip.
+        """
+        state, length = self._place(match), match.length
+        while state >= 0 and token not in self._next[state]:
+            state = self._link[state]
+            length = self._longest[state] if state >= 0 else 0
+        if state < 0:
+            return NOTHING
+        return self._followed(self._next[state][token], length + 1)
+
+    def continuations(self, match: Match, width: int) -> list[tuple[int, float]]:
+        """The `width` tokens that followed the match most often, with probabilities; the latest first among equals.
+
+        A token that followed c times of n has probability (c - DISCOUNT) / n: absolute discounting (Ney, Essen and
+        Kneser, 1994). So a context seen once is not certain, one seen often nearly is, and what is held back for other
+        tokens grows with how many different ones there were. Counts are those of `_remember`. An empty match foretells
+        nothing.
+        """
+        if not match.length:
+            return []
+        after = self._next[self._place(match)]
+        total = sum(self._count[target] for target in after.values())
+        best = nsmallest(width, after, key=lambda token: self._rank(after[token]))
+        return [(token, (self._count[after[token]] - DISCOUNT) / total) for token in best]
+
+    def run(self, match: Match, length: int) -> list[tuple[int, float]]:
+        """The likeliest continuation of the match, then of that one, up to `length` tokens with their probabilities.
+
+        Each probability is that of the token after those before it. The chain ends early at an empty match.
+        """
+        chain: list[tuple[int, float]] = []
+        while len(chain) < length:
+            best = self.continuations(match, 1)
+            if not best:
+                break
+            chain += best
+            match = self.step(match, best[0][0])
+        return chain
+
+    def _place(self, match: Match) -> int:
+        """The state of a match by now; states may have been split since it was made."""
+        state = match.state
+        while match.length and self._longest[self._link[state]] >= match.length:
+            state = self._link[state]
+        return state
+
+    def _state(self, after: dict[int, int], longest: int) -> int:
+        self._next.append(after)
+        self._longest.append(longest)
+        self._link.append(0)
+        self._count.append(0)
+        self._latest.append(0)
+        return len(self._next) - 1
+
+    def _reach(self, state: int, token: int) -> int:
+        """The state of the longest string of `state` and this token, split off from that of longer strings."""
+        found = self._next[state][token]
+        if self._longest[found] == self._longest[state] + 1:
+            return found
+        clone = self._state(dict(self._next[found]), self._longest[state] + 1)
+        self._link[clone] = self._link[found]
+        self._count[clone], self._latest[clone] = self._count[found], self._latest[found]
+        self._link[found] = clone
+        while state >= 0 and self._next[state].get(token) == found:
+            self._next[state][token] = clone
+            state = self._link[state]
+        return clone
+
+    def _remember(self) -> None:
+        """Count the strings that end here; exact, but for those that end in more than COUNTED longer repetitions."""
+        state = self._end
+        for _ in range(COUNTED):
+            if not state:
+                break
+            self._count[state] += 1
+            self._latest[state] = self.size
+            state = self._link[state]
+
+    def _followed(self, state: int, length: int) -> Match:
+        """The longest suffix of a string that some token follows."""
+        while state and not self._next[state]:
+            state = self._link[state]
+            length = self._longest[state]
+        return Match(state, length)
+
+    def _rank(self, target: int) -> tuple[int, int]:
+        return -self._count[target], -self._latest[target]

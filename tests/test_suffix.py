@@ -1,0 +1,137 @@
+"""The suffix automaton finds what a search through the texts finds."""
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.suffix import COUNTED, DISCOUNT, NOTHING, SuffixAutomaton
+
+TOKEN = st.integers(0, 2)
+TEXTS = st.lists(st.lists(TOKEN, max_size=COUNTED // 2), min_size=1, max_size=4)
+GUESSES = st.lists(TOKEN, max_size=8)
+
+
+def automaton(texts):
+    found = SuffixAutomaton()
+    for text in texts:
+        found.separate()
+        for token in text:
+            found.extend(token)
+    return found
+
+
+def followers(texts, string):
+    """How often each token follows a string in the texts."""
+    ends = [(text, start + len(string)) for text in texts for start in range(len(text) - len(string))
+            if text[start:start + len(string)] == string]
+    return Counter(text[end] for text, end in ends)
+
+
+def longest(texts, read):
+    """The longest suffix of what was read that some token follows in the texts."""
+    return next((read[start:] for start in range(len(read)) if followers(texts, read[start:])), [])
+
+
+def expected(texts, string):
+    """The probabilities of all tokens that follow a string."""
+    counts = followers(texts, string) if string else Counter()
+    return {token: (count - DISCOUNT) / sum(counts.values()) for token, count in counts.items()}
+
+
+@settings(deadline=None)
+@given(TEXTS, GUESSES)
+def test_every_match_is_the_longest_suffix_that_a_search_finds_with_a_token_after_it(texts, guesses):
+    found, read = automaton(texts), list(texts[-1])
+    match = found.tip
+    assert match.length == len(longest(texts, read))
+    for guess in guesses:
+        match = found.step(match, guess)
+        read.append(guess)
+        assert match.length == len(longest(texts, read))
+        assert dict(found.continuations(match, 3)) == expected(texts, longest(texts, read))
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_the_tip_of_a_growing_text_matches_what_stands_earlier(texts):
+    found = SuffixAutomaton()
+    for number, text in enumerate(texts):
+        found.separate()
+        for end, token in enumerate(text, 1):
+            found.extend(token)
+            seen = [*texts[:number], text[:end]]
+            string = longest(seen, text[:end])
+            assert found.tip.length == len(string)
+            assert dict(found.continuations(found.tip, 3)) == expected(seen, string)
+
+
+@settings(deadline=None)
+@given(TEXTS, GUESSES, st.lists(TOKEN, max_size=COUNTED // 2))
+def test_a_match_that_was_kept_stays_one_while_the_text_grows(texts, guesses, more):
+    found, read = automaton(texts), texts[-1] + guesses
+    match = found.tip
+    for guess in guesses:
+        match = found.step(match, guess)
+    for token in more:
+        found.extend(token)
+    grown = [*texts[:-1], texts[-1] + more]
+    string = read[len(read) - match.length:]
+    assert dict(found.continuations(match, 3)) == expected(grown, string)
+    for token in range(3):
+        assert found.step(match, token).length == len(longest(grown, [*string, token]))
+
+
+@settings(deadline=None)
+@given(TEXTS, GUESSES)
+def test_a_run_takes_the_likeliest_continuation_each_time(texts, guesses):
+    found = automaton(texts)
+    match = found.tip
+    for guess in guesses:
+        match = found.step(match, guess)
+    chain = found.run(match, 16)
+    for token, probability in chain:
+        assert found.continuations(match, 1) == [(token, probability)]
+        match = found.step(match, token)
+    assert len(chain) == 16 or match == NOTHING
+
+
+@pytest.mark.parametrize(("texts", "continuations"), [
+    ([[1, 2, 5, 1, 2, 5, 1, 2, 6, 1, 2]], [5, 6]),
+    ([[1, 2, 5, 1, 2, 6, 1, 2]], [6, 5]),
+    ([[1, 2, 5], [1, 2, 6], [1, 2, 7], [1, 2]], [7, 6, 5]),
+    ([[1, 2, 6], [1, 2, 5], [1, 2, 6], [1, 2, 5], [1, 2]], [5, 6]),
+], ids=["the more frequent first", "then the later", "in other texts too", "as often, and later"])
+def test_continuations_are_ordered(texts, continuations):
+    found = automaton(texts)
+    assert [token for token, _ in found.continuations(found.tip, 8)] == continuations
+    assert [token for token, _ in found.continuations(found.tip, 2)] == continuations[:2]
+
+
+def test_no_match_spans_two_texts():
+    found = automaton([[1, 2], [3, 4, 1]])
+    assert found.continuations(found.tip, 4) == [(2, 1 - DISCOUNT)]
+    assert found.step(found.tip, 2) == NOTHING  # 3 is another text's first token
+
+
+def test_a_repetition_at_the_end_of_the_text_goes_on():
+    found = automaton([[9, 1, 2, 3, 1, 2, 3]])
+    assert found.tip.length == 3
+    assert [token for token, _ in found.run(found.tip, 7)] == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_nothing_is_foretold_without_a_match():
+    found = automaton([[1, 2, 3]])
+    assert found.tip == NOTHING
+    assert found.continuations(found.tip, 3) == found.run(found.tip, 3) == []
+
+
+@pytest.mark.parametrize("text", [[1] * 3000, [1, 2] * 1500, [1] + [2] * 3000, [i * i % 7 for i in range(3000)],
+                                  list(range(3000)), [int(c) for i in range(900) for c in str(i)]],
+                         ids=["one token", "two by turns", "one after another", "a period", "all new", "numbers"])
+def test_memory_is_linear(text):
+    found = automaton([text, text[1:], text[::-1]])
+    assert len(found._next) <= 2 * found.size
+    assert sum(map(len, found._next)) <= 3 * found.size
