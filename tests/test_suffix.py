@@ -135,3 +135,9 @@ def test_memory_is_linear(text):
     found = automaton([text, text[1:], text[::-1]])
     assert len(found._next) <= 2 * found.size
     assert sum(map(len, found._next)) <= 3 * found.size
+
+
+def test_a_text_that_was_there_takes_no_memory():
+    text = [1, 2, 3, 1, 2, 4, 1, 1, 2]
+    once, often = automaton([text]), automaton([text] * 9)
+    assert len(often._next) == len(once._next)
