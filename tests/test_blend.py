@@ -176,6 +176,28 @@ def test_probabilities_add_up_to_no_more_than_1_however_modest_their_source_was(
     assert dict(blend.mix({"model": [(1, .4), (2, .4)]}, 0)) == pytest.approx({1: .5, 2: .5})
 
 
+def witnesses(count, seed):
+    """Two sources that saw different signs of one token, each as often right as it claims."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        token, given = rng.randrange(2), {}
+        for source in ("eagle", "model"):
+            claimed = .5 + rng.random() / 2
+            best = token if rng.random() < claimed else 1 - token
+            given[source] = [(best, claimed), (1 - best, 1 - claimed)]
+        yield given, token
+
+
+def test_sources_that_agree_are_believed_more_than_each_of_them_claims():
+    blend, start = taught(witnesses(MANY, seed=0)), Blend()
+    agreed = {"eagle": [(1, .8), (0, .2)], "model": [(1, .8), (0, .2)]}
+    assert dict(start.mix(agreed, 0))[1] == pytest.approx(.8)
+    assert dict(blend.mix(agreed, 0))[1] > .87  # .94 by Bayes' rule
+    fresh = list(witnesses(MANY, seed=1))
+    after, before = (sum(-math.log(dict(one.mix(given, 0))[token]) for given, token in fresh) for one in (blend, start))
+    assert after < .95 * before
+
+
 def test_depths_are_learnt_apart():
     blend = Blend()
     for _ in range(4 * WINDOW):
