@@ -1,7 +1,7 @@
 """What followed the same words earlier: an online suffix automaton of token ids.
 
-It knows nothing about trees, drafts or vocabularies. After A. Blumer, J. Blumer, D. Haussler, A. Ehrenfeucht, M. T. Chen
-and J. Seiferas, *The smallest automaton recognizing the subwords of a text* (1985), in the form for several texts.
+It knows nothing about trees, drafts or vocabularies. After A. Blumer, J. Blumer, D. Haussler, A. Ehrenfeucht, M. T.
+Chen and J. Seiferas, *The smallest automaton recognizing the subwords of a text* (1985), with several texts in one.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SuffixAutomaton:
 
     A state stands for all strings that end at the same places of the texts; the longest of them has `_longest` tokens.
     Its link leads to the longest suffix of these strings that ends at more places. An automaton of n tokens has at most
-    2n states and 3n transitions. Growing by a token takes a constant number of steps on average, plus at most `COUNTED`.
+    2n states and 3n transitions. A token takes a constant number of steps on average, and at most `COUNTED` to count.
 
     A match needs a token after it: so the end of the growing text never matches itself, and a repetition that has
     reached the end of the text goes on from its last but one round.

@@ -128,6 +128,19 @@ def test_nothing_is_foretold_without_a_match():
     assert found.continuations(found.tip, 3) == found.run(found.tip, 3) == []
 
 
+@pytest.mark.parametrize("text", [[1] * 90 + [2] + [1] * 60, [1, 2] * 60 + [3] + [1, 2] * 50], ids=["one", "two"])
+def test_a_repetition_longer_than_is_counted_has_the_same_matches_and_tokens_after_them(text):
+    found, read = automaton([text]), list(text)
+    match = found.tip
+    for guess in [1, 2, 1, 1, 2, 1, 2, 1]:
+        string = longest([text], read)
+        after = dict(found.continuations(match, 4))
+        assert (match.length, after.keys()) == (len(string), followers([text], string).keys())
+        assert 0 < min(after.values()) and sum(after.values()) < 1
+        match = found.step(match, guess)
+        read.append(guess)
+
+
 @pytest.mark.parametrize("text", [[1] * 3000, [1, 2] * 1500, [1] + [2] * 3000, [i * i % 7 for i in range(3000)],
                                   list(range(3000)), [int(c) for i in range(900) for c in str(i)]],
                          ids=["one token", "two by turns", "one after another", "a period", "all new", "numbers"])
@@ -135,3 +148,9 @@ def test_memory_is_linear(text):
     found = automaton([text, text[1:], text[::-1]])
     assert len(found._next) <= 2 * found.size
     assert sum(map(len, found._next)) <= 3 * found.size
+
+
+def test_a_text_that_was_there_takes_no_memory():
+    text = [1, 2, 3, 1, 2, 4, 1, 1, 2]
+    once, often = automaton([text]), automaton([text] * 9)
+    assert len(often._next) == len(once._next)
