@@ -17,7 +17,7 @@ from config.tensor_parallel import TensorParallel
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
-    "draft": ("eagle", "model", "none"),
+    "draft": ("eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "none"),
     "template": ("vicuna", "llama-2", "own", "none"),
     "profile": ("none", *PROFILES),
     "time": ("real", "virtual"),
@@ -36,6 +36,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "seed": Range(0, (1 << 64) - 1), "max_new_tokens": Range(1, COUNT),
     "init_total_token": GUESSES, "init_topk": GUESSES, "init_depth": LEVELS, "init_subseq_token": ROWS,
     "expand_total_token": GUESSES, "expand_topk": GUESSES, "expand_depth": LEVELS, "expand_subseq_token": ROWS,
+    "stream_total_token": GUESSES, "stream_topk": GUESSES, "stream_subseq_token": ROWS,
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
@@ -49,6 +50,7 @@ EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1, "time": "real"}
 TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
 STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
+LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
 MEASURED = 16  # rows per segment until it is measured how many there should be
 ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
 
@@ -66,6 +68,7 @@ class Growth:
     width: int
     segment: int | None = None
     worth: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
+    anywhere: bool = False  # whether the likeliest guesses are read wherever they stand, or level by level
 
     def deeper(self, more: Growth) -> Growth:
         """The same tree with this many nodes and levels more."""
@@ -80,6 +83,7 @@ class TreeConfig:
     expand: Growth = Growth(64, 6, 10, 16)  # of continuous after a hit
     idle: Growth = Growth(48, 1, 10)  # what continuous adds when a segment came back and settled nothing
     layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)  # one more layer of PipeDec
+    stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST, anywhere=True)  # of streaming
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
@@ -136,6 +140,11 @@ class RunConfig:
     none_expand: bool = True  # whether it deepens the tree at all
     none_expand_size: int = 48  # more guesses
     none_expand_depth: int = 1  # more levels
+
+    # The tree of streaming, which grows wherever its likeliest guess stands
+    stream_total_token: int = 1024  # guesses in the tree
+    stream_topk: int = 10  # guesses that are read at once, and children of each
+    stream_subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
 
     # Other habits of the pipeline
     score_order: bool = True  # send the best guesses first; false: in the order in which they were drafted
@@ -229,7 +238,9 @@ class RunConfig:
             idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
         width = self.init_topk_pipedec
         layer = Growth(ENDLESS, ENDLESS, width, segment=width, worth=worth)
-        return TreeConfig(init, expand, idle, layer, self.prefill_chunk, self.score_order, self.prune)
+        stream = Growth(self.stream_total_token, ENDLESS, self.stream_topk, _bound(self.stream_subseq_token),
+                        max(worth, LEAST), anywhere=True)
+        return TreeConfig(init, expand, idle, layer, stream, self.prefill_chunk, self.score_order, self.prune)
 
 
 def _bound(size: int) -> int | None:
@@ -271,7 +282,7 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
 
 
 def _problems_of_machine(c: RunConfig) -> Iterator[str]:
-    if c.draft_dir and c.draft != "model":
+    if c.draft_dir and "model" not in c.draft.split("+"):
         yield f"draft_dir={c.draft_dir} is ignored with draft={c.draft}: add draft=model, or leave it out"
     if c.stages and not STAGES.fullmatch(c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "

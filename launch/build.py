@@ -16,9 +16,10 @@ from config.run_config import TreeConfig
 from launch.spec import RankSpec
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
-from model.drafts import ModelDraft, NoDraft
+from model.drafts import ModelDraft, NoDraft, TreeDraft
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
+from model.mixture import Mixture, Suffix
 from model.quant import Recast, compress, load, probe
 from model.weights import EMBED, HEAD, assign, check_model
 from pipeline.clock import REAL
@@ -99,14 +100,18 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
 def build_ring(spec: RankSpec, lm_head: LMHead, link: Any, trace: NoTrace, clock: Clock = REAL) -> Ring:
     """The pipeline as rank 0 sees it; in an emulated cluster the verification takes its time."""
     head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
-    return Ring(link, head, len(spec.part.stages), spec.device, trace)
+    return Ring(link, head, len(spec.part.stages), spec.device, trace, clock)
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = REAL) -> Draft:
     """The draft that the configuration names. It may share the target's LM head."""
-    draft: Draft = DRAFTS[spec.draft](spec, lm_head)
+    names = spec.draft.split("+")
+    if names == ["none"]:
+        return NoDraft()
+    networks = [DRAFTS[name](spec, lm_head) for name in names if name != "suffix"]
     if spec.cluster:
-        draft = SlowDraft(draft, Pace(spec.cluster, clock, trace))
+        networks = [SlowDraft(draft, Pace(spec.cluster, clock, trace)) for draft in networks]
+    draft: Draft = Mixture(networks, Suffix() if "suffix" in names else None)
     return draft if trace is OFF else TracedDraft(draft, trace)
 
 
@@ -115,10 +120,6 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, cl
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
     return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, clock)
-
-
-def _no_draft(spec: RankSpec, lm_head: LMHead) -> NoDraft:
-    return NoDraft()
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
@@ -180,5 +181,4 @@ def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn
     return lm_head
 
 
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], Draft]] = {
-    "none": _no_draft, "eagle": _eagle_draft, "model": _model_draft}
+DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {"eagle": _eagle_draft, "model": _model_draft}

@@ -175,6 +175,8 @@ class Pipeline:
             tree = replace(tree, init=replace(tree.init, segment=self.segment_rows))
         if config.expand_subseq_token == 0:
             tree = replace(tree, expand=replace(tree.expand, segment=self.segment_rows))
+        if config.stream_subseq_token == 0:
+            tree = replace(tree, stream=replace(tree.stream, segment=self.segment_rows))
         return tree
 
     @cached_property

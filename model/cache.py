@@ -69,6 +69,11 @@ class TreeCache:
         self._compact([i for i, node in enumerate(self._tail) if node in nodes])
 
     @property
+    def room(self) -> int:
+        """How many rows can be admitted."""
+        return self.capacity - self.settled - len(self._tail)
+
+    @property
     def nodes(self) -> list[int]:
         """The nodes of the tail, in the order of their slots."""
         return list(self._tail)

@@ -17,7 +17,7 @@ from torch import Tensor
 from config.run_config import Growth
 from model.cache import TreeCache
 from model.llama import Slice
-from model.sample import not_finite
+from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
@@ -28,6 +28,9 @@ class NoDraft:
 
     inner = False
     consumed = sys.maxsize
+
+    def begin(self, sampler: Sampler) -> None:
+        pass
 
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
         return False
@@ -40,11 +43,16 @@ class NoDraft:
 
 
 class TreeDraft:
-    """The growth that all drafts share; a kind of draft says how it reads and what it guesses then."""
+    """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
+
+    `grow` drafts level by level. `expand` reads nodes wherever they stand, for growth that is best first
+    (`model/mixture.py`); a request is drafted in one of both ways.
+    """
 
     source = ""  # its name among the drafts of a tree
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
     inner = False  # whether its features are the inputs of inner layers of the target
+    drifts = False  # whether its guesses get worse where they stand on many of its own
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
@@ -72,15 +80,88 @@ class TreeDraft:
         """
         raise NotImplementedError
 
+    def logits(self, out_TD: Tensor) -> Tensor:
+        """Logits `[T, V]` over the draft's own vocabulary of what follows each row."""
+        raise NotImplementedError
+
+    def tokens(self, place: Tensor) -> Tensor:
+        """The target's tokens for places in the draft's own vocabulary."""
+        return place
+
     def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens after each row, in the target's vocabulary: log-probabilities and ids, `[T, W]`."""
-        raise NotImplementedError
+        gain_TW, place_TW = likeliest(self.logits(out_TD), width)
+        return gain_TW, self.tokens(place_TW)
+
+    def begin(self, sampler: Sampler) -> None:
+        """A request begins, whose tokens this sampler chooses."""
+        self._sampler = sampler
 
     def reset(self) -> None:
         """Forget the request."""
         self.cache.clear()
         self._fed = self.lag  # trunk nodes that were read; as pairs the first token of a text has none
+        self._sampler = Sampler()
         self.refresh()
+        self.restart()
+
+    # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Read the text anew at the next tip, with the target's features instead of the draft's own."""
+        self._made: dict[int, Tensor] = {}  # what was made [D] of each node that was read
+
+    def wants(self, tree: TokenTree, node: int) -> bool:
+        """Whether a node was not read yet and could be."""
+        if node in self._made or tree.pos[node] + 1 >= tree.limit:
+            return False
+        return node == tree.tip or tree.parent[node] in self._made
+
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> list[list[tuple[int, float]]] | None:
+        """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
+
+        Above temperature 0 they are those that win most likely with the noise of their position. None if the tip cannot
+        be read yet.
+        """
+        room = self.cache.room
+        if tree.parent[nodes[0]] in self._made:
+            nodes = nodes[:room]
+            feature_TD = torch.stack([self._made[tree.parent[node]] for node in nodes])
+            parents = [tree.parent[node] for node in nodes]
+            self.cache.admit(nodes, parents, text=0)
+            out_TD = self._read(tree, nodes, feature_TD)
+        else:
+            followed = self._follow(tree)
+            if followed is None:
+                return None
+            out_TD = followed
+            self._made.clear()
+        self._made.update(zip(nodes, out_TD))
+        return self._foretell(out_TD, [tree.pos[node] + 1 for node in nodes], width)
+
+    def _foretell(self, out_TD: Tensor, positions: list[int], width: int) -> list[list[tuple[int, float]]]:
+        """Tokens and probabilities, the ones of `expand`."""
+        logits_TV = self._sampler.warped(self.logits(out_TD))
+        gain_TV = torch.log_softmax(logits_TV, -1)
+        known = self.tokens(torch.arange(gain_TV.shape[-1], device=gain_TV.device))
+        worth_TV = gain_TV + self._sampler.noise(positions, known)
+        best = worth_TV.topk(min(width, gain_TV.shape[-1]), -1).indices
+        chance = gain_TV.gather(-1, best).exp().tolist()
+        if math.isnan(chance[0][0]):
+            raise self._damaged(out_TD)
+        return [list(zip(tokens, chances)) for tokens, chances in zip(self.tokens(best).tolist(), chance)]
+
+    def settle(self, tree: TokenTree) -> None:
+        """The text went on: forget what died."""
+        kept = tree.live.union(tree.trunk[self._fed:])
+        self.cache.retain(kept)
+        self._made = {node: made for node, made in self._made.items() if node in kept or node == tree.tip}
+
+    def _damaged(self, out_TD: Tensor) -> ValueError:
+        return not_finite("draft", out_TD.dtype, "its weights are damaged or were made for another model: take "
+                          "another draft, or add draft=none")
+
+    # --- level by level, EAGLE-2 --------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Begin again at the tip at the next growth, with the target's features instead of the draft's own."""
@@ -160,8 +241,7 @@ class TreeDraft:
         parents = order.div(gain_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
         values = score.tolist()
         if math.isnan(values[0]):  # which sorts first
-            raise not_finite("draft", out_TD.dtype, "its weights are damaged or were made for another model: take "
-                             "another draft, or add draft=none")
+            raise self._damaged(out_TD)
         guesses = [(self._frontier[parent], token, self._base + value)
                    for parent, token, value in zip(parents, tokens, values)]
         least = tree.score[tree.tip] + growth.worth
@@ -192,8 +272,8 @@ class ModelDraft(TreeDraft):
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
         return self.model(token_T, pos_T, self.cache)  # type: ignore[no-any-return]
 
-    def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        return likeliest(self.lm_head(out_TD), width)
+    def logits(self, out_TD: Tensor) -> Tensor:
+        return self.lm_head(out_TD)
 
 
 def likeliest(logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:

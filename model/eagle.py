@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from config.heads import head_problems, is_speculators
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
-from model.drafts import TreeDraft, likeliest
+from model.drafts import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
 from model.tree import TokenTree
 from model.weights import BUFFER, Shape
@@ -128,11 +128,11 @@ class Eagle(TreeDraft):
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
         return self.head(token_T, feature_TD, pos_T, self.cache)  # type: ignore[no-any-return]
 
-    def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        gain_TW, place_TW = likeliest(self.lm_head(out_TD), width)
-        if self.head.shift is None:
-            return gain_TW, place_TW
-        return gain_TW, place_TW + self.head.shift[place_TW]
+    def logits(self, out_TD: Tensor) -> Tensor:
+        return self.lm_head(out_TD)
+
+    def tokens(self, place: Tensor) -> Tensor:
+        return place if self.head.shift is None else place + self.head.shift[place]
 
 
 def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:

@@ -57,6 +57,21 @@ class Sampler:
     top_k: int = 0
     seed: int = 0
 
+    def warped(self, logits_TV: Tensor) -> Tensor:
+        """The logits of the distribution that is sampled from, in float64; at temperature 0 those of the model."""
+        if not self.temperature:
+            return logits_TV
+        return warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
+
+    def noise(self, positions: Sequence[int], token_V: Tensor) -> Tensor:
+        """The noise `[T, V]` that these tokens get at each position, 0 at temperature 0; their ids go up to the largest.
+        """
+        if not self.temperature:
+            return torch.zeros(len(positions), 1, device=token_V.device)
+        size = int(token_V.max()) + 1
+        noise_TV = torch.stack([gumbel(self.seed, position, size) for position in positions])
+        return noise_TV.to(token_V.device)[:, token_V]
+
     def __call__(self, logits_TV: Tensor, positions: Sequence[int]) -> list[int]:
         """The tokens at `positions`, which the rows predict; one fetch from the device for all rows."""
         worth_TV = logits_TV

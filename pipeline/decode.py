@@ -81,6 +81,7 @@ class Decoder:
     def _stream(self, request: Request, tree: TokenTree, answer: Answer) -> Iterator[list[int]]:
         start, sent = self.clock.now(), self.ring.segments
         target = self.ring.open(tree, request.sampler, self.draft.inner, self.cfg.prunes)
+        self.draft.begin(request.sampler)
         try:
             for settled in self._settled(tree, target):
                 room = tree.limit - answer.prompt_tokens - answer.new_tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Iterator, List, Protocol, Sequence
 
 from config.run_config import Growth
+from model.sample import Sampler
 from model.tree import TokenTree
 
 # What a strategy yields: the tokens that it settled, or none of them when it waits for its target.
@@ -35,6 +36,9 @@ class Draft(Protocol):
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
         """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet."""
 
+    def begin(self, sampler: Sampler) -> None:
+        """A request begins, whose tokens this sampler chooses."""
+
     def refresh(self) -> None:
         """Begin again at the tip at the next growth."""
 
@@ -58,6 +62,10 @@ class Target(Protocol):
         """Whether the next segment would find the pipeline not yet full."""
 
     @property
+    def free(self) -> bool:
+        """Whether a segment that is sent now would hardly wait for the first stage."""
+
+    @property
     def ready(self) -> bool:
         """Whether a segment has come back, so that `wait` would return at once."""
 
@@ -70,6 +78,9 @@ class Target(Protocol):
         `yield from` it: whoever runs the strategy sees an empty list for as long as there is nothing to do, and may
         serve other requests meanwhile.
         """
+
+    def rest(self) -> Progress:
+        """Yield until a segment has come back or, if there is something to send, until the first stage is free."""
 
     def prune(self) -> None:
         """Tell every stage what has died."""

@@ -98,5 +98,20 @@ def pipedec(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> P
                 yield new
 
 
+def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
+    """Judge what is back; else send the best guesses just as the first stage gets free; else draft; else rest."""
+    while True:
+        if target.ready:
+            yield from target.wait()
+            if new := verify(tree):
+                target.prune()
+                draft.refresh()
+                yield new
+        elif target.free and (segment := tree.cut(cfg.stream.segment, cfg.chunk)):
+            target.send(segment)
+        elif not draft.grow(tree, cfg.stream):
+            yield from target.rest()
+
+
 STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
-    autoregressive, serial, naive, pruned, continuous, pipedec)}
+    autoregressive, serial, naive, pruned, continuous, pipedec, streaming)}

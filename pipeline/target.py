@@ -14,7 +14,9 @@ from torch import Tensor
 from model.cache import upload
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import Progress
+from pipeline.clock import REAL
+from pipeline.first_stage import FirstStage
+from pipeline.interfaces import Clock, Progress
 from pipeline.messages import Message, Prune, Reset, Segment, Stop
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
@@ -27,10 +29,11 @@ class Ring:
     """
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
-                 trace: NoTrace = OFF) -> None:
+                 trace: NoTrace = OFF, clock: Clock = REAL) -> None:
         self.link, self.lm_head = link, lm_head
         self.depth, self.device = depth, device
-        self.trace = trace
+        self.trace, self.clock = trace, clock
+        self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.segments = 0  # sent since the start
         self.requests = 0  # closed since the start
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
@@ -53,8 +56,16 @@ class Ring:
         self.requests += 1
 
     def listen(self) -> None:
-        """Wait for the next message, and hand it to the request that it is of."""
-        message = self.link.recv()
+        """Wait until there is a message, or something else that an open request waits for; hand out messages."""
+        moments = [target.wakes for target in self._open.values()]
+        if None in moments:
+            self._hand_out(self.link.recv())
+        else:
+            self.link.rest(min(moment for moment in moments if moment is not None))
+            self.poll()
+
+    def _hand_out(self, message: Message) -> None:
+        """Hand a message to the request that it is of."""
         assert isinstance(message, (Segment, Reset)), f"a {type(message).__name__} came back instead of a segment"
         assert message.request in self._open, f"a message for request {message.request}, which is not open"
         self._open[message.request].take(message)
@@ -62,7 +73,7 @@ class Ring:
     def poll(self) -> None:
         """Hand out the messages that have come already, without waiting for others."""
         while self.link.ready:
-            self.listen()
+            self._hand_out(self.link.recv())
 
     def start(self) -> None:
         """Wait until every stage has passed a first message on, which shows that it is there."""
@@ -89,6 +100,7 @@ class RingTarget:
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that have not been verified
         self._returned: deque[Segment] = deque()
         self._closed = False
+        self.wakes: float | None = None  # when the strategy goes on without a message; None: never
 
     @property
     def depth(self) -> int:
@@ -101,6 +113,10 @@ class RingTarget:
     @property
     def has_room(self) -> bool:
         return self.in_flight < self.depth
+
+    @property
+    def free(self) -> bool:
+        return self.ring.clock.now() >= self.ring.first_stage.ready_at
 
     @property
     def ready(self) -> bool:
@@ -119,6 +135,7 @@ class RingTarget:
             inner_T0 = token_T.new_empty(len(nodes), 0) if self.inner else None
             pos = [tree.pos[node] for node in nodes]
             segment = Segment(self.request, list(nodes), parents, pos, text, token_T, inner_T0)
+            self.ring.first_stage.send(segment.nodes, self.ring.clock.now())
             self.ring.link.send(segment)
         self._flying.append(nodes)
         self.ring.segments += 1
@@ -126,8 +143,21 @@ class RingTarget:
     def wait(self) -> Progress:
         assert self._flying, "nothing is in flight, so nothing can come back"
         with self.ring.trace.span("wait"):
-            while not self.ready:
+            while self._flying and not self.ready:
                 yield []
+        if self._returned:
+            self._judge()
+
+    def rest(self) -> Progress:
+        assert self._flying, "nothing is in flight, so nothing can come back"
+        self.wakes = self.ring.first_stage.ready_at if self.tree.pending else None
+        with self.ring.trace.span("wait"):
+            while self._flying and not self.ready and not (self.tree.pending and self.free):
+                yield []
+        self.wakes = None
+
+    def _judge(self) -> None:
+        """Ask LM head and sampler what follows the rows of the oldest segment that is back."""
         segment = self._returned.popleft()
         self._flying.popleft()
         said: dict[int, int] = {}
@@ -136,10 +166,15 @@ class RingTarget:
 
     def take(self, message: Segment | Reset) -> None:
         """Keep a message that the ring has brought for this request."""
-        if isinstance(message, Segment):
-            self._returned.append(message)
-        else:
+        if isinstance(message, Reset):
             self._closed = True
+            return
+        self.ring.first_stage.back(len(message.nodes), self.ring.clock.now())
+        if message.nodes:
+            self._returned.append(message)
+        else:  # all of its rows have died, so that it says nothing
+            del self._flying[len(self._returned)]
+            self.ring.trace.note("verify", self.ring.clock.now(), nodes=[], said={})
 
     def _note(self, segment: Segment, said: dict[int, int]) -> None:
         """Write into the tree what a segment that came back tells of its nodes, and the target's tokens into `said`.
@@ -167,6 +202,8 @@ class RingTarget:
             spared = () if self.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)
             self._broadcast(list(keep))
+            alive = {*keep, self.tree.tip}
+            self.ring.first_stage.prune(alive.__contains__, self.ring.clock.now())
 
     def close(self) -> None:
         """Declare dead what is in flight, send a Reset after it, and wait until that has come round the ring."""

@@ -39,6 +39,9 @@ class Link(Protocol):
     def recv(self) -> Message:
         """The next message, a Prune before others; raises PeerLost."""
 
+    def rest(self, until: float) -> None:
+        """Wait until `recv` would return at once, or until a moment of the clock, in seconds."""
+
     def urgent(self) -> Prune | None:
         """The next Prune that has come already."""
 
@@ -85,6 +88,11 @@ class Inbox:
                 raise self._failure
             return (self._prunes or self._others).popleft()
 
+    def rest(self, until: float) -> None:
+        """Wait until there is something to get, or until a moment of the monotonic clock."""
+        with self._news:
+            self._news.wait_for(lambda: self.ready, max(0.0, until - time.monotonic()))
+
     def urgent(self) -> Prune | None:
         return self._prunes.popleft() if self._prunes else None
 
@@ -113,7 +121,7 @@ class LocalLink:
         self._ends = [*inboxes, *tables]
         self._following = [inboxes[peer] for peer in peers.following]
         self._others = [inboxes[peer] for peer in peers.others]
-        self.recv, self.urgent = self._inbox.get, self._inbox.urgent
+        self.recv, self.rest, self.urgent = self._inbox.get, self._inbox.rest, self._inbox.urgent
 
     @staticmethod
     def ring(traces: Sequence[NoTrace]) -> list[LocalLink]:
@@ -182,7 +190,7 @@ class DistLink:
         if peers.root is not None:
             work["control listener"] = partial(self._hear_all, peers.root, control)
         self._threads = [guarded(name, run, failed) for name, run in work.items()]
-        self.recv, self.urgent = self._inbox.get, self._inbox.urgent
+        self.recv, self.rest, self.urgent = self._inbox.get, self._inbox.rest, self._inbox.urgent
         self.fail = self._inbox.fail
 
     @property

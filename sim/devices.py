@@ -63,11 +63,16 @@ class SlowDraft:
 
     def __init__(self, draft: Any, pace: Pace) -> None:
         self.draft, self.pace = draft, pace
-        self.inner, self.refresh, self.reset = draft.inner, draft.refresh, draft.reset
 
-    @property
-    def consumed(self) -> int:
-        return int(self.draft.consumed)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.draft, name)
+
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Any:
+        since = self.pace.now()
+        guesses = self.draft.expand(tree, nodes, width)
+        if guesses is not None:
+            self.pace.spend_until(since + self.pace.profile.level / 1e3)
+        return guesses
 
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
         since = self.pace.now()
@@ -85,7 +90,7 @@ class SlowLink:
         self._data = Lane(link.send, pace, link.takes, link.failed)
         self._control = Lane(link.broadcast, pace, link.takes, link.failed)
         self.send, self.broadcast = self._data.put, self._control.put
-        self.recv, self.urgent, self.fail = link.recv, link.urgent, link.fail
+        self.recv, self.rest, self.urgent, self.fail = link.recv, link.rest, link.urgent, link.fail
 
     @property
     def ready(self) -> bool:

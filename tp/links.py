@@ -91,6 +91,9 @@ class Loop:
     def recv(self) -> Message:
         return self._answers.popleft()
 
+    def rest(self, until: float) -> None:
+        """Every answer is there when `send` returns."""
+
     def urgent(self) -> Prune | None:
         return None
 

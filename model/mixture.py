@@ -1,0 +1,233 @@
+"""A draft out of several sources, networks and a suffix automaton, that grows a tree best first, anywhere.
+
+It knows nothing about how a source guesses. What each of them says of the token after a node is mixed into one list of
+children (`model/blend.py`); the best of all lists that are live make the tree.
+"""
+from __future__ import annotations
+
+import heapq
+import math
+import sys
+from dataclasses import dataclass
+from typing import Iterator, List, Sequence, Tuple
+
+import torch
+
+from config.run_config import Growth
+from model.blend import Blend
+from model.drafts import TreeDraft
+from model.sample import Sampler
+from model.suffix import NOTHING, Match, SuffixAutomaton
+from model.tree import Guess, TokenTree
+
+SUFFIX = "suffix"
+LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
+SHARPNESS = 1.0  # how much a draft's log-probabilities say once the noise is known, compared to the target's own
+Guesses = List[Tuple[int, float]]  # tokens and probabilities
+
+
+@dataclass
+class Stand:
+    """What was guessed of the token after one node."""
+
+    depth: int  # how many guesses the node stood on
+    match: Match  # of the suffix automaton, up to this node
+    given: dict[str, Guesses]  # by source
+    children: Guesses  # out of all sources, the likeliest first
+
+
+class Suffix:
+    """The automaton over the text so far, and the matches of the nodes below it."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the request."""
+        self._automaton = SuffixAutomaton()
+        self._read = 0  # nodes of the trunk
+
+    def settle(self, tree: TokenTree) -> None:
+        """Read the text that is new."""
+        for node in tree.trunk[self._read:]:
+            self._automaton.extend(tree.token[node])
+        self._read = len(tree.trunk)
+
+    def match(self, tree: TokenTree, node: int, above: Match) -> Match:
+        """The match of a node, where that of its parent is `above`."""
+        return self._automaton.tip if node == tree.tip else self._automaton.step(above, tree.token[node])
+
+    def guess(self, match: Match, width: int) -> Guesses:
+        """The tokens that followed a match most often."""
+        return self._automaton.continuations(match, width)
+
+
+class Mixture:
+    """The sum of some networks and, if there is one, a suffix automaton."""
+
+    def __init__(self, networks: Sequence[TreeDraft], suffix: Suffix | None = None) -> None:
+        self._networks, self._suffix = networks, suffix
+        self._blend = Blend()  # learns for as long as the pipeline lives
+        self.inner = any(network.inner for network in networks)
+        self.reset()
+
+    @property
+    def consumed(self) -> int:
+        """How many nodes of the text have features that no network needs any more."""
+        return min((network.consumed for network in self._networks), default=sys.maxsize)
+
+    def begin(self, sampler: Sampler) -> None:
+        """A request begins, whose tokens this sampler chooses."""
+        self._sampler = sampler
+        for network in self._networks:
+            network.begin(sampler)
+
+    def reset(self) -> None:
+        """Forget the request."""
+        self._stands: dict[int, Stand] = {}
+        self._settled = 0  # nodes of the trunk whose guesses were learnt from
+        self._tip = -1
+        self._levels = 0  # since the tip moved
+        self._sampler = Sampler()
+        for network in self._networks:
+            network.reset()
+        if self._suffix:
+            self._suffix.reset()
+
+    def refresh(self) -> None:
+        """Let the networks that drift begin again at the tip."""
+        for network in self._networks:
+            network.refresh()
+            if network.drifts:
+                network.restart()
+
+    def grow(self, tree: TokenTree, growth: Growth) -> bool:
+        """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
+
+        A single network can also grow level by level, as the reproductions of other methods do.
+        """
+        if not growth.anywhere and self._suffix is None and len(self._networks) == 1:
+            return self._networks[0].grow(tree, growth)
+        moved = tree.tip != self._tip
+        if moved:
+            self._move(tree)
+        if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
+            return False
+        least = tree.score[tree.tip] + growth.worth
+        nodes = self._choose(tree, growth.width, least)
+        read = self._expand(tree, nodes, growth.width)
+        if not read and not moved:
+            return False
+        self._levels += 1
+        self._offer(tree, list(self._stands) if moved else read, growth, least)
+        return bool(read)
+
+    # --- the text goes on ---------------------------------------------------------------------------------------------
+
+    def _move(self, tree: TokenTree) -> None:
+        """Learn from what settled, forget what died, and begin at the tip if nobody had guessed it."""
+        self._tip, self._levels = tree.tip, 0
+        self._learn(tree)
+        if self._suffix:
+            self._suffix.settle(tree)
+        guessed = tree.tip in tree.proposals
+        for network in self._networks:
+            if guessed:
+                network.settle(tree)
+            else:
+                network.restart()
+        self._stands = {node: stand for node, stand in self._stands.items() if node in tree.live or node == tree.tip}
+
+    def _learn(self, tree: TokenTree) -> None:
+        """Compare what was guessed of the tokens that settled with what they are."""
+        for node in tree.trunk[self._settled:]:
+            stand = self._stands.get(tree.parent[node])
+            if stand is not None:
+                self._blend.learn(stand.given, stand.match.length, tree.token[node], stand.depth)
+        self._settled = len(tree.trunk)
+
+    # --- a level ------------------------------------------------------------------------------------------------------
+
+    def _choose(self, tree: TokenTree, width: int, least: float) -> list[int]:
+        """The likeliest nodes that a source wants to read: the tip, and guesses below it."""
+        worthy = (node for node in tree.live if tree.score[node] >= least and self._wanted(tree, node))
+        best = heapq.nsmallest(width, worthy, key=lambda node: (-tree.score[node], node))
+        return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
+
+    def _wanted(self, tree: TokenTree, node: int) -> bool:
+        if any(network.wants(tree, node) for network in self._networks):
+            return True
+        unread = node not in self._stands and tree.pos[node] + 1 < tree.limit
+        return unread and self._suffix is not None and (node == tree.tip or not self._networks)
+
+    def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> list[int]:
+        """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
+        said: dict[int, dict[str, Guesses]] = {}
+        for network in self._networks:
+            wanted = [node for node in nodes if network.wants(tree, node)]
+            guesses = network.expand(tree, wanted, width) if wanted else None
+            for node, guessed in zip(wanted, guesses or ()):
+                said.setdefault(node, {})[network.source] = guessed
+        fresh = [node for node in nodes if node in said or node not in self._stands]
+        read = [node for node in fresh if self._stand(tree, node, said.get(node, {}), width)]
+        return read
+
+    def _stand(self, tree: TokenTree, node: int, said: dict[str, Guesses], width: int) -> bool:
+        """Mix what is said of the token after a node with what was said before; False if that is nothing."""
+        stand = self._stands.get(node)
+        if stand is None:
+            depth = tree.pos[node] - tree.pos[tree.tip]
+            stand = Stand(depth, self._match(tree, node), {}, [])
+            if self._suffix and (guessed := self._suffix.guess(stand.match, width)):
+                stand.given[SUFFIX] = guessed
+        stand.given.update(said)
+        if not stand.given:
+            return False
+        mixed = self._blend.mix(stand.given, stand.match.length, stand.depth)
+        stand.children = self._foreseen(mixed, tree.pos[node] + 1)[:width]
+        self._stands[node] = stand
+        return True
+
+    def _match(self, tree: TokenTree, node: int) -> Match:
+        """The match of a node, from that of the nearest node above whose match is known."""
+        if self._suffix is None:
+            return NOTHING
+        way = [node]
+        while way[-1] != tree.tip and tree.parent[way[-1]] not in self._stands:
+            way.append(tree.parent[way[-1]])
+        above = self._stands.get(tree.parent[way[-1]])
+        match = above.match if above else NOTHING
+        for step in reversed(way):
+            match = self._suffix.match(tree, step, match)
+        return match
+
+    def _foreseen(self, mixed: Guesses, position: int) -> Guesses:
+        """Probabilities once the noise of a position is known, which chooses among the tokens: see docs/design.md."""
+        if not self._sampler.temperature or not mixed:
+            return mixed
+        tokens = torch.tensor([token for token, _ in mixed])
+        chance = torch.tensor([probability for _, probability in mixed], dtype=torch.float64)
+        order = tokens.argsort()
+        noise = torch.empty_like(chance)
+        noise[order] = self._sampler.noise([position], tokens[order])[0]
+        worth = torch.softmax(SHARPNESS * (chance.log() + noise), -1)
+        best = worth.argsort(descending=True, stable=True)
+        return list(zip(tokens[best].tolist(), worth[best].tolist()))
+
+    # --- into the tree ------------------------------------------------------------------------------------------------
+
+    def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth, least: float) -> None:
+        """Add the children of these nodes that are among the best; a match that is long goes on at once."""
+        guesses = [guess for node in nodes if node in tree.score for guess in self._children(tree, node, least)]
+        guesses.sort(key=lambda guess: -guess[2])
+        taken = tree.offer(guesses, growth.nodes, least)
+        for node, (parent, token, score) in zip(taken, guesses):
+            given = self._stands[parent].given
+            tree.proposals[node] = {source: score for source, said in given.items()
+                                    if any(guess == token for guess, _ in said)}
+
+    def _children(self, tree: TokenTree, node: int, least: float) -> Iterator[Guess]:
+        above = tree.score[node]
+        for token, probability in self._stands[node].children:
+            if probability > 0 and above + math.log(probability) >= least:
+                yield node, token, above + math.log(probability)

@@ -1,0 +1,75 @@
+"""When the first stage is free: rank 0's own model of it, from what it sent and when that came back.
+
+It needs no message, and so is right for every link: a segment spends about as long in each stage, so the first one is
+busy for a share of the time after which a segment comes back that waited for no other.
+"""
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Callable
+
+SLACK = 0.1  # of a segment's time in the stage: as early as that, a segment may be sent
+FADING = 1.02  # by which the shortest time seen grows with each new one, so that a slower pipeline is believed
+
+
+@dataclass
+class Visit:
+    """A segment in the first stage."""
+
+    nodes: frozenset[int]
+    rows: int
+    sent: float
+    begins: float
+    ends: float
+
+
+class FirstStage:
+    """The visits that are not over. `share` is the part of a segment's way that it spends in the first stage."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._seconds: dict[int, float] = {}  # rows -> the shortest time seen
+        self._visits: deque[Visit] = deque()  # of the segments that are not back
+
+    def send(self, nodes: list[int], now: float) -> None:
+        """A segment was sent."""
+        begins = max(now, self.free_at)
+        visit = Visit(frozenset(nodes), len(nodes), now, begins, begins + self._takes(len(nodes)))
+        self._visits.append(visit)
+
+    def back(self, rows: int, now: float) -> None:
+        """The oldest segment is back, with so many of its rows."""
+        visit = self._visits.popleft()
+        if rows == visit.rows:
+            took = (now - visit.begins) * self._share
+            known = self._seconds.get(rows, took)
+            self._seconds[rows] = min(took, FADING * known)
+
+    def prune(self, alive: Callable[[int], bool], now: float) -> None:
+        """Some nodes died: a segment without others is given up, and those behind it come earlier."""
+        free = 0.0
+        for visit in self._visits:
+            takes = visit.ends - visit.begins
+            dead = visit.ends > now and not any(map(alive, visit.nodes))
+            visit.begins = max(visit.sent, free)
+            visit.ends = max(visit.begins, now) if dead else visit.begins + takes
+            free = visit.ends
+
+    @property
+    def free_at(self) -> float:
+        """The moment at which everything that was sent has left the stage."""
+        return self._visits[-1].ends if self._visits else 0.0
+
+    @property
+    def ready_at(self) -> float:
+        """The moment from which on a segment may be sent, since it would hardly wait."""
+        if not self._visits:
+            return 0.0
+        last = self._visits[-1]
+        return last.ends - SLACK * (last.ends - last.begins)
+
+    def _takes(self, rows: int) -> float:
+        """Seconds of a segment: the shortest known of one with as many rows or more, else the longest known."""
+        larger = [seconds for known, seconds in self._seconds.items() if known >= rows]
+        return min(larger) if larger else max(self._seconds.values(), default=0.0)
