@@ -27,6 +27,7 @@ class NoDraft:
     """A draft that never guesses; with it every strategy decodes token by token."""
 
     inner = False
+    drifts = False
     consumed = sys.maxsize
 
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
@@ -176,6 +177,7 @@ class ModelDraft(TreeDraft):
     """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
 
     source = "model"
+    drifts = False  # it reads tokens alone
 
     def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor],
                  cache: TreeCache) -> None:
