@@ -21,10 +21,11 @@ examples:
 
   then: bash run_pipe.sh base_dir=toy/llama eagle_dir=my_head stages=0+2+2+2+2
 
-  A head is taught in two parts. In the first one it reads the model's features, in the last quarter of it without noise
-  and with words that count as much as features; this makes it good. In the second part it reads what it made itself,
-  pass after pass, at half the rate, since a head that never did so guesses worse with every guess that it stands on:
-  it drifts. --from mends a head that drifts by the second part alone. --authors is the course of EAGLE's authors.
+  A head is taught in two parts. In the first one it reads the model's features, which makes it good; in the last
+  quarter of it EAGLE-1/2 has no noise, and words count as much as features. In the second part it reads what it made
+  itself, pass after pass, at half the rate, since a head of EAGLE-1/2 that never did so guesses worse with every guess
+  that it stands on: it drifts. --from mends a head that drifts by the second part alone. --authors is the course of
+  EAGLE's authors; with --passes 2 --word-weight 1 --noise 0 it is that of toy/eagle.
 
   A line of FILE is {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]} as in
   ShareGPT, or {"messages": [{"role": "user", "content": "..."}, ...]}, or {"turns": [...], "reference": [...]}. The
@@ -60,27 +61,11 @@ def parser() -> argparse.ArgumentParser:
     add("--data", metavar="FILE", type=Path, required=True, help="conversations, one JSON object a line")
     add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
     add("--template", choices=[*CONVERSATIONS, "own"], default="vicuna", help="how the model wants its questions")
-    add("--epochs", type=float, default=4.0, metavar="N", help="how often each conversation is read in the first part "
-        "(4)")
-    add("--own-epochs", type=float, default=1.5, metavar="N", help="the same in the second part (1.5)")
-    add("--from", dest="given", metavar="HEAD", type=Path, help="the folder of a head for this model that is to be "
-        "mended: only the second part, with its weights to begin with")
-    add("--authors", action="store_true", help="one part instead of two: all passes at all places from the first step "
-        "on")
+    _add_parts(made)
     add("--batch", type=int, default=4, metavar="N", help="conversations in a step (4)")
     add("--length", type=int, default=2048, metavar="N", help="longer ones are cut after so many tokens (2048)")
     add("--limit", type=int, default=68000, metavar="N", help="conversations that are taken, by chance (68000)")
     add("--held-out", type=float, default=0.05, metavar="SHARE", help="kept back for the figures at the end (0.05)")
-    add("--rate", type=float, metavar="R", help="of learning; default: EAGLE's, which is 3e-5 for a model of size "
-        "4096 (EAGLE-3: 5e-5), and in inverse proportion to the size for others")
-    add("--passes", type=int, metavar="N", help="of the second part: the first reads the model's features, each other "
-        "one what the head made in the one before (8; --authors: 1, with --eagle3 7)")
-    add("--starts", type=int, default=10, metavar="N", help="places of a conversation, drawn by chance, where the "
-        "later passes start (10; --authors: all)")
-    add("--noise", type=float, default=0.1, metavar="X", help="on the features in the first part, EAGLE-1/2: at most "
-        "so much (0.1)")
-    add("--word-weight", type=float, default=0.1, metavar="X", help="of words beside features in the first part, "
-        "EAGLE-1/2 (0.1)")
     add("--draft-vocab", type=int, default=32000, metavar="N", help="tokens that a head of EAGLE-3 knows: those that "
         "answers use most (32000)")
     add("--seed", type=int, default=0, metavar="N", help="of the beginning, the order and the noise (0)")
@@ -92,6 +77,28 @@ def parser() -> argparse.ArgumentParser:
         help="of the arithmetic; auto: bfloat16 on cuda, else float32. Weights that learn are float32")
     add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
     return made
+
+
+def _add_parts(made: argparse.ArgumentParser) -> None:
+    """The options that say what is taught, and how long."""
+    add = made.add_argument
+    add("--epochs", type=float, default=4.0, metavar="N", help="how often each conversation is read in the first part "
+        "(4)")
+    add("--own-epochs", type=float, default=1.5, metavar="N", help="the same in the second part (1.5)")
+    add("--from", dest="given", metavar="HEAD", type=Path, help="the folder of a head for this model that is to be "
+        "mended: only the second part, with its weights to begin with")
+    add("--authors", action="store_true", help="one part instead of two: all passes at all places from the first step "
+        "on")
+    add("--rate", type=float, metavar="R", help="of learning; default: EAGLE's, which is 3e-5 for a model of size "
+        "4096 (EAGLE-3: 5e-5), and in inverse proportion to the size for others")
+    add("--passes", type=int, metavar="N", help="of the second part: the first reads the model's features, each other "
+        "one what the head made in the one before (8; --authors: 1, with --eagle3 7)")
+    add("--starts", type=int, default=10, metavar="N", help="places of a conversation, drawn by chance, where the "
+        "later passes start (10; --authors: all)")
+    add("--noise", type=float, default=0.1, metavar="X", help="on the features in the first part, EAGLE-1/2: at most "
+        "so much (0.1)")
+    add("--word-weight", type=float, default=0.1, metavar="X", help="of words beside features in the first part, "
+        "EAGLE-1/2 (0.1)")
 
 
 def check(args: argparse.Namespace) -> None:
