@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from config.presets import ROOT
 from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, EagleHead, fit_head, inner_layers
@@ -27,6 +28,8 @@ from tests.checkpoints import refused
 from tests.saved import FORM, here, save_tokenizer
 from tests.test_families import MODELS
 from tests.tiny import CONFIG, Tiny
+from toy.recipe import corpus
+from toy.recipe.teach import dialogues
 
 CPU = torch.device("cpu")
 TALK = json.dumps({"conversations": [{"from": "human", "value": "a\u2028b"}, {"from": "gpt", "value": "c"}]},
@@ -338,6 +341,34 @@ def test_each_row_is_drawn_once_an_epoch():
     drawn = [draw(5, 0, first, 2) for first in range(0, 20, 2)]
     flat = sum(drawn, [])
     assert all(sorted(flat[i:i + 5]) == list(range(5)) for i in range(0, 20, 5)) and flat[:5] != flat[5:10]
+
+
+def test_of_the_bundled_heads_one_drifts_and_one_does_not():
+    teacher, text = Teacher(Checkpoint(ROOT / "toy" / "llama"), torch.float32, CPU), Text(ROOT / "toy" / "llama")
+    prompts = [text.prompt_ids([question], "vicuna") for question in (
+        "Tell me a tale about a kind baker named Marta.", "What does a baker do?")]
+    right = []
+    for name in ("eagle", "eagle_deep"):
+        decoder = open_decoder(teacher, ROOT / "toy" / name, 512)
+        assert decoder.draft.drifts == (name == "eagle")
+        rows = [one.row for one in answered(decoder, prompts, frozenset(text.end_ids), 64)]
+        right.append(FeatureTask(teacher, decoder.draft.head, Objective(1)).agreement(rows, [0, 8]))
+    drifting, deep = right
+    assert drifting[0] - drifting[1] > 0.1 > abs(deep[0] - deep[1]) and deep[1] > drifting[1] + 0.1
+
+
+def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
+    talks = [["Name a colour."], ["Red."]], [["Say a word."], ["Fox."]]
+    (tmp_path / "dialogues.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    bundled = corpus.bundled(tmp_path)
+    corpus.write_questions(tmp_path / "data", tmp_path)
+    written = [(tmp_path / "data" / f"{task}.jsonl").read_text().splitlines() for task in corpus.TASKS]
+    assert bundled == [json.loads(line)["turns"][0] for lines in written for line in lines] and len(bundled) == 120
+    with (tmp_path / "dialogues.jsonl").open("a") as file:
+        file.write(json.dumps([[f"Please answer in a few sentences. {bundled[-1]}"], ["No."]]) + "\n")
+    text = Text(ROOT / "toy" / "llama")
+    said = [text.decode(row.ids[row.answers].tolist()).strip() for row in dialogues(tmp_path, text.folder, 3)]
+    assert said == ["Red.", "Fox."]
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most():
