@@ -73,7 +73,7 @@ CONFIG = {
     "sliding_window": whole(0, 1 << 24), "use_sliding_window": FLAG,
     "rms_norm_eps": number(1e-30, 1), "rope_theta": WAVE, "rope_scaling": OBJECT, "rope_parameters": OBJECT,
     "partial_rotary_factor": PART, "tie_word_embeddings": FLAG, "qkv_bias": FLAG, "eos_token_id": TOKENS,
-    "draft_vocab_size": ROWS, "target_hidden_size": WIDTH, "eagle_config": OBJECT,  # a head's
+    "draft_vocab_size": ROWS, "target_hidden_size": WIDTH, "eagle_config": OBJECT, "unrolled_passes": COUNT,  # a head's
 }
 ROPE = {  # of `rope_scaling` and `rope_parameters`
     "rope_type": NAME, "type": NAME, "rope_theta": WAVE, "factor": SCALE,

@@ -23,7 +23,7 @@ READ = frozenset("""
     model_type hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size rms_norm_eps
     max_position_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor hidden_act attention_bias
     mlp_bias qkv_bias quantization_config draft_vocab_size target_hidden_size layer_types sliding_window
-    use_sliding_window""".split())
+    use_sliding_window unrolled_passes""".split())
 HARMLESS = frozenset("""
     architectures model_name_or_path target_model_type dtype torch_dtype transformers_version initializer_range
     bias tie_word_embeddings attention_dropout pretraining_tp use_cache max_window_layers

@@ -27,6 +27,7 @@ class NoDraft:
     """A draft that never guesses; with it every strategy decodes token by token."""
 
     inner = False
+    drifts = False
     consumed = sys.maxsize
 
     def begin(self, sampler: Sampler) -> None:
@@ -256,6 +257,7 @@ class ModelDraft(TreeDraft):
     """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
 
     source = "model"
+    drifts = False  # it reads tokens alone
 
     def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor],
                  cache: TreeCache) -> None:

@@ -24,6 +24,7 @@ from model.tree import TokenTree
 from model.weights import BUFFER, Shape
 
 OWN_EMBEDDING = "embed_tokens.weight"
+UNROLLED = 4  # passes over its own outputs, its first one included, from which on a head is taken not to drift
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
 
 
@@ -42,6 +43,7 @@ class EagleHead(nn.Module):
 
     def __init__(self, c: LlamaConfig, bias: bool) -> None:
         super().__init__()
+        self.drifts = True
         self.config = c
         self.embed_tokens = embedding(c.vocab, c.hidden)
         self.fc = linear(2 * c.hidden, c.hidden, bias)
@@ -81,6 +83,8 @@ class Eagle3Head(nn.Module):
     That LM head knows `vocab` tokens. If those are not all, its token i is the target's token i + `shift[i]`.
     """
 
+    drifts = False  # its training feeds it its own outputs, for about seven passes
+
     def __init__(self, c: LlamaConfig, target: int, vocab: int) -> None:
         super().__init__()
         self.config = c
@@ -108,7 +112,11 @@ Head = Union[EagleHead, Eagle3Head]
 
 
 class Eagle(TreeDraft):
-    """A draft that guesses with a head; `lm_head` maps what the head makes to logits."""
+    """A draft that guesses with a head; `lm_head` maps what the head makes to logits.
+
+    `drifts`: whether its guesses get worse with every guess that they stand on, as those of a head do that was taught
+    on the target's features alone.
+    """
 
     source, lag = "eagle", 1
 
@@ -116,6 +124,7 @@ class Eagle(TreeDraft):
                  capacity: int) -> None:
         self.head, self.lm_head = head, lm_head
         self.inner = isinstance(head, Eagle3Head)
+        self.drifts = head.drifts
         super().__init__(head.config.cache(1, capacity, head.embed_tokens.weight))
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
@@ -150,6 +159,7 @@ def fit_head(source: Checkpoint, base: Mapping[str, Any]) -> Head:
     if third:
         return _fit_third(source, forms, sizes, target)
     head = EagleHead(sizes, bias="fc.bias" in forms)
+    head.drifts = (source.config.get("unrolled_passes") or 1) < UNROLLED
     _check_names(source, forms, head, set())
     return head
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from config.heads import head_problems
 from model.checkpoint import Checkpoint
-from model.eagle import Eagle3Head, EagleHead, fit_head
+from model.drafts import ModelDraft, NoDraft
+from model.eagle import Eagle, Eagle3Head, EagleHead, fit_head
 from model.llama import LlamaConfig
 from tests.checkpoints import refused
 from tests.tiny import weights
@@ -63,6 +65,17 @@ def save(folder: Path, third: bool, config: dict, rename=lambda name: name) -> C
 def test_heads_as_they_are_published_are_taken(tmp_path, name):
     third, config = PUBLISHED[name]
     assert isinstance(fit_head(save(tmp_path / "head", third, config), BASE), Eagle3Head if third else EagleHead)
+
+
+@pytest.mark.parametrize("third", [False, True], ids=["eagle", "eagle3"])
+def test_a_head_drifts_unless_it_was_taught_on_its_own_outputs(tmp_path, third):
+    for i, (passes, drifts) in enumerate([({}, True), ({"unrolled_passes": None}, True), ({"unrolled_passes": 3}, True),
+                                          ({"unrolled_passes": 4}, False), ({"unrolled_passes": 8}, False)]):
+        head = fit_head(save(tmp_path / str(i), third, {**ORIGINAL, **passes}), BASE).to_empty(device="cpu")
+        assert Eagle(head, nn.Identity(), 8).drifts == (drifts and not third)
+    assert (ModelDraft.drifts, NoDraft.drifts) == (False, False)
+    with refused("unrolled_passes='8', which should be a whole number from 1"):
+        save(tmp_path / "text", third, {**ORIGINAL, "unrolled_passes": "8"})
 
 
 def test_what_transformers_writes_of_a_llama_in_full_is_taken():

@@ -47,7 +47,7 @@ def test_a_measurement_that_is_none_shows_what_there_is(capsys):
 def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for step, lacking in (("tokenizer", "dialogues.jsonl"), ("base", "rows.npy"), ("head", "rows.npy"),
-                          ("questions", "dialogues.jsonl")):
+                          ("deep", "dialogues.jsonl"), ("questions", "dialogues.jsonl")):
         assert make_toy.main([step, "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 2
         assert f"the step {step} needs {tmp_path / 'work' / lacking}" in capsys.readouterr().err
     for key in ("--work", "--out"):

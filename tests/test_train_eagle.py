@@ -9,28 +9,33 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from config.presets import ROOT
 from launch.split.write import split
 from model.checkpoint import Checkpoint
-from model.eagle import Eagle3Head, EagleHead, fit_head, inner_layers
+from model.eagle import Eagle, Eagle3Head, EagleHead, fit_head, inner_layers
 from model.text import Text
 from pipeline.decode import Request
 from scripts.train_eagle import __main__ as train_eagle
 from scripts.train_eagle import heads
-from scripts.train_eagle.course import Course
+from scripts.train_eagle.course import Course, rate_at
 from scripts.train_eagle.data import Row, draw, make_row, read_conversations
-from scripts.train_eagle.judge import accepted_length, open_decoder
+from scripts.train_eagle.judge import accepted_length, answered, open_decoder
 from scripts.train_eagle.loss import FeatureTask, Objective, WordTask
+from scripts.train_eagle.parts import own_part, part_at
 from scripts.train_eagle.teacher import Teacher
 from scripts.train_eagle.unroll import unroll
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_tokenizer
 from tests.test_families import MODELS
 from tests.tiny import CONFIG, Tiny
+from toy.recipe import corpus
+from toy.recipe.teach import dialogues
 
 CPU = torch.device("cpu")
 TALK = json.dumps({"conversations": [{"from": "human", "value": "a\u2028b"}, {"from": "gpt", "value": "c"}]},
                   ensure_ascii=False)
 both = pytest.mark.parametrize("third", [False, True], ids=["eagle", "eagle3"])
+DEPTHS = ["0", "1", "2", "4", "8", "16", "32"]
 ANSWERED = [10, 11, 12, 13, 17, 18, 19, 20, 23]  # a row's tokens that are an answer's
 
 
@@ -62,6 +67,11 @@ def talks(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def base_and_talks(base, talks):
+    return base, talks
+
+
 def make_head(teacher, third, vocab=40):
     own = torch.arange(3, 3 + vocab) if third else None
     config = heads.describe(teacher, vocab if third else None)
@@ -83,36 +93,44 @@ def make_rows():
 
 
 @both
-def test_every_pass_reads_what_the_draft_would_read_there(teacher, third):
+@pytest.mark.parametrize("starts", [None, [0, 3, 4, 7]], ids=["all", "some"])
+def test_every_pass_reads_what_the_draft_would_read_there(teacher, third, starts):
     head, _ = make_head(teacher, third)
     ids = make_rows()[0].ids.long()[:12]
     last, inner = teacher.read(ids)
     feature = (inner if third else last)[:-1]
-    trained = list(unroll(head, ids[1:], feature, passes=4))
-    for pair in range(len(ids) - 4):  # the text up to this pair, then three guesses, each with what was made before
+    chosen = None if starts is None else torch.tensor(starts)
+    first, *later = unroll(head, ids[1:], feature, 4, chosen)
+    pairs = starts or list(range(len(ids) - 4))
+    trained = [first[pairs], *(out[:len(pairs)] for out in later)]
+    for row, pair in enumerate(pairs):  # the text up to this pair, then three guesses, each with what was made before
         cache, nodes, out = CONFIG.cache(1, 64, teacher.embedding), count(), None
         for step in range(4):
             rows = range(pair + 1) if step == 0 else [pair + step]
             new = [next(nodes) for _ in rows]
             cache.admit(new, [max(node - 1, 0) for node in new], len(new))
             out = head(ids[1:][list(rows)], feature[:pair + 1] if step == 0 else out[-1:], torch.tensor(rows), cache)
-            torch.testing.assert_close(trained[step][pair], out[-1], atol=1e-12, rtol=1e-9)
+            torch.testing.assert_close(trained[step][row], out[-1], atol=1e-12, rtol=1e-9)
+    assert [len(out) for out in later] == [sum(pair + step < 11 for pair in starts or range(11)) for step in (1, 2, 3)]
 
 
-def by_hand(task, row, third):
+def by_hand(task, row, third, likeliest=64, starts=None):
     """Losses of each pass as EAGLE's papers write them, summed over the row, from what the passes made."""
-    teacher, head, ids = task.teacher, task.head, row.ids.long()
+    teacher, head, ids, method = task.teacher, task.head, row.ids.long(), task.method
     last, inner = teacher.read(ids)
     known = torch.arange(3, 43) if third else torch.arange(CONFIG.vocab)
-    for number, out in enumerate(unroll(head, ids[1:], (inner if third else last)[:-1], task.method.passes)):
+    for number, out in enumerate(unroll(head, ids[1:], (inner if third else last)[:-1], method.passes, starts)):
         loss = right = 0.0
-        for place in range(len(out)):
+        for i in range(len(out)):
+            place = i if starts is None or not number else int(starts[i])
             truth, word = last[place + number + 1], place + number + 2
             said = teacher.lm_head(truth)
             if word < len(ids) and row.answers[word] and (not third or said.argmax() in known):
-                logits = head.lm_head(head.norm(out[place])) if third else teacher.lm_head(out[place])
-                loss -= (said[known].softmax(-1) * logits.log_softmax(-1)).sum() * (1 if third else 0.1)
-                loss += 0 if third else F.smooth_l1_loss(out[place], truth)
+                logits = head.lm_head(head.norm(out[i])) if third else teacher.lm_head(out[i])
+                top = said[known].topk(min(likeliest, len(known))).indices
+                words = (said[known][top].softmax(-1) * logits.log_softmax(-1)[top]).sum()
+                loss -= words * (1 if third else method.word_weight)
+                loss += 0 if third else F.smooth_l1_loss(out[i], truth)
                 right += int(known[logits.argmax()] == said.argmax())
         yield loss, right
 
@@ -131,6 +149,42 @@ def test_the_loss_is_that_of_the_papers(teacher, third):
     for got, wanted in zip([p.grad for p in learnt], torch.autograd.grad(loss, learnt)):
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-4)
     assert task.head.embed_tokens.weight.grad is None and teacher.lm_head.weight.grad is None
+
+
+@both
+@torch.enable_grad()
+def test_later_passes_start_at_a_few_places_which_stand_for_all(teacher, third):
+    task, rows = make_task(teacher, third, own_part(1, passes=3, starts=2).method), make_rows()
+    told = task.learn(rows, (0, 7))
+    loss = 0.0
+    for number, row in enumerate(rows):
+        starts = task.starts(row, (0, 7, number))
+        assert len(starts) == 2 and set(starts.tolist()) < {8, 9, 10, 15, 16, 17}  # the next two words are an answer's
+        first, *later = (mark for mark, _ in by_hand(task, row, third, starts=starts))
+        loss += 3 * first + sum(later) * 6 / 2
+    size = sum(len(row.ids) - 1 if third else len(ANSWERED) for row in rows)
+    assert told["loss"] == pytest.approx(float(loss.detach()) / size, abs=1e-6)
+    assert task.learn(rows, (0, 7)) == told != task.learn(rows, (0, 8))
+    task.method = Objective(3, starts=100, likeliest=2, word_weight=1.0)  # more than there are, so that all are drawn
+    marks = [mark for mark, _ in by_hand(task, rows[0], third, likeliest=2, starts=task.starts(rows[0], (1,)))]
+    told = task.learn(rows[:1], (0, 7))["loss"]
+    assert told == pytest.approx(float(sum(marks).detach()) / task.size(rows[0]), abs=1e-6)
+
+
+@both
+def test_agreement_is_counted_by_the_guesses_that_the_head_stands_on(teacher, third):
+    task, row = make_task(teacher, third, Objective(1)), make_rows()[1]
+    starts = torch.tensor([8, 9, 10, 15, 16, 17])
+    task.method = Objective(4)
+    right = [right for _, right in by_hand(task, row, third, starts=starts)]
+    asked = [len(ANSWERED), 6, 4, 2]  # two runs of four words
+    assert task.agreement([row], [0, 1, 3]) == [right[i] / asked[i] for i in (0, 1, 3)]
+
+
+def test_the_rate_falls_in_each_part():
+    plan = train_eagle.Hyperparameters("head", steps=12, rate=1.0, warm_up=2, own=4)
+    assert [rate_at(step, plan) for step in range(12)] == [0.5, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0.25, 0.5, 0.5, 0.25]
+    assert [part_at(step, [own_part(2), own_part(1)]) for step in range(3)] == [0, 0, 1]
 
 
 def test_noise_is_small_and_depends_on_the_step_alone(teacher):
@@ -168,17 +222,20 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
 
 
 @both
-def test_an_interrupted_training_ends_with_the_same_bits(base, talks, tmp_path, monkeypatch, third):
+@pytest.mark.parametrize("course, halt", [("--authors", 5), ("", 5), ("", 11)], ids=["authors", "first", "own"])
+def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, third, course, halt):
+    base, talks = base_and_talks
+
     def command(out):
         return ["--data", str(talks), "--template", "vicuna", "--epochs", "2", "--batch", "2", "--save-every", "2",
-                "--judged", "1", "--held-out", "0.2", "--length", "300", "--passes", "2", "--threads", "1",
-                "--draft-vocab", "30", *["--eagle3"] * third, str(base), str(tmp_path / out)]
+                "--judged", "1", "--held-out", "0.2", "--length", "400", "--passes", "2", "--threads", "1",
+                "--draft-vocab", "30", *["--eagle3"] * third, *course.split(), str(base), str(tmp_path / out)]
 
     assert train_eagle.main(command("whole")) == 0
     advance = Course.advance
 
     def interrupted(course):
-        if course.step == 5:
+        if course.step == halt:
             raise KeyboardInterrupt
         advance(course)
 
@@ -189,6 +246,9 @@ def test_an_interrupted_training_ends_with_the_same_bits(base, talks, tmp_path, 
     assert train_eagle.main(command("halves")) == 0
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "halves" / name).read_bytes()
+    record = json.loads((tmp_path / "whole" / "training.json").read_text())
+    assert record["steps"] == (7 if course else 13) and list(record["held_out_agreement"]) == DEPTHS
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["unrolled_passes"] == 2
     with refused("is of a training with passes=2 instead of 3"):
         train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
     split(base, tmp_path / "split", "0+3+4", tmp_path / "whole", progress=False)
@@ -199,6 +259,31 @@ def test_an_interrupted_training_ends_with_the_same_bits(base, talks, tmp_path, 
                     "max_new_tokens=20", "prompt=what follows c?") == 0
         texts.append(json.loads(output.read_text())["token_ids"])
     assert texts[0] == texts[1]
+
+
+@both
+def test_a_given_head_is_mended_by_the_second_part_alone(base, teacher, talks, tmp_path, third):
+    head, config = make_head(teacher, third)
+    for name in ("given", "wide"):
+        (tmp_path / name).mkdir()
+    heads.write(head, {**config, "bos_token_id": 7}, tmp_path / "given", torch.float16, borrows=False)
+    command = [str(base), "--data", str(talks), "--from", str(tmp_path / "given"), "--batch", "2", "--threads", "1",
+               "--judged", "0", "--own-epochs", "2", "--epochs", "9", *["--eagle3"] * third]
+    assert train_eagle.main([*command, str(tmp_path / "mended")]) == 0
+    assert train_eagle.main([*command, "--rate", "1e-30", str(tmp_path / "same")]) == 0
+    given, mended, same = (load_file(tmp_path / name / "model.safetensors") for name in ("given", "mended", "same"))
+    for name, x in given.items():
+        frozen = name in ("embed_tokens.weight", "d2t", "t2d")
+        assert x.dtype == mended[name].dtype and torch.equal(x, same[name]) and torch.equal(x, mended[name]) == frozen
+    assert json.loads((tmp_path / "mended" / "training.json").read_text())["steps"] == 8
+    described = json.loads((tmp_path / "mended" / "config.json").read_text())
+    assert described == {**config, "bos_token_id": 7, "unrolled_passes": 8}
+    drafts = [Eagle(fit_head(Checkpoint(tmp_path / name), teacher.source.config).to_empty(device="cpu"), None, 9)
+              for name in ("given", "mended")]
+    assert [draft.drifts for draft in drafts] == [not third, False]
+    heads.write(head, {**config, "hidden_size": 64}, tmp_path / "wide", torch.float16)
+    with refused("has hidden_size 64, but the model has 32"):
+        train_eagle.train(train_eagle.parser().parse_args([*command, "--from", str(tmp_path / "wide"), "new"]))
 
 
 def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
@@ -215,9 +300,11 @@ def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
     row = Row(ids, torch.arange(len(ids)) >= len(prompt))
     Course(plan, head, tmp_path / "training.pt").run(lambda step: task.learn([row], (0, step)))
     heads.write(head, config, tmp_path / "taught", torch.float64)
-    before, after = (accepted_length(open_decoder(teacher, tmp_path / name, 100), [prompt], frozenset(), 40)
+    before, after = (answered(open_decoder(teacher, tmp_path / name, 100), [prompt], frozenset(), 40)
                      for name in ("new", "taught"))
-    assert before < after and task.agreement([row], 2)[0] > 0.9
+    assert accepted_length(before) < accepted_length(after) and task.agreement([row], [0])[0] > 0.9
+    assert [torch.equal(one.row.ids, ids) and torch.equal(one.row.answers, row.answers)
+            for one in before + after] == [True, True]
 
 
 @pytest.mark.parametrize("template", ["vicuna", "llama-2"])
@@ -254,6 +341,34 @@ def test_each_row_is_drawn_once_an_epoch():
     drawn = [draw(5, 0, first, 2) for first in range(0, 20, 2)]
     flat = sum(drawn, [])
     assert all(sorted(flat[i:i + 5]) == list(range(5)) for i in range(0, 20, 5)) and flat[:5] != flat[5:10]
+
+
+def test_of_the_bundled_heads_one_drifts_and_one_does_not():
+    teacher, text = Teacher(Checkpoint(ROOT / "toy" / "llama"), torch.float32, CPU), Text(ROOT / "toy" / "llama")
+    prompts = [text.prompt_ids([question], "vicuna") for question in (
+        "Tell me a tale about a kind baker named Marta.", "What does a baker do?")]
+    right = []
+    for name in ("eagle", "eagle_deep"):
+        decoder = open_decoder(teacher, ROOT / "toy" / name, 512)
+        assert decoder.draft.drifts == (name == "eagle")
+        rows = [one.row for one in answered(decoder, prompts, frozenset(text.end_ids), 64)]
+        right.append(FeatureTask(teacher, decoder.draft.head, Objective(1)).agreement(rows, [0, 8]))
+    drifting, deep = right
+    assert drifting[0] - drifting[1] > 0.1 > abs(deep[0] - deep[1]) and deep[1] > drifting[1] + 0.1
+
+
+def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
+    talks = [["Name a colour."], ["Red."]], [["Say a word."], ["Fox."]]
+    (tmp_path / "dialogues.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    bundled = corpus.bundled(tmp_path)
+    corpus.write_questions(tmp_path / "data", tmp_path)
+    written = [(tmp_path / "data" / f"{task}.jsonl").read_text().splitlines() for task in corpus.TASKS]
+    assert bundled == [json.loads(line)["turns"][0] for lines in written for line in lines] and len(bundled) == 120
+    with (tmp_path / "dialogues.jsonl").open("a") as file:
+        file.write(json.dumps([[f"Please answer in a few sentences. {bundled[-1]}"], ["No."]]) + "\n")
+    text = Text(ROOT / "toy" / "llama")
+    said = [text.decode(row.ids[row.answers].tolist()).strip() for row in dialogues(tmp_path, text.folder, 3)]
+    assert said == ["Red.", "Fox."]
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most():
@@ -303,6 +418,9 @@ def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path,
     assert "cannot be written (File exists): choose another folder" in said(out="file")
     assert "choose the --template" in said("--length", "3")
     assert "is no share" in said("--held-out", "1")
+    assert "--passes 1 has no pass over the head's own outputs" in said("--passes", "1")
+    assert "--from takes the second part alone" in said("--from", "head", "--authors")
+    assert "nowhere" in said("--from", "nowhere") and "fc.weight" in said("--from", str(base))
     assert "--device nowhere is unknown" in said("--device", "nowhere")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "training.pt").write_bytes(b"PK")

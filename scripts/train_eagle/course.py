@@ -32,6 +32,7 @@ class Hyperparameters:
     rate: float  # of AdamW
     matrix_rate: float = 0.0  # of Muon, for the matrices between embedding and vocabulary; 0: AdamW has them too
     warm_up: int = 100  # steps
+    own: int = 0  # of the steps, those at the end that have a warm-up of their own, and half the rate
     betas: tuple[float, float] = (0.9, 0.95)
     seed: int = 0
     saved_every: int = 100  # steps
@@ -56,9 +57,17 @@ def _is_inner(name: str, parameter: nn.Parameter) -> bool:
 
 def rate_at(step: int, plan: Hyperparameters) -> float:
     """The rate of a step as a fraction of the highest: linear up, flat, then linear down to nothing over the second
-    half."""
-    rising = (step + 1) / plan.warm_up
-    falling = 2.0 * (plan.steps - step) / plan.steps
+    half; the last `own` steps do that once more, half as high."""
+    first = plan.steps - plan.own
+    if step < first:
+        return _slope(step, first, plan.warm_up)
+    return 0.5 * _slope(step - first, plan.own, plan.warm_up)
+
+
+def _slope(step: int, steps: int, warm_up: int) -> float:
+    """Where a step of so many stands between 0 and 1."""
+    rising = (step + 1) / warm_up
+    falling = 2.0 * (steps - step) / steps
     return min(rising, 1.0, falling)
 
 

@@ -1,4 +1,5 @@
-"""New heads: how one that is to be trained begins, and the folder that it ends in, as EAGLE publishes its heads.
+"""Heads that learn: how a new one begins, how a given one goes on, and the folder that it ends in, as EAGLE publishes
+its heads.
 
 It knows nothing about training.
 """
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from launch.split.write import WEIGHTS, store
-from model.checkpoint import Form, Writer
-from model.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, inner_layers
+from model.checkpoint import Checkpoint, Form, Writer
+from model.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, inner_layers, load_head
 from model.llama import LlamaConfig, RMSNorm
 from scripts.train_eagle.data import Row
 from scripts.train_eagle.teacher import Teacher
@@ -99,6 +100,16 @@ def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: in
     return head.to(teacher.device)
 
 
+def take(teacher: Teacher, source: Checkpoint) -> Head:
+    """A head that somebody taught for this base, to be taught on, in the arithmetic of a new one; its embedding is
+    frozen. Raises ValueError if it does not fit."""
+    dtype = torch.float64 if teacher.dtype == torch.float64 else torch.float32
+    head = load_head(source, teacher.source.config, lambda: teacher.embedding, dtype, teacher.device)
+    head.requires_grad_(True)
+    head.embed_tokens.requires_grad_(False)
+    return head
+
+
 def check_layers(teacher: LlamaConfig, folder: Path) -> None:
     """Raise ValueError if the base has no features for a head of EAGLE-3."""
     if not inner_layers(teacher.layers):
@@ -106,10 +117,13 @@ def check_layers(teacher: LlamaConfig, folder: Path) -> None:
                          f"{teacher.layers}; leave out --eagle3")
 
 
-def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
-    """Write config.json and model.safetensors with the keys of the public heads, each whole or not at all."""
+def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
+    """Write config.json and model.safetensors with the keys of the public heads, each whole or not at all.
+
+    A head of EAGLE-3 that `borrows` the embedding of its base is written without it.
+    """
     tensors = {name: p.detach().to("cpu", dtype) for name, p in head.named_parameters()}
-    if not isinstance(head, EagleHead):
+    if borrows and not isinstance(head, EagleHead):
         del tensors[OWN_EMBEDDING]
     if isinstance(head, Eagle3Head) and head.shift is not None:
         shift = head.shift.cpu()

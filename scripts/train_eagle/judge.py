@@ -1,9 +1,11 @@
-"""What a head is worth: the mean accepted length of trees that it really drafts for its base.
+"""What a head is worth: the mean accepted length of trees that it really drafts for its base, and the base's own texts
+to count on how often the head is right.
 
 It knows nothing about training. The pipeline is the project's own, of one stage, in this process.
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence
 
@@ -18,10 +20,12 @@ from pipeline.decode import Decoder, Request
 from pipeline.stage import Stage
 from pipeline.strategies import serial
 from pipeline.target import Ring
+from scripts.train_eagle.data import Row
 from scripts.train_eagle.teacher import Teacher
 from tp.links import Loop
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels
+DEPTHS = (0, 1, 2, 4, 8, 16, 32)  # own guesses that a head stands on, which agreement is counted by
 
 Prompts = Sequence[Sequence[int]]
 
@@ -41,14 +45,31 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, length)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What the base said to one question, at temperature 0, and in how many passes after the prefill."""
+
+    row: Row
+    tokens: int
+    passes: int
+
+
 @torch.no_grad()
-def accepted_length(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> float:
-    """Tokens per pass of the base, its own included (EAGLE's tau), at temperature 0, for `new` tokens at most."""
-    tokens = passes = 0
+def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> list[Judged]:
+    """The base's answers to these prompts, of `new` tokens at most."""
+    found = []
     for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):
         answer, stream = decoder.decode(Request(prompt, max_new_tokens=new, end=ends))
         for _ in stream:
             pass
-        tokens += answer.new_tokens - 1  # the prefill settles the first one
-        passes += answer.target_passes
+        ids = torch.tensor([*prompt, *answer.token_ids], dtype=torch.int32)
+        row = Row(ids, torch.arange(len(ids)) >= len(prompt))
+        found.append(Judged(row, answer.new_tokens, answer.target_passes))
+    return found
+
+
+def accepted_length(judged: Sequence[Judged]) -> float:
+    """Tokens per pass of the base, its own included (EAGLE's tau); the prefill settles the first one."""
+    tokens = sum(one.tokens - 1 for one in judged)
+    passes = sum(one.passes for one in judged)
     return tokens / passes if passes else 1.0

@@ -1,4 +1,4 @@
-"""The lessons of a training: a file of conversations as rows to learn from, and rows and questions that are held out.
+"""The lessons of a training: a file of conversations as rows to learn from, and questions that are held out.
 
 It knows nothing about heads.
 """
@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from model.text import Text
 from scripts.train_eagle.data import Row, make_rows, read_conversations
 
-HELD_ROWS = 64  # held-out conversations that agreement is counted on, at most
-NEW_TOKENS = 128  # of an answer that is drafted for the accepted length
+NEW_TOKENS = 128  # of an answer to a question that is held out
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """The conversations as rows: to learn from, and held out, with the questions of the latter."""
+    """The conversations as rows to learn from, and the questions of those that are held out."""
 
     rows: list[Row]
-    held: list[Row]
     prompts: list[list[int]]
     ends: frozenset[int]
 
@@ -38,5 +36,4 @@ def read_lessons(args: argparse.Namespace, context: int) -> Lessons:
     prompts = [text.prompt_ids(question, args.template) for question in questions]
     short = [prompt for prompt in prompts if len(prompt) <= length - NEW_TOKENS]
     rows = make_rows(text, learnt, args.template, length)
-    held_rows = make_rows(text, held[:HELD_ROWS], args.template, length)
-    return Lessons(rows, held_rows, short, frozenset(text.end_ids))
+    return Lessons(rows, short, frozenset(text.end_ids))

@@ -7,6 +7,8 @@ Shapes: N tokens of a row, D model, M words that are asked for, V vocabulary of 
 """
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
 from typing import Sequence
 
@@ -27,6 +29,9 @@ class Objective:
 
     passes: int  # the first with the base's features, the others with what the head itself made before
     decay: float = 1.0  # what a pass counts beside the one before
+    first: float = 1.0  # what the first pass counts beside that
+    starts: int | None = None  # answers' pairs in a row, drawn by chance, where later passes start; None: all pairs
+    likeliest: int = 0  # words of the base that are asked for at each place; 0: all of them
     noise: float = 0.0  # features that the head reads are off by up to so much
     word_weight: float = 0.1  # of the words beside the features, EAGLE-1/2
 
@@ -37,6 +42,7 @@ class Mark:
 
     loss: Tensor
     right: Tensor
+    asked: int
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,12 @@ class Wanted:
     word_M: Tensor
     chance_MV: Tensor
 
-    def behind(self, number: int) -> Wanted:
-        """What is wanted of the tokens behind this one: the first ones have too few pairs before them."""
-        reached_M = self.place_M > number
+    def among(self, place_T: Tensor) -> tuple[Tensor, Wanted]:
+        """Which of these tokens are asked for, as numbers of them, and what is wanted of those."""
+        at_TM = place_T[:, None] == self.place_M
+        asked, chosen = at_TM.nonzero(as_tuple=True)
         columns = (self.place_M, self.feature_MD, self.word_M, self.chance_MV)
-        return Wanted(*(column[reached_M] for column in columns))
+        return asked, Wanted(*(column[chosen] for column in columns))
 
 
 class Task:
@@ -79,29 +86,47 @@ class Task:
         """Compare what the head made with what was wanted."""
         raise NotImplementedError
 
-    def marks(self, row: Row, noise: torch.Generator | None = None) -> list[Mark]:
-        """The mark of each pass, in the arithmetic of the teacher."""
+    def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
+        """The mark of each pass, in the arithmetic of the teacher; `seed` is that of the noise and the starts."""
         device, dtype = self.teacher.device, self.teacher.dtype
         half = dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(device.type, dtype if half else None, enabled=half):
-            return self._marks(row, noise)
+            return self._marks(row, seed)
 
-    def _marks(self, row: Row, noise: torch.Generator | None) -> list[Mark]:
+    def _marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
         ids_N = row.ids.to(self.teacher.device, torch.long)
         last_ND, inner_ND = self.teacher.read(ids_N)
         wanted = self._wanted(row, last_ND)
         feature_ND = self.given(last_ND, inner_ND).to(self.head.fc.weight.dtype)
-        if noise is not None:
-            dtype, device = feature_ND.dtype, feature_ND.device
-            off_ND = torch.rand(feature_ND.shape, generator=noise, dtype=dtype, device=device)
-            feature_ND = feature_ND + (2 * off_ND - 1) * self.method.noise
+        if self.method.noise:
+            feature_ND = feature_ND + self._noise(feature_ND, seed)
+        first_T, starts_A = torch.arange(len(ids_N) - 1), self.starts(row, seed)
+        first_T, starts_A = first_T.to(ids_N.device), starts_A.to(ids_N.device)
         marks = []
-        token_T, feature_TD = ids_N[1:], feature_ND[:-1]
-        passes = unroll(self.head, token_T, feature_TD, self.method.passes)
+        passes = unroll(self.head, ids_N[1:], feature_ND[:-1], self.method.passes, starts_A)
         for number, out_TD in enumerate(passes):
-            asked = wanted.behind(number)
-            marks.append(self.judge(out_TD[asked.place_M - 1 - number], asked))
+            pairs_T = starts_A if number else first_T
+            asked_M, asked = wanted.among(pairs_T[:len(out_TD)] + number + 1)
+            marks.append(self.judge(out_TD[asked_M], asked))
         return marks
+
+    def starts(self, row: Row, seed: Sequence[int]) -> Tensor:
+        """The pairs `[A]` at which later passes start; those of an answer that guess two words of it at least, if not
+        all of them are wanted."""
+        if self.method.starts is None:
+            return torch.arange(len(row.ids) - 1)
+        places = _guessing(row)
+        chosen = np.random.default_rng(seed).permutation(len(places))[:self.method.starts]
+        return places[torch.from_numpy(chosen).sort().values]
+
+    def _weights(self, row: Row, passes: int) -> list[float]:
+        """What each pass over a row counts in the loss; a start stands for the places that were not drawn, too."""
+        method = self.method
+        later = 1.0
+        if method.starts is not None:
+            places = len(_guessing(row))
+            later = places / max(1, min(places, method.starts))
+        return [method.first, *(later * method.decay ** number for number in range(1, passes))]
 
     @torch.no_grad()
     def _wanted(self, row: Row, last_ND: Tensor) -> Wanted:
@@ -109,42 +134,54 @@ class Task:
         place_M = asked_M.to(last_ND.device) + 1
         feature_MD = last_ND[place_M]
         logits_MV = self.teacher.lm_head(feature_MD).float()
-        chance_MV = self.known(logits_MV).softmax(-1)
-        return Wanted(place_M, feature_MD.float(), logits_MV.argmax(-1), chance_MV)
+        known_MV = self.known(logits_MV)
+        if 0 < self.method.likeliest < known_MV.shape[-1]:
+            least_M = known_MV.topk(self.method.likeliest).values[:, -1]
+            known_MV = known_MV.masked_fill(known_MV < least_M[:, None], -math.inf)
+        return Wanted(place_M, feature_MD.float(), logits_MV.argmax(-1), known_MV.softmax(-1))
 
     @torch.enable_grad()
     def learn(self, rows: Sequence[Row], seed: Sequence[int]) -> dict[str, float]:
-        """Gradients of a batch, row by row, so that memory is needed for one; `seed` is that of the noise."""
+        """Gradients of a batch, row by row, so that memory is needed for one; `seed` is that of noise and starts."""
         size = sum(self.size(row) for row in rows)
         loss = right = 0.0
         asked = 0
         for number, row in enumerate(rows):
-            noise = self._noise(*seed, number) if self.method.noise else None
-            marks = self.marks(row, noise)
-            losses = [mark.loss * self.method.decay ** i for i, mark in enumerate(marks)]
+            marks = self.marks(row, (*seed, number))
+            weights = self._weights(row, len(marks))
+            losses = [mark.loss * weight for mark, weight in zip(marks, weights)]
             total = torch.stack(losses).sum() / size
             total.backward()  # type: ignore[no-untyped-call]
             loss += float(total.detach())
             right += float(marks[0].right)
-            asked += int(row.answers[2:].sum())
+            asked += marks[0].asked
         return {"loss": loss, "agreement": right / asked}
 
-    def _noise(self, *seed: int) -> torch.Generator:
-        """A generator whose numbers depend on nothing but this seed."""
+    def _noise(self, feature_ND: Tensor, seed: Sequence[int]) -> Tensor:
+        """What these features are off by; it depends on nothing but the seed."""
         state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
         whole = int(state[0] >> np.uint64(1))  # torch takes 63 bits
-        return torch.Generator(self.teacher.device).manual_seed(whole)
+        generator = torch.Generator(feature_ND.device).manual_seed(whole)
+        off_ND = torch.rand(feature_ND.shape, generator=generator, dtype=feature_ND.dtype, device=feature_ND.device)
+        return (2 * off_ND - 1) * self.method.noise
 
     @torch.no_grad()
-    def agreement(self, rows: Sequence[Row], passes: int) -> list[float]:
-        """The fraction of words where the head's likeliest is the base's, for 0 to `passes` - 1 guesses between."""
+    def agreement(self, rows: Sequence[Row], depths: Sequence[int]) -> list[float]:
+        """The fraction of words where the head's likeliest is the base's, by the number of its own guesses that the
+        head stands on."""
+        passes = max(depths) + 1
         right, asked = [0.0] * passes, [0] * passes
-        test = type(self)(self.teacher, self.head, Objective(passes))
+        test = type(self)(self.teacher, self.head, Objective(passes, starts=sys.maxsize))
         for row in rows:
-            for number, mark in enumerate(test.marks(row)):
+            for number, mark in enumerate(test.marks(row, (0,))):
                 right[number] += float(mark.right)
-                asked[number] += int(row.answers[2 + number:].sum())
-        return [a / max(b, 1) for a, b in zip(right, asked)]
+                asked[number] += mark.asked
+        return [right[depth] / max(asked[depth], 1) for depth in depths]
+
+
+def _guessing(row: Row) -> Tensor:
+    """The pairs of a row that foretell a word of an answer and are followed by another word of it."""
+    return (row.answers[2:-1] & row.answers[3:]).nonzero()[:, 0]
 
 
 class FeatureTask(Task):
@@ -167,7 +204,7 @@ class FeatureTask(Task):
         features = off_MD.mean(-1).sum()
         words = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum()
         right_M = logits_MV.argmax(-1) == wanted.word_M
-        return Mark(features + self.method.word_weight * words, right_M.sum())
+        return Mark(features + self.method.word_weight * words, right_M.sum(), len(right_M))
 
 
 class WordTask(Task):
@@ -198,4 +235,9 @@ class WordTask(Task):
         counts_M = torch.isin(wanted.word_M, self._target_V)
         words_M = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum(-1)
         right_M = self._target_V[logits_MV.argmax(-1)] == wanted.word_M
-        return Mark((words_M * counts_M).sum(), right_M.sum())
+        return Mark((words_M * counts_M).sum(), right_M.sum(), len(right_M))
+
+
+def task_of(teacher: Teacher, head: Head, method: Objective) -> Task:
+    """The task of a head of this kind."""
+    return WordTask(teacher, head, method) if isinstance(head, Eagle3Head) else FeatureTask(teacher, head, method)

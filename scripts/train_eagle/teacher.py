@@ -20,6 +20,13 @@ from model.weights import EMBED, HEAD, assign, check_model
 from scripts.train_eagle.unroll import Causal
 
 
+def mark(source: Checkpoint, name: str) -> str:
+    """A hash of some weights of that tensor, which tells one file from another of the same sizes."""
+    weights = source.read(name).reshape(-1)[:4096]
+    content = weights.double().numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 class Teacher:
     """The layers and the LM head of `source`, in `dtype` on `device`."""
 
@@ -42,11 +49,8 @@ class Teacher:
 
     @property
     def mark(self) -> str:
-        """A hash of some weights, which tells one base from another of the same sizes."""
-        last = self.source.names()[-1]
-        weights = self.source.read(last).reshape(-1)[:4096]
-        content = weights.double().numpy().tobytes()
-        return hashlib.sha256(content).hexdigest()[:16]
+        """What tells this base from another one of the same sizes."""
+        return mark(self.source, self.source.names()[-1])
 
     @torch.no_grad()
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None]:

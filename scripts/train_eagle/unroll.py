@@ -3,7 +3,8 @@
 It knows nothing about losses. The modules are those of model/, and a layer is not told apart from one that decodes:
 it stores its keys and values, and gets back what its rows may look at.
 
-Shapes: N tokens of a row, T pairs of them (N - 1), D model, K key/value heads, S keys, E head dimension.
+Shapes: N tokens of a row, T pairs of them (N - 1), A pairs that later passes start at, D model, K key/value heads,
+S keys, E head dimension.
 """
 from __future__ import annotations
 
@@ -31,12 +32,13 @@ class Causal:
 class Unrolled:
     """A cache that holds the passes of one layer (EAGLE-3, section 3.2).
 
-    Row p of pass s is the guess that follows s guesses after pair p. Of the first pass, which holds the target's
-    features, it sees the pairs up to p; of each later one the row p alone, which is its ancestor or itself. Each pass
-    is one row shorter than the one before.
+    Row i of pass s is the guess that follows s guesses after the pair `starts_A[i]`. Of the first pass, which holds the
+    target's features, it sees the pairs up to that one; of each later pass the row i alone, which is its ancestor or
+    itself. Rows whose text has ended are the last ones of a pass, and left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, starts_A: Tensor) -> None:
+        self._starts = starts_A
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -54,17 +56,29 @@ class Unrolled:
         size = self._keys[number].shape[1]
         if number:
             return torch.eye(rows, size, dtype=torch.bool, device=device)
-        return torch.ones(rows, size, dtype=torch.bool, device=device).tril()
+        pair_S = torch.arange(size, device=device)
+        last_T = pair_S if len(self._keys) == 1 else self._starts[:rows]
+        return pair_S <= last_T[:, None]
 
 
-def unroll(head: Head, token_T: Tensor, feature_TD: Tensor, passes: int) -> Iterator[Tensor]:
-    """What the head makes of each pair, `[T - s, D]` for pass s, each pass fed with what the one before made.
+def unroll(head: Head, token_T: Tensor, feature_TD: Tensor, passes: int,
+           starts_A: Tensor | None = None) -> Iterator[Tensor]:
+    """What the head makes in each pass, `[T, D]` in the first and at most `[A, D]` in the others, each fed with what
+    the one before made.
 
-    Pair p is token p + 1 with the target's feature of token p; row p of pass s foretells the feature of token
-    p + s + 1, with the token that follows.
+    Pair p is token p + 1 with the target's feature of token p. Row i of pass s foretells the feature of token
+    p + s + 1, with the token that follows, where p is i in the first pass, and `starts_A[i]` in the others; these rise,
+    and are all pairs if none are given.
     """
-    cache = Unrolled()
-    for number in range(min(passes, len(token_T))):
-        pos_T = torch.arange(number, len(token_T), device=token_T.device)
-        feature_TD = head(token_T[number:], feature_TD[:len(pos_T)], pos_T, cache)
-        yield feature_TD
+    pos_T = torch.arange(len(token_T), device=token_T.device)
+    starts_A = pos_T if starts_A is None else starts_A
+    cache = Unrolled(starts_A)
+    out_TD = head(token_T, feature_TD, pos_T, cache)
+    yield out_TD
+    out_TD = out_TD[starts_A]
+    for number in range(1, passes):
+        pos_A = starts_A[starts_A < len(token_T) - number] + number
+        if not len(pos_A):
+            return
+        out_TD = head(token_T[pos_A], out_TD[:len(pos_A)], pos_A, cache)
+        yield out_TD

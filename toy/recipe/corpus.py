@@ -23,6 +23,7 @@ TASKS: dict[str, Callable[[Writer], Turns]] = {
     "mt_bench": conversation, "humaneval": code, "gsm8k": maths, "alpaca": instructions, "sum": news, "qa": questions,
 }
 TRAIN, HELD_OUT = "flowspec train", "flowspec held out"  # seeds
+QUESTIONS = 20  # of a task, that are bundled and no part of the corpus
 FOLDED = ("test", "idlelib", "site-packages", "__pycache__", "lib2to3", "encodings", "turtledemo", "ensurepip",
           "pydoc_data")
 
@@ -85,13 +86,19 @@ def held_out(task: str, count: int, known: set[str]) -> list[Turns]:
     return found
 
 
-def write_questions(folder: Path, count: int, known: set[str]) -> None:
+def bundled(work: Path) -> list[str]:
+    """The first question of every dialogue that `write_questions` writes."""
+    known = seen(work)
+    return [asked[0] for task in TASKS for asked, _ in held_out(task, QUESTIONS, known)]
+
+
+def write_questions(folder: Path, work: Path) -> None:
     """Write a file for each task in MT-bench's question format; ids go on from file to file."""
     folder.mkdir(parents=True, exist_ok=True)
-    number = 1
+    number, known = 1, seen(work)
     for task in TASKS:
         with (folder / f"{task}.jsonl").open("w", encoding="utf-8") as file:
-            for asked, answers in held_out(task, count, known):
+            for asked, answers in held_out(task, QUESTIONS, known):
                 row = {"question_id": number, "category": task, "turns": asked, "reference": answers}
                 file.write(json.dumps(row) + "\n")
                 number += 1

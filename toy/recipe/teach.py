@@ -1,17 +1,26 @@
-"""The head's training: that of scripts/train_eagle/, on the packed rows of the corpus."""
+"""The heads' training, that of scripts/train_eagle/: one head that drifts, on the packed rows of the corpus, and one
+that does not, on its dialogues.
+"""
 
 from __future__ import annotations
 
+import json
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 
 from model.checkpoint import Checkpoint
+from model.text import Text
 from scripts.train_eagle import heads
-from scripts.train_eagle.data import Row
+from scripts.train_eagle.course import Course
+from scripts.train_eagle.data import Row, draw, make_row
+from scripts.train_eagle.judge import DEPTHS
 from scripts.train_eagle.loss import FeatureTask, Objective
+from scripts.train_eagle.parts import own_part, part_at, teacher_parts
 from scripts.train_eagle.teacher import Teacher
-from toy.recipe.pack import Rows
+from toy.recipe import corpus
+from toy.recipe.pack import HELD_ROWS, LENGTH, Rows
 from toy.recipe.train import Hyperparameters, begin, join, launch
 
 # EAGLE weighs the words 0.1 beside the features, adds noise and never reads its own guesses. Here the steps are few and
@@ -27,8 +36,7 @@ def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[Row]:
 def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
     join(rank, plan, port)
     teacher = Teacher(Checkpoint(base_dir), torch.bfloat16, torch.device("cpu"))
-    config = heads.describe(teacher)
-    task = FeatureTask(teacher, heads.begin(teacher, config, None, plan.seed), METHOD)
+    task = FeatureTask(teacher, heads.begin(teacher, heads.describe(teacher), None, plan.seed), METHOD)
     rows, course = Rows(work, plan.seed), begin(plan, task.head, work, rank)
 
     def lesson(step: int) -> dict[str, float]:
@@ -36,12 +44,58 @@ def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Pa
 
     course.run(lesson)
     if rank == 0:
-        one, two = task.agreement([row for batch in rows.held() for row in rows_of(*batch)], 2)
-        print(f"{plan.name}: {course.seconds:.0f} s, agreement {one:.3f}, one step further {two:.3f}", flush=True)
-        target.mkdir(parents=True, exist_ok=True)
-        heads.write(task.head, config, target, teacher.stored)
+        held = [row for batch in rows.held() for row in rows_of(*batch)]
+        _finish(plan, task, course, held, target)
+
+
+def _finish(plan: Hyperparameters, task: FeatureTask, course: Course, held: list[Row], target: Path) -> None:
+    """Say what the head is worth on the rows that were kept back, and write it."""
+    agreement = task.agreement(held, DEPTHS)
+    shown = ", ".join(f"{depth}: {found:.3f}" for depth, found in zip(DEPTHS, agreement))
+    print(f"{plan.name}: {course.seconds:.0f} s, agreement by own guesses below {shown}", flush=True)
+    target.mkdir(parents=True, exist_ok=True)
+    config = {**heads.describe(task.teacher), "unrolled_passes": task.method.passes}
+    heads.write(task.head, config, target, task.teacher.stored)
+
+
+def dialogues(work: Path, base_dir: Path, count: int) -> list[Row]:
+    """The first `count` dialogues of the corpus as rows, of which the answers count; one with a bundled question in it,
+    be it only a part of what is asked, is left out."""
+    text, rows = Text(base_dir), []
+    bundled = corpus.bundled(work)
+    with (work / "dialogues.jsonl").open(encoding="utf-8") as file:
+        for asked, answers in map(json.loads, islice(file, count)):
+            if not any(question in asked[0] for question in bundled):
+                talk = list(chain.from_iterable(zip(asked, answers)))
+                rows.append(make_row(text, talk, "vicuna", LENGTH))
+    return [row for row in rows if row is not None]
+
+
+def _train_deep(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
+    join(rank, plan, port)
+    teacher = Teacher(Checkpoint(base_dir), torch.float32, torch.device("cpu"))
+    head = heads.begin(teacher, heads.describe(teacher), None, plan.seed)
+    parts = [*teacher_parts(plan.steps - plan.own, noise=0.1, word_weight=0.1), own_part(plan.own)]
+    tasks = [FeatureTask(teacher, head, part.method) for part in parts]
+    needed = plan.steps * plan.batch * plan.processes + HELD_ROWS
+    rows, course = dialogues(work, base_dir, needed), begin(plan, head, work, rank)
+    held, learnt = rows[-HELD_ROWS:], rows[:-HELD_ROWS]
+
+    def lesson(step: int) -> dict[str, float]:
+        first = (step * plan.processes + rank) * plan.batch
+        chosen = draw(len(learnt), plan.seed, first, plan.batch)
+        return tasks[part_at(step, parts)].learn([learnt[i] for i in chosen], (plan.seed, step, rank))
+
+    course.run(lesson)
+    if rank == 0:
+        _finish(plan, tasks[-1], course, held, target)
 
 
 def fit(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
     """Train the head to the end, from the last checkpoint if there is one, and write it to `target`."""
     launch(_train, plan, work, base_dir, target)
+
+
+def fit_deep(plan: Hyperparameters, work: Path, base_dir: Path, target: Path) -> None:
+    """The same for the head that does not drift, whose last `own` steps read its own outputs."""
+    launch(_train_deep, plan, work, base_dir, target)
