@@ -108,7 +108,7 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = 
     names = spec.draft.split("+")
     if names == ["none"]:
         return NoDraft()
-    networks = [DRAFTS[name](spec, lm_head) for name in names if name != "suffix"]
+    networks: list[Any] = [DRAFTS[name](spec, lm_head) for name in names if name != "suffix"]
     if spec.cluster:
         networks = [SlowDraft(draft, Pace(spec.cluster, clock, trace)) for draft in networks]
     draft: Draft = Mixture(networks, Suffix() if "suffix" in names else None)

@@ -169,8 +169,7 @@ class Mixture:
             for node, guessed in zip(wanted, guesses or ()):
                 said.setdefault(node, {})[network.source] = guessed
         fresh = [node for node in nodes if node in said or node not in self._stands]
-        read = [node for node in fresh if self._stand(tree, node, said.get(node, {}), width)]
-        return read
+        return [node for node in fresh if self._stand(tree, node, said.get(node, {}), width)]
 
     def _stand(self, tree: TokenTree, node: int, said: dict[str, Guesses], width: int) -> bool:
         """Mix what is said of the token after a node with what was said before; False if that is nothing."""

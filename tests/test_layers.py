@@ -24,8 +24,10 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 ORDER = {  # in its own folder, a file imports only files that are named before it
     "config": "foreign files fields ranges families heads methods tensor_parallel profiles run_config presets "
               "questions words eval_config cli",
-    "model": "tree suffix blend answers cache llama sample checkpoint stages weights isolate text drafts eagle quant",
-    "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage target strategies decode",
+    "model": "tree suffix blend answers cache llama sample checkpoint stages weights isolate text drafts eagle mixture "
+             "quant",
+    "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage first_stage target strategies "
+                "decode",
     "tp": "shares group overlap comm layers links",
     "sim": "clock wires pace devices groups paths stages cluster",
 }

@@ -114,6 +114,9 @@ class Oracle:
                 self._frontier.append(tree.add(node, (right + rank) % self.vocab, tree.score[node] - 0.1 * (rank + 1)))
         return True
 
+    def begin(self, sampler: Sampler) -> None:
+        pass
+
     def refresh(self) -> None:
         self._frontier: list[int] = []
 
