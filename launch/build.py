@@ -14,6 +14,7 @@ from torch import Tensor
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from launch.spec import RankSpec
+from model.answers import add_texts, load_texts
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.drafts import ModelDraft, NoDraft, TreeDraft
@@ -37,6 +38,7 @@ from tp.group import Group
 from tp.layers import ShardedSlice, hollow
 from tp.shares import shares
 
+KEPT = 100_000  # tokens of earlier answers, whose automaton takes 31 MB
 LMHead = Callable[[Tensor], Tensor]
 
 
@@ -111,8 +113,16 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = 
     networks: list[Any] = [DRAFTS[name](spec, lm_head) for name in names if name != "suffix"]
     if spec.cluster:
         networks = [SlowDraft(draft, Pace(spec.cluster, clock, trace)) for draft in networks]
-    draft: Draft = Mixture(networks, Suffix() if "suffix" in names else None)
+    draft: Draft = Mixture(networks, _suffix(spec) if "suffix" in names else None)
     return draft if trace is OFF else TracedDraft(draft, trace)
+
+
+def _suffix(spec: RankSpec) -> Suffix:
+    """The automaton over a request's text and, if a file for them is named, over earlier ones."""
+    path, vocab = spec.config.answers, spec.sizes.vocab
+    if not path:
+        return Suffix()
+    return Suffix(load_texts(path, vocab, KEPT), lambda text: add_texts(path, [text], vocab, KEPT))
 
 
 def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, clock: Clock = REAL) -> Decoder:
