@@ -15,10 +15,12 @@ import numpy as np
 matplotlib.use("Agg")  # no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
 
+from config.eval_config import Contender  # noqa: E402
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
+from eval.found import Found  # noqa: E402
 from eval.metrics import NAN, Answer, Interval, Utilization  # noqa: E402
-from eval.summary import BASELINES, BOUNDS, MEAN, Found, Row, means, utilization  # noqa: E402
+from eval.summary import BASELINES, BOUNDS, MEAN, Row, means, utilization  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
@@ -49,7 +51,7 @@ class Series(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a method is drawn: it looks the same in every plot."""
+    """How a contender is drawn: it looks the same in every plot, and has the tone and the marker of its method."""
 
     number: int
     tone: str
@@ -59,9 +61,11 @@ class Look(NamedTuple):
 
 
 def _look(name: str) -> Look:
-    number = list(METHODS).index(name) if name in METHODS else sum(map(ord, name))
+    method, _, draft = name.partition(", ")
+    number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
     i = number % len(HATCHES)
-    return Look(i, TONES[i], HATCHES[i], MARKERS[i], DASHES[i])
+    j = (i + sum(map(ord, draft))) % len(HATCHES)
+    return Look(i, TONES[i], HATCHES[j], MARKERS[i], DASHES[j])
 
 
 def draw(found: Found, rows: Sequence[Row]) -> Iterator[str]:
@@ -81,21 +85,22 @@ def draw(found: Found, rows: Sequence[Row]) -> Iterator[str]:
 def _speed_ups(found: Found, rows: Sequence[Row], temperature: float, path: Path) -> bool:
     """Bars of the speed-ups over the first baseline that has answers; False without one, or with nothing else."""
     baseline = next((name for name in BASELINES if name in found.methods), None)
-    if baseline is None or len(found.methods) < 2:
+    if baseline is None or len(found.contenders) < 2:
         return False
+    named = found.label(Contender(baseline, found.baseline_draft))
     ratio = f"sr_{baseline}"
     cells = {}
     for row in rows:
         if row["temperature"] == temperature:
             interval = [row[f"{ratio}{bound}"] for bound in BOUNDS]
-            cells[row["method"], row["set"]] = Interval(*interval)
+            cells[row["method"], row["draft"], row["set"]] = Interval(*interval)
     nothing = Interval(NAN, NAN, NAN)
     series = []
-    for method in found.methods:
-        values = [cells.get((method, name), nothing) for name in found.sets]
-        mean = means(found, method, temperature)[ratio]
-        series.append(Series(method, [*values, mean]))
-    title = f"Speed-up over {baseline}, temperature {temperature:g} ({found.provenance})"
+    for contender in found.contenders:
+        values = [cells.get((*contender, name), nothing) for name in found.sets]
+        mean = means(found, contender, temperature)[ratio]
+        series.append(Series(found.label(contender), [*values, mean]))
+    title = f"Speed-up over {named}, temperature {temperature:g} ({found.provenance})"
     bars(path, series, [*found.sets, MEAN], title, ("data set", "SR"))
     return True
 
@@ -175,11 +180,11 @@ def _progress(found: Found, temperature: float, path: Path) -> None:
     """Draw how the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 3.8))
-        for method in found.methods:
-            answers = found.of_all_sets(method, temperature)
+        for contender in found.contenders:
+            answers, label = found.of_all_sets(contender, temperature), found.label(contender)
             if any(turn for answer in answers for turn in answer["settled"]):
-                look = _look(method)
-                axes.plot(*_growth(answers), label=method,
+                look = _look(label)
+                axes.plot(*_growth(answers), label=label,
                           color="black", linestyle=look.dashes, linewidth=1,
                           marker=look.marker, markevery=(look.number, 12), markerfacecolor=look.tone)
         axes.set_xlabel("seconds since the request began")
@@ -205,11 +210,11 @@ def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stages(found: Found, temperature: float, path: Path) -> bool:
-    """Draw a bar for each rank and method, stacked of what the rank did; False if there is no tally."""
+    """Draw a bar for each rank and contender, stacked of what the rank did; False if there is no tally."""
     ranks_of: dict[str, Ranks] = {}
-    for method in found.methods:
-        if ranks := utilization(found, found.of_all_sets(method, temperature)):
-            ranks_of[method] = ranks
+    for contender in found.contenders:
+        if ranks := utilization(found, found.of_all_sets(contender, temperature)):
+            ranks_of[found.label(contender)] = ranks
     if not ranks_of:
         return False
     with plt.rc_context(STYLE):
@@ -217,9 +222,9 @@ def _stages(found: Found, temperature: float, path: Path) -> bool:
         columns = len(ranks_of)
         figure, grid = plt.subplots(1, columns, sharey=True, squeeze=False, figsize=size)
         first = grid[0][0]
-        for axes, (method, ranks) in zip(grid[0], ranks_of.items()):
+        for axes, (label, ranks) in zip(grid[0], ranks_of.items()):
             _stack(axes, ranks)
-            axes.set_title(method, fontsize=10)
+            axes.set_title(label.replace(", ", ",\n"), fontsize=10)
         first.invert_yaxis()
         first.set_ylabel("rank (0 drafts)")
         title = f"What each rank did, temperature {temperature:g} ({found.provenance})"

@@ -10,7 +10,8 @@ from typing import Any, Collection, Iterable, Mapping, Sequence
 
 from config import files
 from eval import metrics
-from eval.summary import MEAN, SUMMARY, Found, NoAnswers, means, number, provenance, read, save, summary
+from eval.found import GROUP, Found, NoAnswers, provenance, read
+from eval.summary import MEAN, SUMMARY, means, number, save, summary
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64")
 RIVALS = "methods=naive,pipedec,continuous"
@@ -145,7 +146,7 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
     result = []
     for point, results in found.items():
         for row in summary(results):
-            answers = results.of(row["method"], row["set"], row["temperature"])
+            answers = results.groups[tuple(row[key] for key in GROUP)]
             row["equal"] = metrics.equality(answers, reference)
             result.append({"sweep": name, "point": point, **row})
     return result
@@ -161,15 +162,16 @@ def _reference(found: Points) -> dict[metrics.Trial, metrics.Answer]:
 
 
 def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
-    """The xi at each point, a line for each method, and for each temperature if there are several at a point."""
+    """The xi at each point, a line for each contender, and for each temperature if there are several at a point."""
     nothing = metrics.Interval(metrics.NAN, metrics.NAN, metrics.NAN)
     lines: dict[str, dict[str, metrics.Interval]] = {}
     for point, results in found.items():
         several = len(results.temperatures) > 1
-        for method in results.methods:
+        for contender in results.contenders:
             for temperature in results.temperatures:
-                name = f"{method} t={temperature:g}" if several else method
-                speed = means(results, method, temperature)["xi"]
+                label = results.label(contender)
+                name = f"{label} t={temperature:g}" if several else label
+                speed = means(results, contender, temperature)["xi"]
                 lines.setdefault(name, {})[point] = speed
     complete: dict[str, Speeds] = {}
     for name, line in lines.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from config.cli import parse
-from config.eval_config import EvalConfig, words
+from config.eval_config import Contender, EvalConfig, words
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question
@@ -205,9 +205,9 @@ def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_i
     right = tiny.text(prompt, 6, sampler)
     wrong = [*right[:4], (right[4] + 1) % 53, *right[5:]]
     with pipeline(tiny, 2, "naive", tiny.eagle()) as decoder:
-        evaluation = Evaluation(config, text, {"naive": decoder})
+        evaluation = Evaluation(config, text, {Contender("naive", "eagle"): decoder})
         results = Results(tmp_path).open(config, 1.0)
-        results.texts[Key("ar", "a", temperature, 0, 1)] = [wrong]
+        results.texts[Key("ar", "none", "a", temperature, 0, 1)] = [wrong]
         evaluation.run(all_jobs(config, {"a": [question]}, ["naive"]), results)
         results.close()
     [line] = lines(tmp_path)[f"answers/naive/a-t{temperature:g}.jsonl"]

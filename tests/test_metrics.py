@@ -23,7 +23,8 @@ from sim.pace import Pace
 def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):
     """One line of a results folder."""
     turns = len(tokens)
-    return {"question_id": question, "method": method, "set": "qa", "temperature": 0.0, "repeat": 0, "seed": 0,
+    return {"question_id": question, "method": method, "draft": "none" if method == "ar" else "eagle",
+            "set": "qa", "temperature": 0.0, "repeat": 0, "seed": 0,
             "profile": "jetson-7b", "emulated": True, "scale": 1.0, "launch": "0-ar", "requests": list(range(turns)),
             "choices": [{"index": 0, "new_tokens": list(tokens), "wall_time": list(seconds)}],
             "target_passes": [3] * turns, "ttft": [0.5] * turns, "settled": [[[0.5, 1]]] * turns,

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from config.presets import ROOT
+from eval import found as results
 from eval import report as reporting
 from eval import summary
 from tests.test_metrics import answer, line
@@ -55,7 +56,7 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
     rows = table(folder / "summary.csv")
     assert [(row["method"], row["set"], row["temperature"]) for row in rows] == [
         (method, name, "0") for name in ("gsm8k", "qa") for method in SECONDS]
-    assert list(rows[0])[:3] == ["method", "set", "temperature"]
+    assert list(rows[0])[:3] == ["method", "draft", "set"]
     assert {"xi", "sr_naive", "sr_ar", "tau", "ttft", "equal"} <= set(rows[0])
     for row in rows:
         seconds = SECONDS[row["method"]]
@@ -92,7 +93,7 @@ def test_every_table_and_plot_names_its_world(folder):
     ({"emulated": True, "profile": "wifi"}, "emulated, profile wifi"),
     ({"emulated": False, "profile": "lan-1g", "simulated": True}, "simulated, profile lan-1g")])
 def test_figures_are_measured_emulated_or_simulated(more, world):
-    assert summary.provenance([answer(**more)]) == world
+    assert results.provenance([answer(**more)]) == world
 
 
 def test_what_is_missing_is_said(folder):
@@ -100,13 +101,13 @@ def test_what_is_missing_is_said(folder):
     assert "missing: answers of 6 groups" in text
     assert "ar has 0 of 2 answers on qa at temperature 1" in text
     (folder / "answers" / "continuous" / "qa-t0.jsonl").write_text(json.dumps(answer()) + "\n" + '{"method": "conti')
-    gaps = summary.missing(summary.read(folder))
+    gaps = results.missing(results.read(folder))
     assert "continuous has 1 of 2 answers on qa at temperature 0" in gaps and len(gaps) == 7
 
 
 def test_a_text_may_hold_any_separator(tmp_path):
     put(tmp_path, choices=[{"index": 0, "turns": ["a\u2028b\x85c"], "new_tokens": [10], "wall_time": [2.0]}])
-    assert [row["xi"] for row in summary.summary(summary.read(tmp_path))] == [5.0]
+    assert [row["xi"] for row in summary.summary(results.read(tmp_path))] == [5.0]
 
 
 def test_one_method_alone_is_reported_without_ratios(tmp_path):
@@ -182,7 +183,7 @@ def test_an_env_json_that_is_junk_is_named(folder, junk, capsys):
 
 def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
     (folder / "env.json").write_text(json.dumps({"starts": [{**START, "sets": "gone"}], "config": {"data": "nowhere"}}))
-    assert summary.missing(summary.read(folder)) == []
+    assert results.missing(results.read(folder)) == []
 
 
 def test_a_report_that_cannot_be_written_is_told(folder, capsys):
