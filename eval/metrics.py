@@ -48,6 +48,9 @@ ANSWER = {
 TALLY_LINE = {
     "rank": int, "request": int, "seconds": float, "spans": _has_spans, "late": float,
     "bytes": float, "control": float, "rows": float}
+FLIGHT_LINE = {  # what a line that tells of flights has beside
+    "first": float, "decoding": _has_spans,
+    "flight": {"rows": int, "stay": float, "aloft": float, "misses": int, "lost": float}}
 
 
 class Interval(NamedTuple):

@@ -5,7 +5,9 @@ They do not know how figures are computed. Every title says whether they were me
 from __future__ import annotations
 
 import io
+import math
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 
@@ -20,7 +22,7 @@ from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
 from eval.found import Found  # noqa: E402
 from eval.metrics import NAN, Answer, Interval, Utilization  # noqa: E402
-from eval.summary import BASELINES, BOUNDS, MEAN, Row, means, utilization  # noqa: E402
+from eval.summary import BASELINES, BOUNDS, MEAN, Row, accounts_of_all_sets, means, utilization  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
@@ -32,8 +34,8 @@ MIXED = (0, (3, 1, 1, 1))
 DASHES = ("-", "--", ":", "-.", LONG, DENSE, MIXED, "--", ":", "-.")
 FILLS = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
          "idle": ("0.9", ""), "other": ("#fde8b0", "....")}  # tone and hatch
-
-
+SPENT = {"drafting": ("#e8603c", ""), "verdict": ("#5b6fb5", "...."), "waiting": ("white", "////"),
+         "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
 Ranks = Dict[int, Utilization]
 Labels = Tuple[str, str]  # of the x axis and the y axis
 
@@ -60,12 +62,18 @@ class Look(NamedTuple):
     dashes: Any
 
 
-def _look(name: str) -> Look:
-    method, _, draft = name.partition(", ")
-    number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
-    i = number % len(HATCHES)
-    j = (i + sum(map(ord, draft))) % len(HATCHES)
-    return Look(i, TONES[i], HATCHES[j], MARKERS[i], DASHES[j])
+def _looks(names: Sequence[str]) -> dict[str, Look]:
+    """How the contenders of a plot are drawn, by their labels, in the order in which all plots have them."""
+    looks: dict[str, Look] = {}
+    drafts: Counter[str] = Counter()
+    for name in names:
+        method = name.partition(", ")[0]
+        number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
+        i = number % len(HATCHES)
+        j = (i + 3 * drafts[method]) % len(HATCHES)
+        looks[name] = Look(i, TONES[i], HATCHES[j], MARKERS[i], DASHES[j])
+        drafts[method] += 1
+    return looks
 
 
 def draw(found: Found, rows: Sequence[Row]) -> Iterator[str]:
@@ -79,6 +87,9 @@ def draw(found: Found, rows: Sequence[Row]) -> Iterator[str]:
         yield name
         name = f"stages-t{temperature:g}.png"
         if _stages(found, temperature, found.folder / name):
+            yield name
+        name = f"account-t{temperature:g}.png"
+        if _account(found, temperature, found.folder / name):
             yield name
 
 
@@ -112,10 +123,11 @@ def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str
         figure, axes = plt.subplots(figsize=(max(6.0, 0.22 * count + 2.5), 3.8))
         width = 0.82 / len(series)
         few = count <= 16
+        looks = _looks([one.name for one in series])
         for i, one in enumerate(series):
             offset = (i - (len(series) - 1) / 2) * width
             x = np.arange(len(places)) + offset
-            look = _look(one.name)
+            look = looks[one.name]
             whiskers: dict[str, Any] = {"yerr": _whiskers(one.values), "ecolor": "black", "capsize": 2}
             axes.bar(x, one.heights, width, label=one.name, color=look.tone, hatch=look.hatch,
                      edgecolor="black", linewidth=0.8, error_kw={"elinewidth": 0.8}, **whiskers)
@@ -128,7 +140,7 @@ def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str
         axes.set_xlabel(labels[0])
         axes.set_ylabel(labels[1])
         axes.margins(y=0.12)
-        _head(axes, title, len(series))
+        _head(axes, title)
         _write(figure, path)
 
 
@@ -140,11 +152,14 @@ def _annotate(axes: Any, place: float, value: Interval, rotation: int) -> None:
                       fontsize=8, ha="center", va="bottom", rotation=rotation)
 
 
-def _head(axes: Any, title: str, entries: int) -> None:
-    """Write the title, and the legend below it."""
+def _head(axes: Any, title: str) -> None:
+    """Write the title, and the legend below it, in as many rows as its entries need."""
     room = int(11 * axes.figure.get_figwidth())  # characters in a line
-    axes.set_title(textwrap.fill(title, room), loc="left", pad=26)
-    axes.legend(ncols=entries, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2,
+    names = axes.get_legend_handles_labels()[1]
+    columns = min(len(names), max(1, room // (max(map(len, names)) + 8)))
+    rows = math.ceil(len(names) / columns)
+    axes.set_title(textwrap.fill(title, room), loc="left", pad=10 + 16 * rows)
+    axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2,
                 handlelength=2.2, columnspacing=1.2)
 
 
@@ -152,8 +167,9 @@ def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: 
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 3.8))
+        looks = _looks([one.name for one in series])
         for one in series:
-            look = _look(one.name)
+            look = looks[one.name]
             axes.errorbar(places, one.heights, yerr=_whiskers(one.values), label=one.name,
                           linestyle=look.dashes, color="black", marker=look.marker,
                           markerfacecolor=look.tone, markersize=7, capsize=3, elinewidth=0.8)
@@ -165,7 +181,7 @@ def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: 
         axes.set_ylabel(labels[1])
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", color="0.9")
-        _head(axes, title, len(series))
+        _head(axes, title)
         _write(figure, path)
 
 
@@ -180,10 +196,10 @@ def _progress(found: Found, temperature: float, path: Path) -> None:
     """Draw how the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 3.8))
-        for contender in found.contenders:
-            answers, label = found.of_all_sets(contender, temperature), found.label(contender)
+        looks = _looks(list(map(found.label, found.contenders)))
+        for contender, (label, look) in zip(found.contenders, looks.items()):
+            answers = found.of_all_sets(contender, temperature)
             if any(turn for answer in answers for turn in answer["settled"]):
-                look = _look(label)
                 axes.plot(*_growth(answers), label=label,
                           color="black", linestyle=look.dashes, linewidth=1,
                           marker=look.marker, markevery=(look.number, 12), markerfacecolor=look.tone)
@@ -248,6 +264,28 @@ def _stack(axes: Any, ranks: Ranks) -> None:
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
     axes.set_xlabel("% of its time")
+
+
+def _account(found: Found, temperature: float, path: Path) -> bool:
+    """Draw a bar for each contender, stacked of what its tokens' time went into; False if the tally does not tell."""
+    seen = accounts_of_all_sets(found, temperature)
+    if not seen:
+        return False
+    names = list(seen)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.2, 0.42 * len(names) + 1.3))
+        left = np.zeros(len(names))
+        for share, (tone, hatch) in SPENT.items():
+            width = np.array([1e3 * getattr(own, share) for own in seen.values()])
+            axes.barh(names, width, left=left, color=tone, hatch=hatch, edgecolor="black", linewidth=0.8, label=share)
+            left += width
+        for place, total in enumerate(left.tolist()):
+            axes.annotate(f"{total:.0f}", (total, place), (3, 0), textcoords="offset points", fontsize=8, va="center")
+        axes.invert_yaxis()
+        axes.set_xlabel("ms per token")
+        _head(axes, f"Where the time of a token went, temperature {temperature:g} ({found.provenance})")
+        _write(figure, path)
+    return True
 
 
 def _write(figure: Any, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report: a results folder becomes summary.csv, stages.csv, report.md and plots.
+"""The report: a results folder becomes summary.csv, stages.csv, account.csv, report.md and plots.
 
 It knows nothing about how answers were made. It works on what is there, and says what is missing.
 
@@ -14,6 +14,7 @@ from config.eval_config import Contender
 from config.files import ROOM, write
 from config.foreign import plain
 from eval import summary
+from eval.account import SHARES
 from eval.found import Found, missing, read
 from eval.metrics import Interval, Utilization
 from eval.summary import BASELINES, MEAN, NONE, Ratio, Row, number
@@ -21,6 +22,8 @@ from eval.summary import BASELINES, MEAN, NONE, Ratio, Row, number
 TOO_LATE = 0.03  # of the time of computing
 SHOWN = 20  # sentences about what is missing
 Cell = Callable[[Row], str]  # what of a row of the summary stands in a cell
+FLIGHT = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
+          "ms of a token lost after misses")
 BESIDE = {  # what the columns of ratios compare with
     "sr_naive": "naive (Chunk-PP) with the draft that is every method's baseline (`baseline_draft`).",
     "sr_naive_same": "naive (Chunk-PP) with the draft of the row: what the method alone brings.",
@@ -37,6 +40,12 @@ WORDS = """\
 - **computed, waited, was idle**: fractions of a rank's time: in layers (rank 0: drafting, LM head, verification); for
   messages, between its first segment of an answer and its last; before and after these. The rest is sending, pruning
   and bookkeeping.
+- **drafting, verdict, waiting**: what rank 0 did after the first token of an answer; **prefill** is all until then, and
+  **other** is sending, pruning and bookkeeping. They add up to the time of a token.
+- **true rows**: rows behind the prompt that became text; of all others the target's work was in vain. Their number in
+  flight is the mean over the time of decoding, their **stay** lasts from the sending until they are back.
+- **miss**: a true row that was sent only after the answer of its parent had come. **Lost** is the time of decoding in
+  which no true row was in flight.
 - **too late**: by how much emulated devices and wires ended after their modelled times, all of it, by the time of
   computing.
 """
@@ -48,6 +57,7 @@ def report(folder: str | Path) -> Path:
     rows = summary.summary(found)
     summary.save(found.folder / "summary.csv", summary.SUMMARY, rows)
     summary.save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
+    summary.save(found.folder / "account.csv", summary.ACCOUNT, summary.accounts(found))
     path = found.folder / "report.md"
     write(path, "\n".join(_text(found, rows)) + "\n", ROOM)
     return path
@@ -63,6 +73,7 @@ def _text(found: Found, rows: Sequence[Row]) -> Iterator[str]:
         yield from _ratio_table(found, temperature)
         yield from _other_tables(found, here)
         yield from _stage_tables(found, temperature)
+        yield from _account_tables(found, temperature)
     yield from _plots(found, rows)
     yield f"## What the words mean\n\n{WORDS}"
 
@@ -205,6 +216,35 @@ def _stage_tables(found: Found, temperature: float) -> Iterator[str]:
     if any(used.late for ranks in ranks_of.values() for used in ranks.values()):
         yield f"Per cent by which what was emulated came too late ({found.provenance}):\n"
         yield from grid(lambda used: number(100 * used.late, 1))
+
+
+def _account_tables(found: Found, temperature: float) -> Iterator[str]:
+    """Where the time of a token went on rank 0, and what the rows in flight did for the text; all sets together."""
+    seen = summary.accounts_of_all_sets(found, temperature)
+    if not seen:
+        return
+    yield f"Milliseconds of a token, by what rank 0 did; prefill is all until the first token ({found.provenance}):\n"
+    shares = []
+    for label, own in seen.items():
+        shares.append([label, *(number(1e3 * part, 1) for part in own[:len(SHARES)]), number(1e3 * own.whole, 1)])
+    yield from _table(["method", *SHARES, "in all"], shares)
+    yield f"What was in flight while decoding, and how busy the stages were ({found.provenance}):\n"
+    busy = _busy(found, temperature)
+    lines = []
+    for label, own in seen.items():
+        lines.append([label, busy[label], number(own.aloft), number(1e3 * own.stay, 0),
+                      number(own.tokens_per_miss), number(1e3 * own.lost, 1)])
+    yield from _table(["method", *FLIGHT], lines)
+
+
+def _busy(found: Found, temperature: float) -> dict[str, str]:
+    """Per cent of its time that each stage computed, by the label of a contender."""
+    told = {}
+    for contender in found.contenders:
+        ranks = summary.utilization(found, found.of_all_sets(contender, temperature))
+        stages = [100 * used.computed for rank, used in ranks.items() if rank]
+        told[found.label(contender)] = _joined(stages, 0) or NONE
+    return told
 
 
 def _time(used: Utilization) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Sequence
 from config.eval_config import Contender
 from config.files import ROOM, write
 from eval import metrics
+from eval.account import Account, account
 from eval.found import GROUP, Found
 from eval.metrics import Answer, Interval, Utilization
 
@@ -40,6 +41,7 @@ TIMES = (*ACTIVITIES, "late")
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
            "tau", "ttft", "request_mean", "request_p95", "tpt_p50", "tpt_p99", "equal", *TIMES, "emulated", "profile")
 STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", "emulated", "profile")
+ACCOUNT = (*GROUP, *Account._fields, "whole", "emulated", "profile")
 AR = Contender("ar", "none")
 Row = dict  # one line of a table
 
@@ -107,6 +109,27 @@ def stages(found: Found) -> list[Row]:
             row = {**dict(zip(GROUP, group)), "rank": rank}
             rows.append({**row, **used._asdict(), **origin})
     return rows
+
+
+def accounts(found: Found) -> list[Row]:
+    """The rows of account.csv, one for each method, draft, set and temperature; seconds per token, and counts."""
+    rows = []
+    for group, answers in found.groups.items():
+        seen = account(found.tally, answers)
+        if seen:
+            origin = {key: answers[0][key] for key in ("emulated", "profile")}
+            rows.append({**dict(zip(GROUP, group)), **seen._asdict(), "whole": seen.whole, **origin})
+    return rows
+
+
+def accounts_of_all_sets(found: Found, temperature: float) -> dict[str, Account]:
+    """The account of each contender, all sets together, by its label; of those whose tally tells of flights."""
+    seen = {}
+    for contender in found.contenders:
+        own = account(found.tally, found.of_all_sets(contender, temperature))
+        if own:
+            seen[found.label(contender)] = own
+    return seen
 
 
 def means(found: Found, contender: Contender, temperature: float) -> dict[str, Interval]:
