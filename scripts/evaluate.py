@@ -93,8 +93,8 @@ def _sets(config: EvalConfig) -> dict[str, list[Question]]:
 def announce(config: EvalConfig) -> None:
     """Print what will be done. Raises ValueError if it cannot be."""
     sets, results = _sets(config), Results(config.results)
-    check_folder(config.results, OTHER)
     _check_drafts(config)
+    check_folder(config.results, OTHER)
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
     done = sum(job.key in results.texts for job in jobs)

@@ -220,6 +220,27 @@ def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_i
     assert margin < 0, "the target sides with the method here, since what ar is said to have written is wrong"
 
 
+def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, saved, tmp_path):
+    head, model = f"eagle:{saved / 'head'}", f"model:{saved / 'base'}"
+    asked = ("sets=chatbot", "temperatures=1", "question_end=1", f"drafts={head},eagle,{model},none")
+    assert run("a", "methods=naive,ar,continuous", *asked) == 0
+    answers = [line for file in lines(tmp_path / "a").values() for line in file]
+    drafts = (head, "eagle", model, "none")
+    assert {(line["method"], line["draft"]) for line in answers} == {
+        ("ar", "none"), *((method, draft) for method in ("naive", "continuous") for draft in drafts)}
+    assert len(answers) == 9 and len({line["launch"] for line in answers}) == 1
+    assert all(line["same_as_ar"] in (None, True) for line in answers)
+    tau = {line["draft"]: line["tau"] for line in answers if line["method"] == "naive"}
+    assert tau[head] == tau["eagle"] and tau[model] > tau["eagle"], "the model is the target itself"
+    assert tau["none"] == [1.0]
+    assert run("a", "methods=naive,ar,continuous", *asked[:3], "drafts=eagle") == 0, "all of it is there"
+    assert sum(map(len, lines(tmp_path / "a").values())) == 9
+    tally = [json.loads(text) for text in next((tmp_path / "a").glob("tally/*/rank_0.jsonl")).read_text().splitlines()]
+    for line in answers:
+        flight = tally[line["requests"][0]]["flight"]
+        assert flight["misses"] == line["target_passes"][0] and flight["rows"] <= 6
+
+
 def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_path, capsys):
     assert run("a", "max_length=20") == 2
     assert "question 7 of mt_bench needs up to 22 tokens before its last answer, but the context has 20" in \
@@ -265,6 +286,12 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["repeats=0"], "give a number from 1 to 1000000"),
     (["sets=../qa"], "../qa is no name of a data set: name its folder with data="),
     (["prompt_ids=1,2"], "name data sets with sets="),
+    (["drafts=eagle,x"], "drafts=eagle,x: draft=x is unknown: choose"),
+    (["drafts=none:x"], "none:x names a folder, but only eagle and model lie in one: write none"),
+    (["drafts=model:"], "model: names no folder: write model:DIR, or model alone"),
+    (["drafts=eagle:nowhere"], "nowhere: name that of a draft head, or of a small model"),
+    (["drafts=eagle", "baseline_draft=model"], "baseline_draft=model is none of drafts=eagle: name one of them"),
+    (["drafts=eagle", "draft=model", "draft_dir=x"], "is ignored with drafts=eagle: write model:DIR there"),
     (["pipeline_type=naive"], "write methods=NAME,NAME"),
     (["question_begin=30", "question_end=50"], "leaves no question of"),
 ])
