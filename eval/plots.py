@@ -52,6 +52,15 @@ class Series(NamedTuple):
         return [interval.value for interval in self.values]
 
 
+class Grid(NamedTuple):
+    """The places of a grid, row by row, and what rows and columns mean."""
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    down: str
+    across: str
+
+
 class Look(NamedTuple):
     """How a contender is drawn: it looks the same in every plot, and has the tone and the marker of its method."""
 
@@ -182,6 +191,31 @@ def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: 
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", color="0.9")
         _head(axes, title)
+        _write(figure, path)
+
+
+def heat(path: Path, series: Sequence[Series], places: Grid, title: str) -> None:
+    """Draw a grid of cells for each series, brighter where the value is larger, which each cell says as well."""
+    shape = len(places.rows), len(places.columns)
+    with plt.rc_context({**STYLE, "axes.spines.left": False, "axes.spines.bottom": False}):
+        size = (max(6.0, (0.62 * shape[1] + 1.2) * len(series)), 0.5 * shape[0] + 1.4)
+        figure, grid = plt.subplots(1, len(series), squeeze=False, figsize=size, layout="constrained")
+        for axes, one in zip(grid[0], series):
+            cells = np.array(one.heights).reshape(shape)
+            picture = axes.imshow(cells, cmap="cividis", aspect="auto")
+            for (row, column), value in np.ndenumerate(cells):
+                if value == value:
+                    dark = picture.norm(value) < 0.5
+                    axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
+                              color="white" if dark else "black")
+            axes.set_xticks(range(shape[1]), places.columns)
+            axes.set_yticks(range(shape[0]), places.rows)
+            axes.tick_params(length=0)
+            axes.set_title(one.name, fontsize=10)
+            axes.set_xlabel(places.across)
+        grid[0][0].set_ylabel(places.down)
+        room = int(11 * size[0])
+        figure.suptitle(textwrap.fill(f"{title}, tokens/s", room), x=0.01, ha="left", fontsize=11)
         _write(figure, path)
 
 
