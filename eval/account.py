@@ -20,7 +20,7 @@ class Account(NamedTuple):
     verdict: float  # LM head, sampler and the noting of what they say
     waiting: float  # for a segment
     prefill: float  # until the first token had settled, whatever was done meanwhile
-    other: float  # sending, pruning, bookkeeping
+    other: float  # sending, pruning, bookkeeping, and the layers where rank 0 has some
     aloft: float  # true rows in flight, the mean over the time of decoding
     stay: float  # seconds from the sending of a true row until it was back
     tokens_per_miss: float  # a miss: a true row that was sent only after the answer of its parent had come

@@ -36,6 +36,7 @@ FILLS = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
          "idle": ("0.9", ""), "other": ("#fde8b0", "....")}  # tone and hatch
 SPENT = {"drafting": ("#e8603c", ""), "verdict": ("#5b6fb5", "...."), "waiting": ("white", "////"),
          "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
+ABREAST = 8  # contenders in a row of a plot
 Ranks = Dict[int, Utilization]
 Labels = Tuple[str, str]  # of the x axis and the y axis
 
@@ -267,21 +268,23 @@ def _stages(found: Found, temperature: float, path: Path) -> bool:
             ranks_of[found.label(contender)] = ranks
     if not ranks_of:
         return False
+    columns = min(len(ranks_of), ABREAST)
+    rows = math.ceil(len(ranks_of) / columns)
     with plt.rc_context(STYLE):
-        size = (1.75 * len(ranks_of) + 1.2, 2.9)
-        columns = len(ranks_of)
-        figure, grid = plt.subplots(1, columns, sharey=True, squeeze=False, figsize=size)
-        first = grid[0][0]
-        for axes, (label, ranks) in zip(grid[0], ranks_of.items()):
+        size = (1.75 * columns + 1.2, 2.9 * rows)
+        figure, grid = plt.subplots(rows, columns, sharey=True, squeeze=False, figsize=size, layout="constrained")
+        first, places = grid[0][0], grid.flatten()
+        for axes, (label, ranks) in zip(places, ranks_of.items()):
             _stack(axes, ranks)
-            axes.set_title(label.replace(", ", ",\n"), fontsize=10)
+            axes.set_title(label.replace(", ", ",\n"), fontsize=9)
+        for axes in places[len(ranks_of):]:
+            axes.axis("off")
         first.invert_yaxis()
         first.set_ylabel("rank (0 drafts)")
         title = f"What each rank did, temperature {temperature:g} ({found.provenance})"
-        figure.suptitle(title, x=0.01, y=1.13, ha="left", fontsize=11)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         handles, names = first.get_legend_handles_labels()
-        figure.legend(handles, names, ncols=len(names), handlelength=1.8,
-                      loc="upper left", bbox_to_anchor=(0, 1.09))
+        figure.legend(handles, names, ncols=len(names), handlelength=1.8, loc="outside lower left")
         _write(figure, path)
     return True
 

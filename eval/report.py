@@ -41,7 +41,8 @@ WORDS = """\
   messages, between its first segment of an answer and its last; before and after these. The rest is sending, pruning
   and bookkeeping.
 - **drafting, verdict, waiting**: what rank 0 did after the first token of an answer; **prefill** is all until then, and
-  **other** is sending, pruning and bookkeeping. They add up to the time of a token.
+  **other** is sending, pruning and bookkeeping (with tp and galaxy also rank 0's layers). They add up to the time of a
+  token.
 - **true rows**: rows behind the prompt that became text; of all others the target's work was in vain. Their number in
   flight is the mean over the time of decoding, their **stay** lasts from the sending until they are back.
 - **miss**: a true row that was sent only after the answer of its parent had come. **Lost** is the time of decoding in

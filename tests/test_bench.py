@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 
@@ -16,6 +17,7 @@ from config.questions import Question
 from eval import results as results_module
 from eval.bench import Evaluation, all_jobs
 from eval.results import Key, Results, read_answers
+from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.text import Text
 from scripts.evaluate import evaluate
@@ -239,6 +241,25 @@ def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, s
     for line in answers:
         flight = tally[line["requests"][0]]["flight"]
         assert flight["misses"] == line["target_passes"][0] and flight["rows"] <= 6
+
+
+def test_a_head_that_does_not_fit_is_told_by_its_folder(run, saved, tmp_path, capsys):
+    copytree(saved / "head", tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    assert run("a", "methods=naive", f"drafts=eagle,eagle:{tmp_path / 'other'}") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"flowspec: the draft head in {tmp_path / 'other'} has hidden_size 64, but the model has 32")
+
+
+def test_decoders_of_one_draft_share_it_and_another_folder_is_another_draft(saved):
+    options = {"model_dir": saved / "0+2+2", "template": "none", "processes": False, "dtype": "float64"}
+    with Pipeline.open("toy", **options) as pipeline:
+        usual, naive = pipeline.decoder, pipeline.decoder_for(replace(pipeline.config, pipeline_type="naive"))
+        other = pipeline.decoder_for(pipeline.config, head=str(saved / "head"))
+        model = pipeline.decoder_for(replace(pipeline.config, draft="model", draft_dir=str(saved / "base")))
+        assert naive.draft is usual.draft and len({id(decoder.draft) for decoder in (usual, other, model)}) == 3
+        assert len(pipeline.drafts) == 3
 
 
 def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_path, capsys):
