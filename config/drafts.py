@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Sequence, TypeVar
 
 from config.run_config import RunConfig
 
@@ -14,7 +14,7 @@ FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
 Config = TypeVar("Config", bound="ComparedDrafts")
 
 
-class Draft(NamedTuple):
+class NamedDraft(NamedTuple):
     """A draft by its kind, as the key `draft` takes it, and by the folders of its head and of its model, if named."""
 
     kind: str
@@ -36,10 +36,8 @@ class ComparedDrafts(RunConfig):
 
     @property
     def first_draft(self) -> str:
-        """The kind of draft that a pipeline can start with: one without a folder of its own, if there is one."""
-        if self.draft_dir or not self.drafts:
-            return self.draft
-        return next((name for name in self.chosen_drafts if ":" not in name), "none")
+        """The kind of draft that a pipeline starts with, before the others are asked for."""
+        return self.draft if self.draft_dir else starting(self.chosen_drafts)
 
     def with_draft(self: Config, name: str) -> Config:
         """The configuration of a run with this draft alone. Raises ValueError for one that cannot be."""
@@ -63,7 +61,7 @@ class ComparedDrafts(RunConfig):
         return found
 
 
-def parts(name: str) -> Draft:
+def parts(name: str) -> NamedDraft:
     """A draft by its name, as `model:DIR`. Raises ValueError for a folder that is none's."""
     kinds, folders = [], {}
     for part in name.split("+"):
@@ -75,7 +73,12 @@ def parts(name: str) -> Draft:
             raise ValueError(f"{part} names no folder: write {kind}:DIR, or {kind} alone")
         if colon:
             folders[kind] = os.path.abspath(os.path.expanduser(folder))
-    return Draft("+".join(kinds), folders.get("eagle", ""), folders.get("model", ""))
+    return NamedDraft("+".join(kinds), folders.get("eagle", ""), folders.get("model", ""))
+
+
+def starting(names: Sequence[str]) -> str:
+    """The first of these drafts that needs no folder of its own, with which a pipeline can start; else none."""
+    return next((name for name in names if ":" not in name), "none")
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from shutil import copytree
 import pytest
 
 from config.cli import parse
+from config.drafts import parts
 from config.eval_config import Contender, EvalConfig, words
 from config.methods import METHODS, Method
 from config.presets import ROOT
@@ -241,6 +242,18 @@ def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, s
     for line in answers:
         flight = tally[line["requests"][0]]["flight"]
         assert flight["misses"] == line["target_passes"][0] and flight["rows"] <= 6
+
+
+def test_a_draft_is_named_by_its_kind_and_folder():
+    config = EvalConfig(drafts="eagle:/a,model:/b,eagle", methods="ar,naive")
+    assert [tuple(parts(name)) for name in config.chosen_drafts] == [
+        ("eagle", "/a", ""), ("model", "", "/b"), ("eagle", "", "")]
+    assert [config.with_draft(name).draft_dir for name in config.chosen_drafts] == ["", "/b", ""]
+    assert [EvalConfig(drafts=names).first_draft for names in ("eagle:/a,none,eagle", "model:/b", "")] == [
+        "none", "none", "eagle"]
+    assert EvalConfig(draft="model", draft_dir="/c", drafts="eagle,model").with_draft("model").draft_dir == "/c"
+    assert EvalConfig(draft="model", draft_dir="/c", drafts="eagle,model").first_draft == "model"
+    assert config.contenders(["ar"]) == [("ar", "none")] and len(config.contenders(["ar", "naive"])) == 4
 
 
 def test_a_head_that_does_not_fit_is_told_by_its_folder(run, saved, tmp_path, capsys):

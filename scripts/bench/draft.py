@@ -11,7 +11,7 @@ from typing import Sequence
 
 from tqdm import tqdm
 
-from config.drafts import ComparedDrafts, listed, parts
+from config.drafts import ComparedDrafts, listed, parts, starting
 from config.files import check_output
 from config.questions import load
 from config.run_config import TreeConfig
@@ -47,8 +47,7 @@ def draft(argv: list[str]) -> int:
     asked = over(argv, USUAL)
     given = typed(asked)
     if "drafts" in given and "draft" not in given:
-        names = (name for name in listed(given["drafts"]) if ":" not in name)
-        asked.append(f"draft={next(names, 'none')}")  # what the pipeline starts with; the others come later
+        asked.append(f"draft={starting(listed(given['drafts']))}")
     return run(Command("scripts.bench draft", measure, DraftConfig), asked)
 
 
@@ -108,8 +107,9 @@ def _prompts(pipeline: Pipeline) -> list[list[int]]:
 def _greedy(decoder: Decoder, prompt: Sequence[int], pipeline: Pipeline) -> list[int]:
     """What the target writes, at most as long as there is room for one token more."""
     end = frozenset(pipeline.text.end_ids) if pipeline.text else frozenset()
-    room = decoder.max_length - len(prompt) - 1
-    answer, stream = decoder.decode(Request(prompt, Sampler(), min(pipeline.config.max_new_tokens, room), end))
+    room = max(1, decoder.max_length - len(prompt) - 1)
+    limit = min(pipeline.config.max_new_tokens, room)
+    answer, stream = decoder.decode(Request(prompt, Sampler(), limit, end))
     with closing(stream):  # type: ignore[type-var]
         for _ in stream:
             pass
