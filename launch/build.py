@@ -125,17 +125,18 @@ def _suffix(spec: RankSpec) -> Suffix:
     return Suffix(load_texts(path, vocab, KEPT), lambda text: add_texts(path, [text], vocab, KEPT))
 
 
-def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, clock: Clock = REAL) -> Decoder:
+def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig) -> Decoder:
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, clock)
+    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, ring.clock)
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
-    """The EAGLE head in rank 0's folder; raises ValueError if there is none."""
+    """The EAGLE head that the specification names, or that in rank 0's folder; raises ValueError if there is none."""
     part = spec.part
-    if part.eagle is None:
+    folder = Path(spec.head) if spec.head else part.eagle
+    if folder is None:
         raise ValueError(f"{part.folder} has no draft head: split the model again with --eagle DIR, "
                          "or use pipeline_type=ar, draft=none or draft=model")
 
@@ -145,7 +146,7 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
             raise ValueError(f"{part.folder} lacks the embedding, which its draft head needs: split the model again")
         return part.weights.read(name)
 
-    head = load_head(Checkpoint(part.eagle), part.config, embed, spec.dtype, spec.device)
+    head = load_head(Checkpoint(folder), part.config, embed, spec.dtype, spec.device)
     compress(head, spec.draft_quant(), spec.dtype)
     logits = head.logits if isinstance(head, Eagle3Head) else lm_head
     return Eagle(head, logits, spec.slots)
