@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
+from config.drafts import ComparedDrafts, listed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
 from config.ranges import NUMBER, Range, number, outside
-from config.run_config import RANGES, RunConfig
+from config.run_config import RANGES
 from config.words import over, preset_of, typed
 
 # The trees of the paper, whatever a preset is tuned to.
@@ -47,17 +48,26 @@ EXAMPLES = """\
   bash run_eval.sh
   bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 question_end=2 results=quick
   bash run_eval.sh profile=jetson-13b rate_mbps=125 results=slow
+  bash run_eval.sh methods=naive,continuous drafts=eagle,model:toy/draft_a results=drafts
   bash run_eval.sh vicuna-7b data=DIR question_begin=30 question_end=50"""
 
 
+class Contender(NamedTuple):
+    """What is compared: a method with a draft; `none` is that of a method that needs no draft."""
+
+    method: str
+    draft: str
+
+
 @dataclass(frozen=True)
-class EvalConfig(RunConfig):
+class EvalConfig(ComparedDrafts):
     """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
 
     EXAMPLES: ClassVar[str] = EXAMPLES
 
     # What is compared (commas between)
     methods: str = "ar,serial,naive,pruned,pipedec,continuous"  # those that answer
+    baseline_draft: str = ""  # the draft whose naive is the baseline of every table; empty: the first of drafts
     sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets
     data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
     temperatures: str = "0,1"  # each question is asked at each of them
@@ -74,15 +84,15 @@ class EvalConfig(RunConfig):
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods, `ar` first, since the others are compared with it."""
-        return tuple(sorted(_words(self.methods), key=lambda name: name != "ar"))
+        return tuple(sorted(listed(self.methods), key=lambda name: name != "ar"))
 
     @property
     def chosen_sets(self) -> tuple[str, ...]:
-        return _words(self.sets)
+        return listed(self.sets)
 
     @property
     def chosen_temperatures(self) -> tuple[float, ...]:
-        return tuple(map(number, _words(self.temperatures)))
+        return tuple(map(number, listed(self.temperatures)))
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -92,6 +102,15 @@ class EvalConfig(RunConfig):
             start = METHODS[name].target, _draft(name, self.chosen_methods)
             found.setdefault(start, []).append(name)
         return [tuple(names) for names in found.values()]
+
+
+    def contenders(self, methods: Sequence[str]) -> list[Contender]:
+        """These methods with each of the drafts, and those that need none once."""
+        found = []
+        for name in methods:
+            drafts = ("none",) if METHODS[name].draft == "none" else self.chosen_drafts
+            found += [Contender(name, draft) for draft in drafts]
+        return found
 
 
 def first(group: Sequence[str]) -> str:
@@ -106,25 +125,25 @@ def _draft(name: str, beside: Sequence[str]) -> str:
     return next((draft for draft in drafts if draft != "none"), "none")
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
 def _problems(c: EvalConfig) -> Iterator[str]:
     """What is wrong with an evaluation, each in a sentence that names the fix."""
-    for name in _words(c.methods):
+    for name in listed(c.methods):
         if name not in METHODS:
             yield f"methods={c.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
     allowed = RANGES["temperature"]
-    for word in _words(c.temperatures):
+    for word in listed(c.temperatures):
         if not NUMBER.fullmatch(word) or not allowed.holds(number(word)):
             yield f"temperatures={c.temperatures}: {word} is not possible: give {allowed.advice}, with commas between"
-    lists = {"methods": c.chosen_methods, "sets": c.chosen_sets, "temperatures": c.chosen_temperatures}
+    yield from c.draft_problems()
+    lists = {"methods": c.chosen_methods, "drafts": c.chosen_drafts, "sets": c.chosen_sets,
+             "temperatures": c.chosen_temperatures}
     for key, chosen in lists.items():
         if not chosen:
             yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
             yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
+    if c.drafts and c.baseline_draft and c.baseline_draft not in c.chosen_drafts:
+        yield f"baseline_draft={c.baseline_draft} is none of drafts={c.drafts}: name one of them"
     yield from outside({"repeats": c.repeats}, {"repeats": REPEATS})
     last = RANGES["seed"].most
     if c.seed + c.repeats - 1 > last:

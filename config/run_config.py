@@ -98,8 +98,9 @@ class RunConfig:
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
-    draft: str = "eagle"  # who guesses: eagle (the head), model (the small one in draft_dir) or none
-    draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for draft=model
+    draft: str = "eagle"  # eagle (the head), model (draft_dir), suffix (copies), sums as eagle+suffix, or none
+    draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
+    answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
     tp_shares: str = ""  # speeds of those ranks, as 2,1,1,1, to which their shares are cut; empty: all alike
@@ -284,6 +285,8 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
 def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if c.draft_dir and "model" not in c.draft.split("+"):
         yield f"draft_dir={c.draft_dir} is ignored with draft={c.draft}: add draft=model, or leave it out"
+    if c.answers and "suffix" not in c.draft.split("+"):
+        yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
     if c.stages and not STAGES.fullmatch(c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
                "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")

@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from torch import Tensor
 from tqdm import tqdm
 
-from config.eval_config import EvalConfig
+from config.eval_config import Contender, EvalConfig
 from config.questions import Question
 from eval.metrics import divergence
 from eval.results import Key, Results
@@ -28,16 +28,16 @@ from pipeline.trace import OFF, NoTrace
 
 WARM_UP = 16  # tokens, at most
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
-Decoders = Mapping[str, Decoder]  # one for each method
+Decoders = Mapping[Contender, Decoder]
 Texts = Sequence[Sequence[int]]  # the token ids of each turn
 Line = dict  # an answer as it is written
 
 
 @dataclass(frozen=True)
 class Job:
-    """One question that one method has to answer, at a temperature and for the repeat-th time."""
+    """One question that a method has to answer with a draft, at a temperature and for the repeat-th time."""
 
-    method: str
+    contender: Contender
     set: str
     temperature: float
     repeat: int
@@ -48,7 +48,7 @@ class Job:
         """The key of the answer in the results."""
         number = self.question.id
         assert number is not None, f"a question of {self.set} has no id"
-        return Key(self.method, self.set, self.temperature, self.repeat, number)
+        return Key(*self.contender, self.set, self.temperature, self.repeat, number)
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class Turn:
 
 
 def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job]:
-    """All jobs in their order: each question goes to all methods by turns, so that what changes in a machine's speed
-    meets them all."""
-    jobs = []
+    """All jobs in their order: each question goes to all methods with all drafts by turns, so that what changes in a
+    machine's speed meets them all."""
+    jobs, contenders = [], config.contenders(methods)
     for repeat in range(config.repeats):
         for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
             for question in sets[name]:
-                jobs += [Job(method, name, temperature, repeat, question) for method in methods]
+                jobs += [Job(contender, name, temperature, repeat, question) for contender in contenders]
     return jobs
 
 
@@ -131,13 +131,13 @@ class Evaluation:
         speeds = self._warm_up(left)
         ready()
         limit = self.config.max_new_tokens
-        seconds = [len(job.question.turns) * limit / speeds[job.method] for job in left]
+        seconds = [len(job.question.turns) * limit / speeds[job.contender] for job in left]
         print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
         done = len(jobs) - len(left)
         with tqdm(total=len(jobs), initial=done, unit="answer", file=sys.stderr) as bar:
             for job in left:
-                bar.set_description(f"{job.set} t={job.temperature:g} {job.method}")
-                reference = results.texts.get(job.key._replace(method="ar"))
+                bar.set_description(f"{job.set} t={job.temperature:g} {' '.join(job.contender)}")
+                reference = results.texts.get(job.key._replace(method="ar", draft="none"))
                 results.add(self._answer(job, reference))
                 bar.update()
 
@@ -153,14 +153,14 @@ class Evaluation:
                                  f"but the context has {room}: leave it out with question_begin and question_end, "
                                  "leave the set out with sets=, or give less max_new_tokens or more max_length")
 
-    def _warm_up(self, jobs: Sequence[Job]) -> dict[str, float]:
-        """Let each method give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
+    def _warm_up(self, jobs: Sequence[Job]) -> dict[Contender, float]:
+        """Let each contender give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
         question, sampler = jobs[0].question, self._sampler(jobs[0])
         limit = min(WARM_UP, self.config.max_new_tokens)
         speeds = {}
-        for method in dict.fromkeys(job.method for job in jobs):
-            turn = self._turn(method, [question.turns[0]], sampler, limit)
-            speeds[method] = turn.answer.tokens_per_second
+        for contender in dict.fromkeys(job.contender for job in jobs):
+            turn = self._turn(contender, [question.turns[0]], sampler, limit)
+            speeds[contender] = turn.answer.tokens_per_second
         return speeds
 
     def _sampler(self, job: Job) -> Sampler:
@@ -171,7 +171,7 @@ class Evaluation:
         """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
         turns = self._conversation(job)
         line = self._line(job, turns)
-        if reference is not None and job.method != "ar":
+        if reference is not None and job.contender.method != "ar":
             difference = self._first_difference(job, turns, reference)
             line.update(same_as_ar=difference is None, first_difference=difference)
         return line
@@ -182,18 +182,18 @@ class Evaluation:
         turns = []
         for words in job.question.turns:
             messages.append(words)
-            turn = self._turn(job.method, messages, self._sampler(job), self.config.max_new_tokens)
+            turn = self._turn(job.contender, messages, self._sampler(job), self.config.max_new_tokens)
             messages.append(turn.text)
             turns.append(turn)
         return turns
 
-    def _turn(self, method: str, messages: list[str], sampler: Sampler, limit: int) -> Turn:
+    def _turn(self, contender: Contender, messages: list[str], sampler: Sampler, limit: int) -> Turn:
         """Answer the last of the messages with at most `limit` tokens."""
         config = self.config
         prompt = self.text.prompt_ids(messages, config.template)
         reader = Reader(self.text, config.stop)
         request = Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
-        answer, stream = self.decoders[method].decode(request)
+        answer, stream = self.decoders[contender].decode(request)
         turn = Turn(prompt, answer, self.requests)
         accepted: Counter[int] = Counter()
         with self.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
@@ -201,7 +201,7 @@ class Evaluation:
                 turn.settled.append([turn.seconds, len(new)])
                 accepted[answer.target_passes] += len(new)
                 reader.read(new)
-        assert answer.finish_reason, f"the stream of {method} ended before its answer, at {answer.new_tokens} tokens"
+        assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
         turn.text = reader.text
         turn.accepted = [accepted[number] for number in range(1, answer.target_passes + 1)]
@@ -211,12 +211,13 @@ class Evaluation:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""
         config = self.config
         model = Path(config.model_dir or config.base_dir).name
+        method, draft = job.contender
+        trial = f"{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}"
         line: Line = {
             "question_id": job.question.id, "category": job.question.category,
-            "answer_id": f"{job.method}-{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}",
-            "model_id": f"{model}-{job.method}",
+            "answer_id": f"{method}-{draft}-{trial}", "model_id": f"{model}-{method}-{draft}",
             "choices": [self._choice(turns)], "tstamp": time.time()}
-        line.update(method=job.method, set=job.set, temperature=job.temperature,
+        line.update(method=method, draft=draft, set=job.set, temperature=job.temperature,
                     repeat=job.repeat, seed=config.seed + job.repeat)
         line.update(profile=config.profile, emulated=config.cluster is not None,
                     scale=self.scale, launch=config.launch)
@@ -269,7 +270,7 @@ class Evaluation:
     def _margin(self, job: Job, before: list[int], token: int, other: int) -> float:
         """Ask the target once more what follows the tokens `before`, which the prefill of a new request tells."""
         recorder = Recorder(**vars(self._sampler(job)))
-        _, stream = self.decoders[job.method].decode(Request(before, recorder, 1))
+        _, stream = self.decoders[job.contender].decode(Request(before, recorder, 1))
         with closing(stream):  # type: ignore[type-var]
             next(stream)
         return recorder.margin(len(before), token, other)

@@ -6,6 +6,7 @@ question: tokens and seconds of a method, and in two more columns those of the b
 """
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
@@ -16,6 +17,7 @@ from config.files import fits
 Answer = Mapping[str, Any]
 Answers = Iterable[Answer]
 TallyLine = Mapping[str, Any]
+Amounts = tuple  # tokens, and the seconds that they took
 Statistic = Callable[[np.ndarray], np.ndarray]
 Request = tuple  # the start of the pipeline, and how many requests it had before
 Trial = tuple  # set, temperature, repeat, seed and question: what two methods must share to be compared
@@ -46,6 +48,9 @@ ANSWER = {
 TALLY_LINE = {
     "rank": int, "request": int, "seconds": float, "spans": _has_spans, "late": float,
     "bytes": float, "control": float, "rows": float}
+FLIGHT_LINE = {  # what a line that tells of flights has beside
+    "first": float, "decoding": _has_spans,
+    "flight": {"rows": int, "stay": float, "aloft": float, "misses": int, "lost": float}}
 
 
 class Interval(NamedTuple):
@@ -71,11 +76,26 @@ def seconds(answer: Answer) -> float:
     return float(sum(answer["choices"][0]["wall_time"]))
 
 
-def sample(answers: Answers) -> np.ndarray:
-    """Tokens and seconds of each question, `[questions, 2]`; what was asked several times is one row."""
+def whole(answer: Answer) -> Amounts:
+    """Tokens and seconds of an answer."""
+    return tokens(answer), seconds(answer)
+
+
+def decoding(answer: Answer) -> Amounts:
+    """The tokens behind the first of each turn, and the seconds after it: what decoding alone did."""
+    [choice] = answer["choices"]
+    spent = [total - first for total, first in zip(choice["wall_time"], answer["ttft"])]
+    return sum(choice["new_tokens"]) - len(choice["new_tokens"]), float(sum(spent))
+
+
+def sample(answers: Answers, amounts: Callable[[Answer], Amounts] = whole) -> np.ndarray:
+    """Tokens and seconds of each question, `[questions, 2]`; what was asked several times is one row.
+
+    `amounts` tells both of an answer.
+    """
     rows: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
-        rows[answer["question_id"]] += (tokens(answer), seconds(answer))
+        rows[answer["question_id"]] += amounts(answer)
     questions = sorted(rows, key=str)
     return np.array([rows[question] for question in questions]).reshape(-1, 2)
 
@@ -91,6 +111,15 @@ def paired(answers: Answers, baseline: Answers) -> np.ndarray:
 def speed(samples: Sequence[np.ndarray]) -> Interval:
     """The speed xi in tokens/s: all new tokens by all seconds; of several sets, the mean of theirs."""
     return _bootstrap(samples, lambda sums: _rate(sums[..., :2]))
+
+
+def decoding_speed(sets: Sequence[Answers]) -> Interval:
+    """The speed of decoding alone in tokens/s, without prefill; of several sets, the mean of theirs.
+
+    Answers of a single token have none, and count in no set.
+    """
+    samples = [sample(answers, decoding) for answers in sets]
+    return speed([rows[rows[:, 1] > 0] for rows in samples])
 
 
 def speed_up(samples: Sequence[np.ndarray]) -> Interval:
@@ -151,6 +180,23 @@ def time_to_first_token(answers: Answers) -> float:
     """The mean seconds from the beginning of a request to its first token, over all turns."""
     times = [seconds for answer in answers for seconds in answer["ttft"]]
     return sum(times) / len(times) if times else NAN
+
+
+def request_time(answers: Answers) -> float:
+    """The mean seconds of a request, which is a turn, from its beginning to its last token."""
+    times = _request_times(answers)
+    return sum(times) / len(times) if times else NAN
+
+
+def request_time_quantile(answers: Answers, quantile: float) -> float:
+    """The least of the requests' seconds that this fraction of them, 0 to 1, does not exceed."""
+    times = sorted(_request_times(answers))
+    place = math.ceil(quantile * len(times) - 1e-9)
+    return times[max(place, 1) - 1] if times else NAN
+
+
+def _request_times(answers: Answers) -> list[float]:
+    return [float(spent) for answer in answers for spent in answer["choices"][0]["wall_time"]]
 
 
 def time_per_token(answers: Answers, quantile: float) -> float:

@@ -1,4 +1,4 @@
-"""The report: a results folder becomes summary.csv, stages.csv, report.md and plots.
+"""The report: a results folder becomes summary.csv, stages.csv, account.csv, report.md and plots.
 
 It knows nothing about how answers were made. It works on what is there, and says what is missing.
 
@@ -10,17 +10,28 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
 
+from config.eval_config import Contender
 from config.files import ROOM, write
 from config.foreign import plain
 from eval import summary
+from eval.account import SHARES
+from eval.found import Found, missing, read
 from eval.metrics import Interval, Utilization
-from eval.summary import BASELINES, MEAN, NONE, Found, Row, number
+from eval.summary import BASELINES, MEAN, NONE, Ratio, Row, number
 
 TOO_LATE = 0.03  # of the time of computing
 SHOWN = 20  # sentences about what is missing
 Cell = Callable[[Row], str]  # what of a row of the summary stands in a cell
+FLIGHT = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
+          "ms of a token lost after misses")
+BESIDE = {  # what the columns of ratios compare with
+    "sr_naive": "naive (Chunk-PP) with the draft that is every method's baseline (`baseline_draft`).",
+    "sr_naive_same": "naive (Chunk-PP) with the draft of the row: what the method alone brings.",
+    "sr_serial_same": "serial with the draft of the row: what keeping the stages busy brings.",
+    "sr_ar": "ar, which has no draft."}
 WORDS = """\
 - **ξ**: new tokens by seconds, all answers of a set together, prefill included. The mean is that of the sets' ξ.
+- **ξ of decoding**: the tokens behind the first of each turn by the seconds after it.
 - **SR**: the ratio of two ξ on the same questions; of the mean, the ratio of the two means, with its bounds at 95 %
   confidence (bootstrap over questions).
 - **τ**: mean acceptance length: tokens per pass of the target, its own (bonus) token included; the token of the prefill
@@ -29,6 +40,13 @@ WORDS = """\
 - **computed, waited, was idle**: fractions of a rank's time: in layers (rank 0: drafting, LM head, verification); for
   messages, between its first segment of an answer and its last; before and after these. The rest is sending, pruning
   and bookkeeping.
+- **drafting, verdict, waiting**: what rank 0 did after the first token of an answer; **prefill** is all until then, and
+  **other** is sending, pruning and bookkeeping (with tp and galaxy also rank 0's layers). They add up to the time of a
+  token.
+- **true rows**: rows behind the prompt that became text; of all others the target's work was in vain. Their number in
+  flight is the mean over the time of decoding, their **stay** lasts from the sending until they are back.
+- **miss**: a true row that was sent only after the answer of its parent had come. **Lost** is the time of decoding in
+  which no true row was in flight.
 - **too late**: by how much emulated devices and wires ended after their modelled times, all of it, by the time of
   computing.
 """
@@ -36,10 +54,11 @@ WORDS = """\
 
 def report(folder: str | Path) -> Path:
     """Write all tables and plots into a results folder; the path of report.md. Raises ValueError without answers."""
-    found = summary.read(folder)
+    found = read(folder)
     rows = summary.summary(found)
     summary.save(found.folder / "summary.csv", summary.SUMMARY, rows)
     summary.save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
+    summary.save(found.folder / "account.csv", summary.ACCOUNT, summary.accounts(found))
     path = found.folder / "report.md"
     write(path, "\n".join(_text(found, rows)) + "\n", ROOM)
     return path
@@ -52,8 +71,10 @@ def _text(found: Found, rows: Sequence[Row]) -> Iterator[str]:
         here = [row for row in rows if row["temperature"] == temperature]
         yield f"## Temperature {temperature:g} ({found.provenance})\n"
         yield from _paper_table(found, here, temperature)
+        yield from _ratio_table(found, temperature)
         yield from _other_tables(found, here)
         yield from _stage_tables(found, temperature)
+        yield from _account_tables(found, temperature)
     yield from _plots(found, rows)
     yield f"## What the words mean\n\n{WORDS}"
 
@@ -88,7 +109,7 @@ def _emulation(found: Found) -> Iterator[str]:
 
 
 def _missing(found: Found) -> Iterator[str]:
-    gaps = summary.missing(found)
+    gaps = missing(found)
     if not found.env:
         yield "- env.json is gone, so it is unknown whether anything is missing"
     elif gaps:
@@ -107,37 +128,63 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
-def _by_set(found: Found, method: str, rows: Iterable[Row], value: Cell) -> list[str]:
-    """A cell for each data set: what `value` makes of the method's row of the summary."""
-    cells = {row["set"]: value(row) for row in rows if row["method"] == method}
+def _by_set(found: Found, contender: Contender, rows: Iterable[Row], value: Cell) -> list[str]:
+    """A cell for each data set: what `value` makes of the contender's row of the summary."""
+    cells = {row["set"]: value(row) for row in rows if (row["method"], row["draft"]) == contender}
     return [cells.get(name, NONE) for name in found.sets]
 
 
 def _paper_table(found: Found, rows: Sequence[Row], temperature: float) -> Iterator[str]:
     """The layout of the FlowSpec paper's table 1: methods by data sets, speed and ratio, the mean at the end."""
     baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
-    ratio = f"sr_{baseline}"
-    yield f"Tokens per second, ξ, and in brackets the ratio to {baseline}, SR ({found.provenance}):\n"
+    ratio, named = f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
+    yield f"Tokens per second, ξ, and in brackets the ratio to {named}, SR ({found.provenance}):\n"
     lines = []
-    for method in found.methods:
-        cells = _by_set(found, method, rows, lambda row: f"{number(row['xi'])} ({number(row[ratio])})")
-        mean = summary.means(found, method, temperature)
+    for contender in found.contenders:
+        cells = _by_set(found, contender, rows, lambda row: f"{number(row['xi'])} ({number(row[ratio])})")
+        mean = summary.means(found, contender, temperature)
         last = f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"
-        lines.append([method, *cells, last])
+        lines.append([found.label(contender), *cells, last])
     yield from _table(["method", *found.sets, MEAN], lines)
 
 
+def _ratio_table(found: Found, temperature: float) -> Iterator[str]:
+    """The mean over the sets: both speeds, and a column for each baseline that has answers."""
+    ratios = summary.ratios(found)
+    heads = [f"SR to {_named(found, ratio)}" for ratio in ratios]
+    yield f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline ({found.provenance}):\n"
+    lines = []
+    for contender in found.contenders:
+        mean = summary.means(found, contender, temperature)
+        cells = [_interval(mean[name]) for name in ("xi", "xi_decoding", *(ratio.column for ratio in ratios))]
+        lines.append([found.label(contender), *cells])
+    yield from _table(["method", "ξ", "ξ of decoding", *heads], lines)
+    for ratio, head in zip(ratios, heads):
+        yield f"- **{head}**: {BESIDE[ratio.column]}"
+    yield ""
+
+
+def _named(found: Found, ratio: Ratio) -> str:
+    """The baseline of a ratio, as the head of its column calls it."""
+    drafts = {"baseline": f" with {found.baseline_draft}", "same": " with the same draft", "none": ""}
+    return f"{ratio.method}{drafts[ratio.draft]}"
+
+
 def _other_tables(found: Found, rows: Sequence[Row]) -> Iterator[str]:
-    """What else there is for each method and data set, a table for each figure."""
+    """What else there is for each contender and data set, a table for each figure."""
     def grid(value: Cell) -> Iterator[str]:
-        lines = [[method, *_by_set(found, method, rows, value)] for method in found.methods]
+        lines = [[found.label(contender), *_by_set(found, contender, rows, value)] for contender in found.contenders]
         return _table(["method", *found.sets], lines)
 
     if "ar" in found.methods:
         yield f"Ratio of ξ to ar, SR ({found.provenance}):\n"
         yield from grid(lambda row: number(row["sr_ar"]))
+    yield f"Tokens per second of decoding alone, without prefill ({found.provenance}):\n"
+    yield from grid(lambda row: number(row["xi_decoding"]))
     yield f"Mean acceptance length, τ ({found.provenance}):\n"
     yield from grid(lambda row: number(row["tau"]))
+    yield f"Seconds of a request: the mean; the 95th percentile ({found.provenance}):\n"
+    yield from grid(lambda row: _joined([row["request_mean"], row["request_p95"]], 2))
     yield f"Milliseconds to the first token; then per token, the median; the 99th percentile ({found.provenance}):\n"
     times = ("ttft", "tpt_p50", "tpt_p99")
     yield from grid(lambda row: _joined([1e3 * row[key] for key in times], 0))
@@ -149,18 +196,18 @@ def _other_tables(found: Found, rows: Sequence[Row]) -> Iterator[str]:
 def _stage_tables(found: Found, temperature: float) -> Iterator[str]:
     """How every rank spent its time and what it sent, all sets together."""
     ranks_of = {}
-    for method in found.methods:
-        if ranks := summary.utilization(found, found.of_all_sets(method, temperature)):
-            ranks_of[method] = ranks
+    for contender in found.contenders:
+        if ranks := summary.utilization(found, found.of_all_sets(contender, temperature)):
+            ranks_of[found.label(contender)] = ranks
     if not ranks_of:
         return
     head = sorted({rank for ranks in ranks_of.values() for rank in ranks})
 
     def grid(value: Callable[[Utilization], str]) -> Iterator[str]:
         lines = []
-        for method, ranks in ranks_of.items():
+        for label, ranks in ranks_of.items():
             cells = [value(ranks[rank]) if rank in ranks else NONE for rank in head]
-            lines.append([method, *cells])
+            lines.append([label, *cells])
         return _table(["method", *(f"rank {rank}" for rank in head)], lines)
 
     yield f"Per cent of the time that each rank computed; waited; was idle ({found.provenance}):\n"
@@ -170,6 +217,35 @@ def _stage_tables(found: Found, temperature: float) -> Iterator[str]:
     if any(used.late for ranks in ranks_of.values() for used in ranks.values()):
         yield f"Per cent by which what was emulated came too late ({found.provenance}):\n"
         yield from grid(lambda used: number(100 * used.late, 1))
+
+
+def _account_tables(found: Found, temperature: float) -> Iterator[str]:
+    """Where the time of a token went on rank 0, and what the rows in flight did for the text; all sets together."""
+    seen = summary.accounts_of_all_sets(found, temperature)
+    if not seen:
+        return
+    yield f"Milliseconds of a token, by what rank 0 did; prefill is all until the first token ({found.provenance}):\n"
+    shares = []
+    for label, own in seen.items():
+        shares.append([label, *(number(1e3 * part, 1) for part in own[:len(SHARES)]), number(1e3 * own.whole, 1)])
+    yield from _table(["method", *SHARES, "in all"], shares)
+    yield f"What was in flight while decoding, and how busy the stages were ({found.provenance}):\n"
+    busy = _busy(found, temperature)
+    lines = []
+    for label, own in seen.items():
+        lines.append([label, busy[label], number(own.aloft), number(1e3 * own.stay, 0),
+                      number(own.tokens_per_miss), number(1e3 * own.lost, 1)])
+    yield from _table(["method", *FLIGHT], lines)
+
+
+def _busy(found: Found, temperature: float) -> dict[str, str]:
+    """Per cent of its time that each stage computed, by the label of a contender."""
+    told = {}
+    for contender in found.contenders:
+        ranks = summary.utilization(found, found.of_all_sets(contender, temperature))
+        stages = [100 * used.computed for rank, used in ranks.items() if rank]
+        told[found.label(contender)] = _joined(stages, 0) or NONE
+    return told
 
 
 def _time(used: Utilization) -> str:

@@ -25,8 +25,8 @@ from config.methods import METHODS
 from eval.metrics import ANSWER
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
-ASKED = ("methods", "sets", "temperatures", "question_begin", "question_end", "repeats")
-FREE = frozenset((*ASKED, "results", "launch", "pipeline_type", "prompt", "slowdown", "timeout",
+ASKED = ("methods", "draft", "drafts", "sets", "temperatures", "question_begin", "question_end", "repeats")
+FREE = frozenset((*ASKED, "baseline_draft", "results", "launch", "pipeline_type", "prompt", "slowdown", "timeout",
                   "master_addr", "master_port", "hosts", "wait", "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
 OTHER = "choose another results=, or delete the folder"
@@ -34,9 +34,10 @@ DELETE = "delete this line"
 
 
 class Key(NamedTuple):
-    """The method and the trial that an answer belongs to; a folder has one answer for each."""
+    """The method, its draft and the trial that an answer belongs to; a folder has one answer for each."""
 
     method: str
+    draft: str
     set: str
     temperature: float
     repeat: int
@@ -156,20 +157,29 @@ class Results:
 
 def key(line: dict[str, Any]) -> Key:
     """The key of an answer as it is written."""
-    names = ("method", "set", "temperature", "repeat", "question_id")
+    names = ("method", "draft", "set", "temperature", "repeat", "question_id")
     return Key(*(line[name] for name in names))
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
-    """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none."""
+    """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none.
+
+    A line that does not say its draft is of a time when there was one kind: the head.
+    """
     first: dict[Key, int] = {}
     for number, entry in lines(path, DELETE, growing=True):
-        if not fits(entry, ANSWER):
+        if fits(entry, ANSWER):
+            entry.setdefault("draft", _only_draft(entry["method"]))
+        if not fits(entry, {**ANSWER, "draft": str}):
             raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
         same = first.setdefault(key(entry), number)
         if same != number:
             raise ValueError(f"line {number} of {path} answers once more what line {same} does: {DELETE}")
         yield entry
+
+
+def _only_draft(method: str) -> str:
+    return "none" if method in METHODS and METHODS[method].draft == "none" else "eagle"
 
 
 def _repair(path: Path) -> None:

@@ -4,16 +4,19 @@ They know nothing about how a point is evaluated: each is a results folder of it
 """
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Collection, Iterable, Mapping, Sequence
+from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 from config import files
 from eval import metrics
-from eval.summary import MEAN, SUMMARY, Found, NoAnswers, means, number, provenance, read, save, summary
+from eval.found import GROUP, Found, NoAnswers, provenance, read
+from eval.summary import MEAN, SUMMARY, means, number, save, summary
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64")
 RIVALS = "methods=naive,pipedec,continuous"
+TIMES = "x"  # between the two numbers in the name of a grid's point
 COLUMNS = ("sweep", "point", *SUMMARY)
 Points = Mapping[str, Found]  # what there is at each point of a sweep
 Speeds = Sequence[metrics.Interval]  # one for each point
@@ -21,12 +24,26 @@ Speeds = Sequence[metrics.Interval]  # one for each point
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is varied: `points` are names with the words, as in depth=3, that each of them adds to those of `base`."""
+    """What is varied: `points` are names with the words, as in depth=3, that each of them adds to those of `base`.
+
+    Where two numbers are varied, `down` is what the first of them means, and `axis` the second: a grid, row by row.
+    """
 
     about: str
     axis: str
     points: Mapping[str, Sequence[str]]
     base: Sequence[str] = field(default=(*QUICK, RIVALS))
+    down: str = ""
+
+    @property
+    def rows(self) -> list[str]:
+        """The values of a grid's first number."""
+        return list(dict.fromkeys(name.partition(TIMES)[0] for name in self.points))
+
+    @property
+    def columns(self) -> list[str]:
+        """The values of a grid's second number."""
+        return list(dict.fromkeys(name.partition(TIMES)[2] for name in self.points))
 
     @property
     def numbers(self) -> list[float]:
@@ -40,6 +57,12 @@ class Sweep:
 def _values(values: Iterable[Any], *keys: str) -> dict[str, list[str]]:
     """A point for each value, which all the keys get."""
     return {str(value): [f"{key}={value}" for key in keys] for value in values}
+
+
+def _grid(values: Iterable[Any], row: str, column: str) -> dict[str, list[str]]:
+    """A point for each pair of values, of which one key gets the first, and another the second."""
+    pairs = itertools.product(list(values), repeat=2)
+    return {f"{a}{TIMES}{b}": [f"{row}={a}", f"{column}={b}"] for a, b in pairs}
 
 
 def _methods(names: str) -> tuple[str, ...]:
@@ -77,6 +100,9 @@ SWEEPS = {
     "expand_depth": Sweep(
         "depth of the tree after a hit: a row of the paper's grid", "levels of the later trees",
         _values(DEPTHS, "expand_depth"), OWN),
+    "depths": Sweep(
+        "depths of both trees: the paper's grid", "levels of the later trees",
+        _grid(range(1, 7), "init_depth", "expand_depth"), OWN, down="levels of the first tree"),
     "segment": Sweep(
         "rows in a segment", "rows in a segment, at most",
         _values((8, 16, 24, 32, 48, 64), "init_subseq_token", "expand_subseq_token"),
@@ -121,14 +147,21 @@ def write(folder: Path, name: str, sweep: Sweep) -> Path:
     title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
     speeds = _speeds(found, sweep.points)
     path = folder / "sweep.md"
-    files.write(path, _table(title, sweep, speeds, found), files.ROOM)
+    table = _grids if sweep.down else _line_table
+    gaps = [point for point in sweep.points if point not in found]
+    missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
+    text = [f"# {title}\n", *table(sweep, speeds), missing, "![sweep.png](sweep.png)\n"]
+    files.write(path, "\n".join(text), files.ROOM)
     try:
         from eval import plots
     except ImportError:
         return path
     series = [plots.Series(*line) for line in speeds.items()]
     labels = (sweep.axis, "tokens/s")
-    if sweep.numbers:
+    if sweep.down:
+        places = plots.Grid(sweep.rows, sweep.columns, sweep.down, sweep.axis)
+        plots.heat(folder / "sweep.png", series, places, title)
+    elif sweep.numbers:
         plots.lines(folder / "sweep.png", series, sweep.numbers, title, labels)
     else:
         plots.bars(folder / "sweep.png", series, list(sweep.points), title, labels)
@@ -145,7 +178,7 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
     result = []
     for point, results in found.items():
         for row in summary(results):
-            answers = results.of(row["method"], row["set"], row["temperature"])
+            answers = results.groups[tuple(row[key] for key in GROUP)]
             row["equal"] = metrics.equality(answers, reference)
             result.append({"sweep": name, "point": point, **row})
     return result
@@ -161,15 +194,16 @@ def _reference(found: Points) -> dict[metrics.Trial, metrics.Answer]:
 
 
 def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
-    """The xi at each point, a line for each method, and for each temperature if there are several at a point."""
+    """The xi at each point, a line for each contender, and for each temperature if there are several at a point."""
     nothing = metrics.Interval(metrics.NAN, metrics.NAN, metrics.NAN)
     lines: dict[str, dict[str, metrics.Interval]] = {}
     for point, results in found.items():
         several = len(results.temperatures) > 1
-        for method in results.methods:
+        for contender in results.contenders:
             for temperature in results.temperatures:
-                name = f"{method} t={temperature:g}" if several else method
-                speed = means(results, method, temperature)["xi"]
+                label = results.label(contender)
+                name = f"{label} t={temperature:g}" if several else label
+                speed = means(results, contender, temperature)["xi"]
                 lines.setdefault(name, {})[point] = speed
     complete: dict[str, Speeds] = {}
     for name, line in lines.items():
@@ -177,15 +211,26 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
     return complete
 
 
-def _table(title: str, sweep: Sweep, speeds: Mapping[str, Speeds], there: Iterable[str]) -> str:
-    """The text of sweep.md."""
-    points = list(sweep.points)
-    head = [f"# {title}\n", f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n",
-            f"| method | {' | '.join(points)} |", f"|{'---|' * (len(points) + 1)}"]
-    body = []
+def _line_table(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
+    """A row for each contender, a column for each point."""
+    yield f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
+    yield from _rows(["method", *sweep.points], speeds)
+
+
+def _grids(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
+    """A table for each contender, with a row and a column for each of the two numbers."""
+    yield f"Tokens per second, the {MEAN} over the data sets; rows: {sweep.down}; columns: {sweep.axis}.\n"
+    width = len(sweep.columns)
     for name, line in speeds.items():
+        cells = {row: line[i * width:(i + 1) * width] for i, row in enumerate(sweep.rows)}
+        yield from _rows([name, *sweep.columns], cells)
+        yield ""
+
+
+def _rows(head: Sequence[str], lines: Mapping[str, Speeds]) -> Iterator[str]:
+    """A table of speeds."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for name, line in lines.items():
         cells = [number(speed.value) for speed in line]
-        body.append(f"| {' | '.join([name, *cells])} |")
-    gaps = [point for point in points if point not in there]
-    missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
-    return "\n".join([*head, *body, missing, "![sweep.png](sweep.png)\n"])
+        yield f"| {' | '.join([name, *cells])} |"

@@ -1,6 +1,6 @@
 """The tally: what each rank spent its time on, one line of sums per request.
 
-It knows nothing about methods or answers. It is a trace that keeps no spans, so it may stay on while speed is measured.
+It knows nothing about methods. It is a trace that keeps no spans, so it may stay on while speed is measured.
 """
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from typing import Any, Iterator
 
 from config.files import lines
 from eval.metrics import COMPUTING
+from eval.replay import Heard, Record, Sent, replay
 from pipeline.clock import REAL
 from pipeline.interfaces import Clock
 from pipeline.trace import OFF, NoTrace, rank_files
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
 TIMED = (*BEGIN, "wait", "verify", "prune")  # … and spends its time in these
+SETTLES = ("prune", "send", "reset")  # the first of these after an answer of the target comes when a token has settled
 Facts = dict  # what a span tells besides its time
 WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its model's bytes, and through a real one
 
@@ -38,13 +40,14 @@ class Tally(NoTrace):
 
     A line has `rank`, `request` (how many came before it), `seconds` (from its first span to its last), `spans` (the
     seconds in each kind of span, as they passed), `late` (seconds by which emulated devices and wires were too late)
-    and, of what this rank sent, `segments`, their `rows`, `bytes`, and those of prunes apart as `control`.
+    and, of what this rank sent, `segments`, their `rows`, `bytes`, and those of prunes apart as `control`. That of
+    the rank that hears the answers also has `first` (seconds until the first token had settled), `decoding` (the
+    `spans` after that), and `flight`: what `eval/replay.py` finds of its rows. All times are of `clock`.
     """
 
     def __init__(self, folder: str | Path, rank: int, behind: NoTrace = OFF, clock: Clock = REAL) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self.rank, self.behind = rank, behind
-        self._clock = clock
+        self.rank, self.behind, self._clock = rank, behind, clock
         self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8", buffering=1)
         self._lock = threading.Lock()  # a rank's threads share all that follows
         self._requests = 0
@@ -54,6 +57,8 @@ class Tally(NoTrace):
     def span(self, name: str, **facts: Any) -> Iterator[None]:
         """Add the time that passes inside to the sums; the first span of a kind in BEGIN begins a request."""
         since = self._clock.now()
+        if name in SETTLES and self._heard and self._first is None:
+            self._settle(since)
         self._begin(name, since, facts)
         try:
             with self.behind.span(name, **facts):
@@ -83,6 +88,11 @@ class Tally(NoTrace):
         self._spans: dict[str, float] = defaultdict(float)
         self._sums: Counter[str] = Counter()
         self._bytes: dict[str, Counter[str]] = {name: Counter() for name in WIRES}  # by kinds of messages
+        self._records: list[Record] = []
+        self._heard = False  # whether the target has said a token
+        self._first: float | None = None  # when the first token had settled …
+        self._before: dict[str, float] = {}  # … and the spans until then
+        self._account: dict[str, Any] = {}
 
     def _begin(self, name: str, since: float, facts: Facts) -> None:
         """Begin a request, if this span does and none is under way; one that ended is written first."""
@@ -93,6 +103,11 @@ class Tally(NoTrace):
                 self._write()
             if self._start is None:
                 self._start = since
+
+    def _settle(self, now: float) -> None:
+        """The first token of the request has settled."""
+        with self._lock:
+            self._first, self._before = now, dict(self._spans)
 
     def _add(self, name: str, since: float, now: float, facts: Facts) -> None:
         """Add a span or a note of the request that is under way or ended last."""
@@ -110,12 +125,30 @@ class Tally(NoTrace):
         """Add a span of a request that is under way; a `Reset` ends it."""
         if name == "reset":  # rank 0 has the whole answer when it begins
             self._end = since
+            self._account = self._closed(since)
         elif name in TIMED:
             self._spans[name] += now - since
+            self._record(name, since, facts)
             if name == "send" and facts["nodes"]:
                 self._sums.update(segments=1, rows=len(facts["nodes"]))
             if facts.get("kind") == "Reset":
                 self._end = now
+
+    def _record(self, name: str, since: float, facts: Facts) -> None:
+        """Keep what left rank 0 and what it heard, for the replay."""
+        if name == "send" and "parents" in facts:
+            self._records.append(Sent(since, facts["nodes"], facts["tokens"], facts["parents"], facts["text"]))
+        elif name == "verify":
+            self._records.append(Heard(since, facts["nodes"], facts["said"]))
+            self._heard = self._heard or bool(facts["said"])
+
+    def _closed(self, end: float) -> dict[str, Any]:
+        """What the line of the rank that hears the answers has beside. It is made while nothing is measured."""
+        if self._start is None or self._first is None:
+            return {}
+        decoding = {name: spent - self._before.get(name, 0.0) for name, spent in self._spans.items()}
+        flight = replay(self._records, self._first, end)
+        return {"first": self._first - self._start, "decoding": decoding, "flight": flight._asdict()}
 
     def _write(self) -> None:
         """Write the line of the request that ended, if one did, and begin the sums anew."""
@@ -126,7 +159,7 @@ class Tally(NoTrace):
             line = {"rank": self.rank, "request": self._requests, "seconds": self._end - self._start,
                     "spans": dict(self._spans), "late": self._late,
                     "segments": self._sums["segments"], "rows": self._sums["rows"],
-                    "bytes": sum(sent.values()) - control, "control": control}
+                    "bytes": sum(sent.values()) - control, "control": control, **self._account}
             self._file.write(json.dumps(line) + "\n")
             self._requests += 1
         self._clear()

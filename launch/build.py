@@ -14,6 +14,7 @@ from torch import Tensor
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from launch.spec import RankSpec
+from model.answers import add_texts, load_texts
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.drafts import ModelDraft, NoDraft, TreeDraft
@@ -37,6 +38,7 @@ from tp.group import Group
 from tp.layers import ShardedSlice, hollow
 from tp.shares import shares
 
+KEPT = 100_000  # tokens of earlier answers, whose automaton takes 31 MB
 LMHead = Callable[[Tensor], Tensor]
 
 
@@ -111,21 +113,30 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = 
     networks: list[Any] = [DRAFTS[name](spec, lm_head) for name in names if name != "suffix"]
     if spec.cluster:
         networks = [SlowDraft(draft, Pace(spec.cluster, clock, trace)) for draft in networks]
-    draft: Draft = Mixture(networks, Suffix() if "suffix" in names else None)
+    draft: Draft = Mixture(networks, _suffix(spec) if "suffix" in names else None)
     return draft if trace is OFF else TracedDraft(draft, trace)
 
 
-def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, clock: Clock = REAL) -> Decoder:
+def _suffix(spec: RankSpec) -> Suffix:
+    """The automaton over a request's text and, if a file for them is named, over earlier ones."""
+    path, vocab = spec.config.answers, spec.sizes.vocab
+    if not path:
+        return Suffix()
+    return Suffix(load_texts(path, vocab, KEPT), lambda text: add_texts(path, [text], vocab, KEPT))
+
+
+def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig) -> Decoder:
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, clock)
+    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, ring.clock)
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
-    """The EAGLE head in rank 0's folder; raises ValueError if there is none."""
+    """The EAGLE head that the specification names, or that in rank 0's folder; raises ValueError if there is none."""
     part = spec.part
-    if part.eagle is None:
+    folder = Path(spec.head) if spec.head else part.eagle
+    if folder is None:
         raise ValueError(f"{part.folder} has no draft head: split the model again with --eagle DIR, "
                          "or use pipeline_type=ar, draft=none or draft=model")
 
@@ -135,7 +146,7 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
             raise ValueError(f"{part.folder} lacks the embedding, which its draft head needs: split the model again")
         return part.weights.read(name)
 
-    head = load_head(Checkpoint(part.eagle), part.config, embed, spec.dtype, spec.device)
+    head = load_head(Checkpoint(folder), part.config, embed, spec.dtype, spec.device)
     compress(head, spec.draft_quant(), spec.dtype)
     logits = head.logits if isinstance(head, Eagle3Head) else lm_head
     return Eagle(head, logits, spec.slots)

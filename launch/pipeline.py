@@ -13,7 +13,7 @@ from typing import Any, Generator, Iterator, Sequence, Union
 from config.cli import parse
 from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
-from launch.build import build_decoder, build_draft, build_lm_head, build_ring, build_stage
+from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_ring, build_stage
 from launch.prepare import check_ids, open_text, prepare
 from launch.probe import segment_rows
 from launch.ranks import Rank, as_processes, as_threads
@@ -21,9 +21,8 @@ from launch.spec import RankSpec
 from launch.virtual import as_virtual
 from model.sample import Sampler
 from model.text import Reader, Text
-from pipeline.clock import REAL
 from pipeline.decode import Answer, Decoder, Request
-from pipeline.interfaces import Clock, Draft
+from pipeline.interfaces import Draft
 from pipeline.loss import PeerLost
 from pipeline.target import Ring
 from pipeline.trace import NoTrace
@@ -46,10 +45,10 @@ class Pipeline:
 
     spec: RankSpec  # of rank 0
     ring: Ring
-    draft: Draft
     text: Text | None
     trace: NoTrace
-    clock: Clock = REAL
+    lm_head: LMHead  # the target's, which drafts may share
+    drafts: dict[Any, Draft] = field(default_factory=dict)  # those that were built, by kind and folder
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
 
     # --- from the start to the end ------------------------------------------------------------------------------------
@@ -86,12 +85,13 @@ class Pipeline:
         ring = build_ring(spec, lm_head, link, trace, rank.clock)
         try:
             text = open_text(spec.config, spec.part.folder)
-            draft = build_draft(spec, lm_head, trace, rank.clock)
+            pipeline = Pipeline(spec, ring, text, trace, lm_head)
+            pipeline.draft_of(spec)
             ring.start()
         except (ValueError, KeyboardInterrupt):
             ring.stop()  # the other ranks are well, and shall end in good order
             raise
-        return Pipeline(spec, ring, draft, text, trace, rank.clock)
+        return pipeline
 
     def close(self) -> None:
         """End all ranks in good order."""
@@ -161,10 +161,21 @@ class Pipeline:
         """The decoder of the configuration with which the pipeline was started."""
         return self.decoder_for(self.config)
 
-    def decoder_for(self, config: RunConfig) -> Decoder:
-        """A decoder of another method, or with other trees, over the same ring and draft."""
-        spec = replace(self.spec, config=config)
-        return build_decoder(spec, self.ring, self.draft, self._tree(config), self.clock)
+    def decoder_for(self, config: RunConfig, head: str = "") -> Decoder:
+        """A decoder of another method, with other trees, or with another draft, over the same ring.
+
+        `head` is the folder of a draft head to take in place of the split's. Raises ValueError for a draft that is not
+        there, or does not fit.
+        """
+        spec = replace(self.spec, config=config, head=head)
+        return build_decoder(spec, self.ring, self.draft_of(spec), self._tree(config))
+
+    def draft_of(self, spec: RankSpec) -> Draft:
+        """The draft that a specification names, which is built once."""
+        place = spec.draft, spec.head, spec.config.draft_dir
+        if place not in self.drafts:
+            self.drafts[place] = build_draft(spec, self.lm_head, self.trace, self.ring.clock)
+        return self.drafts[place]
 
     def _tree(self, config: RunConfig) -> TreeConfig:
         """The trees that the strategy grows. Sizes of segments that were left open are measured, once."""
@@ -182,7 +193,7 @@ class Pipeline:
     @cached_property
     def segment_rows(self) -> int:
         """How many rows a segment should hold, as a few passes through the pipeline tell."""
-        return segment_rows(self.ring, self.spec.context, self.clock)
+        return segment_rows(self.ring, self.spec.context, self.ring.clock)
 
 
 class Generation:

@@ -25,6 +25,7 @@ class RankSpec:
 
     config: RunConfig
     part: Part
+    head: str = ""  # folder of a draft head to take in place of the split's
 
     @cached_property
     def sizes(self) -> LlamaConfig:

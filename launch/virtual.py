@@ -20,7 +20,7 @@ from model.eagle import inner_layers
 from model.llama import Slice
 from pipeline.trace import NoTrace
 from sim.clock import VirtualClock
-from sim.cluster import Cluster
+from sim.cluster import NOTHING, Cluster, Own
 from sim.groups import Times
 from sim.paths import Paths
 from sim.stages import Work
@@ -31,14 +31,15 @@ from tp.shares import Joined
 
 
 @contextmanager
-def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace) -> Iterator[Rank]:
-    """Rank 0, whose link leads to simulated stages."""
+def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace,
+               own: Own = NOTHING) -> Iterator[Rank]:
+    """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges."""
     clock = VirtualClock()
     traces = [tracing(config, rank, clock) for rank in range(placement.world)]
     groups = [[RankSpec(config, open_part(folder, rank)) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
     with torch_as_it_was():
-        cluster = _cluster(groups, clock, [traces[rank] for rank in placement.leaders])
+        cluster = _cluster(groups, clock, [traces[rank] for rank in placement.leaders], own)
         alone = ThreadGroup(Table(1), 0)
         yield Rank(spec, Wires(cluster, None, alone), traces[0], clock)
     for trace in traces:
@@ -46,18 +47,17 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
     join_traces(config, spec.part)
 
 
-def _cluster(groups: Sequence[Sequence[RankSpec]], clock: VirtualClock, traces: Sequence[NoTrace]) -> Cluster:
+def _cluster(groups: Sequence[Sequence[RankSpec]], clock: VirtualClock, traces: Sequence[NoTrace], own: Own) -> Cluster:
     """The simulated stages of the groups, with the whole model behind them."""
     spec = groups[0][0]
     profile = spec.cluster
     assert profile is not None, "only an emulated cluster has virtual time"
     spec.prepare_torch()
-    alone = len(groups) == 1
-    stages = groups if alone else groups[1:]
+    stages = groups[1:] or groups
     slices = [_whole(group) for group in stages]
-    works = [_work(group, profile) for group in stages]
+    works = [_work(group, profile, own) for group in stages]
     paths = Paths(slices, inner_layers(spec.sizes.layers), spec.like)
-    return Cluster(profile, clock, works, paths, [*traces, *traces] if alone else traces, wires=not alone)
+    return Cluster(profile, clock, works, paths, traces, own)
 
 
 def _whole(group: Sequence[RankSpec]) -> Slice:
@@ -72,7 +72,7 @@ def _whole(group: Sequence[RankSpec]) -> Slice:
     return load_layers(leader, Joined([part.weights for part in parts], leader.sizes, leader.part.shares))
 
 
-def _work(group: Sequence[RankSpec], profile: Profile) -> Work:
+def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     """How long the emulated ranks of a stage compute, and hand on what they hear to each other."""
     spec = group[0]
     first, last = spec.part.layers
@@ -80,7 +80,7 @@ def _work(group: Sequence[RankSpec], profile: Profile) -> Work:
     share = (last - first) / spec.sizes.layers
     layers = share * profile.layers
     if len(group) == 1:
-        return Work(lambda rows, text: profile.stage(share, rows, text), max(1, round(layers)), kept)
+        return Work(lambda rows, text: own.segment + profile.stage(share, rows, text), max(1, round(layers)), kept)
     speeds = spec.part.shares
     times = Times(profile, max(speeds) / sum(speeds), len(group))
     tiles = spec.config.tensor_parallel.comm == "galaxy"
@@ -88,6 +88,6 @@ def _work(group: Sequence[RankSpec], profile: Profile) -> Work:
     def seconds(rows: int, text: int) -> float:
         tiled = tiles and rows >= TILE * len(group)
         heard = profile.latency / 1e3 + profile.transfer(rows * profile.row_bytes)
-        return heard + layers * times.layer(tiled, rows, text)
+        return own.segment + heard + layers * times.layer(tiled, rows, text)
 
     return Work(seconds, 1, kept)

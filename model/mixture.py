@@ -9,7 +9,7 @@ import heapq
 import math
 import sys
 from dataclasses import dataclass
-from typing import Iterator, List, Sequence, Tuple
+from typing import Callable, Iterator, List, Sequence, Tuple
 
 import torch
 
@@ -37,21 +37,35 @@ class Stand:
 
 
 class Suffix:
-    """The automaton over the text so far, and the matches of the nodes below it."""
+    """The automaton over the text so far, and the matches of the nodes below it.
 
-    def __init__(self) -> None:
-        self.reset()
+    With `keep`, which is told each text when its request is over, it remembers those of earlier requests too, and the
+    `earlier` ones that are there at the beginning.
+    """
+
+    def __init__(self, earlier: Sequence[Sequence[int]] = (), keep: Callable[[list[int]], None] | None = None) -> None:
+        self._keep = keep
+        self._automaton = SuffixAutomaton()
+        self._text: list[int] = []
+        for text in earlier:
+            for token in text:
+                self._automaton.extend(token)
+            self._automaton.separate()
 
     def reset(self) -> None:
-        """Forget the request."""
-        self._automaton = SuffixAutomaton()
-        self._read = 0  # nodes of the trunk
+        """Forget the request, or keep its text as an earlier one."""
+        if self._keep is None:
+            self._automaton = SuffixAutomaton()
+        elif self._text:
+            self._automaton.separate()
+            self._keep(self._text)
+        self._text = []
 
     def settle(self, tree: TokenTree) -> None:
         """Read the text that is new."""
-        for node in tree.trunk[self._read:]:
+        for node in tree.trunk[len(self._text):]:
+            self._text.append(tree.token[node])
             self._automaton.extend(tree.token[node])
-        self._read = len(tree.trunk)
 
     def match(self, tree: TokenTree, node: int, above: Match) -> Match:
         """The match of a node, where that of its parent is `above`."""
@@ -66,7 +80,7 @@ class Mixture:
     """The sum of some networks and, if there is one, a suffix automaton."""
 
     def __init__(self, networks: Sequence[TreeDraft], suffix: Suffix | None = None) -> None:
-        self._networks, self._suffix = networks, suffix
+        self.networks, self._suffix = networks, suffix
         self._blend = Blend()  # learns for as long as the pipeline lives
         self.inner = any(network.inner for network in networks)
         self.reset()
@@ -74,12 +88,12 @@ class Mixture:
     @property
     def consumed(self) -> int:
         """How many nodes of the text have features that no network needs any more."""
-        return min((network.consumed for network in self._networks), default=sys.maxsize)
+        return min((network.consumed for network in self.networks), default=sys.maxsize)
 
     def begin(self, sampler: Sampler) -> None:
         """A request begins, whose tokens this sampler chooses."""
         self._sampler = sampler
-        for network in self._networks:
+        for network in self.networks:
             network.begin(sampler)
 
     def reset(self) -> None:
@@ -89,14 +103,14 @@ class Mixture:
         self._tip = -1
         self._levels = 0  # since the tip moved
         self._sampler = Sampler()
-        for network in self._networks:
+        for network in self.networks:
             network.reset()
         if self._suffix:
             self._suffix.reset()
 
     def refresh(self) -> None:
         """Let the networks that drift begin again at the tip."""
-        for network in self._networks:
+        for network in self.networks:
             network.refresh()
             if network.drifts:
                 network.restart()
@@ -106,8 +120,8 @@ class Mixture:
 
         A single network can also grow level by level, as the reproductions of other methods do.
         """
-        if not growth.anywhere and self._suffix is None and len(self._networks) == 1:
-            return self._networks[0].grow(tree, growth)
+        if not growth.anywhere and self._suffix is None and len(self.networks) == 1:
+            return self.networks[0].grow(tree, growth)
         moved = tree.tip != self._tip
         if moved:
             self._move(tree)
@@ -120,6 +134,8 @@ class Mixture:
             return False
         self._levels += 1
         self._offer(tree, list(self._stands) if moved else read, growth, least)
+        for node in read:
+            self._run(tree, node, growth, least)
         return bool(read)
 
     # --- the text goes on ---------------------------------------------------------------------------------------------
@@ -131,7 +147,7 @@ class Mixture:
         if self._suffix:
             self._suffix.settle(tree)
         guessed = tree.tip in tree.proposals
-        for network in self._networks:
+        for network in self.networks:
             if guessed:
                 network.settle(tree)
             else:
@@ -155,15 +171,15 @@ class Mixture:
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        if any(network.wants(tree, node) for network in self._networks):
+        if any(network.wants(tree, node) for network in self.networks):
             return True
         unread = node not in self._stands and tree.pos[node] + 1 < tree.limit
-        return unread and self._suffix is not None and (node == tree.tip or not self._networks)
+        return unread and self._suffix is not None and (node == tree.tip or not self.networks)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> list[int]:
         """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
         said: dict[int, dict[str, Guesses]] = {}
-        for network in self._networks:
+        for network in self.networks:
             wanted = [node for node in nodes if network.wants(tree, node)]
             guesses = network.expand(tree, wanted, width) if wanted else None
             for node, guessed in zip(wanted, guesses or ()):
@@ -216,7 +232,7 @@ class Mixture:
     # --- into the tree ------------------------------------------------------------------------------------------------
 
     def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth, least: float) -> None:
-        """Add the children of these nodes that are among the best; a match that is long goes on at once."""
+        """Add the children of these nodes that are among the best."""
         guesses = [guess for node in nodes if node in tree.score for guess in self._children(tree, node, least)]
         guesses.sort(key=lambda guess: -guess[2])
         taken = tree.offer(guesses, growth.nodes, least)
@@ -224,6 +240,22 @@ class Mixture:
             given = self._stands[parent].given
             tree.proposals[node] = {source: score for source, said in given.items()
                                     if any(guess == token for guess, _ in said)}
+
+    def _run(self, tree: TokenTree, node: int, growth: Growth, least: float) -> None:
+        """Go on behind a long match at once, along what followed it, without waiting for a network."""
+        for _ in range(RUN):
+            stand = self._stands[node]
+            if stand.match.length < LONG or SUFFIX not in stand.given:
+                return
+            followed, _ = stand.given[SUFFIX][0]
+            child = tree.child(node, followed)
+            if child is None or tree.pos[child] + 1 >= tree.limit:
+                return
+            if child not in self._stands and self._stand(tree, child, {}, growth.width):
+                self._offer(tree, [child], growth, least)
+            if child not in self._stands:
+                return
+            node = child
 
     def _children(self, tree: TokenTree, node: int, least: float) -> Iterator[Guess]:
         above = tree.score[node]

@@ -64,8 +64,7 @@ class Sampler:
         return warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
 
     def noise(self, positions: Sequence[int], token_V: Tensor) -> Tensor:
-        """The noise `[T, V]` that these tokens get at each position, 0 at temperature 0; their ids go up to the largest.
-        """
+        """The noise `[T, V]` of these tokens at each position, by which one of them wins; 0 at temperature 0."""
         if not self.temperature:
             return torch.zeros(len(positions), 1, device=token_V.device)
         size = int(token_V.max()) + 1

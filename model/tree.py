@@ -77,7 +77,7 @@ class TokenTree:
         A guess that is already there keeps its id, and the better of its scores.
         """
         path = min(score, self.score[parent])
-        found = self._child(parent, token)
+        found = self.child(parent, token)
         if found is not None:
             self.score[found] = max(path, self.score[found])
             self.proposals[found][source] = score
@@ -127,7 +127,7 @@ class TokenTree:
         Guesses are offered best first; returned are the nodes of those that were taken, in this order. A guess that the
         tree already has takes no place of its own.
         """
-        new = [score for parent, token, score in guesses if self._child(parent, token) is None]
+        new = [score for parent, token, score in guesses if self.child(parent, token) is None]
         floor = max(self.trim(size, new), least)
         taken = takewhile(lambda guess: guess[2] >= floor, guesses)
         return [self.add(*guess, source) for guess in taken]
@@ -187,7 +187,8 @@ class TokenTree:
             self.children.setdefault(parent, {})[token] = node
         return node
 
-    def _child(self, parent: int, token: int) -> int | None:
+    def child(self, parent: int, token: int) -> int | None:
+        """The node that guesses or says `token` after `parent`, if the tree has one."""
         return self.children.get(parent, {}).get(token)
 
     def _rank(self, node: int) -> tuple[float, int]:

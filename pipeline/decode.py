@@ -38,6 +38,7 @@ class Answer:
     decode_seconds: float = 0.0  # from then on
     target_passes: int = 0  # after prefill: how often the target began at a token that no guess under way foresaw
     segments: int = 0  # sent in all
+    sources: dict[str, int] = field(default_factory=dict)  # how many guesses of each source became text
     finish_reason: str = ""  # stop (an end token or the stop rule), length (as many as wished) or context (it is full)
 
     @property
@@ -92,6 +93,7 @@ class Decoder:
                 answer.decode_seconds = self.clock.now() - start - answer.prefill_seconds
                 answer.target_passes = max(tree.passes, 0)
                 answer.segments = self.ring.segments - sent
+                self._credit(answer, tree, len(settled))
                 yield new
                 if answer.finish_reason:
                     return
@@ -107,6 +109,12 @@ class Decoder:
                 yield settled
             else:
                 self.ring.listen()
+
+    def _credit(self, answer: Answer, tree: TokenTree, settled: int) -> None:
+        """Count for each source of guesses those that have just become text."""
+        for node in tree.trunk[-settled:]:
+            for source in tree.proposals.get(node, ()):
+                answer.sources[source] = answer.sources.get(source, 0) + 1
 
     def _take(self, request: Request, settled: list[int], room: int) -> tuple[list[int], str]:
         """The settled tokens up to the end of the answer, and why this is it; else nothing."""

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Sequence
 
 from config.cli import parse
-from config.eval_config import EvalConfig, first, words
+from config.drafts import parts
+from config.eval_config import Contender, EvalConfig, first, words
 from config.files import check_folder
 from config.foreign import plain
 from config.questions import BUNDLED, Question, load
@@ -27,6 +28,7 @@ from launch.pipeline import Pipeline
 from launch.processes import STOPPED, WRONG
 from launch.run import Command, run
 from launch.trace import open_trace
+from pipeline.decode import Decoder
 from pipeline.interfaces import Clock
 
 MODULE = "scripts.evaluate start"  # what a rank is
@@ -42,13 +44,23 @@ def answer_all(pipeline: Pipeline) -> None:
     if _apart(config):
         announce(config)
     methods = next(group for group in config.groups if config.pipeline_type in group)
-    decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in methods}
+    decoders = _decoders(pipeline, config.contenders(methods))
     evaluation = Evaluation(config, text, decoders, pipeline.scale, pipeline.trace)
     results = Results(config.results).open(config, pipeline.scale, pipeline.spec.part.split_id)
     try:
         evaluation.run(all_jobs(config, _sets(config), methods), results, lambda: _check_pace(config))
     finally:
         results.close()
+
+
+def _decoders(pipeline: Pipeline, contenders: Sequence[Contender]) -> dict[Contender, Decoder]:
+    """A decoder for each method with each draft, over the one pipeline."""
+    config, decoders = pipeline.config, {}
+    assert isinstance(config, EvalConfig)
+    for contender in contenders:
+        own = replace(config.with_draft(contender.draft), pipeline_type=contender.method)
+        decoders[contender] = pipeline.decoder_for(own, parts(contender.draft).head)
+    return decoders
 
 
 def tallied(config: EvalConfig, rank: int, clock: Clock) -> Tally:
@@ -82,6 +94,7 @@ def _sets(config: EvalConfig) -> dict[str, list[Question]]:
 def announce(config: EvalConfig) -> None:
     """Print what will be done. Raises ValueError if it cannot be."""
     sets, results = _sets(config), Results(config.results)
+    _check_drafts(config)
     check_folder(config.results, OTHER)
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
@@ -95,6 +108,7 @@ def announce(config: EvalConfig) -> None:
         "measured on": where,
         "model": config.model_dir or config.base_dir,
         "methods": ", ".join(config.chosen_methods),
+        "drafts": ", ".join(config.chosen_drafts),
         "questions": ", ".join(counts),
         "from": config.data or str(BUNDLED),
         "temperatures": config.temperatures,
@@ -103,6 +117,16 @@ def announce(config: EvalConfig) -> None:
         "results": os.path.abspath(config.results)}
     lines = [f"  {name:<14}{value}" for name, value in rows.items()]
     print("\n".join(["evaluation", *lines]), flush=True)
+
+
+def _check_drafts(config: EvalConfig) -> None:
+    """Raise ValueError for a draft whose folder is not there."""
+    for name in config.chosen_drafts:
+        _, *folders = parts(name)
+        for folder in filter(None, folders):
+            if not Path(folder).is_dir():
+                raise ValueError(f"drafts={config.drafts}: there is no folder {folder}: name that of a draft head, or "
+                                 "of a small model")
 
 
 def _seeds(config: EvalConfig) -> str:
@@ -126,12 +150,13 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         return WRONG
     results = Results(config.results)
     code, slowdown = 0, config.slowdown
-    argv = [word for word in argv if not word.startswith("slowdown=")]
+    argv = [word for word in argv if not word.startswith(("slowdown=", "draft="))]
     for group in config.groups:
         method = first(group)
         code = TOO_FAST
         while code == TOO_FAST:
-            own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}"]
+            own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
+                   f"draft={config.first_draft}"]
             code = _start(config, [*argv, *own])
             slowdown *= 2 if code == TOO_FAST else 1
         if code:

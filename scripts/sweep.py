@@ -14,7 +14,7 @@ from typing import Dict, List, Sequence, Tuple
 
 from config.foreign import plain
 from config.presets import ROOT
-from eval.summary import NoAnswers
+from eval.found import NoAnswers
 from eval.sweep import SWEEPS, Sweep, place, write
 from launch.processes import STOPPED, WRONG
 

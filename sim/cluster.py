@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Callable, Sequence
@@ -21,19 +21,31 @@ from sim.paths import Paths
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, size
 
+
+@dataclass(frozen=True)
+class Own:
+    """What a program takes beside what a profile charges, in seconds."""
+
+    turn: float = 0.0  # of rank 0, for each message that it takes in
+    message: float = 0.0  # on its way over a wire
+    segment: float = 0.0  # in a stage
+
+
+NOTHING = Own()
 Arrive = Callable[[Message, float], None]  # a message, and the moment
 
 
 class Cluster:
-    """The stages in a ring, as `Link` has it; `works[i]` is what stage i does, `traces` are those of all its ranks.
+    """The stages in a ring, as `Link` has it; `works[i]` is what stage i does.
 
-    With `wires`, a wire leads to each stage and back to rank 0. Without, rank 0 is in the one stage itself, and
-    computes while it sends.
+    `traces` are those of rank 0 and of each stage. A wire leads to each stage and back to rank 0. With one trace only,
+    rank 0 is in the one stage itself, and computes while it sends.
     """
 
     def __init__(self, profile: Profile, clock: Clock, works: Sequence[Work], paths: Paths,
-                 traces: Sequence[NoTrace], wires: bool = True) -> None:
-        self._profile, self._clock, self._alone = profile, clock, not wires
+                 traces: Sequence[NoTrace], own: Own = NOTHING) -> None:
+        self._profile, self._clock, self._own = profile, clock, own
+        self._alone = len(traces) == 1
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._inbox: deque[Message] = deque()
@@ -42,7 +54,8 @@ class Cluster:
         self._trace = traces[0]
         send = self._back(traces[-1])
         self._stages: list[VirtualStage] = []
-        for work, trace, before in reversed(list(zip(works, traces[1:], traces))):
+        ranks = traces[1:] or traces
+        for work, trace, before in reversed(list(zip(works, ranks, traces))):
             stage = VirtualStage(self, work, send, trace)
             self._stages.insert(0, stage)
             send = self._onward(stage.hear, before)
@@ -65,6 +78,7 @@ class Cluster:
     def recv(self) -> Message:
         self.rest(float("inf"))
         msg = self._inbox.popleft()
+        self._clock.sleep_until(self._clock.now() + self._own.turn)
         if isinstance(msg, Segment):
             return self._memory.answered(msg)
         if isinstance(msg, Reset):
@@ -111,7 +125,7 @@ class Cluster:
         wire = Wire(self._profile)
 
         def send(msg: Message, now: float) -> None:
-            arrival = now if self._alone else wire.arrival(msg, now)
+            arrival = now if self._alone else wire.arrival(msg, now) + self._own.message
             self._note(trace, msg, now, arrival)
             self.at(arrival, partial(arrive, msg))
 

@@ -5,17 +5,20 @@ import json
 import os
 import signal
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 
 from config.cli import parse
-from config.eval_config import EvalConfig, words
+from config.drafts import parts
+from config.eval_config import Contender, EvalConfig, words
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question
 from eval import results as results_module
 from eval.bench import Evaluation, all_jobs
 from eval.results import Key, Results, read_answers
+from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.text import Text
 from scripts.evaluate import evaluate
@@ -205,9 +208,9 @@ def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_i
     right = tiny.text(prompt, 6, sampler)
     wrong = [*right[:4], (right[4] + 1) % 53, *right[5:]]
     with pipeline(tiny, 2, "naive", tiny.eagle()) as decoder:
-        evaluation = Evaluation(config, text, {"naive": decoder})
+        evaluation = Evaluation(config, text, {Contender("naive", "eagle"): decoder})
         results = Results(tmp_path).open(config, 1.0)
-        results.texts[Key("ar", "a", temperature, 0, 1)] = [wrong]
+        results.texts[Key("ar", "none", "a", temperature, 0, 1)] = [wrong]
         evaluation.run(all_jobs(config, {"a": [question]}, ["naive"]), results)
         results.close()
     [line] = lines(tmp_path)[f"answers/naive/a-t{temperature:g}.jsonl"]
@@ -218,6 +221,58 @@ def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_i
     if temperature == 0:
         assert margin == pytest.approx(float(row[wrong[4]] - row[right[4]]))
     assert margin < 0, "the target sides with the method here, since what ar is said to have written is wrong"
+
+
+def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, saved, tmp_path):
+    head, model = f"eagle:{saved / 'head'}", f"model:{saved / 'base'}"
+    asked = ("sets=chatbot", "temperatures=1", "question_end=1", f"drafts={head},eagle,{model},none")
+    assert run("a", "methods=naive,ar,continuous", *asked) == 0
+    answers = [line for file in lines(tmp_path / "a").values() for line in file]
+    drafts = (head, "eagle", model, "none")
+    assert {(line["method"], line["draft"]) for line in answers} == {
+        ("ar", "none"), *((method, draft) for method in ("naive", "continuous") for draft in drafts)}
+    assert len(answers) == 9 and len({line["launch"] for line in answers}) == 1
+    assert all(line["same_as_ar"] in (None, True) for line in answers)
+    tau = {line["draft"]: line["tau"] for line in answers if line["method"] == "naive"}
+    assert tau[head] == tau["eagle"] and tau[model] > tau["eagle"], "the model is the target itself"
+    assert tau["none"] == [1.0]
+    assert run("a", "methods=naive,ar,continuous", *asked[:3], "drafts=eagle") == 0, "all of it is there"
+    assert sum(map(len, lines(tmp_path / "a").values())) == 9
+    tally = [json.loads(text) for text in next((tmp_path / "a").glob("tally/*/rank_0.jsonl")).read_text().splitlines()]
+    for line in answers:
+        flight = tally[line["requests"][0]]["flight"]
+        assert flight["misses"] == line["target_passes"][0] and flight["rows"] <= 6
+
+
+def test_a_draft_is_named_by_its_kind_and_folder():
+    config = EvalConfig(drafts="eagle:/a,model:/b,eagle", methods="ar,naive")
+    assert [tuple(parts(name)) for name in config.chosen_drafts] == [
+        ("eagle", "/a", ""), ("model", "", "/b"), ("eagle", "", "")]
+    assert [config.with_draft(name).draft_dir for name in config.chosen_drafts] == ["", "/b", ""]
+    assert [EvalConfig(drafts=names).first_draft for names in ("eagle:/a,none,eagle", "model:/b", "")] == [
+        "none", "none", "eagle"]
+    assert EvalConfig(draft="model", draft_dir="/c", drafts="eagle,model").with_draft("model").draft_dir == "/c"
+    assert EvalConfig(draft="model", draft_dir="/c", drafts="eagle,model").first_draft == "model"
+    assert config.contenders(["ar"]) == [("ar", "none")] and len(config.contenders(["ar", "naive"])) == 4
+
+
+def test_a_head_that_does_not_fit_is_told_by_its_folder(run, saved, tmp_path, capsys):
+    copytree(saved / "head", tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    assert run("a", "methods=naive", f"drafts=eagle,eagle:{tmp_path / 'other'}") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"flowspec: the draft head in {tmp_path / 'other'} has hidden_size 64, but the model has 32")
+
+
+def test_decoders_of_one_draft_share_it_and_another_folder_is_another_draft(saved):
+    options = {"model_dir": saved / "0+2+2", "template": "none", "processes": False, "dtype": "float64"}
+    with Pipeline.open("toy", **options) as pipeline:
+        usual, naive = pipeline.decoder, pipeline.decoder_for(replace(pipeline.config, pipeline_type="naive"))
+        other = pipeline.decoder_for(pipeline.config, head=str(saved / "head"))
+        model = pipeline.decoder_for(replace(pipeline.config, draft="model", draft_dir=str(saved / "base")))
+        assert naive.draft is usual.draft and len({id(decoder.draft) for decoder in (usual, other, model)}) == 3
+        assert len(pipeline.drafts) == 3
 
 
 def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_path, capsys):
@@ -265,6 +320,12 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["repeats=0"], "give a number from 1 to 1000000"),
     (["sets=../qa"], "../qa is no name of a data set: name its folder with data="),
     (["prompt_ids=1,2"], "name data sets with sets="),
+    (["drafts=eagle,x"], "drafts=eagle,x: draft=x is unknown: choose"),
+    (["drafts=none:x"], "none:x names a folder, but only eagle and model lie in one: write none"),
+    (["drafts=model:"], "model: names no folder: write model:DIR, or model alone"),
+    (["drafts=eagle:nowhere"], "nowhere: name that of a draft head, or of a small model"),
+    (["drafts=eagle", "baseline_draft=model"], "baseline_draft=model is none of drafts=eagle: name one of them"),
+    (["drafts=eagle", "draft=model", "draft_dir=x"], "is ignored with drafts=eagle: write model:DIR there"),
     (["pipeline_type=naive"], "write methods=NAME,NAME"),
     (["question_begin=30", "question_end=50"], "leaves no question of"),
 ])

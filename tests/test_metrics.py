@@ -23,7 +23,8 @@ from sim.pace import Pace
 def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):
     """One line of a results folder."""
     turns = len(tokens)
-    return {"question_id": question, "method": method, "set": "qa", "temperature": 0.0, "repeat": 0, "seed": 0,
+    return {"question_id": question, "method": method, "draft": "none" if method == "ar" else "eagle",
+            "set": "qa", "temperature": 0.0, "repeat": 0, "seed": 0,
             "profile": "jetson-7b", "emulated": True, "scale": 1.0, "launch": "0-ar", "requests": list(range(turns)),
             "choices": [{"index": 0, "new_tokens": list(tokens), "wall_time": list(seconds)}],
             "target_passes": [3] * turns, "ttft": [0.5] * turns, "settled": [[[0.5, 1]]] * turns,
@@ -35,6 +36,24 @@ def test_speed_is_all_tokens_by_all_seconds():
     assert metrics.sample(answers).tolist() == [[30, 5], [6, 4]]
     assert metrics.speed([metrics.sample(answers)]).value == 36 / 9
     assert metrics.speed([metrics.sample(answers[:1]), metrics.sample(answers[1:])]).value == (30 / 5 + 6 / 4) / 2
+
+
+def test_decoding_alone_is_the_tokens_behind_the_first_by_the_seconds_after_it():
+    answers = [answer(question=1, tokens=(10, 20), seconds=(2.0, 3.0), ttft=[0.5, 1.0]),
+               answer(question=2, tokens=(6,), seconds=(4.0,), ttft=[1.5]),
+               answer(question=3, tokens=(1,), seconds=(0.5,), ttft=[0.5])]
+    assert metrics.sample(answers, metrics.decoding).tolist() == [[28, 3.5], [5, 2.5], [0, 0]]
+    assert metrics.decoding_speed([answers]).value == 33 / 6
+    assert metrics.decoding_speed([answers[:1], answers[1:2], answers[2:]]).value == (28 / 3.5 + 5 / 2.5) / 2
+    assert math.isnan(metrics.decoding_speed([answers[2:]]).value)
+
+
+def test_the_time_of_a_request_is_that_of_a_turn():
+    answers = [answer(question=1, tokens=(9, 9), seconds=(1.0, 2.0)), answer(question=2, seconds=(6.0,))]
+    assert metrics.request_time(answers) == 3 and metrics.request_time_quantile(answers, 0.95) == 6
+    twenty = [answer(question=number, seconds=(float(number),)) for number in range(1, 21)]
+    assert [metrics.request_time_quantile(twenty, share) for share in (0, 0.05, 0.5, 0.951, 0.95)] == [1, 1, 10, 20, 19]
+    assert math.isnan(metrics.request_time([])) and math.isnan(metrics.request_time_quantile([], 0.95))
 
 
 def test_repeats_of_a_question_are_one_row():

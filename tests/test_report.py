@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from config.presets import ROOT
+from eval import found as results
 from eval import report as reporting
 from eval import summary
 from tests.test_metrics import answer, line
@@ -55,7 +56,7 @@ def test_the_summary_has_a_row_for_each_method_set_and_temperature(folder):
     rows = table(folder / "summary.csv")
     assert [(row["method"], row["set"], row["temperature"]) for row in rows] == [
         (method, name, "0") for name in ("gsm8k", "qa") for method in SECONDS]
-    assert list(rows[0])[:3] == ["method", "set", "temperature"]
+    assert list(rows[0])[:3] == ["method", "draft", "set"]
     assert {"xi", "sr_naive", "sr_ar", "tau", "ttft", "equal"} <= set(rows[0])
     for row in rows:
         seconds = SECONDS[row["method"]]
@@ -92,7 +93,7 @@ def test_every_table_and_plot_names_its_world(folder):
     ({"emulated": True, "profile": "wifi"}, "emulated, profile wifi"),
     ({"emulated": False, "profile": "lan-1g", "simulated": True}, "simulated, profile lan-1g")])
 def test_figures_are_measured_emulated_or_simulated(more, world):
-    assert summary.provenance([answer(**more)]) == world
+    assert results.provenance([answer(**more)]) == world
 
 
 def test_what_is_missing_is_said(folder):
@@ -100,13 +101,13 @@ def test_what_is_missing_is_said(folder):
     assert "missing: answers of 6 groups" in text
     assert "ar has 0 of 2 answers on qa at temperature 1" in text
     (folder / "answers" / "continuous" / "qa-t0.jsonl").write_text(json.dumps(answer()) + "\n" + '{"method": "conti')
-    gaps = summary.missing(summary.read(folder))
+    gaps = results.missing(results.read(folder))
     assert "continuous has 1 of 2 answers on qa at temperature 0" in gaps and len(gaps) == 7
 
 
 def test_a_text_may_hold_any_separator(tmp_path):
     put(tmp_path, choices=[{"index": 0, "turns": ["a\u2028b\x85c"], "new_tokens": [10], "wall_time": [2.0]}])
-    assert [row["xi"] for row in summary.summary(summary.read(tmp_path))] == [5.0]
+    assert [row["xi"] for row in summary.summary(results.read(tmp_path))] == [5.0]
 
 
 def test_one_method_alone_is_reported_without_ratios(tmp_path):
@@ -182,10 +183,90 @@ def test_an_env_json_that_is_junk_is_named(folder, junk, capsys):
 
 def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
     (folder / "env.json").write_text(json.dumps({"starts": [{**START, "sets": "gone"}], "config": {"data": "nowhere"}}))
-    assert summary.missing(summary.read(folder)) == []
+    assert results.missing(results.read(folder)) == []
 
 
 def test_a_report_that_cannot_be_written_is_told(folder, capsys):
     (folder / "summary.csv").mkdir()
     assert reporting.main([str(folder)]) == 2
     assert f"{folder / 'summary.csv'} cannot be written (it is a folder): make room there" in capsys.readouterr().err
+
+
+DRAFTED = {("ar", "none"): 8.0, ("naive", "eagle"): 4.0, ("naive", "model:DIR"): 2.0, ("serial", "model:DIR"): 4.0,
+           ("continuous", "eagle"): 2.0, ("continuous", "model:DIR"): 1.0}
+
+
+@pytest.fixture
+def drafted(tmp_path):
+    """Two questions of one set, answered with two drafts; there is no serial with the first of them."""
+    for (method, draft), seconds in DRAFTED.items():
+        for question in (1, 2):
+            put(tmp_path, method=method, draft=draft, question=question, tokens=(16,), seconds=(seconds * question,),
+                ttft=[0.5 * question], requests=[question - 1] if (method, draft) == ("continuous", "eagle") else [9])
+    start = {**START, "methods": "ar,naive,serial,continuous", "drafts": "eagle,model:DIR", "draft": "none",
+             "sets": "qa", "temperatures": "0"}
+    (tmp_path / "env.json").write_text(json.dumps({"starts": [start], "config": {"drafts": "eagle,model:DIR"}}))
+    path = tmp_path / "tally" / "0-ar" / "rank_0.jsonl"
+    path.parent.mkdir(parents=True)
+    flown = {**line(0, 0, 8.0), "first": 1.6, "decoding": {"grow": 1.6, "verify": 0.8, "wait": 3.2},
+             "flight": {"rows": 8, "stay": 4.0, "aloft": 9.6, "misses": 4, "lost": 0.32}}
+    path.write_text(json.dumps(flown) + "\n")
+    return tmp_path
+
+
+def test_a_ratio_names_its_baseline_and_has_the_draft_of_the_first_or_of_the_row(drafted):
+    text = reporting.report(drafted).read_text(encoding="utf-8")
+    rows = {(row["method"], row["draft"]): row for row in table(drafted / "summary.csv")}
+    columns = ("sr_naive", "sr_naive_same", "sr_serial_same", "sr_ar")
+    assert {key: [row[name] for name in columns] for key, row in rows.items()} == {
+        ("ar", "none"): ["0.5", "", "", "1"],
+        ("naive", "eagle"): ["1", "1", "", "2"], ("naive", "model:DIR"): ["2", "1", "2", "4"],
+        ("serial", "model:DIR"): ["1", "0.5", "1", "2"],
+        ("continuous", "eagle"): ["2", "2", "", "4"], ("continuous", "model:DIR"): ["4", "2", "4", "8"]}
+    assert ("| method | ξ | ξ of decoding | SR to naive with eagle | SR to naive with the same draft | "
+            "SR to serial with the same draft | SR to ar |\n") in text
+    assert ("| continuous, model:DIR | 10.67; 8.00 to 16.00 | 20.00; 15.00 to 30.00 | 4.00; 4.00 to 4.00 | "
+            "2.00; 2.00 to 2.00 | 4.00; 4.00 to 4.00 | 8.00; 8.00 to 8.00 |") in text
+    assert "- **SR to serial with the same draft**: serial with the draft of the row" in text
+    assert [row["request_p95"] for row in rows.values()][:2] == ["16", "8"]
+    assert "missing: answers of 1 groups\n  - serial, eagle has 0 of 2 answers on qa at temperature 0" in text
+
+
+def test_another_draft_may_be_the_baseline_and_a_baseline_without_answers_has_no_column(drafted):
+    env = json.loads((drafted / "env.json").read_text())
+    env["config"]["baseline_draft"] = "model:DIR"
+    (drafted / "env.json").write_text(json.dumps(env))
+    (drafted / "answers" / "serial" / "qa-t0.jsonl").unlink()
+    (drafted / "answers" / "ar" / "qa-t0.jsonl").unlink()
+    text = reporting.report(drafted).read_text(encoding="utf-8")
+    assert "| method | ξ | ξ of decoding | SR to naive with model:DIR | SR to naive with the same draft |\n" in text
+    assert "serial with the same draft" not in text and "SR to ar" not in text
+    assert "| continuous, eagle | 5.33 (1.00) |" in text
+
+
+def test_an_account_is_a_table_a_file_and_a_plot(drafted):
+    text = reporting.report(drafted).read_text(encoding="utf-8")
+    assert "| continuous, eagle | 100.0 | 50.0 | 200.0 | 100.0 | 50.0 | 500.0 |" in text
+    assert "| continuous, eagle | – | 1.50 | 500 | 4.00 | 20.0 |" in text
+    (row,) = table(drafted / "account.csv")
+    assert (row["method"], row["draft"], row["drafting"], row["lost"], row["whole"]) == (
+        "continuous", "eagle", "0.1", "0.02", "0.5")
+    assert (drafted / "account-t0.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("flight", [None, {}, {"rows": 1}, {"rows": "1", "stay": 1.0, "aloft": 1.0, "misses": 1,
+                                                            "lost": 0.0}], ids=str)
+def test_a_flight_that_is_junk_is_named_by_file_and_line(drafted, flight, capsys):
+    path = drafted / "tally" / "0-ar" / "rank_0.jsonl"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "flight": flight}) + "\n")
+    assert reporting.main([str(drafted)]) == 2
+    assert capsys.readouterr().err.startswith(f"flowspec: line 1 of {path} is ")
+
+
+def test_answers_of_a_time_before_drafts_were_named_are_those_of_the_head(tmp_path):
+    for method in ("ar", "naive"):
+        entry = {key: value for key, value in answer(method).items() if key != "draft"}
+        path = tmp_path / "answers" / method / "qa-t0.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(entry) + "\n")
+    assert results.read(tmp_path).contenders == [("ar", "none"), ("naive", "eagle")]

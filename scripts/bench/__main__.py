@@ -1,6 +1,6 @@
 """Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|acceptance [PRESET] [key=value ...]
+Usage: python -m scripts.bench overhead|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench stages|tp [--help]
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
@@ -9,6 +9,9 @@ overhead    with trees of 64 nodes: rank 0's own time per turn outside model for
             at the same time and, on a machine with few cores, are in each other's way
 acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
+draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
+            many guesses of its own it has read; drafts=eagle,model:DIR compares, picture=FILE draws a tree, and sets,
+            question_end and max_new_tokens choose the texts
 stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, and
             how often the bundled model still finds the same token likeliest
 tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
@@ -21,11 +24,12 @@ import sys
 from config.foreign import plain
 from launch.processes import WRONG
 from scripts.bench.acceptance import acceptance
+from scripts.bench.draft import draft
 from scripts.bench.forms import stages
 from scripts.bench.overhead import overhead
 from scripts.bench.tensor_parallel import tensor_parallel
 
-COMMANDS = {"overhead": overhead, "acceptance": acceptance, "stages": stages, "tp": tensor_parallel}
+COMMANDS = {"overhead": overhead, "acceptance": acceptance, "draft": draft, "stages": stages, "tp": tensor_parallel}
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,86 @@
+"""Drafts side by side: which of them are compared, and where each of them lies.
+
+It knows nothing about models: what a kind of draft is, the key `draft` says.
+"""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Sequence, TypeVar
+
+from config.run_config import RunConfig
+
+FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
+Config = TypeVar("Config", bound="ComparedDrafts")
+
+
+class NamedDraft(NamedTuple):
+    """A draft by its kind, as the key `draft` takes it, and by the folders of its head and of its model, if named."""
+
+    kind: str
+    head: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class ComparedDrafts(RunConfig):
+    """A run of several drafts, one after the other."""
+
+    # What is compared (commas between)
+    drafts: str = ""  # who guesses, as eagle,eagle:DIR,model:DIR (head or model in that folder); empty: the key draft
+
+    @property
+    def chosen_drafts(self) -> tuple[str, ...]:
+        """The names of the drafts, in the order in which they were asked for."""
+        return listed(self.drafts) or (self.draft,)
+
+    @property
+    def first_draft(self) -> str:
+        """The kind of draft that a pipeline starts with, before the others are asked for."""
+        return self.draft if self.draft_dir else starting(self.chosen_drafts)
+
+    def with_draft(self: Config, name: str) -> Config:
+        """The configuration of a run with this draft alone. Raises ValueError for one that cannot be."""
+        kind, _, model = parts(name)
+        if "model" in kind.split("+"):
+            model = model or self.draft_dir
+        return replace(self, drafts="", draft=kind, draft_dir=model)
+
+    def draft_problems(self) -> list[str]:
+        """What is wrong with the drafts, each in a sentence that names the fix."""
+        found, used = [], set()
+        for name in listed(self.drafts):
+            try:
+                used.add(self.with_draft(name).draft_dir)
+            except ValueError as error:
+                found.append(f"drafts={self.drafts}: {error}")
+        if self.drafts and not listed(self.drafts):
+            found.append("drafts is empty: name at least one, or leave it out")
+        if self.drafts and self.draft_dir and self.draft_dir not in used:
+            found.append(f"draft_dir={self.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there")
+        return found
+
+
+def parts(name: str) -> NamedDraft:
+    """A draft by its name, as `model:DIR`. Raises ValueError for a folder that is none's."""
+    kinds, folders = [], {}
+    for part in name.split("+"):
+        kind, colon, folder = part.partition(":")
+        kinds.append(kind)
+        if colon and kind not in FOLDERS:
+            raise ValueError(f"{part} names a folder, but only {' and '.join(FOLDERS)} lie in one: write {kind}")
+        if colon and not folder.strip():
+            raise ValueError(f"{part} names no folder: write {kind}:DIR, or {kind} alone")
+        if colon:
+            folders[kind] = os.path.abspath(os.path.expanduser(folder))
+    return NamedDraft("+".join(kinds), folders.get("eagle", ""), folders.get("model", ""))
+
+
+def starting(names: Sequence[str]) -> str:
+    """The first of these drafts that needs no folder of its own, with which a pipeline can start; else none."""
+    return next((name for name in names if ":" not in name), "none")
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a list with commas between."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
