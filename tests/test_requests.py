@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_requests_with_mixtures_that_run_by_turns_write_what_each_writes_alone(s
     wanted = [TINY.text(prompt, NEW, sampler) for prompt, sampler in zip(PROMPTS, SAMPLERS)]
     for names in (["eagle"], ["drifting", "twin", "suffix"], ["suffix"]):
         with pipeline(TINY, 3, "continuous") as decoder:
-            assert by_turns(decoder.ring, PROMPTS, strategy, lambda: TINY.mixture(*names)) == wanted
+            assert by_turns(decoder.ring, PROMPTS, strategy, partial(TINY.mixture, *names)) == wanted
 
 
 def test_strategies_and_what_they_ask_of_others_can_be_read_without_torch():
