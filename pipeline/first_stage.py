@@ -44,7 +44,8 @@ class FirstStage:
         visit = self._visits.popleft()
         self._left = min(visit.ends, now)
         if rows == visit.rows:
-            took = (now - visit.begins) * self._share
+            begins = visit.begins if visit.ends <= now else visit.sent  # what was reckoned too late is not believed
+            took = (now - begins) * self._share
             known = self._seconds.get(rows, took)
             self._seconds[rows] = min(took, FADING * known)
 
