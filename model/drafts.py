@@ -121,12 +121,14 @@ class TreeDraft:
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> list[list[tuple[int, float]]] | None:
         """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
 
-        Above temperature 0 they are those that win most likely with the noise of their position. None if the tip cannot
-        be read yet.
+        Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
+        left out if the cache has no room for them. None if the tip cannot be read yet.
         """
         room = self.cache.room
         if tree.parent[nodes[0]] in self._made:
             nodes = nodes[:room]
+            if not nodes:
+                return []
             feature_TD = torch.stack([self._made[tree.parent[node]] for node in nodes])
             parents = [tree.parent[node] for node in nodes]
             self.cache.admit(nodes, parents, text=0)
@@ -141,7 +143,7 @@ class TreeDraft:
         return self._foretell(out_TD, [tree.pos[node] + 1 for node in nodes], width)
 
     def _foretell(self, out_TD: Tensor, positions: list[int], width: int) -> list[list[tuple[int, float]]]:
-        """Tokens and probabilities, the ones of `expand`."""
+        """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
         logits_TV = self._sampler.warped(self.logits(out_TD))
         gain_TV = torch.log_softmax(logits_TV, -1)
         known = self.tokens(torch.arange(gain_TV.shape[-1], device=gain_TV.device))
@@ -150,7 +152,8 @@ class TreeDraft:
         chance = gain_TV.gather(-1, best).exp().tolist()
         if math.isnan(chance[0][0]):
             raise self._damaged(out_TD)
-        return [list(zip(tokens, chances)) for tokens, chances in zip(self.tokens(best).tolist(), chance)]
+        guessed = (zip(tokens, chances) for tokens, chances in zip(self.tokens(best).tolist(), chance))
+        return [[(token, probability) for token, probability in guesses if probability > 0] for guesses in guessed]
 
     def settle(self, tree: TokenTree) -> None:
         """The text went on: forget what died."""

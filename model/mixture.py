@@ -128,15 +128,17 @@ class Mixture:
         if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
             return False
         least = tree.score[tree.tip] + growth.worth
+        if moved:  # there is room again for guesses that were not among the best
+            self._offer(tree, list(self._stands), growth, least)
         nodes = self._choose(tree, growth.width, least)
         read = self._expand(tree, nodes, growth.width)
-        if not read and not moved:
+        if not read:
             return False
         self._levels += 1
-        self._offer(tree, list(self._stands) if moved else read, growth, least)
+        self._offer(tree, read, growth, least)
         for node in read:
             self._run(tree, node, growth, least)
-        return bool(read)
+        return True
 
     # --- the text goes on ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Callable
+from typing import AbstractSet
 
 SLACK = 0.1  # of a segment's time in the stage: as early as that, a segment may be sent
 FADING = 1.02  # by which the shortest time seen grows with each new one, so that a slower pipeline is believed
@@ -31,6 +31,7 @@ class FirstStage:
         self._share = share
         self._seconds: dict[int, float] = {}  # rows -> the shortest time seen
         self._visits: deque[Visit] = deque()  # of the segments that are not back
+        self._left = 0.0  # when the newest of the others had left the stage
 
     def send(self, nodes: list[int], now: float) -> None:
         """A segment was sent."""
@@ -41,19 +42,21 @@ class FirstStage:
     def back(self, rows: int, now: float) -> None:
         """The oldest segment is back, with so many of its rows."""
         visit = self._visits.popleft()
+        self._left = min(visit.ends, now)
         if rows == visit.rows:
-            took = (now - visit.begins) * self._share
+            begins = visit.begins if visit.ends <= now else visit.sent  # what was reckoned too late is not believed
+            took = (now - begins) * self._share
             known = self._seconds.get(rows, took)
             self._seconds[rows] = min(took, FADING * known)
 
-    def prune(self, alive: Callable[[int], bool], now: float) -> None:
-        """Some nodes died: a segment without others is given up, and those behind it come earlier."""
-        free = 0.0
+    def prune(self, dead: AbstractSet[int], now: float) -> None:
+        """These nodes died: a segment without others is given up, and those behind it come earlier."""
+        free = self._left
         for visit in self._visits:
             takes = visit.ends - visit.begins
-            dead = visit.ends > now and not any(map(alive, visit.nodes))
+            given_up = visit.ends > now and visit.nodes <= dead
             visit.begins = max(visit.sent, free)
-            visit.ends = max(visit.begins, now) if dead else visit.begins + takes
+            visit.ends = max(visit.begins, now) if given_up else visit.begins + takes
             free = visit.ends
 
     @property

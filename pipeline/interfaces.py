@@ -4,11 +4,13 @@ It knows no tensors, so that strategies can be read, tested and simulated withou
 """
 from __future__ import annotations
 
-from typing import Iterator, List, Protocol, Sequence
+from typing import TYPE_CHECKING, Iterator, List, Protocol, Sequence
 
 from config.run_config import Growth
-from model.sample import Sampler
 from model.tree import TokenTree
+
+if TYPE_CHECKING:
+    from model.sample import Sampler
 
 # What a strategy yields: the tokens that it settled, or none of them when it waits for its target.
 Progress = Iterator[List[int]]

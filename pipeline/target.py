@@ -149,10 +149,11 @@ class RingTarget:
             self._judge()
 
     def rest(self) -> Progress:
-        assert self._flying, "nothing is in flight, so nothing can come back"
-        self.wakes = self.ring.first_stage.ready_at if self.tree.pending else None
+        pending = self.tree.pending
+        assert self._flying or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
-            while self._flying and not self.ready and not (self.tree.pending and self.free):
+            while (self._flying or pending) and not self.ready and not (pending and self.free):
+                self.wakes = self.ring.first_stage.ready_at if pending else None
                 yield []
         self.wakes = None
 
@@ -202,11 +203,12 @@ class RingTarget:
             spared = () if self.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)
             self._broadcast(list(keep))
-            alive = {*keep, self.tree.tip}
-            self.ring.first_stage.prune(alive.__contains__, self.ring.clock.now())
+            dead = set(chain.from_iterable(self._flying)).difference(keep, [self.tree.tip])
+            self.ring.first_stage.prune(dead, self.ring.clock.now())
 
     def close(self) -> None:
         """Declare dead what is in flight, send a Reset after it, and wait until that has come round the ring."""
+        self.wakes = None
         with self._span("reset"):
             self._broadcast([])
             self.ring.link.send(Reset(self.request))

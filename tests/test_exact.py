@@ -13,7 +13,10 @@ NEW = 40
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
 TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
 DEEP_TEXT = {t: DEEP.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
-SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]
+SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec", "streaming"]
+AGAIN = [7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3]
+MIXTURES = ["eagle", "drifting", "twin", "suffix", "eagle+twin+suffix"]
+AGAIN_TEXT = {t: TINY.text(AGAIN, NEW, sampler) for t, sampler in SAMPLERS.items()}
 SHAPES = [(strategy, stages) for strategy in ["autoregressive", *SPECULATIVE] for stages in (1, 2, 4)]
 
 
@@ -55,3 +58,28 @@ def test_no_draft_changes_nothing(strategy):
         answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], NEW))
         assert [token for new in stream for token in new] == TEXT[1.0]
     assert answer.mean_accepted_length == 1
+
+
+@pytest.mark.parametrize("temperature", SAMPLERS)
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("names", MIXTURES)
+def test_streaming_writes_the_reference_text_whatever_its_draft_is_mixed_of(names, stages, temperature):
+    with pipeline(TINY, stages, "streaming", TINY.mixture(*names.split("+"))) as decoder:
+        for prompt, text in ((PROMPT, TEXT), (AGAIN, AGAIN_TEXT)):  # the second asks what the first has taught
+            assert write(decoder, prompt, NEW, SAMPLERS[temperature]) == text[temperature]
+
+
+@pytest.mark.parametrize("temperature", SAMPLERS)
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_streaming_with_inner_features_writes_the_reference_text(stages, temperature):
+    for names in (["eagle3"], ["eagle3", "twin", "suffix"]):
+        with pipeline(DEEP, stages, "streaming", DEEP.mixture(*names)) as decoder:
+            assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == DEEP_TEXT[temperature]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("names", MIXTURES)
+@pytest.mark.parametrize("strategy", [strategy for strategy in SPECULATIVE if strategy != "streaming"])
+def test_every_other_strategy_writes_the_reference_text_with_a_mixture(strategy, names, temperature):
+    with pipeline(TINY, 3, strategy, TINY.mixture(*names.split("+"))) as decoder:
+        assert write(decoder, AGAIN, NEW, SAMPLERS[temperature]) == AGAIN_TEXT[temperature]

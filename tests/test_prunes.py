@@ -15,7 +15,8 @@ PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW = 40
 SAMPLER = Sampler(1.0, seed=11)
 TEXT = TINY.text(PROMPT, NEW, SAMPLER)
-PRUNING = ["naive", "pruned", "continuous", "pipedec"]
+PRUNING = ["naive", "pruned", "continuous", "pipedec", "streaming"]
+MIXTURES = [["eagle"], ["drifting"], ["twin"], ["suffix"], ["eagle", "twin", "suffix"]]
 
 
 def losing(chance, seed):
@@ -68,6 +69,15 @@ def test_any_prune_may_be_late_and_the_text_stays(strategy, longest):
             assert write(decoder, PROMPT, NEW, SAMPLER) == TEXT
 
 
+@pytest.mark.parametrize("spoil", [losing(0.5, seed=8), losing(1.0, seed=8), delaying(6, seed=9)],
+                         ids=["some lost", "all lost", "late"])
+@pytest.mark.parametrize("names", MIXTURES, ids="+".join)
+def test_mixtures_need_no_prune_either(names, spoil):
+    for strategy in ("streaming", "continuous"):
+        with pipeline(TINY, 3, strategy, TINY.mixture(*names), wrap=spoil) as decoder:
+            assert write(decoder, PROMPT, NEW, SAMPLER) == TEXT
+
+
 @pytest.mark.parametrize("strategy", PRUNING)
 def test_prunes_of_one_request_may_arrive_in_the_next(strategy):
     with pipeline(TINY, 2, strategy, TINY.eagle(), wrap=delaying(40, seed=7)) as decoder:
@@ -86,6 +96,17 @@ def test_requests_follow_one_another_and_may_be_given_up_in_mid_air(strategy):
             stream.close()
             assert not any(stage.caches for stage in decoder.stages)
             assert write(decoder, PROMPT, NEW, SAMPLER) == TEXT
+
+
+@pytest.mark.parametrize("names", MIXTURES, ids="+".join)
+def test_a_mixture_forgets_a_request_that_is_given_up(names):
+    with pipeline(TINY, 2, "streaming", TINY.mixture(*names)) as decoder:
+        for left in (0, 1, 3):
+            _, stream = decoder.decode(Request(PROMPT, SAMPLER, NEW))
+            for _ in range(left):
+                next(stream)
+            stream.close()
+            assert write(decoder, PROMPT[left:], 12, SAMPLER) == TINY.text(PROMPT[left:], 12, SAMPLER)
 
 
 def _widest(strategy, wrap):

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
-from model.drafts import ModelDraft, NoDraft
+from model.drafts import ModelDraft, NoDraft, TreeDraft
 from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
 from model.llama import LlamaConfig, Slice, fill
+from model.mixture import Mixture, Suffix
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
 from pipeline.interfaces import Draft
@@ -26,7 +27,7 @@ from pipeline.transport import LocalLink, PeerLost
 CONFIG = LlamaConfig(hidden=32, layers=4, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=53, context=256,
                      eps=1e-6, theta=10000.0)
 TREE = TreeConfig(init=Growth(20, 4, 4, 4), expand=Growth(16, 4, 4, None), idle=Growth(6, 1, 4),
-                  layer=Growth(25, 1000, 5, 5), chunk=5)
+                  layer=Growth(25, 1000, 5, 5), stream=Growth(24, 12, 4, 4, anywhere=True), chunk=5)
 CAPACITY = 2048  # every guess of a request, for when all prunes are lost
 
 
@@ -76,6 +77,18 @@ class Tiny:
              "cpu")
         cache = self.config.cache(self.config.layers, CAPACITY, self.lm_head.weight)
         return ModelDraft(model, self.lm_head, cache)
+
+    def mixture(self, *names: str) -> Mixture:
+        """A draft out of sources by name: those above, `drifting` (a head that drifts) and `suffix`."""
+        makers: dict[str, Callable[[], TreeDraft]] = {
+            "eagle": self.eagle, "eagle3": self.eagle3, "drifting": self.eagle, "twin": partial(self.twin, 0.02)}
+        networks = []
+        for name in names:
+            if name != "suffix":
+                network = makers[name]()
+                network.drifts = name == "drifting"
+                networks.append(network)
+        return Mixture(networks, Suffix() if "suffix" in names else None)
 
     def logits(self, tokens: list[int]) -> Tensor:
         """The reference: all tokens at once through the whole model, `[T, V]`."""

@@ -1,0 +1,295 @@
+"""A mixture of sources grows the best guesses of all that they say, wherever these stand."""
+from __future__ import annotations
+
+import heapq
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from config.run_config import Growth
+from model.blend import Blend
+from model.cache import TreeCache
+from model.drafts import TreeDraft
+from model.mixture import Mixture, Suffix
+from model.sample import Sampler
+from model.tree import TokenTree, verify
+
+VOCAB = 7
+PROMPT = [3, 1, 4]
+LIMIT = 64  # of a text and of the paths below
+
+
+class Table(TreeDraft):
+    """A network with known probabilities after every path; what it makes of a row is the path, with its length first.
+
+    It notes which nodes it reads since it began at a tip.
+    """
+
+    def __init__(self, seed: int = 0, source: str = "table", capacity: int = 4096) -> None:
+        self.seed, self.source = seed, source
+        super().__init__(TreeCache((1, 1, capacity, 1), torch.float64, "cpu"))
+
+    def known(self, tree, fresh):
+        return fresh
+
+    def features(self, tree, fresh):
+        return torch.stack([packed(tree.tokens[:tree.pos[node]]) for node in fresh])
+
+    def read(self, token_T, feature_TD, pos_T):
+        paths = [[*unpacked(feature), token] for feature, token in zip(feature_TD, token_T.tolist())]
+        assert pos_T.tolist() == [len(path) - 1 for path in paths]
+        return torch.stack([packed(path) for path in paths])
+
+    def logits(self, out_TD):
+        return torch.stack([self.after(unpacked(out)) for out in out_TD])
+
+    def after(self, path):
+        """The logits `[V]` after a path."""
+        rng = random.Random(repr((self.seed, path)))
+        return torch.tensor([3 * rng.gauss(0, 1) for _ in range(VOCAB)], dtype=torch.float64)
+
+    def restart(self):
+        self.seen = []
+        super().restart()
+
+    def expand(self, tree, nodes, width):
+        assert all(self.wants(tree, node) for node in nodes)
+        said = super().expand(tree, nodes, width)
+        self.seen += nodes[:len(said)]
+        return said
+
+
+class Narrow(Table):
+    """A network that rules out all tokens but some."""
+
+    def __init__(self, tokens, source):
+        self.only = torch.tensor(tokens)
+        super().__init__(source=source)
+
+    def after(self, path):
+        return torch.full((VOCAB,), -math.inf).double().index_fill(0, self.only, 0.0)
+
+
+def packed(path):
+    return torch.tensor([len(path), *path, *[0] * (LIMIT - len(path))], dtype=torch.float64)
+
+
+def unpacked(out):
+    return [int(token) for token in out[1:int(out[0]) + 1]]
+
+
+def path(tree, node):
+    """The tokens from the root to a node."""
+    above = [] if tree.parent[node] == node else path(tree, tree.parent[node])
+    return [*above, tree.token[node]]
+
+
+def paths(tree):
+    return {tuple(path(tree, node)) for node in tree.live}
+
+
+def grown(draft, tree, growth):
+    """The tree, after as many levels as there are."""
+    while draft.grow(tree, growth):
+        pass
+    return tree
+
+
+def best(table, text, limit, growth):
+    """By brute force: the likeliest paths below a text, if each has its `width` likeliest children."""
+    found, open_paths = set(), [(0.0, tuple(text))]
+    while open_paths and len(found) <= growth.nodes:
+        loss, above = heapq.heappop(open_paths)
+        found.add(above)
+        if len(above) < limit:
+            chance = torch.log_softmax(table.after(list(above)), -1).tolist()
+            for token in sorted(range(VOCAB), key=lambda token: -chance[token])[:growth.width]:
+                if loss - chance[token] <= -growth.worth:
+                    heapq.heappush(open_paths, (loss - chance[token], (*above, token)))
+    return found - {tuple(text)}
+
+
+@pytest.fixture
+def unlearning(monkeypatch):
+    """Sources are believed what they say, whoever was right."""
+    monkeypatch.setattr(Blend, "learn", lambda *told: None)
+
+
+GROWTHS = st.builds(Growth, nodes=st.integers(1, 40), depth=st.just(99), width=st.integers(1, VOCAB),
+                    worth=st.sampled_from([-math.inf, -3.0, -6.0]), anywhere=st.just(True))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 999), GROWTHS, st.integers(4, 12))
+def test_the_tree_is_that_of_a_brute_force_and_ends_at_the_limit_of_the_text_and_at_worth(seed, growth, limit):
+    table, tree = Table(seed), TokenTree(PROMPT, limit)
+    grown(Mixture([table]), tree, growth)
+    assert paths(tree) == best(table, PROMPT, limit, growth)
+    assert all(tree.pos[node] < limit and tree.score[node] >= growth.worth for node in tree.live)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_stand(seed):
+    table, tree, growth = Table(seed), TokenTree(PROMPT, LIMIT), Growth(60, 99, 3, anywhere=True)
+    draft, depths = Mixture([table]), []
+    assert draft.grow(tree, growth) and table.seen == [tree.tip]
+    while True:
+        unread = tree.live.difference(table.seen)
+        wanted = sorted(unread, key=lambda node: -tree.score[node])[:growth.width]
+        before = len(table.seen)
+        if not draft.grow(tree, growth):
+            break
+        assert table.seen[before:] == wanted
+        depths.append({tree.pos[node] for node in wanted if node in tree.pos})
+    assert max(map(len, depths)) > 1, "no level had nodes of several depths"
+
+
+@pytest.mark.parametrize("growth", [Growth(12, 99, 3, anywhere=True), Growth(30, 99, 4, anywhere=True)])
+@pytest.mark.parametrize("seed", range(4))
+def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed, growth):
+    table, tree = Table(seed), TokenTree(PROMPT, LIMIT)
+    draft = Mixture([table])
+    back = 0
+    for _ in range(8):
+        grown(draft, tree, growth)
+        dropped = best(table, tree.tokens, LIMIT, Growth(1000, 99, growth.width, worth=-7)) - paths(tree)
+        follower = max(tree.children[tree.tip].values(), key=tree.score.get)
+        tree.settle(tree.token[follower])
+        grown(draft, tree, growth)
+        assert paths(tree) == best(table, tree.tokens, LIMIT, growth)
+        back += len(dropped & paths(tree))
+    assert back and len(tree.trunk) == len(PROMPT) + 8
+
+
+def written(draft, table, tree, growth, sampler=Sampler()):
+    """Decode with the table as the target; yields after each growth."""
+    draft.begin(sampler)
+    while tree.room > 0:
+        grown(draft, tree, growth)
+        yield tree
+        for node in tree.cut():
+            logits = table.after(path(tree, node))
+            tree.target_token[node], = sampler(logits[None], [tree.pos[node] + 1])
+        verify(tree)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_read_twice_unless_a_network_restarts(seed):
+    table, sampler = Table(seed), Sampler(1.0, seed=seed)
+    draft, restarts, last = Mixture([table]), 0, table.seen
+    for _ in written(draft, Table(seed + 1), TokenTree(PROMPT, 30), Growth(20, 99, 3, anywhere=True), sampler):
+        assert len(table.seen) == len(set(table.seen))
+        restarts += table.seen is not last
+        last = table.seen
+    assert 0 < restarts < 27, "either no guess was right, or none was wrong"
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+def test_a_network_that_drifts_begins_at_every_tip_and_another_one_only_after_a_miss(drifts):
+    table, tree = Table(), TokenTree(PROMPT, LIMIT)
+    draft, growth = Mixture([table]), Growth(20, 99, 3, anywhere=True)
+    table.drifts = drifts
+    grown(draft, tree, growth)
+    guess = max(tree.children[tree.tip].values(), key=tree.score.get)
+    tree.settle(tree.token[guess])
+    draft.refresh()
+    draft.grow(tree, growth)
+    assert (table.seen == [tree.tip]) == drifts
+
+
+def test_a_miss_begins_at_the_tip():
+    table, tree = Table(), TokenTree(PROMPT, LIMIT)
+    draft, growth = Mixture([table], Suffix()), Growth(9, 99, 3, anywhere=True)
+    grown(draft, tree, growth)
+    guessed = {tree.token[node] for node in tree.children[tree.tip].values()}
+    tree.settle(next(token for token in range(VOCAB) if token not in guessed))
+    assert not tree.live
+    assert draft.grow(tree, growth) and table.seen == [tree.tip]
+    likeliest = table.after(tree.tokens).topk(3).indices.tolist()
+    assert [tree.token[node] for node in sorted(tree.live)] == likeliest
+    assert {tree.parent[node] for node in tree.live} == {tree.tip}
+
+
+@pytest.mark.parametrize("capacity", range(4, 12))
+def test_a_full_cache_ends_growth_and_begins_anew_after_a_miss(capacity):
+    table, tree = Table(capacity=capacity), TokenTree(PROMPT, LIMIT)
+    draft, growth = Mixture([table]), Growth(30, 99, 3, anywhere=True)
+    grown(draft, tree, growth)
+    assert len(table.seen) == capacity - len(PROMPT) + 1 and table.cache.room == 0
+    while len(tree.trunk) < capacity:
+        guessed = {tree.token[node] for node in tree.children.get(tree.tip, {}).values()}
+        tree.settle(next(token for token in range(VOCAB) if token not in guessed))
+        grown(draft, tree, growth)
+        assert table.seen[0] == tree.tip and len(table.seen) == capacity - len(tree.trunk) + 1
+
+
+SAMPLERS = [Sampler(1.0, seed=1), Sampler(0.7, top_p=0.9, seed=2), Sampler(1.3, top_k=4, seed=3)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_likeliest_child_is_the_one_that_the_sampler_takes_if_draft_and_target_are_one(unlearning, sampler):
+    table, tree = Table(), TokenTree(PROMPT, 24)
+    read = 0
+    for _ in written(Mixture([table]), table, tree, Growth(20, 99, 3, anywhere=True), sampler):
+        for node, children in tree.children.items():
+            if children and (node in tree.live or node == tree.tip):
+                wanted = sampler(table.after(path(tree, node))[None], [tree.pos[node] + 1])
+                assert [tree.token[max(children.values(), key=tree.score.get)]] == wanted
+                read += 1
+    assert read > 20
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), *SAMPLERS])
+def test_who_proposed_a_guess_are_the_sources_that_guessed_its_token(sampler):
+    left, right = Narrow([1, 2], "left"), Narrow([2, 5], "right")
+    tree = TokenTree([1, 2, 6, 1], 9)  # the suffix 1 was followed by 2
+    draft = Mixture([left, right], Suffix())
+    draft.begin(sampler)
+    draft.grow(tree, Growth(9, 99, VOCAB, anywhere=True))
+    proposers = {tree.token[node]: set(tree.proposals[node]) for node in tree.live}
+    known = {1: {"left"}, 2: {"left", "right", "suffix"}, 5: {"right"}}
+    assert proposers == known
+
+
+def test_a_suffix_alone_guesses_what_followed_and_nothing_without_a_match():
+    draft, growth = Mixture([], Suffix()), Growth(30, 99, 2, anywhere=True)
+    assert not grown(draft, TokenTree([1, 2, 3], 99), growth).live
+    draft.reset()
+    tree = grown(draft, TokenTree([9, 1, 2, 3, 1, 2, 3], 20), growth)
+    assert (9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3) in paths(tree)
+    assert {tuple(tree.proposals[node]) for node in tree.live} == {("suffix",)}
+    assert max(tree.pos[node] for node in tree.live) == 19, "a certain path ends at the limit alone"
+
+
+def test_a_request_that_is_over_leaves_no_guess():
+    sampler, growth = Sampler(1.0, seed=5), Growth(20, 99, 3, anywhere=True)
+    again, other = [1, 2, 3, 4, 5, 1, 2, 3], [6, 2, 3]  # of the second, 2 3 stands in the first alone
+    used, fresh = Mixture([Table()], Suffix()), Mixture([Table()], Suffix())
+    used.begin(sampler)
+    grown(used, TokenTree(again, LIMIT), growth)
+    used.reset()
+    trees = [grown(draft, TokenTree(other, LIMIT), growth) for draft in (used, fresh)]
+    scores = [{tuple(path(tree, node)): tree.score[node] for node in tree.live} for tree in trees]
+    assert scores[0] == scores[1]
+    assert not any("suffix" in tree.proposals[node] for tree in trees for node in tree.children[tree.tip].values())
+
+
+@pytest.mark.parametrize("sources", ["table", "suffix", "both"])
+def test_no_guess_stands_beyond_the_limit_and_none_is_made_of_a_text_that_is_full(sources):
+    draft = Mixture([] if sources == "suffix" else [Table()], None if sources == "table" else Suffix())
+    growth = Growth(40, 99, 3, anywhere=True)
+    text = [2, 5] * 12
+    for limit in range(len(text), len(text) + 4):
+        tree = grown(draft, TokenTree(text, limit), growth)
+        assert bool(tree.live) == (limit > len(text))
+        assert all(tree.pos[node] < limit for node in tree.live)
+        draft.reset()
+
+
+def test_no_guess_is_made_where_none_are_wished():
+    draft, tree = Mixture([Table()], Suffix()), TokenTree([2, 5] * 12, LIMIT)
+    assert not draft.grow(tree, Growth(0, 99, 3, anywhere=True)) and not tree.live
