@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from bisect import bisect
 from collections import defaultdict
+from dataclasses import replace
 from statistics import median
 from typing import Any, Dict, Sequence, Tuple
 
@@ -20,8 +21,9 @@ from config.words import over, preset_of, typed
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
+from model.sample import Sampler
 from pipeline.trace import read
-from scripts.bench.overhead import QUESTIONS
+from scripts.bench.overhead import QUESTIONS, decode, request
 from sim.cluster import NOTHING, Own
 
 METHODS = ("ar", "serial", "naive", "pruned", "continuous", "streaming")
@@ -57,14 +59,17 @@ def _simulated(config: RunConfig, own: Own) -> Speeds:
 
 def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
     """Tokens/s of each method at each temperature over the questions."""
-    pipeline.generate(QUESTIONS[0], max_new_tokens=WARM)
+    decoders = {method: pipeline.decoder_for(replace(pipeline.config, pipeline_type=method)) for method in METHODS}
+    for decoder in decoders.values():
+        decode(decoder, replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
     tokens: dict[Case, int] = defaultdict(int)
     seconds: dict[Case, float] = defaultdict(float)
     cases = [(temperature, method) for temperature in TEMPERATURES for method in METHODS]
     with tqdm(total=len(cases) * len(QUESTIONS), unit="answer", desc=kind) as bar:
         for temperature, method in cases:
             for question in QUESTIONS:
-                answer = pipeline.generate(question, pipeline_type=method, temperature=temperature).answer
+                asked = replace(request(pipeline, question), sampler=Sampler(temperature))
+                answer = decode(decoders[method], asked)
                 tokens[temperature, method] += answer.new_tokens
                 seconds[temperature, method] += answer.prefill_seconds + answer.decode_seconds
                 bar.update()
@@ -75,8 +80,7 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Own:
     """Medians of what Python takes by itself, in seconds, out of segments of one row.
 
     A segment: from its receipt by a stage until it is passed on, without the layers. A message: from there to the next
-    rank's inbox, without the modelled wire. A turn: from the receipt by rank 0 until it sends again, without the
-    modelled verdict.
+    rank's inbox, without the modelled wire. A turn: from a verdict until the next send, without the modelled verdict.
     """
     world = 1 + max(span["rank"] for span in spans)
     came = _moments(spans, "recv")
@@ -91,12 +95,12 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Own:
         after = (rank + 1) % world, node
         if after in came:
             messages.append(came[after][1] - moment - wire)
-    begins = sorted(begin for (rank, _), (begin, _) in left.items() if rank == 0)
+    sends = [span["t0"] for span in spans if span["name"] == "send" and "tokens" in span]
     turns = []
-    for (rank, _), (_, moment) in came.items():
-        following = bisect(begins, moment)
-        if rank == 0 and following < len(begins):
-            turns.append(begins[following] - moment - profile.verdict / 1e3)
+    for begin, _ in _moments(spans, "verify").values():
+        following = bisect(sends, begin)
+        if following < len(sends):
+            turns.append(sends[following] - begin - profile.verdict / 1e3)
     return Own(*(max(0.0, median(each)) for each in (turns, messages, segments)))
 
 

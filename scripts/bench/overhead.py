@@ -10,7 +10,7 @@ import statistics
 import tempfile
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterable
+from typing import Any, Callable, Dict, Iterable, Sequence
 
 from config.run_config import RunConfig
 from config.words import over, typed
@@ -45,15 +45,15 @@ def overhead(argv: list[str]) -> int:
 
 def compare(pipeline: Pipeline) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
-    _watch(pipeline.decoder.draft.draft, pipeline.ring, pipeline.trace)  # type: ignore[attr-defined]
+    _watch(pipeline.decoder.draft.draft.networks, pipeline.ring, pipeline.trace)  # type: ignore[attr-defined]
     decoders = _decoders(pipeline)
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
-        request = _request(pipeline, question)
+        asked = request(pipeline, question)
         answers = {}
         for name, decoder in decoders.items():
             with pipeline.trace.span(name if i else "warm-up"):
-                answers[name] = _decode(decoder, request)
+                answers[name] = decode(decoder, asked)
         texts = {tuple(answer.token_ids) for answer in answers.values()}
         assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"
         if i:
@@ -72,7 +72,7 @@ def _decoders(pipeline: Pipeline) -> dict[str, Decoder]:
         "preset": usual}
 
 
-def _request(pipeline: Pipeline, question: str) -> Request:
+def request(pipeline: Pipeline, question: str) -> Request:
     """The request of a question; of `prompt_ids`, if the pipeline was started with these."""
     config, text = pipeline.config, pipeline.text
     sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed)
@@ -82,24 +82,26 @@ def _request(pipeline: Pipeline, question: str) -> Request:
     return Request(prompt, sampler, config.max_new_tokens, frozenset(text.end_ids))
 
 
-def _decode(decoder: Decoder, request: Request) -> Answer:
-    answer, stream = decoder.decode(request)
+def decode(decoder: Decoder, asked: Request) -> Answer:
+    """The whole answer to a request."""
+    answer, stream = decoder.decode(asked)
     with closing(stream):  # type: ignore[type-var]
         for _ in stream:
             pass
     return answer
 
 
-def _watch(draft: Any, ring: Any, trace: NoTrace) -> None:
-    """Leave a span around what models compute on rank 0: the draft's reading and guessing, the target's LM head."""
+def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
+    """Leave a span around what models compute on rank 0: the drafts' reading and guessing, the target's LM head."""
     def watched(forward: Forward) -> Forward:
         def watching(*args: Any) -> Any:
             with trace.span("model"):
                 return forward(*args)
         return watching
 
-    draft.read = watched(draft.read)
-    draft.guess = watched(draft.guess)
+    for network in networks:
+        network.read = watched(network.read)
+        network.logits = watched(network.logits)
     ring.lm_head = watched(ring.lm_head)
 
 

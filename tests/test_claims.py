@@ -1,0 +1,36 @@
+"""What this project claims of its methods, as ratios in virtual time: the same on every machine and every day."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from config.presets import TOY
+from launch.pipeline import Pipeline
+from scripts.bench.overhead import QUESTIONS, decode, request
+
+PAPER = {"min_probability": 0, "expand_depth": 6, "none_expand": True}  # the trees of the paper
+METHODS = ("ar", "serial", "naive", "pruned", "continuous", "streaming")
+
+
+def speeds(profile: str, methods: tuple[str, ...], **options) -> dict[str, float]:
+    """Tokens/s of each method over two questions."""
+    found = {}
+    with Pipeline.open("toy", time="virtual", profile=profile, max_new_tokens=40, **PAPER, **options) as pipeline:
+        for method in methods:
+            decoder = pipeline.decoder_for(replace(pipeline.config, pipeline_type=method))
+            answers = [decode(decoder, request(pipeline, question)) for question in QUESTIONS[:2]]
+            seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
+            found[method] = sum(answer.new_tokens for answer in answers) / seconds
+    return found
+
+
+@pytest.mark.parametrize("profile", ["jetson-7b", "jetson-13b", "server"])
+def test_streaming_is_the_fastest_and_speculation_pays(profile):
+    deep = speeds(profile, METHODS, draft="eagle+suffix")
+    [paper] = speeds(profile, ("naive",), draft="eagle", eagle_dir=str(TOY / "eagle")).values()
+    print(profile, {name: round(speed / paper, 2) for name, speed in deep.items()})
+    others = [speed for method, speed in deep.items() if method != "streaming"]
+    assert deep["streaming"] > 1.1 * max(others)
+    assert deep["streaming"] > 1.8 * paper
+    assert min(others) == deep["ar"]
