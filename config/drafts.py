@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Sequence, TypeVar
 
+from config.presets import ROOT
 from config.run_config import RunConfig
 
 FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
@@ -72,8 +73,16 @@ def parts(name: str) -> NamedDraft:
         if colon and not folder.strip():
             raise ValueError(f"{part} names no folder: write {kind}:DIR, or {kind} alone")
         if colon:
-            folders[kind] = os.path.abspath(os.path.expanduser(folder))
+            folders[kind] = _found(folder)
     return NamedDraft("+".join(kinds), folders.get("eagle", ""), folders.get("model", ""))
+
+
+def _found(folder: str) -> str:
+    """The absolute path of a folder; one of the bundled models is found from anywhere."""
+    bundled = ROOT / folder
+    if folder.startswith("toy/") and not os.path.isdir(folder) and bundled.is_dir():
+        return str(bundled)
+    return os.path.abspath(os.path.expanduser(folder))
 
 
 def starting(names: Sequence[str]) -> str:

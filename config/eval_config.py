@@ -4,7 +4,7 @@ It knows nothing about how a question is asked; all other keys are those of a si
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
 from config.drafts import ComparedDrafts, listed
@@ -20,8 +20,10 @@ PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_toke
 # Each board holds its part of a pipeline, so the methods that need the model split another way are left out.
 BOARDS = {**TREES, "methods": "naive,pipedec,continuous", "max_new_tokens": "256"}
 HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questions of the real data sets
-# Half an hour on a laptop.
-QUICK = {"profile": "jetson-7b", "slowdown": "0.5", "question_end": "5", "max_new_tokens": "64"}
+QUICK = {"profile": "jetson-7b", "time": "virtual", "question_end": "5", "max_new_tokens": "64"}
+HURRY = "0.5"  # the slowdown of the same in real time, half an hour on a laptop
+HEADS = {"drafts": "eagle+suffix", "baseline_draft": "eagle:toy/eagle"}  # the bundled ones
+BASELINE = "naive"
 SHARED = {**TREES, "methods": "naive,tp,galaxy"}
 FP4 = {"quant": "fp4"}
 
@@ -35,7 +37,7 @@ class Protocol(NamedTuple):
 
 RESULTS = ROOT / "results"
 PROTOCOLS = {
-    "emulated": Protocol("toy", {**TREES, **QUICK, "results": str(RESULTS)}),
+    "emulated": Protocol("toy", {**TREES, **QUICK, **HEADS, "results": str(RESULTS)}),
     "tensor-parallel": Protocol("toy", {**SHARED, **QUICK, "results": str(RESULTS / "tp")}),
     "paper-7b": Protocol("llama2-7b", {**PAPER, "results": str(RESULTS / "paper-7b")}),
     "paper-13b": Protocol("llama2-13b", {**PAPER, **FP4, "results": str(RESULTS / "paper-13b")}),
@@ -66,8 +68,8 @@ class EvalConfig(ComparedDrafts):
     EXAMPLES: ClassVar[str] = EXAMPLES
 
     # What is compared (commas between)
-    methods: str = "ar,serial,naive,pruned,pipedec,continuous"  # those that answer
-    baseline_draft: str = ""  # the draft whose naive is the baseline of every table; empty: the first of drafts
+    methods: str = "ar,serial,naive,pruned,pipedec,continuous,streaming"  # those that answer
+    baseline_draft: str = ""  # the draft whose naive is the baseline, and answers beside drafts; empty: drafts' first
     sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets
     data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
     temperatures: str = "0,1"  # each question is asked at each of them
@@ -103,13 +105,15 @@ class EvalConfig(ComparedDrafts):
             found.setdefault(start, []).append(name)
         return [tuple(names) for names in found.values()]
 
-
     def contenders(self, methods: Sequence[str]) -> list[Contender]:
-        """These methods with each of the drafts, and those that need none once."""
+        """These methods with each of the drafts, those that need none once; and naive with the baseline's draft."""
         found = []
         for name in methods:
             drafts = ("none",) if METHODS[name].draft == "none" else self.chosen_drafts
             found += [Contender(name, draft) for draft in drafts]
+        baseline = Contender(BASELINE, self.baseline_draft)
+        if self.baseline_draft and BASELINE in methods and baseline not in found:
+            found.append(baseline)
         return found
 
 
@@ -142,8 +146,13 @@ def _problems(c: EvalConfig) -> Iterator[str]:
             yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
             yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
-    if c.drafts and c.baseline_draft and c.baseline_draft not in c.chosen_drafts:
-        yield f"baseline_draft={c.baseline_draft} is none of drafts={c.drafts}: name one of them"
+    if c.baseline_draft and BASELINE not in c.chosen_methods:
+        yield f"baseline_draft={c.baseline_draft} is that of {BASELINE}, which is none of the methods: add it there"
+    if c.baseline_draft:
+        try:
+            replace(c, baseline_draft="").with_draft(c.baseline_draft)
+        except ValueError as error:
+            yield f"baseline_draft={c.baseline_draft}: {error}"
     yield from outside({"repeats": c.repeats}, {"repeats": REPEATS})
     last = RANGES["seed"].most
     if c.seed + c.repeats - 1 > last:
@@ -180,10 +189,16 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     if protocol in EMULATED:
         other_preset = named in PRESETS and named != preset
         if other_preset or "model_dir" in given or "base_dir" in given:
-            for key in QUICK:
-                del defaults[key]
+            for key in (*QUICK, *HEADS):
+                defaults.pop(key, None)
     elif "data" in given and not HELD_OUT.keys() & given:
         defaults.update(HELD_OUT)
     if given.get("profile") == "none":
-        defaults.pop("slowdown", None)
+        defaults.pop("time", None)
+    elif given.get("time") == "real" and "time" in defaults:
+        defaults["slowdown"] = HURRY
+    if {"drafts", "draft"} & given.keys():
+        defaults.pop("drafts", None)
+    if BASELINE not in listed(given.get("methods", BASELINE)):
+        defaults.pop("baseline_draft", None)
     return over(argv, defaults, preset)

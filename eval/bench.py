@@ -219,7 +219,7 @@ class Evaluation:
             "choices": [self._choice(turns)], "tstamp": time.time()}
         line.update(method=method, draft=draft, set=job.set, temperature=job.temperature,
                     repeat=job.repeat, seed=config.seed + job.repeat)
-        line.update(profile=config.profile, emulated=config.cluster is not None,
+        line.update(profile=config.profile, emulated=config.cluster is not None, simulated=config.virtual,
                     scale=self.scale, launch=config.launch)
         line.update(self._by_turn(turns), same_as_ar=None, first_difference=None)
         return line

@@ -24,7 +24,7 @@ from model.tree import TokenTree
 from model.weights import BUFFER, Shape
 
 OWN_EMBEDDING = "embed_tokens.weight"
-UNROLLED = 4  # passes over its own outputs, its first one included, from which on a head is taken not to drift
+UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
 MAPS = ("d2t", "t2d")  # from the draft's vocabulary to the target's, and which of the target's tokens it has
 
 

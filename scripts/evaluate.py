@@ -103,7 +103,9 @@ def announce(config: EvalConfig) -> None:
     answers = f"{len(jobs)} of at most {config.max_new_tokens} tokens a turn"
     if done:
         answers += f", of which {done} are there"
-    where = f"an emulated cluster, profile {config.profile}" if config.cluster else "this pipeline as it is"
+    where = "this pipeline as it is"
+    if config.cluster:
+        where = f"a cluster that is {config.kind}, profile {config.profile}"
     rows = {
         "measured on": where,
         "model": config.model_dir or config.base_dir,

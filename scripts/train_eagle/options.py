@@ -11,6 +11,7 @@ from config.files import check_folder
 from launch.devices import usable
 from model.checkpoint import SOURCES
 from model.text import CONVERSATIONS
+from scripts.train_eagle.parts import STARTS
 
 ABOUT = "Trains an EAGLE draft head for a model, on conversations that are like those it shall answer."
 EXAMPLE = """\
@@ -93,7 +94,7 @@ def _add_parts(made: argparse.ArgumentParser) -> None:
         "4096 (EAGLE-3: 5e-5), and in inverse proportion to the size for others")
     add("--passes", type=int, metavar="N", help="of the second part: the first reads the model's features, each other "
         "one what the head made in the one before (8; --authors: 1, with --eagle3 7)")
-    add("--starts", type=int, default=10, metavar="N", help="places of a conversation, drawn by chance, where the "
+    add("--starts", type=int, default=STARTS, metavar="N", help="places of a conversation, drawn by chance, where the "
         "later passes start (10; --authors: all)")
     add("--noise", type=float, default=0.1, metavar="X", help="on the features in the first part, EAGLE-1/2: at most "
         "so much (0.1)")
