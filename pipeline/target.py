@@ -143,7 +143,7 @@ class RingTarget:
     def wait(self) -> Progress:
         assert self._flying, "nothing is in flight, so nothing can come back"
         with self.ring.trace.span("wait"):
-            while self._flying and not self.ready:
+            while not self.ready and self._flying:
                 yield []
         if self._returned:
             self._judge()
@@ -152,7 +152,7 @@ class RingTarget:
         pending = self.tree.pending
         assert self._flying or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
-            while (self._flying or pending) and not self.ready and not (pending and self.free):
+            while not self.ready and (self._flying or pending) and not (pending and self.free):
                 self.wakes = self.ring.first_stage.ready_at if pending else None
                 yield []
         self.wakes = None

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import pytest
 
+from model.mixture import Mixture, Suffix
 from model.sample import Sampler
 from pipeline.decode import Request
-from tests.tiny import Oracle, Tiny, pipeline, write
+from tests.tiny import CONFIG, Oracle, Tiny, pipeline, write
 
 TINY, DEEP = Tiny(), Tiny(layers=8)
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
@@ -83,3 +84,23 @@ def test_streaming_with_inner_features_writes_the_reference_text(stages, tempera
 def test_every_other_strategy_writes_the_reference_text_with_a_mixture(strategy, names, temperature):
     with pipeline(TINY, 3, strategy, TINY.mixture(*names.split("+"))) as decoder:
         assert write(decoder, AGAIN, NEW, SAMPLERS[temperature]) == AGAIN_TEXT[temperature]
+
+
+@pytest.mark.parametrize("temperature", SAMPLERS)
+@pytest.mark.parametrize("strategy", ["pruned", "continuous", "streaming"])
+def test_a_text_that_was_written_before_changes_nothing(strategy, temperature):
+    earlier = [AGAIN + AGAIN_TEXT[temperature], PROMPT + TEXT[temperature]]
+    for networks in ([], [TINY.twin(0.02)]):
+        with pipeline(TINY, 3, strategy, Mixture(networks, Suffix(earlier, keep=earlier.append))) as decoder:
+            answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[temperature], NEW))
+            assert [token for new in stream for token in new] == TEXT[temperature]
+        assert answer.sources["suffix"] > NEW / 2, "the guesses of the suffix were not used"
+
+
+@pytest.mark.parametrize("kind", ["eagle", "twin"])
+@pytest.mark.parametrize("room", [0, 1, 9])
+def test_a_draft_cache_that_gets_full_changes_nothing(room, kind):
+    draft = getattr(TINY, kind)()
+    draft.cache = CONFIG.cache(draft.cache.keys.shape[0], len(PROMPT) + NEW + room, TINY.lm_head.weight)
+    with pipeline(TINY, 2, "streaming", Mixture([draft])) as decoder:
+        assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]

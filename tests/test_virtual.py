@@ -141,7 +141,7 @@ def test_every_method_writes_in_virtual_time_what_it_writes_in_real_time_and_tak
 
     threads = threading.active_count()
     first = run(time="virtual", profile="wifi")
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # those of an earlier test may still be ending
     assert first == run(time="virtual", profile="wifi")
     real = run(processes=False)
     assert [ids for ids, _ in first] == [ids for ids, _ in real]

@@ -1,0 +1,237 @@
+"""What a request hears of the ring, and how long rank 0 rests: on a link by hand, and on real ones."""
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+import pytest
+import torch
+
+from config.profiles import Profile
+from model.sample import Sampler
+from model.tree import TokenTree, verify
+from pipeline.messages import Prune, Reset, Segment
+from pipeline.stage import Stage
+from pipeline.target import Ring
+from pipeline.trace import OFF
+from pipeline.transport import Inbox, LocalLink, PeerLost
+from sim.clock import VirtualClock
+from sim.devices import SlowLink
+from sim.pace import Pace
+from tests.tiny import CONFIG, Tiny
+from tp.links import Loop
+
+VOCAB = 9
+SOON = 0.02  # seconds
+QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4, latency=1,
+                mbps=8, step=1)
+
+
+class Hand:
+    """A link whose messages come when the test says so; the target says that a token follows itself."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.sent, self.inbox = deque(), deque()
+        self.broadcast = lambda msg: None
+
+    def send(self, msg):
+        if isinstance(msg, Reset):
+            self.inbox.append(msg)
+        else:
+            self.sent.append(msg)
+
+    def back(self, at, rows=None):
+        """The oldest segment comes back at a moment, with some of its rows or all."""
+        self.clock.sleep_until(at)
+        msg = self.sent.popleft()
+        msg = msg.take(range(len(msg.nodes)) if rows is None else rows)
+        msg.x = torch.nn.functional.one_hot(msg.x, VOCAB).float()
+        self.inbox.append(msg)
+
+    @property
+    def ready(self):
+        return bool(self.inbox)
+
+    def recv(self):
+        return self.inbox.popleft()
+
+    def rest(self, until):
+        if not self.inbox:
+            assert until > self.clock.now(), "nobody rests until a moment that is over"
+            self.clock.sleep_until(until)
+
+
+@pytest.fixture
+def link():
+    return Hand()
+
+
+@pytest.fixture
+def ring(link):
+    """Two stages, in each of which a segment of one row takes a second."""
+    ring = Ring(link, lambda x: x, depth=3, clock=link.clock)
+    ring.first_stage.send([-1], 0.0)
+    ring.first_stage.back(1, 2.0)
+    link.clock.sleep_until(10.0)
+    return ring
+
+
+def opened(ring, prompt):
+    tree = TokenTree(prompt, 40, ring.ids)
+    return tree, ring.open(tree, Sampler())
+
+
+def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, link):
+    tree, target = opened(ring, [1, 2])
+    first, second, third = (tree.add(tree.tip, token, -1.0) for token in (2, 3, 4))
+    for nodes in (tree.cut(2), [first], [second], [third]):
+        target.send(nodes)
+    link.back(20.0)
+    link.back(20.1, rows=[])
+    link.back(20.2, rows=[])
+    assert target.ready and target.in_flight == 2
+    assert list(target.wait()) == [] and tree.target_token[tree.tip] == 2
+    assert target.in_flight == 1
+    waits = target.wait()
+    assert next(waits) == [] and next(waits) == []
+    link.back(20.3)
+    assert list(waits) == [] and tree.target_token.keys() == {tree.trunk[1], third}
+    assert target.in_flight == 0
+
+
+def test_a_wait_ends_when_all_that_is_under_way_was_empty(ring, link):
+    tree, target = opened(ring, [1])
+    target.send(tree.cut())
+    waits = target.wait()
+    next(waits)
+    link.back(20.0, rows=[])
+    assert list(waits) == [] and target.in_flight == 0 and not tree.target_token
+
+
+def test_a_rest_ends_when_the_first_stage_is_free_if_there_is_something_to_send(ring, link):
+    tree, target = opened(ring, [1])
+    assert target.free
+    target.send(tree.cut())
+    assert not target.free
+    tree.add(tree.tip, 5, -1.0)
+    rests = target.rest()
+    assert next(rests) == []
+    ring.listen()
+    assert list(rests) == [] and target.free and not target.ready
+    assert link.clock.now() == ring.first_stage.ready_at
+
+
+def test_a_rest_ends_with_a_message_that_comes_before(ring, link):
+    tree, target = opened(ring, [1])
+    target.send(tree.cut())
+    tree.add(tree.tip, 5, -1.0)
+    rests = target.rest()
+    next(rests)
+    link.back(10.5)
+    ring.listen()
+    assert list(rests) == [] and target.ready and link.clock.now() == 10.5
+
+
+def test_who_has_nothing_to_send_rests_until_a_message_comes(ring, link):
+    tree, target = opened(ring, [1])
+    target.send(tree.cut())
+    rests = target.rest()
+    next(rests)
+    link.clock.sleep_until(15.0)
+    assert target.free and next(rests) == []
+    link.back(16.0)
+    ring.listen()  # hears what has come; there is no moment to rest until
+    assert list(rests) == [] and target.ready
+
+
+def test_a_request_with_nothing_under_way_rests_until_the_segments_of_others_have_left(ring, link):
+    (other, busy), (_, target) = opened(ring, [1]), opened(ring, [2])
+    busy.send(other.cut())
+    rests = target.rest()
+    assert next(rests) == []
+    link.back(11.5)
+    ring.listen()
+    assert busy.ready and list(rests) == [] and target.free
+
+
+def test_a_prune_of_one_request_frees_the_stage_of_no_segment_of_another(ring, link):
+    (other, busy), (tree, target) = opened(ring, [1]), opened(ring, [2])
+    guess = tree.add(tree.tip, 5, -1.0)
+    target.send(tree.cut(1))
+    link.back(12.0)  # two stages, a second each
+    target.send([guess])
+    busy.send(other.cut())
+    assert ring.first_stage.free_at == pytest.approx(14.0)
+    assert list(target.wait()) == [] and verify(tree) == [2]
+    target.prune()
+    assert ring.first_stage.free_at == pytest.approx(13.0), "the guess alone has died"
+
+
+def test_a_request_that_is_given_up_in_its_rest_ends_at_its_reset(ring, link):
+    tree, target = opened(ring, [1])
+    target.send(tree.cut())
+    tree.add(tree.tip, 5, -1.0)
+    rests = target.rest()
+    next(rests)
+    link.clock.sleep_until(30.0)
+    link.back(30.0, rows=[])
+    target.close()
+    assert target.wakes is None and not link.inbox
+
+
+# Real links
+
+
+def local():
+    return LocalLink.ring([OFF] * 2)
+
+
+def slow():
+    return [SlowLink(link, Pace(QUICK)) for link in local()]
+
+
+@pytest.mark.parametrize("make", [local, slow])
+def test_a_link_rests_until_its_moment_or_until_a_message_has_come(make):
+    first, second = make()
+    until = time.monotonic() + SOON
+    second.rest(until)
+    assert time.monotonic() >= until and not second.ready
+    second.rest(time.monotonic() - SOON)
+    sender = threading.Timer(SOON, lambda: first.send(Reset(7)))
+    sender.start()
+    second.rest(time.monotonic() + 3600)
+    assert second.ready and second.recv() == Reset(7)
+    sender.join()
+    for link in (first, second):
+        link.close()
+
+
+def test_a_prune_ends_a_rest_too_and_a_message_that_is_there_lets_nobody_rest():
+    inbox, prune = Inbox(), Prune(0, 2, 1, 3, [])
+    sender = threading.Timer(SOON, lambda: inbox.put(prune))
+    sender.start()
+    inbox.rest(time.monotonic() + 3600)
+    inbox.rest(time.monotonic() + 3600)
+    assert inbox.get() == prune
+    sender.join()
+
+
+def test_the_loss_of_a_peer_ends_a_rest_and_is_told_to_who_listens():
+    inbox = Inbox()
+    sender = threading.Timer(SOON, lambda: inbox.fail(PeerLost("rank 1 was lost")))
+    sender.start()
+    inbox.rest(time.monotonic() + 3600)
+    with pytest.raises(PeerLost, match="rank 1 was lost"):
+        inbox.get()
+    sender.join()
+
+
+def test_a_ring_that_is_one_group_has_each_answer_when_it_has_sent_and_never_rests():
+    tiny = Tiny()
+    stage = Stage(tiny.whole, lambda: CONFIG.cache(CONFIG.layers, 64, tiny.lm_head.weight))
+    link = Loop(stage, None)
+    link.send(Segment(0, [0, 1], [0, 0], [0, 1], 2, torch.tensor([3, 4])))
+    link.rest(time.monotonic() + 3600)
+    assert link.ready and link.recv().nodes == [0, 1] and not link.ready
