@@ -100,6 +100,5 @@ class RankSpec:
         """Tell torch, for the whole process, to compute no gradients, and how many threads to use."""
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
-        processes = 1 if self.config.virtual else self.part.world
-        fair = max(1, cores // processes)
+        fair = max(1, cores // self.part.world)
         torch.set_num_threads(self.config.threads_per_rank or fair)

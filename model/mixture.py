@@ -44,6 +44,7 @@ class Suffix:
     """
 
     def __init__(self, earlier: Sequence[Sequence[int]] = (), keep: Callable[[list[int]], None] | None = None) -> None:
+        assert keep or not earlier, "earlier texts are forgotten with the first request, unless texts are kept"
         self._keep = keep
         self._automaton = SuffixAutomaton()
         self._text: list[int] = []
@@ -81,6 +82,7 @@ class Mixture:
 
     def __init__(self, networks: Sequence[TreeDraft], suffix: Suffix | None = None) -> None:
         self.networks, self._suffix = networks, suffix
+        self._tree: TokenTree | None = None  # of the request, once there was a growth
         self._blend = Blend()  # learns for as long as the pipeline lives
         self.inner = any(network.inner for network in networks)
         self.reset()
@@ -106,7 +108,10 @@ class Mixture:
         for network in self.networks:
             network.reset()
         if self._suffix:
+            if self._tree is not None:
+                self._suffix.settle(self._tree)
             self._suffix.reset()
+        self._tree = None
 
     def refresh(self) -> None:
         """Let the networks that drift begin again at the tip."""
@@ -122,6 +127,7 @@ class Mixture:
         """
         if not growth.anywhere and self._suffix is None and len(self.networks) == 1:
             return self.networks[0].grow(tree, growth)
+        self._tree = tree
         moved = tree.tip != self._tip
         if moved:
             self._move(tree)

@@ -7,8 +7,8 @@ overhead    with trees of 64 nodes: rank 0's own time per turn outside model for
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
             (medians); and the speed of the method over ar. pipeline_type=serial shows them without ranks that compute
             at the same time and, on a machine with few cores, are in each other's way
-clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of both,
-            and of the latter with Python's own time for a turn, a message and a segment, as measured in the former
+clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of
+            both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
 acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
 draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
