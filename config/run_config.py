@@ -70,6 +70,11 @@ class Growth:
     worth: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
     anywhere: bool = False  # whether the likeliest guesses are read wherever they stand, or level by level
 
+    @property
+    def young(self) -> Growth:
+        """The same tree before it is deep: of three levels, at most."""
+        return replace(self, depth=min(self.depth, 2))
+
     def deeper(self, more: Growth) -> Growth:
         """The same tree with this many nodes and levels more."""
         return replace(self, nodes=self.nodes + more.nodes, depth=self.depth + more.depth)

@@ -70,6 +70,10 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
     """Keep the pipeline full of the best unsent guesses; verify, prune and regrow at every return (FlowSpec)."""
     growth = cfg.init
     while True:
+        if tree.unsent:  # the tip shall not wait for the whole tree, nor leave alone
+            while draft.grow(tree, cfg.init.young):
+                pass
+            target.send(tree.cut(cfg.init.segment, cfg.chunk))
         while not target.ready and draft.grow(tree, growth):
             pass
         while target.has_room and (segment := tree.cut(growth.segment, cfg.chunk)):
