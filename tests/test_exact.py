@@ -13,7 +13,7 @@ NEW = 40
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
 TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
 DEEP_TEXT = {t: DEEP.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
-SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]
+SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec", "pipeinfer"]
 SHAPES = [(strategy, stages) for strategy in ["autoregressive", *SPECULATIVE] for stages in (1, 2, 4)]
 
 
