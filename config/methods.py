@@ -28,6 +28,7 @@ METHODS = {
     "continuous": Method("continuous", "ring", "eagle", "FlowSpec: verify, prune and regrow at every return",
                          measured=True),
     "pipedec": Method("pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step"),
+    "pipeinfer": Method("pipeinfer", "ring", "eagle", "PipeInfer: the tip alone, then short runs of one drafted chain"),
     "streaming": Method("streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
                         measured=True),
     "tp": Method("naive", "tp", "eagle", "no pipeline: all ranks compute each layer together (Megatron)"),

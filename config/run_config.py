@@ -38,6 +38,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "expand_total_token": GUESSES, "expand_topk": GUESSES, "expand_depth": LEVELS, "expand_subseq_token": ROWS,
     "stream_total_token": GUESSES, "stream_topk": GUESSES, "stream_subseq_token": ROWS,
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
+    "run_pipeinfer": GUESSES,
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
@@ -70,6 +71,11 @@ class Growth:
     worth: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
     anywhere: bool = False  # whether the likeliest guesses are read wherever they stand, or level by level
 
+    @property
+    def young(self) -> Growth:
+        """The same tree before it is deep: of three levels, at most."""
+        return replace(self, depth=min(self.depth, 2))
+
     def deeper(self, more: Growth) -> Growth:
         """The same tree with this many nodes and levels more."""
         return replace(self, nodes=self.nodes + more.nodes, depth=self.depth + more.depth)
@@ -83,7 +89,9 @@ class TreeConfig:
     expand: Growth = Growth(64, 6, 10, 16)  # of continuous after a hit
     idle: Growth = Growth(48, 1, 10)  # what continuous adds when a segment came back and settled nothing
     layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)  # one more layer of PipeDec
+    chain: Growth = Growth(ENDLESS, ENDLESS, 1)  # one more guess of PipeInfer's chain
     stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST, anywhere=True)  # of streaming
+    run: int = 4  # guesses of that chain in a segment
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
@@ -94,7 +102,7 @@ class RunConfig:
     """One run. A path is relative to the folder where the command was typed; an empty text means "not given"."""
 
     # What runs
-    pipeline_type: str = "continuous"  # the method: ar, serial, naive, pruned, continuous, pipedec, tp or galaxy
+    pipeline_type: str = "continuous"  # the method: a row of config/methods.py, as ar, serial or continuous
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
@@ -151,6 +159,7 @@ class RunConfig:
     score_order: bool = True  # send the best guesses first; false: in the order in which they were drafted
     prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
+    run_pipeinfer: int = 4  # guesses in a run of pipeinfer
     min_probability: float = 0.0  # a guess whose path the draft finds less likely than this is not drafted; 0: all are
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
@@ -239,9 +248,11 @@ class RunConfig:
             idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
         width = self.init_topk_pipedec
         layer = Growth(ENDLESS, ENDLESS, width, segment=width, worth=worth)
+        chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
         stream = Growth(self.stream_total_token, ENDLESS, self.stream_topk, _bound(self.stream_subseq_token),
                         max(worth, LEAST), anywhere=True)
-        return TreeConfig(init, expand, idle, layer, stream, self.prefill_chunk, self.score_order, self.prune)
+        return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, self.prefill_chunk,
+                          self.score_order, self.prune)
 
 
 def _bound(size: int) -> int | None:

@@ -161,7 +161,7 @@ def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> int:
 def _rows(spec: RankSpec) -> int:
     """The rows of the largest segment that is to be expected."""
     tree = spec.config.tree
-    return max(tree.chunk, tree.init.nodes + 1, spec.config.init_topk_pipedec)
+    return max(tree.chunk, tree.init.nodes + 1, spec.config.init_topk_pipedec, spec.config.run_pipeinfer)
 
 
 def _step(spec: RankSpec, sizes: LlamaConfig, kind: str) -> int:

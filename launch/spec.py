@@ -43,7 +43,7 @@ class RankSpec:
         tree = self.config.tree
         ranks = len(self.part.stages)
         grown = tree.expand.nodes + ranks * tree.idle.nodes
-        layers = ranks * self.config.init_topk_pipedec
+        layers = ranks * max(self.config.init_topk_pipedec, self.config.run_pipeinfer)
         return self.context + 8 * max(tree.init.nodes, grown, layers)
 
     @cached_property

@@ -6,6 +6,7 @@ meaning; token, parent and position belong to the id, so nothing is ever renumbe
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from itertools import count, takewhile
 from typing import Any, Iterable, Iterator, Sequence, Tuple
@@ -107,10 +108,13 @@ class TokenTree:
     def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
         """The next nodes to send: unsent text, at most `chunk` rows; then the best guesses, up to `size` rows in all.
 
+        Text that needs several chunks is cut into nearly equal ones, since the largest is what the others wait for.
         Parents come before their children: a score never exceeds the parent's, and ties go to the older node. So they
         do in the order of their ids, if the tree is not cut best first.
         """
-        rows = min(len(self.unsent), chunk or len(self.unsent))
+        left = len(self.unsent)
+        chunks = max(1, math.ceil(left / chunk)) if chunk else 1
+        rows = math.ceil(left / chunks)
         text = [self.unsent.popleft() for _ in range(rows)]
         self.passes += len(text)
         if self.unsent:

@@ -70,6 +70,10 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
     """Keep the pipeline full of the best unsent guesses; verify, prune and regrow at every return (FlowSpec)."""
     growth = cfg.init
     while True:
+        if tree.unsent:  # the tip shall not wait for the whole tree, nor leave alone
+            while draft.grow(tree, cfg.init.young):
+                pass
+            target.send(tree.cut(cfg.init.segment, cfg.chunk))
         while not target.ready and draft.grow(tree, growth):
             pass
         while target.has_room and (segment := tree.cut(growth.segment, cfg.chunk)):
@@ -98,6 +102,22 @@ def pipedec(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> P
                 yield new
 
 
+def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
+    """The tip at once and alone, then run after run of one drafted chain, which a miss ends (PipeInfer)."""
+    while True:
+        while tree.unsent:
+            target.send(tree.cut(1, cfg.chunk))
+        while not target.ready and tree.pending < cfg.run and draft.grow(tree, cfg.chain):
+            pass
+        if target.ready or not target.has_room or not (segment := tree.cut(cfg.run)):
+            yield from target.wait()
+            if new := verify(tree):
+                target.prune()
+                yield new
+        else:
+            target.send(segment)
+
+
 def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Judge what is back; else send the best guesses just as the first stage gets free; else draft; else rest."""
     while True:
@@ -114,4 +134,4 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
 
 
 STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
-    autoregressive, serial, naive, pruned, continuous, pipedec, streaming)}
+    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, streaming)}

@@ -14,7 +14,7 @@ NEW = 40
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
 TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
 DEEP_TEXT = {t: DEEP.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
-SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec", "streaming"]
+SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming"]
 AGAIN = [7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3, 48, 7, 21, 3]
 MIXTURES = ["eagle", "drifting", "twin", "suffix", "eagle+twin+suffix"]
 AGAIN_TEXT = {t: TINY.text(AGAIN, NEW, sampler) for t, sampler in SAMPLERS.items()}

@@ -15,7 +15,7 @@ PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW = 40
 SAMPLER = Sampler(1.0, seed=11)
 TEXT = TINY.text(PROMPT, NEW, SAMPLER)
-PRUNING = ["naive", "pruned", "continuous", "pipedec", "streaming"]
+PRUNING = ["naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming"]
 MIXTURES = [["eagle"], ["drifting"], ["twin"], ["suffix"], ["eagle", "twin", "suffix"]]
 
 

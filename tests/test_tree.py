@@ -137,6 +137,14 @@ def test_cut_sends_text_in_chunks_and_then_the_best_guesses():
     assert tree.cut(5, 4) == [low] and tree.cut(5, 4) == []
 
 
+@pytest.mark.parametrize("length, rows", [(64, [64]), (65, [33, 32]), (77, [39, 38]), (130, [44, 43, 43])])
+def test_text_that_needs_several_chunks_is_cut_into_nearly_equal_ones(length, rows):
+    tree, chunks = TokenTree(range(length), limit=200), []
+    while chunk := tree.cut(1, 64):
+        chunks.append(chunk)
+    assert [len(chunk) for chunk in chunks] == rows and sum(chunks, []) == tree.trunk
+
+
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match="the prompt is empty"):
         TokenTree([], limit=5)
