@@ -181,7 +181,7 @@ class RunConfig:
     profile: str = "none"  # the cluster: none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi or server
     rate_mbps: float = 0.0  # Mbit/s of its wires; 0: as the profile says
     delay_ms: float = -1.0  # milliseconds of a message on its wires; -1: as the profile says
-    time: str = "real"  # how its time passes: real (who is done early sleeps) or virtual (it is only counted, at once)
+    time: str = "real"  # how its time passes: real (who is done early sleeps) or virtual (it is only counted)
     slowdown: float = 1.0  # every modelled time is so many times as long; more if this machine is too slow
 
     # What is written

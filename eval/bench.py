@@ -247,7 +247,8 @@ class Evaluation:
             "settled": [self._modelled(turn.settled) for turn in turns],
             "target_passes": [answer.target_passes for answer in answers],
             "tau": [answer.mean_accepted_length for answer in answers],
-            "segments": [answer.segments for answer in answers]}
+            "segments": [answer.segments for answer in answers],
+            "sources": [answer.sources for answer in answers]}
 
     def _modelled(self, settled: list[list[float]]) -> list[list[float]]:
         return [[seconds / self.scale, count] for seconds, count in settled]

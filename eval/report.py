@@ -7,6 +7,7 @@ Usage: python -m eval.report DIR
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
 
@@ -75,6 +76,7 @@ def _text(found: Found, rows: Sequence[Row]) -> Iterator[str]:
         yield from _other_tables(found, here)
         yield from _stage_tables(found, temperature)
         yield from _account_tables(found, temperature)
+        yield from _source_table(found, temperature)
     yield from _plots(found, rows)
     yield f"## What the words mean\n\n{WORDS}"
 
@@ -217,6 +219,23 @@ def _stage_tables(found: Found, temperature: float) -> Iterator[str]:
     if any(used.late for ranks in ranks_of.values() for used in ranks.values()):
         yield f"Per cent by which what was emulated came too late ({found.provenance}):\n"
         yield from grid(lambda used: number(100 * used.late, 1))
+
+
+def _source_table(found: Found, temperature: float) -> Iterator[str]:
+    """How much of the text each source of the drafts had guessed; one guess may have several."""
+    counts: dict[str, Counter[str]] = {}
+    for contender in found.contenders:
+        count: Counter[str] = Counter()
+        for answer in found.of_all_sets(contender, temperature):
+            for turn in answer.get("sources", ()):
+                count.update(turn)
+        if count:
+            counts[found.label(contender)] = count
+    sources = sorted({source for count in counts.values() for source in count})
+    if len(sources) > 1:
+        yield f"Guesses that became text, by who had made them ({found.provenance}):\n"
+        lines = [[label, *(str(count[source]) for source in sources)] for label, count in counts.items()]
+        yield from _table(["method", *sources], lines)
 
 
 def _account_tables(found: Found, temperature: float) -> Iterator[str]:

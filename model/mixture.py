@@ -22,7 +22,6 @@ from model.tree import Guess, TokenTree
 
 SUFFIX = "suffix"
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
-SHARPNESS = 1.0  # how much a draft's log-probabilities say once the noise is known, compared to the target's own
 Guesses = List[Tuple[int, float]]  # tokens and probabilities
 
 
@@ -233,7 +232,7 @@ class Mixture:
         order = tokens.argsort()
         noise = torch.empty_like(chance)
         noise[order] = self._sampler.noise([position], tokens[order])[0]
-        worth = torch.softmax(SHARPNESS * (chance.log() + noise), -1)
+        worth = torch.softmax(chance.log() + noise, -1)
         best = worth.argsort(descending=True, stable=True)
         return list(zip(tokens[best].tolist(), worth[best].tolist()))
 

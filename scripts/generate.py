@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import asdict
 from typing import Any, Callable, Iterator
 
@@ -75,6 +76,11 @@ def table(answers: list[Answer]) -> str:
         "time to first token": f"{prefill / len(answers):.3f} s",
         "target passes": f"{passes}",
         "mean accepted length": f"{accepted:.2f} (with the target's own token)"}
+    sources: Counter[str] = Counter()
+    for answer in answers:
+        sources.update(answer.sources)
+    if sources:
+        rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
     return "\n".join(f"  {name:<22}{value}" for name, value in rows.items())
 
 

@@ -80,7 +80,7 @@ def test_a_preset_without_its_model_says_how_to_get_it(tmp_path: Path) -> None:
 
 MISTAKES = {
     "temprature=1": "unknown key temprature: did you mean temperature?",
-    "draft=head": "choose one of eagle, model, none",
+    "draft=head": "choose one of eagle, model, suffix, eagle+suffix",
     "draft_dir=small": "is ignored with draft=eagle: add draft=model, or leave it out",
     "init_tokens=1": "init_total_token",
     "tyo": "did you mean toy",
