@@ -176,8 +176,8 @@ def _problems_of_files(c: EvalConfig) -> Iterator[str]:
 def words(protocol: str, argv: Sequence[str]) -> list[str]:
     """The words of an evaluation: those that were typed, and those of a protocol that they leave open.
 
-    `emulated`, `tensor-parallel`: the bundled model on an emulated cluster, a few questions; another model that is
-    named runs as it is, and answers all.
+    `emulated`, `tensor-parallel`: the bundled model on a cluster whose time is modelled, in virtual time unless said
+    otherwise, a few questions; another model that is named runs as it is, and answers all.
     `paper-7b`, `paper-13b`: the comparison of the paper; its questions are the 30th to 49th of the real data sets.
     `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need the model split another way.
     """
@@ -193,9 +193,11 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
                 defaults.pop(key, None)
     elif "data" in given and not HELD_OUT.keys() & given:
         defaults.update(HELD_OUT)
+    in_real_time = given.get("time") == "real" or "slowdown" in given
     if given.get("profile") == "none":
         defaults.pop("time", None)
-    elif given.get("time") == "real" and "time" in defaults:
+    elif in_real_time and "time" in defaults:
+        del defaults["time"]
         defaults["slowdown"] = HURRY
     if {"drafts", "draft"} & given.keys():
         defaults.pop("drafts", None)

@@ -115,7 +115,7 @@ SWEEPS = {
     "latency": Sweep(
         "latency of the wires between fast devices: from where on tensor parallelism wins",
         "milliseconds of a message", _values((1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01), "delay_ms"),
-        (*_methods("naive,tp,galaxy,continuous"), "profile=server", "slowdown=20")),
+        (*_methods("naive,tp,galaxy,continuous"), "profile=server")),
     "temperature": Sweep(
         "sampling", "temperature", _values((0, 0.25, 0.5, 0.75, 1), "temperatures")),
 }
