@@ -221,6 +221,7 @@ class Evaluation:
                     repeat=job.repeat, seed=config.seed + job.repeat)
         line.update(profile=config.profile, emulated=config.cluster is not None, simulated=config.virtual,
                     scale=self.scale, launch=config.launch)
+        line.update(sources=[turn.answer.sources for turn in turns])
         line.update(self._by_turn(turns), same_as_ar=None, first_difference=None)
         return line
 
@@ -247,8 +248,7 @@ class Evaluation:
             "settled": [self._modelled(turn.settled) for turn in turns],
             "target_passes": [answer.target_passes for answer in answers],
             "tau": [answer.mean_accepted_length for answer in answers],
-            "segments": [answer.segments for answer in answers],
-            "sources": [answer.sources for answer in answers]}
+            "segments": [answer.segments for answer in answers]}
 
     def _modelled(self, settled: list[list[float]]) -> list[list[float]]:
         return [[seconds / self.scale, count] for seconds, count in settled]
