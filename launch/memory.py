@@ -103,10 +103,14 @@ def _head(spec: RankSpec) -> Need:
 
 
 def _draft(spec: RankSpec) -> Need:
-    """The memory of the draft; nothing where its folder is missing, which is told when the draft is built."""
-    part, eagle = spec.part, spec.draft == "eagle"
-    if spec.draft == "none":
-        return NOTHING
+    """The memory of the draft's networks."""
+    networks = [_network(spec, name) for name in spec.draft.split("+") if name in ("eagle", "model")]
+    return sum(networks, NOTHING)
+
+
+def _network(spec: RankSpec, name: str) -> Need:
+    """The memory of one network; nothing where its folder is missing, which is told when the draft is built."""
+    part, eagle = spec.part, name == "eagle"
     folder = Path(spec.config.draft_dir) if spec.config.draft_dir else part.folder / "draft"
     if eagle and part.eagle:
         folder = part.eagle

@@ -123,11 +123,11 @@ def announce(config: EvalConfig) -> None:
 
 def _check_drafts(config: EvalConfig) -> None:
     """Raise ValueError for a draft whose folder is not there."""
-    for name in config.chosen_drafts:
+    for name in (*config.chosen_drafts, *filter(None, [config.baseline_draft])):
         _, *folders = parts(name)
         for folder in filter(None, folders):
             if not Path(folder).is_dir():
-                raise ValueError(f"drafts={config.drafts}: there is no folder {folder}: name that of a draft head, or "
+                raise ValueError(f"{name}: there is no folder {folder}: name that of a draft head, or "
                                  "of a small model")
 
 

@@ -42,6 +42,9 @@ class Watcher:
         self.seen.update({tree.pos[node]: x for node, x in tree.hidden.items()})
         return False
 
+    def begin(self, sampler):
+        pass
+
     def refresh(self):
         pass
 
@@ -126,6 +129,10 @@ class Both:
         grew = [draft.grow(tree, growth) for draft in self.drafts]
         self.proposers.update(source for proposals in tree.proposals.values() for source in proposals)
         return any(grew)
+
+    def begin(self, sampler):
+        for draft in self.drafts:
+            draft.begin(sampler)
 
     def refresh(self):
         for draft in self.drafts:

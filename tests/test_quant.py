@@ -184,7 +184,8 @@ def test_a_draft_is_quantized_only_when_asked(saved):
         config = RunConfig(quant="nf4", quant_draft=asked, dtype="float32")
         spec = RankSpec(config, part)
         lm_head = build_lm_head(spec)
-        head = build_draft(spec, lm_head, OFF).head
+        [network] = build_draft(spec, lm_head, OFF).networks
+        head = network.head
         kinds = {type(module) for module in head.modules() if isinstance(module, (nn.Linear, Quantized))}
         assert kinds == ({quant.FourBit} if asked else {nn.Linear}) and isinstance(lm_head, nn.Linear)
 

@@ -19,6 +19,7 @@ from config.words import over, typed
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts import TreeDraft
+from model.mixture import Mixture
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.decode import Decoder, Request
@@ -66,7 +67,7 @@ def measure(pipeline: Pipeline) -> None:
             for name, decoder in decoders.items():
                 bar.set_description(name)
                 tree = read(decoder, text)
-                found[name] = found[name].plus(hits(decoder.draft, tree, len(prompt)))  # type: ignore[arg-type]
+                found[name] = found[name].plus(hits(_network(decoder), tree, len(prompt)))
                 bar.update()
     print(table(found))
     if config.picture:
@@ -90,9 +91,16 @@ def _decoder(pipeline: Pipeline, name: str) -> Decoder:
     config = pipeline.config
     assert isinstance(config, DraftConfig)
     decoder = pipeline.decoder_for(config.with_draft(name), parts(name).head)
-    if not isinstance(decoder.draft, TreeDraft):
+    if name.partition(":")[0] not in ("eagle", "model"):
         raise ValueError(f"the draft {name} has no guesses of its own to read on: name eagle, model, or both")
     return decoder
+
+
+def _network(decoder: Decoder) -> TreeDraft:
+    """The one network of a decoder's draft."""
+    assert isinstance(decoder.draft, Mixture), f"a {type(decoder.draft).__name__} has no networks"
+    [network] = decoder.draft.networks
+    return network
 
 
 def _prompts(pipeline: Pipeline) -> list[list[int]]:
