@@ -143,7 +143,8 @@ class RingTarget:
     def wait(self) -> Progress:
         assert self._flying, "nothing is in flight, so nothing can come back"
         with self.ring.trace.span("wait"):
-            while not self.ready and self._flying:
+            under_way = self.in_flight
+            while not self.ready and self.in_flight == under_way:
                 yield []
         if self._returned:
             self._judge()
