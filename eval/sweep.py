@@ -14,7 +14,8 @@ from eval import metrics
 from eval.found import GROUP, Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, means, number, save, summary
 
-QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64")
+QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64",
+         "draft=eagle", "baseline_draft=")  # a head alone, whose trees grow as in the papers
 RIVALS = "methods=naive,pipedec,continuous"
 TIMES = "x"  # between the two numbers in the name of a grid's point
 COLUMNS = ("sweep", "point", *SUMMARY)
