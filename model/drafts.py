@@ -140,9 +140,9 @@ class TreeDraft:
             out_TD = followed
             self._made.clear()
         self._made.update(zip(nodes, out_TD))
-        return self._foretell(out_TD, [tree.pos[node] + 1 for node in nodes], width)
+        return self.foretell(out_TD, [tree.pos[node] + 1 for node in nodes], width)
 
-    def _foretell(self, out_TD: Tensor, positions: list[int], width: int) -> list[list[tuple[int, float]]]:
+    def foretell(self, out_TD: Tensor, positions: list[int], width: int) -> list[list[tuple[int, float]]]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
         logits_TV = self._sampler.warped(self.logits(out_TD))
         gain_TV = torch.log_softmax(logits_TV, -1)

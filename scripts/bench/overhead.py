@@ -101,7 +101,8 @@ def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
 
     for network in networks:
         network.read = watched(network.read)
-        network.logits = watched(network.logits)
+        network.guess = watched(network.guess)
+        network.foretell = watched(network.foretell)
     ring.lm_head = watched(ring.lm_head)
 
 
