@@ -200,6 +200,11 @@ class RunConfig:
         return tuple(int(word) for word in self.prompt_ids.split(",") if word.strip())
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of the draft's guesses, as the key `draft` sums them up."""
+        return tuple(self.draft.split("+"))
+
+    @property
     def virtual(self) -> bool:
         """Whether the time of an emulated cluster is only counted."""
         return self.time == "virtual"
@@ -294,9 +299,9 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
 
 
 def _problems_of_machine(c: RunConfig) -> Iterator[str]:
-    if c.draft_dir and "model" not in c.draft.split("+"):
+    if c.draft_dir and "model" not in c.sources:
         yield f"draft_dir={c.draft_dir} is ignored with draft={c.draft}: add draft=model, or leave it out"
-    if c.answers and "suffix" not in c.draft.split("+"):
+    if c.answers and "suffix" not in c.sources:
         yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
     if c.stages and not STAGES.fullmatch(c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "

@@ -246,7 +246,8 @@ def _account_tables(found: Found, temperature: float) -> Iterator[str]:
     yield f"Milliseconds of a token, by what rank 0 did; prefill is all until the first token ({found.provenance}):\n"
     shares = []
     for label, own in seen.items():
-        shares.append([label, *(number(1e3 * part, 1) for part in own[:len(SHARES)]), number(1e3 * own.whole, 1)])
+        times = [*own[:len(SHARES)], own.whole]
+        shares.append([label, *(number(1e3 * seconds, 1) for seconds in times)])
     yield from _table(["method", *SHARES, "in all"], shares)
     yield f"What was in flight while decoding, and how busy the stages were ({found.provenance}):\n"
     busy = _busy(found, temperature)

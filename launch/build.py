@@ -15,6 +15,7 @@ from config.methods import METHODS
 from config.run_config import TreeConfig
 from launch.spec import RankSpec
 from model.answers import add_texts, load_texts
+from model.blend import SUFFIX
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.drafts import ModelDraft, NoDraft, TreeDraft
@@ -107,13 +108,12 @@ def build_ring(spec: RankSpec, lm_head: LMHead, link: Any, trace: NoTrace, clock
 
 def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = REAL) -> Draft:
     """The draft that the configuration names. It may share the target's LM head."""
-    names = spec.draft.split("+")
-    if names == ["none"]:
+    if not spec.sources:
         return NoDraft()
-    networks: list[Any] = [DRAFTS[name](spec, lm_head) for name in names if name != "suffix"]
+    networks: list[Any] = [DRAFTS[name](spec, lm_head) for name in spec.sources if name in DRAFTS]
     if spec.cluster:
         networks = [SlowDraft(draft, Pace(spec.cluster, clock, trace)) for draft in networks]
-    draft: Draft = Mixture(networks, _suffix(spec) if "suffix" in names else None)
+    draft: Draft = Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
     return draft if trace is OFF else TracedDraft(draft, trace)
 
 

@@ -14,6 +14,7 @@ from typing import Mapping, Sequence
 
 import torch
 
+from config.drafts import FOLDERS
 from launch.spec import RankSpec
 from model.checkpoint import Checkpoint, Form
 from model.llama import LlamaConfig
@@ -104,7 +105,7 @@ def _head(spec: RankSpec) -> Need:
 
 def _draft(spec: RankSpec) -> Need:
     """The memory of the draft's networks."""
-    networks = [_network(spec, name) for name in spec.draft.split("+") if name in ("eagle", "model")]
+    networks = [_network(spec, name) for name in spec.sources if name in FOLDERS]
     return sum(networks, NOTHING)
 
 

@@ -86,6 +86,11 @@ class RankSpec:
         return "none" if METHODS[self.config.pipeline_type].draft == "none" else self.config.draft
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of the draft's guesses; none for a method that has no draft."""
+        return () if self.draft == "none" else self.config.sources
+
+    @property
     def cluster(self) -> Profile | None:
         """The emulated cluster, if there is one."""
         return self.config.cluster

@@ -80,7 +80,10 @@ def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     share = (last - first) / spec.sizes.layers
     layers = share * profile.layers
     if len(group) == 1:
-        return Work(lambda rows, text: own.segment + profile.stage(share, rows, text), max(1, round(layers)), kept)
+        def alone(rows: int, text: int) -> float:
+            return own.segment + profile.stage(share, rows, text)
+
+        return Work(alone, max(1, round(layers)), kept)
     speeds = spec.part.shares
     times = Times(profile, max(speeds) / sum(speeds), len(group))
     tiles = spec.config.tensor_parallel.comm == "galaxy"

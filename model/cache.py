@@ -37,6 +37,14 @@ class Survivors(NamedTuple):
         """Whether the node is not declared dead."""
         return node >= self.horizon or node in self.keep
 
+    def alive(self, nodes: Sequence[int]) -> list[int]:
+        """The places in `nodes` of those that are not declared dead."""
+        return [i for i, node in enumerate(nodes) if self.spare(node)]
+
+    def newer(self, other: Survivors) -> Survivors:
+        """Those of the newer one of two prunes, whichever came first."""
+        return other if other.horizon >= self.horizon else self
+
 
 class TreeCache:
     """Preallocated keys and values `[layers, K, capacity, E]`, and who sees whom in the tail."""
@@ -80,7 +88,7 @@ class TreeCache:
 
     def alive(self, nodes: Sequence[int]) -> list[int]:
         """The places in `nodes` of those that no prune has declared dead."""
-        return [i for i, node in enumerate(nodes) if self._survivors.spare(node)]
+        return self._survivors.alive(nodes)
 
     def admit(self, nodes: Sequence[int], parents: Sequence[int], text: int) -> None:
         """Give the next slots to `nodes`, the first `text` of which are settled; a parent comes before its child.
@@ -127,8 +135,7 @@ class TreeCache:
         Needs no earlier prune to have come: what is settled are the ancestors of `parent`, which every stage has
         seen, since its answer made `tip`.
         """
-        if horizon >= self._survivors.horizon:
-            self._survivors = Survivors.after(tip, keep, horizon)
+        self._survivors = self._survivors.newer(Survivors.after(tip, keep, horizon))
         self._ripen()
         text: list[int] = []  # the places in the tail of what is settled now
         above = self._place.get(parent)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from config.run_config import Growth
+from model.blend import Guesses
 from model.cache import TreeCache
 from model.llama import Slice
 from model.sample import Sampler, not_finite
@@ -118,7 +119,7 @@ class TreeDraft:
             return False
         return node == tree.tip or tree.parent[node] in self._made
 
-    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> list[list[tuple[int, float]]] | None:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> list[Guesses] | None:
         """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
 
         Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
@@ -142,7 +143,7 @@ class TreeDraft:
         self._made.update(zip(nodes, out_TD))
         return self.foretell(out_TD, [tree.pos[node] + 1 for node in nodes], width)
 
-    def foretell(self, out_TD: Tensor, positions: list[int], width: int) -> list[list[tuple[int, float]]]:
+    def foretell(self, out_TD: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
         logits_TV = self._sampler.warped(self.logits(out_TD))
         gain_TV = torch.log_softmax(logits_TV, -1)
@@ -260,7 +261,6 @@ class ModelDraft(TreeDraft):
     """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
 
     source = "model"
-    drifts = False  # it reads tokens alone
 
     def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor],
                  cache: TreeCache) -> None:

@@ -9,20 +9,18 @@ import heapq
 import math
 import sys
 from dataclasses import dataclass
-from typing import Callable, Iterator, List, Sequence, Tuple
+from typing import Callable, Iterator, Sequence
 
 import torch
 
 from config.run_config import Growth
-from model.blend import Blend
+from model.blend import SUFFIX, Blend, Guesses
 from model.drafts import TreeDraft
 from model.sample import Sampler
 from model.suffix import NOTHING, Match, SuffixAutomaton
 from model.tree import Guess, TokenTree
 
-SUFFIX = "suffix"
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
-Guesses = List[Tuple[int, float]]  # tokens and probabilities
 
 
 @dataclass

@@ -5,6 +5,7 @@ request that is given up half-way is taken back from every stage.
 """
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Callable, Iterator, Sequence
 
@@ -38,7 +39,7 @@ class Answer:
     decode_seconds: float = 0.0  # from then on
     target_passes: int = 0  # after prefill: how often the target began at a token that no guess under way foresaw
     segments: int = 0  # sent in all
-    sources: dict[str, int] = field(default_factory=dict)  # how many guesses of each source became text
+    sources: Counter[str] = field(default_factory=Counter)  # how many guesses of each source became text
     finish_reason: str = ""  # stop (an end token or the stop rule), length (as many as wished) or context (it is full)
 
     @property
@@ -113,8 +114,7 @@ class Decoder:
     def _credit(self, answer: Answer, tree: TokenTree, settled: int) -> None:
         """Count for each source of guesses those that have just become text."""
         for node in tree.trunk[-settled:]:
-            for source in tree.proposals.get(node, ()):
-                answer.sources[source] = answer.sources.get(source, 0) + 1
+            answer.sources.update(tree.proposals.get(node, {}).keys())
 
     def _take(self, request: Request, settled: list[int], room: int) -> tuple[list[int], str]:
         """The settled tokens up to the end of the answer, and why this is it; else nothing."""

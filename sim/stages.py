@@ -62,8 +62,7 @@ class VirtualStage:
         if prune.request not in self._survivors and prune.request <= self._newest:
             return
         known = self._survivors.get(prune.request, Survivors())
-        if prune.horizon >= known.horizon:
-            self._survivors[prune.request] = prune.survivors
+        self._survivors[prune.request] = known.newer(prune.survivors)
         self._trace.note("prune", now, now, tip=prune.tip, keep=len(prune.keep))
         work = self._work
         if work is not None and work.request == prune.request and not self._living(work).nodes:
@@ -81,7 +80,7 @@ class VirtualStage:
     def _living(self, segment: Segment) -> Segment:
         """The rows of a segment that no prune has declared dead."""
         survivors = self._survivors.setdefault(segment.request, Survivors())
-        return segment.take([i for i, node in enumerate(segment.nodes) if survivors.spare(node)])
+        return segment.take(survivors.alive(segment.nodes))
 
     def _next(self, now: float) -> None:
         """Obey what has come, up to the next segment that has to be computed."""
@@ -114,7 +113,7 @@ class VirtualStage:
         self._next(now)
 
     def _computed(self, segment: Segment) -> Segment:
-        """The segment as it leaves: rows of hidden states, which are known to be one number wide here."""
+        """The segment as it leaves, with hidden states; nobody reads them on their way, so a column stands for each."""
         rows, inner = len(segment.nodes), segment.inner
         if inner is not None:
             inner = inner.new_empty(rows, inner.shape[1] + self._does.kept)

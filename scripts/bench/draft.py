@@ -11,7 +11,7 @@ from typing import Sequence
 
 from tqdm import tqdm
 
-from config.drafts import ComparedDrafts, listed, parts, starting
+from config.drafts import FOLDERS, ComparedDrafts, listed, parts, starting
 from config.files import check_output
 from config.questions import load
 from config.run_config import TreeConfig
@@ -91,7 +91,7 @@ def _decoder(pipeline: Pipeline, name: str) -> Decoder:
     config = pipeline.config
     assert isinstance(config, DraftConfig)
     decoder = pipeline.decoder_for(config.with_draft(name), parts(name).head)
-    if name.partition(":")[0] not in ("eagle", "model"):
+    if name.partition(":")[0] not in FOLDERS:
         raise ValueError(f"the draft {name} has no guesses of its own to read on: name eagle, model, or both")
     return decoder
 
