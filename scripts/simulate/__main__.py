@@ -1,0 +1,29 @@
+"""Speculative decoding by formulas, events and measurements, as the paper on DSI compares it (docs/dsi.md).
+
+Usage: python -m scripts.simulate COMMAND [key=value ...]
+"""
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from config.foreign import plain
+from launch.processes import WRONG
+
+COMMANDS: dict[str, str] = {}  # what is typed -> its module, whose `main` returns the exit code
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in COMMANDS:
+        print(__doc__)
+        return 0 if argv[:1] in (["-h"], ["--help"]) else WRONG
+    try:
+        code: int = import_module(COMMANDS[argv[0]]).main(argv[1:])
+        return code
+    except ValueError as error:
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+        return WRONG
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
