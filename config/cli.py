@@ -29,6 +29,7 @@ TAKES_BACK = {
     "base_dir": ("model_dir", "eagle_dir", "stages", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
+REPLICATED = [method for method in METHODS.values() if method.target == "replicas"]
 ALIKE, SIMILAR = 0.85, 0.5  # difflib ratios from which a name is surely, or perhaps, what was meant
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 TITLE = re.compile(r"    # (.+)")  # a line of the dataclass that begins a group of keys
@@ -86,6 +87,8 @@ def _chosen(preset: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     taken = {other for key in given for other in TAKES_BACK.get(key, ())}
     if given.get("profile", "none") != "none":
         taken.update(TUNED)  # they suit this machine, not one that is emulated
+    if METHODS.get(given.get("pipeline_type", "")) in REPLICATED:
+        taken.add("stages")  # a replica is the whole model, unless somebody says otherwise
     values, usual = vars(preset), vars(RunConfig())
     chosen = values.keys() - taken
     return {key: values[key] for key in chosen if values[key] != usual[key]}

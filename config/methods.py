@@ -31,6 +31,7 @@ METHODS = {
     "pipeinfer": Method("pipeinfer", "ring", "eagle", "PipeInfer: the tip alone, then short runs of one drafted chain"),
     "streaming": Method("streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
                         measured=True),
+    "dsi": Method("dsi", "replicas", "eagle", "DSI: a drafter that never waits, copies of the model verify by turns"),
     "tp": Method("naive", "tp", "eagle", "no pipeline: all ranks compute each layer together (Megatron)"),
     "galaxy": Method("naive", "galaxy", "eagle", "as tp, but rows are shared between blocks, and travel under matmuls"),
 }

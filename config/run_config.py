@@ -39,6 +39,8 @@ RANGES = {  # of every key that is a number, but those of sharing
     "stream_total_token": GUESSES, "stream_topk": GUESSES, "stream_subseq_token": ROWS,
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
     "run_pipeinfer": GUESSES,
+    "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
+    "lookahead": Range(1, 65536, {0: "by what is measured at the start"}),
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
@@ -53,6 +55,7 @@ STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
 MEASURED = 16  # rows per segment until it is measured how many there should be
+USUAL_RANKS = 4  # beside rank 0, of a method with replicas
 ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
 
 
@@ -92,6 +95,8 @@ class TreeConfig:
     chain: Growth = Growth(ENDLESS, ENDLESS, 1)  # one more guess of PipeInfer's chain
     stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST, anywhere=True)  # of streaming
     run: int = 4  # guesses of that chain in a segment
+    coupled: Growth = Growth(ENDLESS, ENDLESS, 1, anywhere=True)  # one more guess of DSI's chain, which knows the noise
+    lookahead: int = 4  # guesses of that chain in a verification
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
@@ -114,6 +119,8 @@ class RunConfig:
     tp_shares: str = ""  # speeds of those ranks, as 2,1,1,1, to which their shares are cut; empty: all alike
     tp_type: str = ""  # how they add up: tp (Megatron) or galaxy; empty: as pipeline_type says, and else tp
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
+
+    replicas: int = 0  # copies of the model that verify for dsi; 0: as many as fill four ranks
 
     # What is asked (one of the first three)
     prompt: str = ""  # the question
@@ -160,6 +167,7 @@ class RunConfig:
     prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
     run_pipeinfer: int = 4  # guesses in a run of pipeinfer
+    lookahead: int = 0  # guesses of dsi in a verification; 0: the fewest with which no verification waits, as measured
     min_probability: float = 0.0  # a guess whose path the draft finds less likely than this is not drafted; 0: all are
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
@@ -236,6 +244,12 @@ class RunConfig:
         """How the ranks of a stage share its layers, as the keys about tensor parallelism say."""
         return TensorParallel(self.pipeline_type, self.tp, self.tp_shares, self.tp_type)
 
+    def copies(self, stages: int) -> int:
+        """How many copies of a model of so many stages, rank 0's included, verify; 1 if the method has no replicas."""
+        if METHODS[self.pipeline_type].target != "replicas":
+            return 1
+        return self.replicas or max(1, USUAL_RANKS // max(1, stages - 1))
+
     @property
     def tree(self) -> TreeConfig:
         """The hyperparameters of drafting, sending and pruning, as the strategies and the draft read them.
@@ -256,8 +270,9 @@ class RunConfig:
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
         stream = Growth(self.stream_total_token, ENDLESS, self.stream_topk, _bound(self.stream_subseq_token),
                         max(worth, LEAST), anywhere=True)
-        return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, self.prefill_chunk,
-                          self.score_order, self.prune)
+        coupled = replace(chain, anywhere=True)
+        return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.lookahead or 1,
+                          self.prefill_chunk, self.score_order, self.prune)
 
 
 def _bound(size: int) -> int | None:

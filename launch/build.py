@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from model.weights import EMBED, HEAD, assign, check_model
 from pipeline.clock import REAL
 from pipeline.decode import Decoder
 from pipeline.interfaces import Clock, Draft
+from pipeline.replicas import Replicas
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.target import Ring
@@ -100,10 +101,13 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
     return _linear_head(spec.sizes, spec.part.weights.read(HEAD), spec)
 
 
-def build_ring(spec: RankSpec, lm_head: LMHead, link: Any, trace: NoTrace, clock: Clock = REAL) -> Ring:
-    """The pipeline as rank 0 sees it; in an emulated cluster the verification takes its time."""
+def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace, clock: Clock = REAL) -> Ring:
+    """The pipeline as rank 0 sees it, or copies of it; in an emulated cluster the verification takes its time."""
     head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
-    return Ring(link, head, len(spec.part.stages), spec.device, trace, clock)
+    stages = len(spec.part.stages)
+    if METHODS[spec.config.pipeline_type].target == "replicas":
+        return Replicas(links, head, stages - 1, spec.device, trace, clock)
+    return Ring(links[0], head, stages, spec.device, trace, clock)
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = REAL) -> Draft:

@@ -20,6 +20,7 @@ from model.checkpoint import Checkpoint, Form
 from model.llama import LlamaConfig
 from model.quant import PIECE, Recast
 from model.weights import EMBED, HEAD
+from pipeline.replicas import MOST
 from tp.shares import shares
 
 GB = 1e9
@@ -166,7 +167,8 @@ def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> int:
 def _rows(spec: RankSpec) -> int:
     """The rows of the largest segment that is to be expected."""
     tree = spec.config.tree
-    return max(tree.chunk, tree.init.nodes + 1, spec.config.init_topk_pipedec, spec.config.run_pipeinfer)
+    copied = MOST if spec.copies > 1 else 0
+    return max(copied, tree.chunk, tree.init.nodes + 1, spec.config.init_topk_pipedec, spec.config.run_pipeinfer)
 
 
 def _step(spec: RankSpec, sizes: LlamaConfig, kind: str) -> int:

@@ -77,12 +77,12 @@ class Pipeline:
     def of_rank_0(rank: Rank) -> Pipeline:
         """The pipeline around a rank 0 that is connected; returns once every stage is ready."""
         spec, trace = rank.spec, rank.trace
-        link = rank.wires.link
+        links = rank.wires.links
         if len(spec.part.stages) == 1 and not spec.config.virtual:
             # rank 0 holds it, alone or with other members: there is no ring
-            link = Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)
+            links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
         lm_head = build_lm_head(spec)
-        ring = build_ring(spec, lm_head, link, trace, rank.clock)
+        ring = build_ring(spec, lm_head, links, trace, rank.clock)
         try:
             text = open_text(spec.config, spec.part.folder)
             pipeline = Pipeline(spec, ring, text, trace, lm_head)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Sequence
 
 from config.files import check_folder, check_output
+from config.methods import METHODS
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
@@ -38,6 +39,8 @@ def prepare(config: RunConfig) -> tuple[Path, Placement]:
     folder = Path(config.model_dir) if config.model_dir else _split(config, all_ranks)
     own = open_part(folder, int(os.environ.get("RANK", "0")))
     _check_form(config, own)
+    placement = Placement.of(own.stages, len(own.shares), config.copies(len(own.stages)))
+    _check_world(own, placement)
     check_ids("prompt_ids", config.ids, own.config["vocab_size"])
     if all_ranks:
         for rank in range(1, own.world):
@@ -45,8 +48,8 @@ def prepare(config: RunConfig) -> tuple[Path, Placement]:
         _empty_trace(config.trace)
     elif HEAD in own.weights.names():  # rank 0 of several hosts: no other has these files
         _check_files(config)
-    _check_memory(config, folder, own, all_ranks)
-    return folder, Placement.of(own.stages, len(own.shares))
+    _check_memory(config, folder, placement.world)
+    return folder, placement
 
 
 def _check_form(config: RunConfig, part: Part) -> None:
@@ -62,8 +65,14 @@ def _check_form(config: RunConfig, part: Part) -> None:
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
     if wanted.asked and wanted.speeds != tuple(part.shares):
         raise ValueError(f"{held}, not with {wanted.asked}: leave tp and tp_shares out, {again}")
-    if int(os.environ.get("WORLD_SIZE", part.world)) != part.world:
-        raise ValueError(f"{held}: start {part.world} ranks, rank 0 included")
+
+
+def _check_world(part: Part, placement: Placement) -> None:
+    """Refuse another number of ranks than the placement has."""
+    world, copies = placement.world, len(placement.rings)
+    if int(os.environ.get("WORLD_SIZE", world)) != world:
+        copied = f", in {copies} replicas" if copies > 1 else ""
+        raise ValueError(f"{part.folder.parent} is split as {part.form}{copied}: start {world} ranks, rank 0 included")
 
 
 def check_ids(name: str, ids: Sequence[int], vocab: int) -> None:
@@ -90,14 +99,15 @@ def _check_threads(asked: int) -> None:
                          "less, or 0 to share them out among the ranks")
 
 
-def _check_memory(config: RunConfig, folder: Path, own: Part, all_ranks: bool) -> None:
+def _check_memory(config: RunConfig, folder: Path, world: int) -> None:
     """Refuse to load, before any rank does, what does not fit.
 
     Whoever launches the ranks leaves CUDA to them: to look would take some of that memory.
     """
-    specs = [RankSpec(config, open_part(folder, rank)) for rank in local_ranks(own.world)]
-    if not all_ranks:
-        check_memory(specs, [RankSpec(config, own)], config.debug)
+    specs = [RankSpec(config, open_part(folder, rank)) for rank in local_ranks(world)]
+    if "RANK" in os.environ:
+        mine = [spec for spec in specs if spec.part.rank == int(os.environ["RANK"])]
+        check_memory(specs, mine, config.debug)
     elif config.processes:
         on_cpu = [spec for spec in specs if spec.device.type == "cpu"]
         check_memory(specs, on_cpu, tell=False)
@@ -115,11 +125,12 @@ def _split(config: RunConfig, write: bool) -> Path:
     source = Checkpoint(config.base_dir)
     stages = ""
     if not config.tensor_parallel.whole:
-        stages = "+".join(map(str, plan_stages(config.stages or "4", source)))
+        usual = "1" if METHODS[config.pipeline_type].target == "replicas" else "4"
+        stages = "+".join(map(str, plan_stages(config.stages or usual, source)))
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
     # A board that has the whole model, as toy: others may write into the same folder, or an earlier split broke off.
-    if write or not _is_whole(folder / f"stage_{os.environ['RANK']}"):
+    if write or not _is_whole(folder, int(os.environ["RANK"])):
         layout = Layout(quant, config.tensor_parallel.speeds)
         split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
@@ -140,20 +151,28 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
     return "-".join(words)
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether a rank's folder was written to the end."""
+def _is_whole(folder: Path, rank: int) -> bool:
+    """Whether a rank's part was written to the end."""
     try:
-        Part(folder)
+        open_part(folder, rank)
     except ValueError:
         return False
     return True
 
 
 def open_part(folder: Path, rank: int) -> Part:
-    """A rank's own part of the split model in `folder`; raises ValueError if that is not there, or another rank's."""
-    part = Part(folder / f"stage_{rank}")
-    if part.rank != rank:
-        raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{rank} of the split there")
+    """A rank's own part of the split model in `folder`; raises ValueError if that is not there, or another rank's.
+
+    Ranks above those of the split have copies of the same parts, in the same order.
+    """
+    number = rank
+    written = min(folder.glob("stage_*"), default=None)
+    if written is not None and rank:
+        number = 1 + (rank - 1) % max(1, Part(written).world - 1)
+    part = Part(folder / f"stage_{number}")
+    if part.rank != number:
+        raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{number} of the split there")
+    part.rank = rank
     return part
 
 

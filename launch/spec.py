@@ -17,6 +17,7 @@ from config.run_config import RunConfig
 from model.llama import LlamaConfig
 from model.quant import probe, running_kind
 from model.weights import Part
+from tp.links import Placement
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class RankSpec:
         grown = tree.expand.nodes + ranks * tree.idle.nodes
         layers = ranks * max(self.config.init_topk_pipedec, self.config.run_pipeinfer)
         return self.context + 8 * max(tree.init.nodes, grown, layers)
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the model there are, for a method that has replicas."""
+        return self.config.copies(len(self.part.stages))
 
     @cached_property
     def device(self) -> torch.device:
@@ -105,5 +111,6 @@ class RankSpec:
         """Tell torch, for the whole process, to compute no gradients, and how many threads to use."""
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
-        fair = max(1, cores // self.part.world)
+        world = Placement.of(self.part.stages, len(self.part.shares), self.copies).world
+        fair = max(1, cores // world)
         torch.set_num_threads(self.config.threads_per_rank or fair)

@@ -41,7 +41,7 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
     with torch_as_it_was():
         cluster = _cluster(groups, clock, [traces[rank] for rank in placement.leaders], own)
         alone = ThreadGroup(Table(1), 0)
-        yield Rank(spec, Wires(cluster, None, alone), traces[0], clock)
+        yield Rank(spec, Wires(cluster.links, None, alone), traces[0], clock)
     for trace in traces:
         trace.close()
     join_traces(config, spec.part)
@@ -54,10 +54,11 @@ def _cluster(groups: Sequence[Sequence[RankSpec]], clock: VirtualClock, traces: 
     assert profile is not None, "only an emulated cluster has virtual time"
     spec.prepare_torch()
     stages = groups[1:] or groups
-    slices = [_whole(group) for group in stages]
-    works = [_work(group, profile, own) for group in stages]
+    depth = len(stages) // spec.copies
+    slices = [_whole(group) for group in stages[:depth]]
+    works = [_work(group, profile, own) for group in stages[:depth]]
     paths = Paths(slices, inner_layers(spec.sizes.layers), spec.like)
-    return Cluster(profile, clock, works, paths, traces, own)
+    return Cluster(profile, clock, [works] * spec.copies, paths, traces, own)
 
 
 def _whole(group: Sequence[RankSpec]) -> Slice:

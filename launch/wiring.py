@@ -23,9 +23,14 @@ from tp.links import Leading, Placement
 class Wires:
     """What connects a rank to the others."""
 
-    link: Any  # of a leader, into the ring; of another member of a group, to its leader
+    links: Sequence[Any]  # of a leader, into each of its rings; of another member of a group, to its leader
     fan: Any  # from a leader to the other members of its group; None if there are none
     group: Group
+
+    @property
+    def link(self) -> Any:
+        """The first link, which hears what all of them bring."""
+        return self.links[0]
 
     @property
     def serving(self) -> Any:
@@ -37,9 +42,10 @@ class Wires:
         self.link.fail(failure)
 
     def close(self) -> None:
-        for link in (self.link, self.fan):
-            if link is not None:
-                link.close()
+        for link in self.links:
+            link.close()
+        if self.fan is not None:
+            self.fan.close()
 
 
 def between_processes(config: RunConfig, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
@@ -50,38 +56,38 @@ def between_processes(config: RunConfig, placement: Placement, rank: int, heartb
     groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=IDLE)
               for ranks in placement.groups if len(ranks) > 1}
 
-    def connect(peers: Peers | None) -> Any:
-        if peers is None:
-            return None
-        link = DistLink(peers, heartbeat.failed, trace, wires)
+    def connect(peers: Peers, inbox: Inbox) -> Any:
+        link = DistLink(peers, heartbeat.failed, trace, wires, inbox)
         return _emulated(config, link, trace)
 
-    link = connect(placement.peers(rank))
-    fan = connect(placement.fan(rank))
+    peers = placement.peers(rank)
+    inbox = Inbox(trace, peers[0].ordered)
+    links = [connect(each, inbox) for each in peers]
+    members = placement.fan(rank)
+    fan = connect(members, Inbox(trace)) if members else None
     group = DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.loss)
-    return Wires(link, fan, group)
+    return Wires(links, fan, group)
 
 
 def between_threads(config: RunConfig, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
     """The wires of every rank, all in one process."""
     assert len(traces) == placement.world, (len(traces), placement.world)
-    ordered = [placement.peers(rank).ordered for rank in range(len(traces))]
+    ordered = [placement.peers(rank)[0].ordered for rank in range(len(traces))]
     inboxes = [Inbox(trace, in_order) for trace, in_order in zip(traces, ordered)]
     tables = {ranks: Table(len(ranks)) for ranks in placement.groups}
 
-    def connect(rank: int, peers: Peers | None) -> Any:
-        if peers is None:
-            return None
+    def connect(rank: int, peers: Peers) -> Any:
         link = LocalLink(rank, inboxes, peers, tables.values())
         return _emulated(config, link, traces[rank])
 
     found = []
     for rank in range(len(traces)):
         mine = placement.group(rank)
-        link = connect(rank, placement.peers(rank))
-        fan = connect(rank, placement.fan(rank))
+        links = [connect(rank, peers) for peers in placement.peers(rank)]
+        members = placement.fan(rank)
+        fan = connect(rank, members) if members else None
         group = ThreadGroup(tables[mine], mine.index(rank))
-        found.append(Wires(link, fan, group))
+        found.append(Wires(links, fan, group))
     return found
 
 

@@ -30,6 +30,7 @@ class NoDraft:
     inner = False
     drifts = False
     consumed = sys.maxsize
+    networks = ()
 
     def begin(self, sampler: Sampler) -> None:
         pass

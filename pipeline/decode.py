@@ -15,7 +15,7 @@ from model.tree import TokenTree
 from pipeline.clock import REAL
 from pipeline.interfaces import Clock, Draft
 from pipeline.strategies import Strategy
-from pipeline.target import Ring, RingTarget
+from pipeline.target import RequestTarget, Ring
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Decoder:
             target.close()
             self.draft.reset()
 
-    def _settled(self, tree: TokenTree, target: RingTarget) -> Iterator[list[int]]:
+    def _settled(self, tree: TokenTree, target: RequestTarget) -> Iterator[list[int]]:
         """What the strategy settles. While it waits, the ring brings something for somebody."""
         for settled in self.strategy(tree, target, self.draft, self.cfg):
             if settled:

@@ -32,6 +32,10 @@ class Draft(Protocol):
     inner: bool  # whether its features are the inputs of inner layers, instead of the target's last hidden states
 
     @property
+    def networks(self) -> Sequence[Draft]:
+        """Those of its sources that take time, each as a draft of its own."""
+
+    @property
     def consumed(self) -> int:
         """How many nodes of the text have features that this draft does not need any more."""
 

@@ -133,5 +133,22 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
             yield from target.rest()
 
 
+def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
+    """A drafter that never waits: the tip at once, and every few guesses of one chain to whoever is free (DSI)."""
+    enough = cfg.lookahead
+    while True:
+        if target.ready:
+            yield from target.wait()
+            if new := verify(tree):
+                target.prune()
+                yield new
+        elif tree.unsent or (target.free and tree.pending >= enough):
+            target.send(tree.cut(None, cfg.chunk))
+            enough = cfg.lookahead
+        elif not draft.grow(tree, cfg.coupled):
+            enough = 1  # no more can be guessed, so nothing is worth waiting for
+            yield from target.rest()
+
+
 STRATEGIES: dict[str, Strategy] = {strategy.__name__: strategy for strategy in (
-    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, streaming)}
+    autoregressive, serial, naive, pruned, continuous, pipedec, pipeinfer, streaming, dsi)}

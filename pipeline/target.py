@@ -16,7 +16,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.clock import REAL
 from pipeline.first_stage import FirstStage
-from pipeline.interfaces import Clock, Progress
+from pipeline.interfaces import Clock, Progress, Target
 from pipeline.messages import Message, Prune, Reset, Segment, Stop
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
@@ -30,7 +30,8 @@ class Ring:
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
                  trace: NoTrace = OFF, clock: Clock = REAL) -> None:
-        self.link, self.lm_head = link, lm_head
+        self.links = [link]  # to each ring; what comes back is heard at the first
+        self.lm_head = lm_head
         self.depth, self.device = depth, device
         self.trace, self.clock = trace, clock
         self.first_stage = FirstStage(1 / max(1, depth - 1))
@@ -38,16 +39,22 @@ class Ring:
         self.requests = 0  # closed since the start
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
-        self._open: dict[int, RingTarget] = {}
+        self._open: dict[int, RequestTarget] = {}  # by the numbers that their messages have
 
-    def open(self, tree: TokenTree, sampler: Sampler, inner: bool = False, prunes: bool = True) -> RingTarget:
+    @property
+    def link(self) -> Link:
+        """Where everything that comes back is heard."""
+        return self.links[0]
+
+    def open(self, tree: TokenTree, sampler: Sampler, inner: bool = False, prunes: bool = True) -> RequestTarget:
         """The target of a new request.
 
         `inner`: the draft's features are the inputs of inner layers, which segments must ask the stages for. Without
         `prunes`, stages compute guesses to the end that died on their way, and forget them when they have come back.
         """
-        target = RingTarget(self, next(self._numbers), tree, sampler, inner, prunes)
-        self._open[target.request] = target
+        request = next(self._numbers)
+        target = RingTarget(self, request, tree, sampler, inner, prunes)
+        self._open[request] = target
         return target
 
     def forget(self, request: int) -> None:
@@ -84,22 +91,21 @@ class Ring:
         self._round(Stop())
 
     def _round(self, msg: Message) -> None:
-        """Send a message round the ring and drop what comes back before it."""
-        self.link.send(msg)
-        while not isinstance(self.link.recv(), type(msg)):
-            pass
+        """Send a message round every ring, and drop what comes back before it."""
+        for link in self.links:
+            link.send(msg)
+        under_way = len(self.links)
+        while under_way:
+            under_way -= isinstance(self.link.recv(), type(msg))
 
 
-class RingTarget:
-    """The ring as one request sees it."""
+class RequestTarget(Target):
+    """What one request hears: the segments that came back for it, and what the target says of their rows."""
 
-    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
-        self.ring, self.request = ring, request
-        self.tree, self.sampler = tree, sampler
+    def __init__(self, ring: Ring, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
+        self.ring, self.tree, self.sampler = ring, tree, sampler
         self.inner, self.prunes = inner, prunes
-        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that have not been verified
         self._returned: deque[Segment] = deque()
-        self._closed = False
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
 
     @property
@@ -107,16 +113,8 @@ class RingTarget:
         return self.ring.depth
 
     @property
-    def in_flight(self) -> int:
-        return len(self._flying)
-
-    @property
     def has_room(self) -> bool:
         return self.in_flight < self.depth
-
-    @property
-    def free(self) -> bool:
-        return self.ring.clock.now() >= self.ring.first_stage.ready_at
 
     @property
     def ready(self) -> bool:
@@ -124,24 +122,8 @@ class RingTarget:
             self.ring.poll()
         return bool(self._returned)
 
-    def send(self, nodes: Sequence[int]) -> None:
-        tree = self.tree
-        tokens = [tree.token[node] for node in nodes]
-        parents = [tree.parent[node] for node in nodes]
-        text = sum(node not in tree.live for node in nodes)
-        facts = {"nodes": nodes, "tokens": tokens, "parents": parents, "text": text}
-        with self.ring.trace.span("send", **facts):
-            token_T = torch.tensor(tokens)
-            inner_T0 = token_T.new_empty(len(nodes), 0) if self.inner else None
-            pos = [tree.pos[node] for node in nodes]
-            segment = Segment(self.request, list(nodes), parents, pos, text, token_T, inner_T0)
-            self.ring.first_stage.send(segment.nodes, self.ring.clock.now())
-            self.ring.link.send(segment)
-        self._flying.append(nodes)
-        self.ring.segments += 1
-
     def wait(self) -> Progress:
-        assert self._flying, "nothing is in flight, so nothing can come back"
+        assert self.in_flight, "nothing is in flight, so nothing can come back"
         with self.ring.trace.span("wait"):
             under_way = self.in_flight
             while not self.ready and self.in_flight == under_way:
@@ -149,34 +131,23 @@ class RingTarget:
         if self._returned:
             self._judge()
 
-    def rest(self) -> Progress:
-        pending = self.tree.pending
-        assert self._flying or pending, "nothing is in flight or to be sent, so nothing can happen"
-        with self.ring.trace.span("wait"):
-            while not self.ready and (self._flying or pending) and not (pending and self.free):
-                self.wakes = self.ring.first_stage.ready_at if pending else None
-                yield []
-        self.wakes = None
+    def take(self, message: Segment | Reset) -> None:
+        """Keep a message that came back for this request."""
+        raise NotImplementedError
+
+    def _hear(self, segment: Segment) -> None:
+        """Keep a segment to be judged; one without rows says nothing."""
+        if segment.nodes:
+            self._returned.append(segment)
+        else:
+            self.ring.trace.note("verify", self.ring.clock.now(), nodes=[], said={})
 
     def _judge(self) -> None:
         """Ask LM head and sampler what follows the rows of the oldest segment that is back."""
         segment = self._returned.popleft()
-        self._flying.popleft()
         said: dict[int, int] = {}
         with self.ring.trace.span("verify", nodes=segment.nodes, said=said):
             self._note(segment, said)
-
-    def take(self, message: Segment | Reset) -> None:
-        """Keep a message that the ring has brought for this request."""
-        if isinstance(message, Reset):
-            self._closed = True
-            return
-        self.ring.first_stage.back(len(message.nodes), self.ring.clock.now())
-        if message.nodes:
-            self._returned.append(message)
-        else:  # all of its rows have died, so that it says nothing
-            del self._flying[len(self._returned)]
-            self.ring.trace.note("verify", self.ring.clock.now(), nodes=[], said={})
 
     def _note(self, segment: Segment, said: dict[int, int]) -> None:
         """Write into the tree what a segment that came back tells of its nodes, and the target's tokens into `said`.
@@ -199,6 +170,69 @@ class RingTarget:
             said.update(zip((nodes[i] for i in asked), tokens))
             tree.target_token.update(said)
 
+    def _span(self, name: str) -> ContextManager[object]:
+        tree, tip = self.tree, self.tree.tip
+        token, parent = tree.token[tip], tree.parent[tip]
+        return self.ring.trace.span(name, tip=tip, token=token, parent=parent)
+
+    def _sending(self, segment: Segment) -> ContextManager[object]:
+        """The span in which a segment leaves."""
+        return self.ring.trace.span("send", nodes=segment.nodes, tokens=segment.x.tolist(), parents=segment.parents,
+                                    text=segment.text)
+
+    def _segment(self, request: int, nodes: Sequence[int]) -> Segment:
+        """These nodes as a message."""
+        tree = self.tree
+        parents = [tree.parent[node] for node in nodes]
+        pos = [tree.pos[node] for node in nodes]
+        text = sum(node not in tree.live for node in nodes)
+        token_T = torch.tensor([tree.token[node] for node in nodes])
+        inner_T0 = token_T.new_empty(len(nodes), 0) if self.inner else None
+        return Segment(request, list(nodes), parents, pos, text, token_T, inner_T0)
+
+
+class RingTarget(RequestTarget):
+    """The ring as one request sees it."""
+
+    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
+        super().__init__(ring, tree, sampler, inner, prunes)
+        self.request = request
+        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
+        self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying) + len(self._returned)
+
+    @property
+    def free(self) -> bool:
+        return self.ring.clock.now() >= self.ring.first_stage.ready_at
+
+    def send(self, nodes: Sequence[int]) -> None:
+        segment = self._segment(self.request, nodes)
+        with self._sending(segment):
+            self.ring.first_stage.send(segment.nodes, self.ring.clock.now())
+            self.ring.link.send(segment)
+        self._flying.append(nodes)
+        self.ring.segments += 1
+
+    def rest(self) -> Progress:
+        pending = self.tree.pending
+        assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
+        with self.ring.trace.span("wait"):
+            while not self.ready and (self.in_flight or pending) and not (pending and self.free):
+                self.wakes = self.ring.first_stage.ready_at if pending else None
+                yield []
+        self.wakes = None
+
+    def take(self, message: Segment | Reset) -> None:
+        if isinstance(message, Reset):
+            self._closed = True
+            return
+        self._flying.popleft()
+        self.ring.first_stage.back(len(message.nodes), self.ring.clock.now())
+        self._hear(message)
+
     def prune(self) -> None:
         with self._span("prune"):
             spared = () if self.prunes else chain.from_iterable(self._flying)
@@ -217,11 +251,6 @@ class RingTarget:
                 self.ring.listen()
         self._flying.clear()
         self.ring.forget(self.request)
-
-    def _span(self, name: str) -> ContextManager[object]:
-        tree, tip = self.tree, self.tree.tip
-        token, parent = tree.token[tip], tree.parent[tip]
-        return self.ring.trace.span(name, tip=tip, token=token, parent=parent)
 
     def _broadcast(self, keep: list[int]) -> None:
         """Tell every stage where the text ends, and which guesses live beside it."""

@@ -113,7 +113,7 @@ class TracedDraft:
     def __init__(self, draft: Any, trace: NoTrace) -> None:
         self.draft, self._trace = draft, trace
         self.inner, self.refresh = draft.inner, draft.refresh
-        self.begin = draft.begin
+        self.begin, self.networks = draft.begin, draft.networks
         self._live: set[int] = set()  # after the last growth
 
     @property

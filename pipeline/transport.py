@@ -170,14 +170,15 @@ class DistLink:
     """One of the ranks of torch.distributed's gloo backend, which boards have too; tensors travel through host memory.
 
     Data and control have process groups of their own, so that a prune never waits behind a segment. `failed` is told
-    what a thread has died of, PeerLost if that is a connection. A rank with two links gives both the same `wires`.
+    what a thread has died of, PeerLost if that is a connection. A rank with several links gives all the same `wires`;
+    those that also share an `inbox` are heard together.
     """
 
     takes = 0.9e-3  # seconds from `send` until the next rank has woken up, in another process of this machine
 
-    def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, wires: tuple[Any, Any] | None = None
-                 ) -> None:
-        self._inbox = Inbox(trace, peers.ordered)
+    def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, wires: tuple[Any, Any] | None = None,
+                 inbox: Inbox | None = None) -> None:
+        self._inbox = inbox or Inbox(trace, peers.ordered)
         self.failed, self._trace = failed, trace
         self._following, self._others = peers.following, peers.others
         ring, control = wires or new_wires()

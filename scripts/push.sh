@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Copies each board its own folder of a split model, from the hosts file that run_jetson.sh reads:
 #
-#   bash scripts/push.sh hosts=FILE split=DIR [ranks=0,3] [dry=true]
+#   bash scripts/push.sh hosts=FILE split=DIR [ranks=0,3] [replicas=true] [dry=true]
 #   bash scripts/push.sh hosts=FILE code=true [split=DIR] [ranks=0,3] [dry=true]
 #
 # DIR/stage_RANK goes to FOLDER/splits/NAME/stage_RANK on the board of that rank: FOLDER is folder= of its line (flowspec,
 # in the home of its user, if there is none), NAME is DIR's own. Afterwards the board compares every byte with the hashes
-# of the manifest. With code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
+# of the manifest. With replicas=true the ranks above those of the split get copies, in the same order, as
+# pipeline_type=dsi wants them. With code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
 #
 # Needs rsync here and on the boards, and ssh, which asks for passwords itself: none is kept anywhere (ssh-copy-id saves
 # the asking). Options of ssh go into $SSH, as in SSH="ssh -p 2222". If it is interrupted, type it again: what is there
 # is not copied twice. dry=true shows what would be copied, and copies nothing.
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" SSH="${SSH:-ssh}" PROGRESS=""
+HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SSH="${SSH:-ssh}" PROGRESS=""
 if [ -t 1 ]; then PROGRESS=--info=progress2; fi
 
 fail() {
@@ -31,9 +32,10 @@ read_words() {
             ranks=*) RANKS="${word#*=}" ;;
             dry=true) DRY=1 ;;
             code=true) CODE=1 ;;
-            dry=false | code=false) ;;
+            replicas=true) REPLICAS=1 ;;
+            dry=false | code=false | replicas=false) ;;
             -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" | head -n -1 && exit 0 ;;
-            *) fail "unknown word $word: give hosts=FILE, split=DIR, ranks=0,3, code=true or dry=true" ;;
+            *) fail "unknown word $word: give hosts=FILE, split=DIR, ranks=0,3, replicas=true, code=true or dry=true" ;;
         esac
     done
 }
@@ -106,11 +108,23 @@ name_of_split() {
     basename -- "$(realpath -m -- "${SPLIT:-.}")"
 }
 
+# number_of RANK: which part of the split this rank has
+number_of() {
+    local rank="$1" parts
+    parts=("$SPLIT"/stage_*)
+    if [ -n "$REPLICAS" ] && [ "$rank" -gt 0 ] && [ "${#parts[@]}" -gt 1 ]; then
+        echo $((1 + (rank - 1) % (${#parts[@]} - 1)))
+    else
+        echo "$rank"
+    fi
+}
+
 # push RANK BOARD FOLDER: what this rank's board needs
 push() {
-    local rank="$1" board="$2" folder="$3" part there
-    part="$(realpath -m -- "${SPLIT:-.}/stage_$rank")"  # a colon in a relative path would be another host's for rsync
-    there="$folder/splits/$(name_of_split)/stage_$rank"
+    local rank="$1" board="$2" folder="$3" number part there
+    number="$(number_of "$rank")"
+    part="$(realpath -m -- "${SPLIT:-.}/stage_$number")"  # a colon in a relative path would be another host's for rsync
+    there="$folder/splits/$(name_of_split)/stage_$number"
     look "$board"
     if [ -n "$CODE" ]; then
         echo "rank $rank: the program to $board:$folder"
@@ -143,8 +157,8 @@ for rank in ${RANKS//,/ }; do
 done
 while read -r rank board folder <&3; do
     case ",${RANKS:-$rank}," in *",$rank,"*) ;; *) continue ;; esac
-    [ -z "$SPLIT" ] || [ -f "$SPLIT/stage_$rank/manifest.json" ] ||
-        fail "there is no whole folder $SPLIT/stage_$rank for rank $rank of $HOSTS: split the model for $(wc -l <"$TEMP/boards") ranks first"
+    [ -z "$SPLIT" ] || [ -f "$SPLIT/stage_$(number_of "$rank")/manifest.json" ] ||
+        fail "there is no whole folder $SPLIT/stage_$(number_of "$rank") for rank $rank of $HOSTS: split the model for $(wc -l <"$TEMP/boards") ranks first"
     push "$rank" "$board" "$folder"
 done 3<"$TEMP/boards"
 if [ -n "$SPLIT" ]; then

@@ -1,6 +1,6 @@
-"""The virtual cluster: rank 0's link to stages and wires that take a profile's time on a virtual clock.
+"""The virtual cluster: rank 0's links to stages and wires that take a profile's time on a virtual clock.
 
-One thread, and nobody sleeps. Rank 0 spends its own time on the clock; whenever it looks at its link, all that has
+One thread, and nobody sleeps. Rank 0 spends its own time on the clock; whenever it looks at a link, all that has
 happened elsewhere up to that moment happens, in the order of the moments. The tokens are real: what the target says of
 a row is looked up when the row comes back.
 """
@@ -36,42 +36,47 @@ Arrive = Callable[[Message, float], None]  # a message, and the moment
 
 
 class Cluster:
-    """The stages in a ring, as `Link` has it; `works[i]` is what stage i does.
+    """Rings of stages, and rank 0's `links` to them; `rings[i][j]` is what stage j of ring i does.
 
-    `traces` are those of rank 0 and of each stage. A wire leads to each stage and back to rank 0. With one trace only,
-    rank 0 is in the one stage itself, and computes while it sends.
+    `traces` are those of rank 0 and of each stage, ring by ring. A wire leads to each stage and back to rank 0. With
+    one trace only, rank 0 is in the one stage itself, and computes while it sends.
     """
 
-    def __init__(self, profile: Profile, clock: Clock, works: Sequence[Work], paths: Paths,
+    def __init__(self, profile: Profile, clock: Clock, rings: Sequence[Sequence[Work]], paths: Paths,
                  traces: Sequence[NoTrace], own: Own = NOTHING) -> None:
-        self._profile, self._clock, self._own = profile, clock, own
+        self.profile, self._clock, self._own = profile, clock, own
         self._alone = len(traces) == 1
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._inbox: deque[Message] = deque()
         self._memory = Memory(paths)
-        self._control = Wire(profile)
         self._trace = traces[0]
-        send = self._back(traces[-1])
-        self._stages: list[VirtualStage] = []
-        ranks = traces[1:] or traces
-        for work, trace, before in reversed(list(zip(works, ranks, traces))):
-            stage = VirtualStage(self, work, send, trace)
-            self._stages.insert(0, stage)
-            send = self._onward(stage.hear, before)
-        self._to_first = send
+        of_stages = iter(traces[1:] or traces)
+        self.links = [self._ring(works, [next(of_stages) for _ in works]) for works in rings]
 
-    # --- what rank 0 sees, as `Link` has it ---------------------------------------------------------------------------
+    def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> Way:
+        """The stages of one ring, and rank 0's link to them."""
+        send = self._back(traces[-1])
+        stages: list[VirtualStage] = []
+        befores = [self._trace, *traces]
+        for work, trace, before in reversed(list(zip(works, traces, befores))):
+            stage = VirtualStage(self, work, send, trace)
+            stages.append(stage)
+            send = self._onward(stage.hear, before)
+        return Way(self, send, stages)
+
+    # --- what rank 0 does ---------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         self._happen(self._clock.now())
         return bool(self._inbox)
 
-    def send(self, msg: Message) -> None:
+    def send(self, msg: Message, leave: Arrive) -> None:
+        """Hand a message to the wire that begins with `leave`."""
         if isinstance(msg, Segment):
             self._memory.learn(msg)
-        self._to_first(msg, self._clock.now())
+        leave(msg, self._clock.now())
         while self._alone and not self._inbox:
             self._happen_next()
 
@@ -94,14 +99,12 @@ class Cluster:
             assert until < float("inf"), "rank 0 waits for a message that nobody will send"
             self._clock.sleep_until(until)
 
-    def urgent(self) -> Prune | None:
-        return None
-
-    def broadcast(self, msg: Message) -> None:
+    def broadcast(self, msg: Message, control: Wire, stages: Sequence[VirtualStage]) -> None:
+        """Hand a message to the wire for control, which leads to these stages."""
         now = self._clock.now()
-        arrival = now if self._alone else self._control.arrival(msg, now)
+        arrival = now if self._alone else control.arrival(msg, now)
         self._note(self._trace, msg, now, arrival)
-        for stage in self._stages:
+        for stage in reversed(stages):
             self.at(arrival, partial(stage.hear, msg))
 
     # --- what happens elsewhere ---------------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ class Cluster:
 
     def _onward(self, arrive: Arrive, trace: NoTrace) -> Arrive:
         """A wire to where messages `arrive`; `trace` is that of the rank before it."""
-        wire = Wire(self._profile)
+        wire = Wire(self.profile)
 
         def send(msg: Message, now: float) -> None:
             arrival = now if self._alone else wire.arrival(msg, now) + self._own.message
@@ -141,8 +144,30 @@ class Cluster:
         return self._onward(arrive, trace)
 
     def _note(self, trace: NoTrace, msg: Message, since: float, until: float) -> None:
-        weight = 0 if self._alone else size(msg, self._profile.row_bytes)
+        weight = 0 if self._alone else size(msg, self.profile.row_bytes)
         trace.note("wire", since, until, kind=type(msg).__name__, bytes=weight)
+
+
+class Way:
+    """Rank 0's link into one ring of a cluster, which hears what comes from all of them."""
+
+    def __init__(self, cluster: Cluster, leave: Arrive, stages: Sequence[VirtualStage]) -> None:
+        self._cluster, self._leave, self._stages = cluster, leave, stages
+        self._control = Wire(cluster.profile)
+        self.recv, self.rest = cluster.recv, cluster.rest
+
+    @property
+    def ready(self) -> bool:
+        return self._cluster.ready
+
+    def send(self, msg: Message) -> None:
+        self._cluster.send(msg, self._leave)
+
+    def broadcast(self, msg: Message) -> None:
+        self._cluster.broadcast(msg, self._control, self._stages)
+
+    def urgent(self) -> Prune | None:
+        return None
 
 
 class Memory:

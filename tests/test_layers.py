@@ -26,8 +26,8 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
               "questions words eval_config cli",
     "model": "tree suffix blend answers cache llama sample checkpoint stages weights isolate text drafts eagle mixture "
              "quant",
-    "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage first_stage target strategies "
-                "decode",
+    "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage first_stage target replicas "
+                "strategies decode",
     "tp": "shares group overlap comm layers links",
     "sim": "clock wires pace devices groups paths stages cluster",
 }

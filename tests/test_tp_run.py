@@ -80,8 +80,8 @@ def test_a_group_follows_its_leader_and_leaders_make_the_ring():
     placement = Placement.of([0, 4, 4], 3)
     assert (list(placement.leaders), placement.world) == ([0, 1, 4], 7)
     assert [list(group) for group in placement.groups] == [[0], [1, 2, 3], [4, 5, 6]]
-    assert placement.peers(0) == (4, [1], [1, 4], None, False) and placement.peers(4) == (1, [0], (), 0, False)
-    assert placement.peers(5) == (4, (), (), None, True)
+    assert placement.peers(0) == [(4, [1], [1, 4], None, False)] and placement.peers(4) == [(1, [0], (), 0, False)]
+    assert placement.peers(5) == [(4, (), (), None, True)]
     assert placement.fan(4) == (None, [5, 6], (), None, False) and placement.fan(0) is placement.fan(5) is None
     alone, pipeline = Placement.of([8], 4), Placement.of([0, 1, 1], 1)
     assert [list(group) for group in alone.groups] == [[0, 1, 2, 3]] and pipeline.groups == [range(1), range(1, 2),

@@ -17,6 +17,7 @@ from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.messages import Prune, Segment
 from pipeline.trace import OFF, read
+from pipeline.transport import Link
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Paths
@@ -77,10 +78,11 @@ def segment(first: int, rows: int, request: int = 0) -> Segment:
     return Segment(request, nodes, parents, nodes, rows if not first else 0, torch.tensor(nodes) % CONFIG.vocab)
 
 
-def cluster(stages: int = 2) -> tuple[Cluster, VirtualClock]:
+def cluster(stages: int = 2) -> tuple[Link, VirtualClock]:
     clock = VirtualClock()
     work = Work(lambda rows, text: 0.004, layers=4)
-    return Cluster(PLAIN, clock, [work] * stages, paths(), [OFF] * (stages + 1)), clock
+    [link] = Cluster(PLAIN, clock, [[work] * stages], paths(), [OFF] * (stages + 1)).links
+    return link, clock
 
 
 def test_a_segment_takes_its_wires_and_its_stages_and_the_next_one_follows_a_stage_behind():

@@ -145,15 +145,20 @@ def work(stage: Stage, link: Any) -> None:
         raise
 
 
+def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
+    """The model in so many stages."""
+    layers = tiny.config.layers
+    bounds = [layers * i // stages for i in range(stages + 1)]
+    return [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight),
+                  keep=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
+
+
 @contextmanager
 def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None, cfg: TreeConfig = TREE,
              wrap: Callable[[Any], Any] = lambda link: link) -> Iterator[Decoder]:
     """A decoder over `stages` threads; `wrap` may spoil the links. Ends all threads and checks that none failed."""
     links = [wrap(link) for link in LocalLink.ring([OFF] * (stages + 1))]
-    layers = tiny.config.layers
-    bounds = [layers * i // stages for i in range(stages + 1)]
-    workers = [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight),
-                     keep=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
+    workers = stages_of(tiny, stages)
     threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, links[1:])]
     for thread in threads:
         thread.start()

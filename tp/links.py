@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from typing import Sequence
 
 from model.stages import placements
@@ -18,51 +19,67 @@ from pipeline.transport import Link, Peers
 
 @dataclass(frozen=True)
 class Placement:
-    """Who sits where: the leaders, in the order of the ring, each followed by the other members of its group."""
+    """Who sits where: the leaders of each ring in their order, rank 0 first, each followed by the rest of its group."""
 
-    leaders: Sequence[int]
+    rings: Sequence[Sequence[int]]  # one; or one for each copy of the model
     world: int
 
     @staticmethod
-    def of(stages: Sequence[int], tp: int) -> Placement:
-        """The placement of a pipeline with `stages[i]` layers in stage i, each of which `tp` ranks share.
+    def of(stages: Sequence[int], tp: int, copies: int = 1) -> Placement:
+        """The placement of pipelines with `stages[i]` layers in stage i, each of which `tp` ranks share.
 
-        In a pipeline of a single stage rank 0 is one of those that share it; otherwise rank 0 is a stage of its own.
+        In a pipeline of a single stage rank 0 is one of those that share it; otherwise rank 0 is a stage of its own,
+        and the same for all copies of the other stages.
         """
         found = placements(stages, tp)
         leaders = [rank for rank, (_, member) in enumerate(found) if member == 0]
-        return Placement(leaders, len(found))
+        root, *others = leaders
+        copied = len(found) - 1
+        assert copies == 1 or others, "rank 0 holds the model, so there is nothing to copy"
+        rings = [[root, *(rank + copied * copy for rank in others)] for copy in range(copies)]
+        return Placement(rings, len(found) + (copies - 1) * copied)
+
+    @property
+    def leaders(self) -> list[int]:
+        root = self.rings[0][0]
+        return [root, *chain.from_iterable(ring[1:] for ring in self.rings)]
 
     def group(self, rank: int) -> range:
         """The ranks of the group of a rank, its leader first."""
         ranks = range(self.world)
         assert rank in ranks, f"there is no rank {rank} among {self.world}"
-        after = bisect(self.leaders, rank)
-        ends = [*self.leaders, self.world]
-        return range(self.leaders[after - 1], ends[after])
+        leaders = self.leaders
+        after = bisect(leaders, rank)
+        ends = [*leaders, self.world]
+        return range(leaders[after - 1], ends[after])
 
     @property
     def groups(self) -> list[range]:
         return [self.group(leader) for leader in self.leaders]
 
-    def peers(self, rank: int) -> Peers:
-        """Whom a rank talks to: a leader its neighbours in the ring, another member its leader."""
-        leader, size = self.group(rank)[0], len(self.leaders)
+    def peers(self, rank: int) -> list[Peers]:
+        """Whom a rank talks to: a leader its neighbours in each of its rings, another member its leader."""
+        leader = self.group(rank)[0]
         if rank != leader:
-            return Peers(leader, (), ordered=True)
-        if size == 1:
-            return Peers(None, ())
-        place = self.leaders.index(rank)
-        before, after = self.leaders[place - 1], self.leaders[(place + 1) % size]
-        root, *others = self.leaders
-        if rank == root:
-            return Peers(before, [after], others=others)
-        return Peers(before, [after], root=root)
+            return [Peers(leader, (), ordered=True)]
+        return [_neighbours(ring, rank) for ring in self.rings if rank in ring]
 
     def fan(self, rank: int) -> Peers | None:
         """The members to whom a leader hands on what it hears; None for a rank that has none."""
         leader, *members = self.group(rank)
         return Peers(None, members) if members and rank == leader else None
+
+
+def _neighbours(ring: Sequence[int], rank: int) -> Peers:
+    """Whom a leader talks to in a ring."""
+    if len(ring) == 1:
+        return Peers(None, ())
+    place = ring.index(rank)
+    before, after = ring[place - 1], ring[(place + 1) % len(ring)]
+    root, *others = ring
+    if rank == root:
+        return Peers(before, [after], others=others)
+    return Peers(before, [after], root=root)
 
 
 class Loop:

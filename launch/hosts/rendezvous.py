@@ -27,6 +27,7 @@ from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_way
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
+from launch.prepare import open_part
 from launch.spec import RankSpec
 from model.weights import Part
 from pipeline.transport import PeerLost
@@ -66,7 +67,7 @@ class Rendezvous:
         with socket.socket() as door:
             try:
                 folder, placement = prepare(config)
-                part = Part(folder / f"stage_{self.board.rank}")
+                part = open_part(folder, self.board.rank)
                 facts.update(self._describe(config, part, door))
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})

@@ -1,0 +1,129 @@
+"""Replicas of the target write the one text, whatever is late, lost, reordered or given up; DSI costs what it should."""
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from config.run_config import ENDLESS, Growth
+from model.sample import Sampler
+from pipeline.decode import Decoder, Request
+from pipeline.messages import Segment
+from pipeline.replicas import Replicas
+from pipeline.strategies import STRATEGIES
+from pipeline.transport import Inbox, LocalLink, Peers
+from tests.test_prunes import delaying, losing
+from tests.tiny import TREE, Oracle, Tiny, stages_of, work, write
+
+TINY = Tiny()
+PROMPT = [8, 1, 33, 25, 46, 12, 9]
+NEW = 40
+SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
+TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
+CHAIN = Growth(ENDLESS, ENDLESS, 1)
+
+
+@contextmanager
+def replicas(copies, stages=1, draft=None, strategy="dsi", wrap=lambda link: link, **tree):
+    """A decoder over so many copies of the model, each of `stages` threads."""
+    world = 1 + copies * stages
+    inboxes = [Inbox() for _ in range(world)]
+    links, served = [], []
+    for copy in range(copies):
+        ranks = list(range(1 + copy * stages, 1 + (copy + 1) * stages))
+        links.append(wrap(LocalLink(0, inboxes, Peers(ranks[-1], [ranks[0]], others=ranks))))
+        for rank, after in zip(ranks, [*ranks[1:], 0]):
+            served.append(wrap(LocalLink(rank, inboxes, Peers(None, [after]))))
+    workers = [stage for _ in range(copies) for stage in stages_of(TINY, stages)]
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, served)]
+    for thread in threads:
+        thread.start()
+    ring = Replicas(links, TINY.lm_head, stages)
+    decoder = Decoder(ring, draft or TINY.eagle(), STRATEGIES[strategy], replace(TREE, **tree), max_length=200)
+    decoder.stages = workers
+    yield decoder
+    ring.stop()
+    for thread in threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "a stage did not end"
+
+
+def jittering(longest, seed):
+    """Links that keep what they send for a while, so that replicas overtake each other."""
+    rng = random.Random(seed)
+
+    def wrap(link):
+        send = link.send
+
+        def late(msg):
+            if isinstance(msg, Segment):
+                time.sleep(rng.random() * longest)
+            send(msg)
+        link.send = late
+        return link
+    return wrap
+
+
+@pytest.mark.parametrize("temperature", SAMPLERS)
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 6])
+@pytest.mark.parametrize("copies, stages", [(1, 1), (2, 1), (3, 1), (5, 1), (2, 2), (1, 4)])
+def test_any_number_of_replicas_writes_the_reference_text_at_any_lookahead(copies, stages, lookahead, temperature):
+    with replicas(copies, stages, TINY.mixture("twin"), lookahead=lookahead) as decoder:
+        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
+        assert not any(stage.caches for stage in decoder.stages)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("names", ["eagle", "drifting", "suffix", "eagle+twin+suffix"])
+def test_any_draft_writes_the_reference_text(names, temperature):
+    with replicas(3, draft=TINY.mixture(*names.split("+")), lookahead=2) as decoder:
+        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("copies, stages", [(3, 1), (2, 2)])
+def test_every_strategy_writes_the_reference_text_over_replicas(strategy, copies, stages):
+    for draft in (TINY.eagle(), Oracle(PROMPT + TEXT[1.0])):
+        with replicas(copies, stages, draft, strategy) as decoder:
+            assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
+
+
+@pytest.mark.parametrize("spoil", [losing(0.5, seed=8), losing(1.0, seed=8), delaying(6, seed=9), jittering(0.004, 1)],
+                         ids=["some prunes lost", "all prunes lost", "prunes late", "segments late"])
+@pytest.mark.parametrize("copies, stages", [(3, 1), (2, 2)])
+@pytest.mark.parametrize("strategy", ["dsi", "continuous", "streaming"])
+def test_what_is_lost_late_or_reordered_changes_nothing(strategy, copies, stages, spoil):
+    for draft in (TINY.mixture("twin"), Oracle(PROMPT + TEXT[1.0])):
+        with replicas(copies, stages, draft, strategy, wrap=spoil, lookahead=2) as decoder:
+            assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
+
+
+@pytest.mark.parametrize("strategy", ["dsi", "continuous"])
+def test_without_prunes_nothing_changes(strategy):
+    with replicas(3, 1, TINY.mixture("twin"), strategy, prunes=False, lookahead=2) as decoder:
+        assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
+
+
+def test_requests_follow_one_another_and_may_be_given_up_in_mid_air():
+    with replicas(3, draft=TINY.mixture("twin"), lookahead=1) as decoder:
+        for left in (0, 1, 3, 0, 2):
+            _, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], NEW))
+            for _ in range(left):
+                next(stream)
+            stream.close()
+            assert not any(stage.caches for stage in decoder.stages)
+            assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
+
+
+def test_an_answer_of_one_token_and_an_end_token_among_unverified_guesses():
+    with replicas(3, draft=TINY.mixture("twin"), lookahead=2) as decoder:
+        assert write(decoder, PROMPT, 1, SAMPLERS[0.0]) == TEXT[0.0][:1]
+        text = TEXT[1.0]
+        end = text[9]
+        answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], NEW, end=frozenset([end])))
+        assert [token for new in stream for token in new] == text[:text.index(end) + 1]
+        assert answer.finish_reason == "stop"
