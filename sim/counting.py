@@ -5,12 +5,14 @@ round by round or run by run (`rounds.py`), all configurations and repeats in st
 """
 from __future__ import annotations
 
+import math
 from itertools import chain, repeat
 from typing import Callable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from config.simulation import SLACK
 from sim.formulas import ACCOUNTINGS, Array, Numbers
 from sim.rounds import Decoding
 
@@ -76,6 +78,26 @@ def count_dsi(times: Times, lookahead: int, tokens: int, draws: Iterable[int], p
         cost += min(run + times.target, (new + 1) * times.target)
         done += new + 1
     return Counted(cost, iterations)
+
+
+def settled(times: Times, lookahead: int, moment: float, right: bool, servers: float = math.inf) -> dict[str, int]:
+    """The tokens that plain decoding, SI and DSI have at a moment, if all drafts are right or none is (Figure 1).
+
+    DSI verifies without drafts at once, and then after every `lookahead` drafts, on the server that is free first.
+    """
+    span = moment * (1 + SLACK)
+    plain = int(span // times.target)
+    each = lookahead + 1 if right else 1
+    si = int(span // (lookahead * times.drafter + times.target)) * each
+    if not right:
+        return {"nonsi": plain, "si": si, "dsi": plain}
+    ends: list[float] = []
+    while not ends or ends[-1] <= span:
+        drafted = len(ends) * lookahead * times.drafter
+        free = ends[len(ends) - int(servers)] if len(ends) >= servers else 0.0
+        ends.append(max(drafted, free) + times.target)
+    verified = len(ends) - 1  # one ends too late; the first has no drafts
+    return {"nonsi": plain, "si": si, "dsi": 1 + (verified - 1) * lookahead if verified else 0}
 
 
 # --- many texts -------------------------------------------------------------------------------------------------------
