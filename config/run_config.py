@@ -96,7 +96,7 @@ class TreeConfig:
     stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST, anywhere=True)  # of streaming
     run: int = 4  # guesses of that chain in a segment
     coupled: Growth = Growth(ENDLESS, ENDLESS, 1, anywhere=True)  # one more guess of DSI's chain, which knows the noise
-    lookahead: int = 4  # guesses of that chain in a verification
+    lookahead: int = 1  # guesses of that chain in a verification
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
@@ -167,7 +167,7 @@ class RunConfig:
     prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
     run_pipeinfer: int = 4  # guesses in a run of pipeinfer
-    lookahead: int = 0  # guesses of dsi in a verification; 0: the fewest with which no verification waits, as measured
+    lookahead: int = 0  # guesses of dsi in a verification; 0: the fewest with which none waits, as measured
     min_probability: float = 0.0  # a guess whose path the draft finds less likely than this is not drafted; 0: all are
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 

@@ -4,6 +4,7 @@ It knows nothing about how the other ranks were started: `ranks.py` and `run.py`
 """
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from config.methods import METHODS
 from config.run_config import RunConfig, TreeConfig
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_ring, build_stage
 from launch.prepare import check_ids, open_text, prepare
-from launch.probe import segment_rows
+from launch.probe import latencies, segment_rows
 from launch.ranks import Rank, as_processes, as_threads
 from launch.spec import RankSpec
 from launch.virtual import as_virtual
@@ -168,7 +169,10 @@ class Pipeline:
         there, or does not fit.
         """
         spec = replace(self.spec, config=config, head=head)
-        return build_decoder(spec, self.ring, self.draft_of(spec), self._tree(config))
+        draft, tree = self.draft_of(spec), self._tree(config)
+        if METHODS[config.pipeline_type].target == "replicas":
+            tree = replace(tree, lookahead=self._lookahead(config, draft))
+        return build_decoder(spec, self.ring, draft, tree)
 
     def draft_of(self, spec: RankSpec) -> Draft:
         """The draft that a specification names, which is built once."""
@@ -189,6 +193,18 @@ class Pipeline:
         if config.stream_subseq_token == 0:
             tree = replace(tree, stream=replace(tree.stream, segment=self.segment_rows))
         return tree
+
+    def _lookahead(self, config: RunConfig, draft: Draft) -> int:
+        """How many guesses of DSI make a verification, as given or as measured; tells if too few replicas are there."""
+        chosen, servers = config.lookahead, self.ring.depth
+        measured = latencies(self.ring, draft.networks, chosen, self.spec.context, self.ring.clock)
+        least, needed = measured.least(servers), measured.needs(chosen or 1)
+        if chosen and needed > servers:
+            print(f"flowspec: with lookahead={chosen} up to {needed} verifications of "
+                  f"{measured.verification * 1e3:.3g} ms are under way at once, since a guess takes "
+                  f"{measured.guess * 1e3:.3g} ms; the replicas here compute {servers} at once, so some will wait: "
+                  f"give lookahead={least}, or replicas for {needed}", file=sys.stderr)
+        return chosen or least
 
     @cached_property
     def segment_rows(self) -> int:

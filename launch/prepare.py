@@ -48,7 +48,7 @@ def prepare(config: RunConfig) -> tuple[Path, Placement]:
         _empty_trace(config.trace)
     elif HEAD in own.weights.names():  # rank 0 of several hosts: no other has these files
         _check_files(config)
-    _check_memory(config, folder, placement.world)
+    _check_memory(config, folder, own, placement.world)
     return folder, placement
 
 
@@ -99,15 +99,14 @@ def _check_threads(asked: int) -> None:
                          "less, or 0 to share them out among the ranks")
 
 
-def _check_memory(config: RunConfig, folder: Path, world: int) -> None:
+def _check_memory(config: RunConfig, folder: Path, own: Part, world: int) -> None:
     """Refuse to load, before any rank does, what does not fit.
 
     Whoever launches the ranks leaves CUDA to them: to look would take some of that memory.
     """
     specs = [RankSpec(config, open_part(folder, rank)) for rank in local_ranks(world)]
     if "RANK" in os.environ:
-        mine = [spec for spec in specs if spec.part.rank == int(os.environ["RANK"])]
-        check_memory(specs, mine, config.debug)
+        check_memory(specs, [RankSpec(config, own)], config.debug)
     elif config.processes:
         on_cpu = [spec for spec in specs if spec.device.type == "cpu"]
         check_memory(specs, on_cpu, tell=False)

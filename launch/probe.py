@@ -1,18 +1,25 @@
-"""How many rows a segment should hold: measured, by how much longer a pass of the pipeline takes with more rows.
+"""What is measured at the start: how many rows a segment should hold, and how many guesses a verification of DSI.
 
 Where a stage's time is flat, rows are free and a large segment brings more guesses; where it is sloped, or a link is
 slow, small ones come back sooner. It knows nothing about strategies.
 """
 from __future__ import annotations
 
+import math
+from typing import Iterator, NamedTuple, Sequence
+
+from config.run_config import TreeConfig
 from model.sample import Sampler
-from model.tree import TokenTree
+from model.tree import TokenTree, verify
 from pipeline.clock import REAL
-from pipeline.interfaces import Clock
-from pipeline.target import Ring
+from pipeline.interfaces import Clock, Draft
+from pipeline.target import RequestTarget, Ring
+from sim.formulas import least_lookahead, servers_needed
 
 SIZES = (16, 32, 64)  # rows
 FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewest rows counts as just as long
+GUESSED = 8  # guesses whose time is taken, and tokens of the text before them
+MOST = 64  # rows of a verification, and guesses for it, at most
 
 
 def segment_rows(ring: Ring, context: int, clock: Clock = REAL) -> int:
@@ -30,9 +37,66 @@ def _pass(ring: Ring, rows: int, clock: Clock) -> float:
     tree = TokenTree([0] * rows, rows, ring.ids)
     target = ring.open(tree, Sampler())
     start = clock.now()
-    target.send(tree.cut())
-    for _ in target.wait():
-        ring.listen()
+    _send(ring, tree, target)
     seconds = clock.now() - start
     target.close()
     return seconds
+
+
+def _send(ring: Ring, tree: TokenTree, target: RequestTarget) -> None:
+    """Send the text of a tree, and wait for the first answer."""
+    target.send(tree.cut())
+    for _ in target.wait():
+        ring.listen()
+
+
+class Latencies(NamedTuple):
+    """What DSI is made of, in seconds: a verification with its catch-up, and a guess."""
+
+    verification: float
+    guess: float
+
+    def needs(self, lookahead: int) -> int:
+        """The verifications under way at once with which none waits (DSI, Eq. 1)."""
+        return int(servers_needed(self.verification, self.guess, lookahead))
+
+    def least(self, servers: int) -> int:
+        """The fewest guesses in a verification with which none of them waits for one of so many servers (Eq. 1)."""
+        return min(MOST, int(least_lookahead(self.verification, self.guess, servers)))
+
+
+def latencies(ring: Ring, networks: Sequence[Draft], chosen: int, context: int, clock: Clock = REAL) -> Latencies:
+    """The latencies of DSI with `chosen` guesses in a verification; 0: as few as Eq. 1 wants.
+
+    While a replica verifies, others are sent the guesses after its own. So whoever is next has to catch up with about
+    T / d of them, which lengthens T, which changes how many they are: two rounds come close enough.
+    """
+    guess = max(sum(_guess(ring, network, clock) for network in networks), 1e-6)
+    room = min(MOST, context)
+    _pass(ring, 1, clock)  # warms up
+    found = Latencies(_pass(ring, 1, clock), guess)
+    for _ in range(2):
+        lookahead = chosen or found.least(ring.depth)
+        behind = math.ceil(min(found.verification / guess, room))
+        found = Latencies(_pass(ring, min(room, behind + lookahead), clock), guess)
+    return found
+
+
+def _guess(ring: Ring, network: Draft, clock: Clock) -> float:
+    """The seconds of one more guess in a chain; 0 if the network guesses nothing."""
+    tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
+    target = ring.open(tree, Sampler(), network.inner)
+    network.begin(Sampler())
+    _send(ring, tree, target)
+    verify(tree)
+    chain = TreeConfig().chain
+    moments = [clock.now()]
+    while network.grow(tree, chain):
+        moments.append(clock.now())
+    target.close()
+    network.reset()
+    return min(_differences(moments[1:]), default=0.0)
+
+
+def _differences(moments: Sequence[float]) -> Iterator[float]:
+    return (after - before for before, after in zip(moments, moments[1:]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Callable
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class NoDraft:
     inner = False
     drifts = False
     consumed = sys.maxsize
-    networks = ()
+    networks: Sequence[TreeDraft] = ()
 
     def begin(self, sampler: Sampler) -> None:
         pass
@@ -62,6 +62,11 @@ class TreeDraft:
         self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on …
         self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
         self.reset()
+
+    @property
+    def networks(self) -> Sequence[TreeDraft]:
+        """Itself, which is its only network."""
+        return [self]
 
     @property
     def consumed(self) -> int:
