@@ -1,6 +1,8 @@
 """Speculative decoding by formulas, events and measurements, as the paper on DSI compares it (docs/dsi.md).
 
 Usage: python -m scripts.simulate COMMAND [key=value ...]
+
+heatmap     where SI, DSI and pipelines are faster than what, as maps and a table
 """
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from importlib import import_module
 from config.foreign import plain
 from launch.processes import WRONG
 
-COMMANDS: dict[str, str] = {}  # what is typed -> its module, whose `main` returns the exit code
+COMMANDS: dict[str, str] = {  # what is typed -> its module, whose `main` returns the exit code
+    "heatmap": "scripts.simulate.heatmap",
+}
 
 
 def main(argv: list[str]) -> int:
