@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
@@ -30,6 +31,7 @@ INK = "0.25"  # of the hatches of methods
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
 ALONE = 0.05  # half the width of the only cell of an axis
 DOTS = 160  # an inch
+LINE = 66  # characters of a legend
 COLOURS = "viridis"  # of speed-ups, the larger the brighter
 SLOWER = "#f2b58a", "////", "#8c4a1a"  # tone, hatch, and the colour of the hatch
 MISSING = "white", "....", "0.65"
@@ -149,7 +151,7 @@ def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str], ab
         area = axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
         area.set_edgecolor(ink)
         area.set_linewidth(0)
-    return Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=about)
+    return Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=textwrap.fill(about, LINE))
 
 
 def _edges(middles: Array) -> Array:

@@ -198,7 +198,7 @@ def _rows(config: Heatmap, every: dict[str, Array], found: Bests) -> Iterator[tu
     for i, j in np.ndindex(si_wins.shape):
         cell = float(drafters[i]), float(acceptances[j])
         for name, (cost, chosen) in found.items():
-            tried: Iterable[tuple[int, float]] = [(chosen[i, j], cost[i, j])]
+            tried: Iterable[tuple[int, float]] = [(int(chosen[i, j]), float(cost[i, j]))]
             if config.grid != "paper" and name in every:
                 tried = zip(lookaheads, every[name][:, i, j])
             for lookahead, value in tried:

@@ -4,12 +4,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 
 from config.heatmap import RANGES, Heatmap
 from config.keys import options
+from config.presets import ROOT
 from eval.heatmap_plots import FORMS, NAMES, _edges, bands, draw
 from eval.heatmaps import (
     COLUMNS,
@@ -286,6 +288,14 @@ def test_every_map_is_drawn_as_png_and_as_pdf_in_a_file_of_its_own(tmp_path, con
     for name in NAMES:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_documentation_shows_every_map_and_quotes_the_summary_of_its_command(corrected: Bests) -> None:
+    page = (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")
+    assert "\n".join(summary(Heatmap(grid="paper"), corrected)) in page
+    shown = set(re.findall(r"\]\((dsi_\w+\.png)\)", page))
+    assert {f"dsi_{name.removeprefix('dsi_')}.png" for name in NAMES} <= shown
+    assert {path.name for path in (ROOT / "docs").glob("dsi_*.png")} <= shown
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
