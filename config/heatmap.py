@@ -50,7 +50,7 @@ class Heatmap:
     accounting: str = "corrected"  # of a run of DSI: corrected, or original as in the simulator of the paper
 
     # The files
-    output: str = "heatmap"  # folder for the table heatmap.csv and the maps, as PNG and PDF
+    output: str = "out/heatmap"  # folder for the table heatmap.csv and the maps, as PNG and PDF
     load_results: str = ""  # draw the maps of this heatmap.csv, which says the grid and the costs, and compute nothing
     load_csv: str = ""  # the same
 
