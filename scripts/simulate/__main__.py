@@ -4,6 +4,7 @@ Usage: python -m scripts.simulate COMMAND [key=value ...]
 
 cases FILE  computes the reference cases of a file anew, those of the paper's offline simulator and of its analysis, and
             says how many agree
+heatmap     where SI, DSI and pipelines are faster than what, as maps and a table
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from launch.processes import WRONG
 
 COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
     "cases": "scripts.simulate.cases",
+    "heatmap": "scripts.simulate.heatmap",
 }
 
 

@@ -1,0 +1,46 @@
+"""The heat maps of the paper on DSI and those of pipelines beside it: computed by formulas, kept as a table, drawn.
+
+Usage: python -m scripts.simulate heatmap [ndim=N | grid=paper] [key=value ...]
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Sequence
+
+from tqdm import tqdm
+
+from config.files import ROOM, check_folder, write
+from config.heatmap import Heatmap
+from config.keys import read_keys
+from eval.heatmap_plots import NAMES, draw
+from eval.heatmaps import Bests, best, costs, grid, load, summary, table
+
+COMMAND = "python -m scripts.simulate heatmap"
+TABLE = "heatmap.csv"
+SOON = 1  # seconds: what takes less shows no bar
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compute or load the costs, draw the maps into the folder `output`, and print a line for each comparison."""
+    config = read_keys(argv, Heatmap, COMMAND)
+    folder = Path(config.output)
+    if config.loaded:
+        config, found = load(config.loaded)
+        check_folder(folder, ROOM)
+    else:
+        check_folder(folder, ROOM)
+        found = _computed(config, folder)
+    for _ in tqdm(draw(config, found, folder), desc="maps", total=len(NAMES), unit="map", delay=SOON, leave=False):
+        pass
+    print("\n".join(summary(config, found)))
+    print(f"The maps are in {folder}, simulated by formulas.")
+    return 0
+
+
+def _computed(config: Heatmap, folder: Path) -> Bests:
+    """Every method at its best lookahead; the table is written into a folder."""
+    lookaheads = grid(config).lookaheads
+    every = costs(config, tqdm(lookaheads, desc="costs", unit="lookahead", delay=SOON, leave=False))
+    found = best(config, every)
+    write(folder / TABLE, table(config, every, found), ROOM)
+    return found

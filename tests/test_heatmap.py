@@ -1,0 +1,350 @@
+"""The heat maps: the grids, the known figures of the paper's, the table that is drawn anew, and the maps themselves."""
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+
+from config.heatmap import RANGES, Heatmap
+from config.keys import options
+from config.presets import ROOT
+from eval.heatmap_plots import FORMS, NAMES, _edges, bands, draw
+from eval.heatmaps import (
+    COLUMNS,
+    MAPS,
+    METHODS,
+    ONE_COPY,
+    RATES,
+    SCHEMA,
+    Bests,
+    best,
+    costs,
+    fastest,
+    grid,
+    legal,
+    load,
+    speed_up,
+    summary,
+    table,
+)
+from scripts.simulate import __main__ as simulate
+from sim import formulas
+
+SMALL = Heatmap(ndim=3)
+MAP = {one.name: one for one in MAPS}
+
+
+def found(config: Heatmap) -> Bests:
+    return best(config, costs(config, grid(config).lookaheads))
+
+
+@pytest.fixture(scope="module")
+def original() -> Bests:
+    """The paper's grid in the accounting of the simulator that was published with it."""
+    return found(Heatmap(grid="paper", accounting="original"))
+
+
+@pytest.fixture(scope="module")
+def corrected() -> Bests:
+    return found(Heatmap(grid="paper"))
+
+
+def place(ratio: np.ndarray, number: int) -> tuple[float, float]:
+    """Acceptance rate and drafter latency of a cell of the paper's grid."""
+    i, j = np.unravel_index(number, ratio.shape)
+    drafters, acceptances, _ = grid(Heatmap(grid="paper"))
+    return float(acceptances[j]), float(drafters[i])
+
+
+# --- grids ------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("ndim", "rows"), [(2, 12), (4, 80), (10, 1089), (20, 8463)])
+def test_a_grid_has_as_many_legal_configurations_as_that_of_the_published_simulator(ndim: int, rows: int) -> None:
+    config = Heatmap(ndim=ndim)
+    drafters, acceptances, lookaheads = grid(config)
+    assert sum(legal(config, drafters, k).sum() for k in lookaheads) * len(acceptances) == rows
+
+
+def test_the_ends_of_a_grid_are_the_bounds_and_what_falls_together_is_one_cell() -> None:
+    drafters, acceptances, lookaheads = grid(Heatmap(ndim=4, c_min=0.3, a_min=0.3, a_max=0.6, k_step=5))
+    assert drafters.tolist() == [0.3, 0.5, 0.75, 1]
+    assert acceptances.tolist() == [0.3, 0.5, 0.6]
+    assert list(lookaheads) == [1, 6, 11, 16]
+    assert grid(Heatmap(a_min=1, a_max=1)).acceptances.tolist() == [1]
+
+
+def test_the_paper_s_grid_has_its_100_drafters_101_acceptance_rates_and_200_lookaheads() -> None:
+    drafters, acceptances, lookaheads = grid(Heatmap(grid="paper"))
+    assert (len(drafters), len(acceptances), lookaheads) == (100, 101, range(1, 201))
+    assert (drafters[0], drafters[6], drafters[-1], acceptances[0], acceptances[-1]) == (0.01, 0.07, 1, 0, 1)
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
+    config = Heatmap(ndim=4, num_target_servers=3, hop=0.1)
+    drafters, acceptances, lookaheads = grid(config)
+    bests = found(config)
+    pipelines = (formulas.continuous_rate, formulas.pipedec_rate, formulas.pruned_rate, formulas.naive_rate)
+    for i, c in enumerate(drafters):
+        for j, a in enumerate(acceptances):
+            tried = {"SI": {k: formulas.si_rate(1.0, c, a, k) for k in lookaheads},
+                     "DSI": {k: formulas.dsi_rate(1.0, c, a, k) for k in lookaheads
+                             if formulas.servers_needed(1.0, c, k) <= 3}}
+            for name, rate in zip(ONE_COPY[2:], pipelines):
+                tried[name] = {k: rate(1.0, c, a, k, 3, 0.1) for k in lookaheads}
+            assert tried.keys() == RATES.keys()
+            for name, each in tried.items():
+                cost, lookahead = bests[name].cost[i, j], bests[name].lookahead[i, j]
+                if each:
+                    assert cost == pytest.approx(min(each.values()), abs=1e-12)
+                    assert cost == pytest.approx(each[lookahead], abs=1e-12)
+                else:
+                    assert np.isnan(cost) and lookahead == 0
+    assert np.all(bests["non-SI"].cost == 1)
+
+
+def test_dsi_has_no_cost_where_no_lookahead_of_the_grid_is_legal_and_si_has_its_own_best_one_there() -> None:
+    bests = found(Heatmap())  # ten lookaheads: a drafter of 0.01 needs 15
+    assert np.isnan(bests["DSI"].cost[0]).all() and not np.isnan(bests["DSI"].cost[1:]).any()
+    assert bests["SI"].lookahead[0].max() == 10 and not np.isnan(bests["SI"].cost).any()
+    assert np.isnan(speed_up(MAP["dsi_over_si"], bests)[0]).all()
+
+
+def test_of_lookaheads_that_cost_the_same_the_smallest_is_taken(corrected: Bests) -> None:
+    assert set(corrected["DSI"].lookahead[13:, -1]) == {2, 1} and corrected["DSI"].lookahead[0, -1] == 15
+    assert set(corrected["SI"].lookahead[:, 0]) == {1}
+
+
+def test_si_over_plain_decoding_is_that_of_the_paper(original: Bests) -> None:
+    ratio = speed_up(MAP["si_over_nonsi"], original)
+    assert (ratio.max(), ratio.min()) == (pytest.approx(67.0, abs=0.05), 0.5)
+    assert place(ratio, ratio.argmax()) == (1, 0.01) and place(ratio, ratio.argmin()) == (0, 1)
+    assert np.mean(ratio < 1) == 0.5
+
+
+@pytest.mark.parametrize(("name", "most", "where", "median"), [
+    ("dsi_over_si", 2.0, (0, 1), 1.20),
+    ("dsi_over_nonsi", 100, (1, 0.01), 1.11),
+    ("dsi_over_best", 1.52, (0.99, 0.02), 1.08),
+])
+def test_dsi_in_the_original_accounting_has_the_known_values_of_the_paper_s_grid(
+        original: Bests, name: str, most: float, where: tuple[float, float], median: float) -> None:
+    ratio = speed_up(MAP[name], original)
+    assert (ratio.max(), np.median(ratio)) == (pytest.approx(most, abs=0.005), pytest.approx(median, abs=0.005))
+    assert place(ratio, ratio.argmax()) == where
+
+
+def test_by_events_dsi_gains_more_and_the_few_cells_in_which_si_wins_stay(original: Bests, corrected: Bests) -> None:
+    assert np.median(speed_up(MAP["dsi_over_best"], corrected)) == pytest.approx(1.16, abs=0.005)
+    for bests in (original, corrected):
+        ratio = speed_up(MAP["dsi_over_si"], bests)
+        assert ratio.min() == pytest.approx(0.991, abs=5e-4)
+        assert 100 * np.mean(ratio < 1) == pytest.approx(0.45, abs=0.005)
+        assert place(ratio, ratio.argmin()) == (0.41, 0.01)
+        assert speed_up(MAP["dsi_over_nonsi"], bests).min() == 1
+
+
+def test_a_pipeline_with_free_hops_is_as_fast_as_dsi_where_its_first_stage_is_no_slower_than_the_drafter() -> None:
+    config = Heatmap(hop=0, a_min=1, a_max=1)
+    ratio = speed_up(MAP["continuous_over_dsi"], found(config))
+    assert np.all(ratio[2:] == 1)  # a drafter of 0.2 and more, 7 stages of 1/7
+
+
+def test_a_draw_belongs_to_every_method_that_is_as_fast(corrected: Bests) -> None:
+    first = fastest(corrected, METHODS)
+    assert first.any(0).all()
+    non_si, dsi = (first[METHODS.index(name)] for name in ("non-SI", "DSI"))
+    assert non_si[:, 0].all() and dsi[:, 0].all()  # nothing is accepted
+    assert "DSI" not in ONE_COPY and np.all(fastest(corrected, ONE_COPY)[0][:, 0])
+
+
+def test_the_summary_tells_extremes_with_their_cells_and_how_often_it_is_a_slow_down(original: Bests) -> None:
+    said = list(summary(Heatmap(grid="paper"), original))
+    assert len(said) == len(MAPS)
+    assert said[1] == ("DSI over SI: max 2.000 (a 0, c 1), median 1.203, min 0.991 (a 0.41, c 0.01), "
+                       "0.45 % of 10100 cells below 1")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+def saved(folder, config: Heatmap = SMALL) -> str:
+    every = costs(config, grid(config).lookaheads)
+    path = folder / "heatmap.csv"
+    path.write_text(table(config, every, best(config, every)), encoding="utf-8")
+    return str(path)
+
+
+def rows(path: str) -> list[dict[str, str]]:
+    lines = open(path, encoding="utf-8").readlines()
+    return list(csv.DictReader(io.StringIO("".join(lines[1:]))))
+
+
+@pytest.mark.parametrize("config", [SMALL, Heatmap(ndim=7, num_target_servers=2, accounting="original", hop=0.5)])
+def test_what_is_loaded_is_what_was_computed(tmp_path, config: Heatmap) -> None:
+    loaded, bests = load(saved(tmp_path, config))
+    assert loaded.origin == config.origin
+    computed = found(config)
+    assert bests.keys() == computed.keys()
+    for name in METHODS:
+        assert np.array_equal(bests[name].cost, computed[name].cost, equal_nan=True)
+        assert np.array_equal(bests[name].lookahead, computed[name].lookahead)
+
+
+def test_a_table_says_its_schema_and_configuration_and_has_a_row_for_each_cell_method_and_lookahead(tmp_path) -> None:
+    path = saved(tmp_path)
+    about = json.loads(open(path, encoding="utf-8").readline()[2:])
+    assert about["schema"] == SCHEMA and about["config"] == SMALL.origin and about["seed"] is None
+    there = rows(path)
+    assert tuple(there[0]) == COLUMNS
+    assert len({(row["c"], row["a"], row["algorithm"], row["k"]) for row in there}) == len(there)
+    drafters, acceptances, lookaheads = grid(SMALL)
+    of_dsi = [row for row in there if row["algorithm"] == "DSI"]
+    legal_ones = sum(legal(SMALL, drafters, k).sum() for k in lookaheads) * len(acceptances)
+    assert len(of_dsi) == legal_ones
+    assert len([row for row in there if row["algorithm"] == "SI"]) == 4 * 4 * 3
+    assert len([row for row in of_dsi if row["best"] == "1"]) == 3 * 4  # not one for a drafter of 0.01
+
+
+def test_the_paper_s_table_has_the_best_lookahead_alone_and_marks_where_si_wins(tmp_path, original: Bests) -> None:
+    config = Heatmap(grid="paper", accounting="original")
+    path = tmp_path / "heatmap.csv"
+    path.write_text(table(config, {}, original), encoding="utf-8")
+    there = rows(str(path))
+    assert len(there) == 10100 * len(METHODS) and {row["best"] for row in there} == {"1"}
+    wins = [row for row in there if row["si_wins"] == "1" and row["algorithm"] == "SI"]
+    assert len(wins) == 45
+    cell, = (row for row in wins if (row["c"], row["a"]) == ("0.01", "0.41"))
+    assert cell["k"] == "4" and float(cell["cost"]) == pytest.approx(0.6211, abs=5e-4)
+
+
+def changed(text: str, how: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return {
+        "a row is gone": "".join([*lines[:5], *lines[6:]]),
+        "it was cut short": text[:-10],
+        "a digit is another": text.replace("0.99", "0.98"),
+        "its configuration is another": text.replace('"hop": 0.02', '"hop": 0.03'),
+        "its digest is gone": text.replace("sha256", "sha512"),
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["a row is gone", "it was cut short", "a digit is another",
+                                 "its configuration is another", "its digest is gone"])
+def test_a_damaged_table_is_refused(tmp_path, how: str) -> None:
+    path = saved(tmp_path)
+    text = open(path, encoding="utf-8").read()
+    assert changed(text, how) != text
+    open(path, "w", encoding="utf-8").write(changed(text, how))
+    with pytest.raises(ValueError, match="heatmap.csv is damaged, it is not as it was written"):
+        load(path)
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"", "is no table of the heat maps"),
+    (b"c,a,k,cost_si\n0.1,0.9,5,3\n", "is no table of the heat maps"),
+    (b'# {"schema": "flowspec heatmap 99"}\n', "is no table of the heat maps of this version"),
+    (b'# {"schema": ["flowspec heatmap 1"]}\n', "is no table of the heat maps"),
+    (b'# {"schema": "flowspec\n', "the first line of"),
+    (b"\xff\xfe\x00", "UTF-8"),
+])
+def test_a_foreign_file_is_refused_in_one_sentence(tmp_path, capsys, content: bytes, words: str) -> None:
+    path = tmp_path / "other.csv"
+    path.write_bytes(content)
+    assert simulate.main(["heatmap", f"load_results={path}", f"output={tmp_path / 'maps'}"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert not (tmp_path / "maps").exists()
+
+
+# --- the maps ---------------------------------------------------------------------------------------------------------
+
+def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_told() -> None:
+    wide = bands(MAP["si_over_nonsi"], np.array([[0.5, 67]]))
+    assert wide.borders.tolist() == [0, *range(1, 11)] and wide.labels[0] == "0" and wide.labels[-1] == "> 10"
+    fine = bands(MAP["dsi_over_si"], np.array([[np.nan, 1.0, 1.55]]))
+    assert fine.labels == ["0", "1", "1.20", "1.40", "1.60"]
+    assert len(fine.colours) == len(fine.borders) - 1
+    assert bands(MAP["dsi_over_best"], np.array([[1.0, 1.0]])).labels == ["0", "1", "1.10"]
+    free = bands(MAP["continuous_over_dsi"], np.array([[0.893, 1.0]]))
+    assert free.borders[0] <= 0.893 and free.borders[-1] == 1 and len(set(free.labels)) == len(free.borders)
+    alike = bands(MAP["continuous_over_dsi"], np.array([[1.0, 1.0]]))
+    assert len(set(alike.labels)) == len(alike.borders)
+
+
+def test_cells_meet_half_way_and_end_at_0_and_1() -> None:
+    assert _edges(np.array([0.01, 0.5, 1])) == pytest.approx([0, 0.255, 0.75, 1])
+    assert _edges(np.array([0.5])) == pytest.approx([0.45, 0.55])
+
+
+@pytest.mark.parametrize("config", [SMALL, Heatmap(ndim=2, num_target_servers=1, a_min=0.5, a_max=0.5, c_min=1)])
+def test_every_map_is_drawn_as_png_and_as_pdf_in_a_file_of_its_own(tmp_path, config: Heatmap) -> None:
+    assert tuple(draw(config, found(config), tmp_path)) == NAMES
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.{form}" for name in NAMES for form in FORMS}
+    for name in NAMES:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_documentation_shows_every_map_and_quotes_the_summary_of_its_command(corrected: Bests) -> None:
+    page = (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")
+    assert "\n".join(summary(Heatmap(grid="paper"), corrected)) in page
+    shown = set(re.findall(r"\]\((dsi_\w+\.png)\)", page))
+    assert {f"dsi_{name.removeprefix('dsi_')}.png" for name in NAMES} <= shown
+    assert {path.name for path in (ROOT / "docs").glob("dsi_*.png")} <= shown
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+def test_the_command_computes_and_draws_and_draws_the_same_from_its_table(tmp_path, capsys) -> None:
+    assert simulate.main(["heatmap", "ndim=3", f"output={tmp_path / 'maps'}"]) == 0
+    first = capsys.readouterr().out
+    assert "DSI over min(SI, non-SI): max " in first and f"The maps are in {tmp_path / 'maps'}, simulated" in first
+    for key in ("load_results", "load_csv"):
+        assert simulate.main(["heatmap", f"{key}={tmp_path / 'maps' / 'heatmap.csv'}", f"output={tmp_path / key}"]) == 0
+        assert capsys.readouterr().out.splitlines()[:-1] == first.splitlines()[:-1]
+        for name in NAMES:
+            pictures = [(tmp_path / folder / f"{name}.png").read_bytes() for folder in ("maps", key)]
+            assert pictures[0] == pictures[1]
+        assert not (tmp_path / key / "heatmap.csv").exists()
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["ndim=1"], "ndim=1 is not possible: give a number from 2 to 50"),
+    (["ndim=ten"], "ndim=ten is not a whole number"),
+    (["c_min=0"], "c_min=0.0 is not possible"),
+    (["a_max=2"], "a_max=2.0 is not possible"),
+    (["k_step=0"], "k_step=0 is not possible"),
+    (["num_target_servers=0"], "num_target_servers=0 is not possible"),
+    (["a_min=0.8", "a_max=0.2"], "a_min=0.8 is more than a_max=0.2: give a_min=0.2 or less"),
+    (["grid=big"], "grid=big is unknown: choose one of ndim, paper"),
+    (["accounting=mine"], "accounting=mine is unknown: choose one of corrected, original"),
+    (["grid=paper", "k_step=2"], "k_step does not count with grid=paper: leave one of them out"),
+    (["output="], "output= is empty: name a folder"),
+    (["load_csv=a", "load_results=b"], "load_results and load_csv mean the same: leave one of them out"),
+    (["load_csv=a", "hop=1"], "hop is said by the table that is loaded: leave it out"),
+    (["load_csv=nowhere/heatmap.csv"], "nowhere/heatmap.csv: name a heatmap.csv that"),
+    (["levels=3"], "unknown key levels"),
+])
+def test_what_is_wrong_is_told_in_one_sentence(words: list[str], said: str, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert simulate.main(["heatmap", *words]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and printed.err.count("\n") == 1 and not printed.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("scripts.simulate.heatmap.costs", None)
+    (tmp_path / "maps").write_text("mine")
+    assert simulate.main(["heatmap", f"output={tmp_path / 'maps'}"]) == 2
+    assert "cannot be written" in capsys.readouterr().err and (tmp_path / "maps").read_text() == "mine"
+
+
+def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:
+    numbers = {option.name: option.default for option in options(Heatmap) if option.kind in ("int", "float")}
+    assert numbers.keys() == RANGES.keys() and all(RANGES[name].holds(value) for name, value in numbers.items())
