@@ -1,4 +1,4 @@
-"""Replicas of the target write the one text, whatever is late, lost, reordered or given up; DSI costs what it should."""
+"""Replicas of the target write the one text, whatever is late, lost or given up; DSI takes the time that it should."""
 from __future__ import annotations
 
 import random
@@ -9,13 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from config.run_config import ENDLESS, Growth
+from config.profiles import Profile
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
 from pipeline.messages import Segment
 from pipeline.replicas import Replicas
 from pipeline.strategies import STRATEGIES
+from pipeline.trace import OFF
 from pipeline.transport import Inbox, LocalLink, Peers
+from sim.clock import VirtualClock
+from sim.cluster import Cluster
+from sim.paths import Paths
+from sim.stages import Work
 from tests.test_prunes import delaying, losing
 from tests.tiny import TREE, Oracle, Tiny, stages_of, work, write
 
@@ -24,7 +29,8 @@ PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW = 40
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
 TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
-CHAIN = Growth(ENDLESS, ENDLESS, 1)
+FREE = Profile("wires that take no time", layers=64, row_bytes=1, model=0, row=0, free=9, token=0, level=0, verdict=0,
+               latency=0, mbps=1e15, step=0)
 
 
 @contextmanager
@@ -127,3 +133,91 @@ def test_an_answer_of_one_token_and_an_end_token_among_unverified_guesses():
         answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], NEW, end=frozenset([end])))
         assert [token for new in stream for token in new] == text[:text.index(end) + 1]
         assert answer.finish_reason == "stop"
+
+
+# --- how long it takes, in virtual time -------------------------------------------------------------------------------
+
+class Known:
+    """A drafter that takes `seconds` for a guess, of which every `wrong`-th in a row is wrong; 0: none is."""
+
+    inner, consumed = False, 0
+
+    def __init__(self, clock, seconds, wrong, text):
+        self.clock, self.seconds, self.wrong, self.text = clock, seconds, wrong, text
+
+    def grow(self, tree, growth):
+        node = max(tree.live, default=tree.tip)
+        position = tree.pos[node] + 1
+        if position >= tree.limit - 1:  # the last token is the target's
+            return False
+        self.clock.sleep_until(self.clock.now() + self.seconds)
+        place = position - len(PROMPT) + 1
+        token = self.text[position - len(PROMPT)]
+        if self.wrong and place % self.wrong == 0:
+            token = (token + 1) % TINY.config.vocab
+        tree.add(node, token, tree.score[node] - 0.1)
+        return True
+
+    def begin(self, sampler):
+        pass
+
+    refresh = reset = lambda self: None
+
+
+class Watched(Replicas):
+    """Replicas that remember how many segments were under way at once, of those that are not given up."""
+
+    most = 0
+
+    def open(self, *request):
+        target = super().open(*request)
+        send = target.send
+
+        def counted(nodes):
+            send(nodes)
+            self.most = max(self.most, sum(copy.busy for copy in target._copies.values()))
+        target.send = counted
+        return target
+
+
+def takes(new, verification, guess, lookahead, servers, wrong):
+    """The seconds of `new` tokens at temperature 1, and the most verifications that were under way at once."""
+    clock = VirtualClock()
+    work = Work(lambda rows, text: verification, layers=64)
+    paths = Paths([TINY.slice(0, 4)], (), TINY.lm_head.weight)
+    cluster = Cluster(FREE, clock, [[work]] * servers, paths, [OFF] * (servers + 1))
+    ring = Watched(cluster.links, TINY.lm_head, 1, clock=clock)
+    draft = Known(clock, guess, wrong, TEXT[1.0])
+    tree = replace(TREE, lookahead=lookahead, chunk=64)
+    decoder = Decoder(ring, draft, STRATEGIES["dsi"], tree, max_length=200, clock=clock)
+    answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], new))
+    assert [token for tokens in stream for token in tokens] == TEXT[1.0][:new]
+    return answer.prefill_seconds + answer.decode_seconds, ring.most
+
+
+@pytest.mark.parametrize("lookahead, servers", [(1, 8), (2, 5), (3, 4), (4, 3), (8, 2), (5, 7)])
+def test_with_a_drafter_that_is_always_right_only_the_last_verification_is_waited_for(lookahead, servers):
+    seconds, most = takes(NEW, 8.0, 1.0, lookahead, servers, wrong=0)
+    assert most <= servers
+    assert seconds == (NEW - 1) * 1.0 + 8.0
+
+
+@pytest.mark.parametrize("lookahead, servers", [(1, 8), (2, 4), (3, 3), (8, 1), (5, 7)])
+@pytest.mark.parametrize("new", [1, 2, NEW])
+def test_with_a_drafter_that_is_never_right_it_takes_as_long_as_plain_decoding(new, lookahead, servers):
+    seconds, most = takes(new, 8.0, 1.0, lookahead, servers, wrong=1)
+    assert most <= servers
+    assert seconds == new * 8.0
+
+
+@pytest.mark.parametrize("lookahead, servers", [(1, 9), (2, 5), (3, 4), (4, 3)])
+@pytest.mark.parametrize("wrong", [4, 5, 8])
+def test_a_run_of_right_guesses_takes_its_drafting_and_one_verification(wrong, lookahead, servers):
+    """In the first run the drafter works while the prompt is read; in the last one it stops before the last token."""
+    runs = NEW // wrong
+    windows = -(-(wrong - 1) // lookahead)
+    whole = windows * lookahead * 1.0 + 8.0
+    last = (wrong - 1) * 1.0 + 8.0
+    seconds, most = takes(runs * wrong, 8.0, 1.0, lookahead, servers, wrong)
+    assert most <= servers
+    assert seconds == 16.0 + (runs - 2) * whole + last
