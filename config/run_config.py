@@ -40,6 +40,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
     "run_pipeinfer": GUESSES,
     "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
+    "replica_stages": Range(1, 1024),
     "lookahead": Range(1, 65536, {0: "by what is measured at the start"}),
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
@@ -121,6 +122,7 @@ class RunConfig:
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
 
     replicas: int = 0  # copies of the model that verify for dsi; 0: as many as fill four ranks
+    replica_stages: int = 1  # ranks of each copy, which is a pipeline of its own if there are several
 
     # What is asked (one of the first three)
     prompt: str = ""  # the question
@@ -244,9 +246,14 @@ class RunConfig:
         """How the ranks of a stage share its layers, as the keys about tensor parallelism say."""
         return TensorParallel(self.pipeline_type, self.tp, self.tp_shares, self.tp_type)
 
+    @property
+    def replicated(self) -> bool:
+        """Whether the method has copies of the model, each split into `replica_stages` instead of `stages`."""
+        return METHODS[self.pipeline_type].target == "replicas"
+
     def copies(self, stages: int) -> int:
         """How many copies of a model of so many stages, rank 0's included, verify; 1 if the method has no replicas."""
-        if METHODS[self.pipeline_type].target != "replicas":
+        if not self.replicated:
             return 1
         return self.replicas or max(1, USUAL_RANKS // max(1, stages - 1))
 

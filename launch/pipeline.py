@@ -170,7 +170,7 @@ class Pipeline:
         """
         spec = replace(self.spec, config=config, head=head)
         draft, tree = self.draft_of(spec), self._tree(config)
-        if METHODS[config.pipeline_type].target == "replicas":
+        if config.replicated:
             tree = replace(tree, lookahead=self._lookahead(config, draft))
         return build_decoder(spec, self.ring, draft, tree)
 

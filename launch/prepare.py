@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Sequence
 
 from config.files import check_folder, check_output
-from config.methods import METHODS
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
@@ -61,7 +60,7 @@ def _check_form(config: RunConfig, part: Part) -> None:
         if len(part.stages) > 1:
             raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
                              "into another folder, with --tp N and without --stages")
-    elif config.stages and not is_split_as(config.stages, part.stages):
+    elif config.stages and not config.replicated and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
     if wanted.asked and wanted.speeds != tuple(part.shares):
         raise ValueError(f"{held}, not with {wanted.asked}: leave tp and tp_shares out, {again}")
@@ -124,8 +123,8 @@ def _split(config: RunConfig, write: bool) -> Path:
     source = Checkpoint(config.base_dir)
     stages = ""
     if not config.tensor_parallel.whole:
-        usual = "1" if METHODS[config.pipeline_type].target == "replicas" else "4"
-        stages = "+".join(map(str, plan_stages(config.stages or usual, source)))
+        wanted = str(config.replica_stages) if config.replicated else config.stages or "4"
+        stages = "+".join(map(str, plan_stages(wanted, source)))
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
     # A board that has the whole model, as toy: others may write into the same folder, or an earlier split broke off.
