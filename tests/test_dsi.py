@@ -80,8 +80,8 @@ def test_too_few_replicas_are_told_with_the_number_that_would_do(tmp_path, capsy
     words = [*BUNDLED, "pipeline_type=dsi", "profile=jetson-7b", "time=virtual", f"output={tmp_path / 'out.json'}"]
     assert here(*words, "lookahead=1", "replicas=2") == 0
     told = capsys.readouterr().err
-    assert "up to 19 verifications" in told and "give lookahead=10, or replicas for 19" in told
-    assert here(*words, "lookahead=10", "replicas=2") == 0
+    assert "up to 21 verifications" in told and "give lookahead=11, or replicas for 21" in told
+    assert here(*words, "lookahead=11", "replicas=2") == 0
     assert capsys.readouterr().err == ""
     assert here(*words, "replicas=2") == 0
     assert capsys.readouterr().err == ""
