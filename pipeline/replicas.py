@@ -181,18 +181,20 @@ class ReplicaTarget(RequestTarget):
         copies = list(self._copies.values())
         if not self._prompt.issuperset(nodes):
             copies = [min(copies, key=lambda copy: (copy.busy, len(copy.flights), len(copy.lacks(nodes))))]
-        with self._sending(self._segment(copies[0].request, nodes)):
+        ids: list[int] = []
+        with self._sending(self._segment(copies[0].request, nodes), ids=ids):
             for copy in copies:
-                self._send(copy, nodes)
+                ids += self._send(copy, nodes)
 
-    def _send(self, copy: Copy, nodes: Sequence[int]) -> None:
-        """Send these nodes to one replica, behind what it lacks."""
+    def _send(self, copy: Copy, nodes: Sequence[int]) -> Iterator[int]:
+        """Send these nodes to one replica, behind what it lacks; the ids of what was sent."""
         lacking = copy.lacks(nodes)
         for begin in range(0, len(lacking), MOST):
             piece = lacking[begin:begin + MOST]
             segment = copy.name(self._segment(copy.request, piece), frozenset(piece).intersection(nodes))
             copy.link.send(segment)
             self.ring.segments += 1
+            yield from segment.nodes
 
     def rest(self) -> Progress:
         pending = self.tree.pending
