@@ -4,12 +4,15 @@ It knows nothing about pipelines or time.
 """
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from typing import Any, NamedTuple, Sequence
 
 import torch
+from tqdm import tqdm
 
-from config.prompts import Prompt
+from config.measures import Measured
+from config.prompts import Prompt, draw
 from launch.devices import usable
 from launch.memory import GB, free
 from model.checkpoint import Checkpoint
@@ -36,12 +39,11 @@ class Model(NamedTuple):
         return self.text.prompt_ids([prompt.text], "none" if prompt.ready else template)
 
 
-def open_model(folder: str, dtype: str, device: str) -> Model:
-    """The model in a folder. Raises ValueError for one that is damaged, not supported or too large for the device.
-
-    `auto` is a CUDA device if there is one, and then float16, else float32.
-    """
-    place = usable(device)
+def open_model(folder: str, config: Measured) -> Model:
+    """The model in a folder. Raises ValueError for one that is damaged, not supported or too large for the device."""
+    place, dtype = usable(config.device), config.dtype
+    if config.threads:
+        torch.set_num_threads(config.threads)
     if dtype == "auto":
         dtype = "float16" if place.type == "cuda" else "float32"
     number: torch.dtype = getattr(torch, dtype)
@@ -72,6 +74,31 @@ def _check_same(target: Model, drafter: Model, what: str, theirs: dict[str, Any]
         if theirs.get(name) != mine.get(name):
             raise ValueError(f"the {what} {name!r} is {mine.get(name)!r} for the drafter in {drafter.name}, but "
                              f"{theirs.get(name)!r} for the target in {target.name}: {TAKE}")
+
+
+def sampler_of(config: Measured) -> Sampler:
+    """What chooses the tokens of a measurement."""
+    return Sampler(config.temperature, config.top_p, seed=config.seed) if config.do_sample else Sampler()
+
+
+def prompts_of(name: str, config: Measured, models: Sequence[Model]) -> list[list[int]]:
+    """The prompts of a data set as token ids of the first of these models.
+
+    Those that leave no room for an answer in the context of one of them are left out, which is told. Raises ValueError
+    if none is left.
+    """
+    context = min(model.whole.config.context for model in models)
+    found = [models[0].ids(prompt, config.template) for prompt in draw(name, config.data, config.num_examples,
+                                                                       config.seed)]
+    fitting = [ids for ids in found if len(ids) + config.max_new_tokens <= context]
+    left_out = len(found) - len(fitting)
+    if not fitting:
+        raise ValueError(f"no prompt of {name} leaves room for {config.max_new_tokens} tokens in a context of "
+                         f"{context}: give a smaller max_new_tokens=, or other sets=")
+    if left_out:
+        tqdm.write(f"{name}: {left_out} of {len(found)} prompts are too long for a context of {context}, and left out",
+                   file=sys.stderr)
+    return fitting
 
 
 def answer(model: Model, prompt: Sequence[int], limit: int, sampler: Sampler) -> list[int]:

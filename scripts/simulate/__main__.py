@@ -1,6 +1,12 @@
 """Speculative decoding by formulas, events and measurements, as the paper on DSI compares it (docs/dsi.md).
 
 Usage: python -m scripts.simulate COMMAND [key=value ...]
+
+acceptance: how often a drafter foresees the next token of a target, measured with both models on data sets.
+
+latency: how long a model takes for its first token, for each later one, and for m tokens at once.
+
+table: both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas.
 """
 from __future__ import annotations
 
@@ -10,7 +16,11 @@ from importlib import import_module
 from config.foreign import plain
 from launch.processes import WRONG
 
-COMMANDS: dict[str, str] = {}  # what is typed -> its module, whose `main` returns the exit code
+COMMANDS: dict[str, str] = {
+    "acceptance": "scripts.simulate.acceptance",
+    "latency": "scripts.simulate.latency",
+    "table": "scripts.simulate.table",
+}  # what is typed -> its module, whose `main` returns the exit code
 
 
 def main(argv: list[str]) -> int:
