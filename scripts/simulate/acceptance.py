@@ -54,7 +54,8 @@ def of_set(name: str, target: Model, drafter: Model, config: AcceptanceConfig) -
 def _choice(config: AcceptanceConfig) -> str:
     if not config.do_sample:
         return "the likeliest token each"
-    return f"drawn at temperature {config.temperature:g}, top-p {config.top_p:g}, both with the noise of seed {config.seed}"
+    drawn = f"temperature {config.temperature:g}, top-p {config.top_p:g}"
+    return f"drawn by both with the noise of seed {config.seed}, {drawn}"
 
 
 def table(found: dict[str, list[list[int]]]) -> str:
