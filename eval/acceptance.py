@@ -7,8 +7,7 @@ misses; the text's end may cut off the last one.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import takewhile
-from typing import Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -37,49 +36,65 @@ def runs(record: Record) -> Runs:
     return Runs(ended, length)
 
 
-def of_mean(lengths: Sequence[int]) -> float:
-    """The rate of runs with the mean n of these lengths, 1 - 1 / (1 + n); NaN without any."""
-    return 1 - 1 / (1 + sum(lengths) / len(lengths)) if lengths else NAN
+class Counted(NamedTuple):
+    """The matches of some runs, and how many runs they are. With n matches in the mean, the rate is 1 - 1 / (1 + n)."""
+
+    matches: int
+    runs: int
 
 
-def prefix_rate(records: Records) -> float:
-    """The rate as the paper defines it (appendix F.2): by the mean common prefix of what target and drafter write.
+def prefix(record: Record) -> Counted:
+    """The paper's definition (appendix F.2): the common prefix of what target and drafter write by themselves.
 
     Up to its first miss the drafter has read its own words, so that the prefix is the first run of a record. A text
-    without a miss counts with its whole length, which makes the rate n / (n + 1) at most.
+    without a miss counts with its whole length as if a miss followed.
     """
-    return of_mean([sum(1 for _ in takewhile(bool, record)) for record in records if len(record)])
+    ended, cut = runs(record)
+    return Counted(ended[0] if ended else cut, 1)
 
 
-def runs_rate(records: Records) -> float:
-    """The same of all runs that a miss ended; 1 without a miss, NaN without a place.
+def ended_runs(record: Record) -> Counted:
+    """All runs that a miss ended.
 
-    The runs that the text's end cut off are left out. These are long ones more often than not, so it is too small.
+    Those that the text's end cut off are left out. These are long ones more often than not, so the rate is too small.
     """
-    ended = [length for record in records for length in runs(record).ended]
-    return 1.0 if not ended and any(map(len, records)) else of_mean(ended)
+    ended, _ = runs(record)
+    return Counted(sum(ended), len(ended))
 
 
-def original_rate(records: Records) -> float:
-    """The same of the runs that the repository of the paper counts, in a branch of it.
+def original_runs(record: Record) -> Counted:
+    """The runs that the repository of the paper counts, in a branch of it.
 
-    It takes a cut run for one that ended, and forgets the run that the last token of a text ends. So it is NaN where
-    the only miss is the last token, and n / (n + 1) where there is none.
+    It takes the run that the text's end cuts off for one that ended, and forgets one that the last token ends. So a
+    text has no run if its only miss is the last token, and the rate of n matches without a miss is n / (n + 1).
     """
-    counted = []
-    for record in records:
-        ended, cut = runs(record)
-        counted += [*ended, cut] if cut else ended[:-1]
-    return of_mean(counted)
+    ended, cut = runs(record)
+    counted = [*ended, cut] if cut else ended[:-1]
+    return Counted(sum(counted), len(counted))
 
 
-def likeliest_rate(records: Records) -> Interval:
-    """Matches by places, with the bounds of a bootstrap over the texts; NaN without a place.
+def likeliest(record: Record) -> Counted:
+    """All matches, and a run for each miss: the rate is matches by places.
 
     Of runs that are geometric, some of them cut off, this is the rate of the greatest likelihood.
     """
-    counts = np.array([[sum(record), len(record)] for record in records if len(record)], dtype=float)
-    return bootstrap([counts.reshape(-1, 2)], lambda sums: np.asarray(sums[..., 0, 0] / sums[..., 0, 1]))
+    return Counted(sum(record), len(record) - sum(record))
+
+
+DEFINITIONS: dict[str, Callable[[Record], Counted]] = {
+    "likeliest": likeliest, "prefix": prefix, "runs": ended_runs, "original": original_runs}
+
+
+def rate(records: Records, definition: Callable[[Record], Counted] = likeliest) -> Interval:
+    """The acceptance rate by a definition, with the bounds of a bootstrap over texts; NaN if no run counts."""
+    counts = np.array([definition(record) for record in records if len(record)], dtype=float).reshape(-1, 2)
+
+    def of_sums(sums: np.ndarray) -> np.ndarray:
+        matches, ended = sums[..., 0, 0], sums[..., 0, 1]
+        with np.errstate(invalid="ignore"):  # a draw of texts in which no run counts
+            return np.asarray(matches / (matches + ended))
+
+    return bootstrap([counts], of_sums)
 
 
 def rate_after(records: Records, match: int) -> float:
@@ -103,28 +118,14 @@ def lengths(records: Records) -> Iterator[Length]:
     found = [runs(record) for record in records]
     ended = Counter(length for one in found for length in one.ended)
     cut = Counter(one.cut for one in found if one.cut)
-    rate = likeliest_rate(records).value
+    chance = rate(records).value
     sizes = [len(record) for record in records]
     for length in range(max([*ended, *cut], default=-1) + 1):
-        expected = sum(_expected(size, length, rate) for size in sizes)
+        expected = sum(_expected(size, length, chance) for size in sizes)
         yield Length(length, ended[length], cut[length], expected)
 
 
-def _expected(size: int, length: int, rate: float) -> float:
+def _expected(size: int, length: int, chance: float) -> float:
     """The mean number of runs of a length that end in a text of that size: one at its start, others behind a miss."""
     later = size - length - 1  # places behind a miss at which such a run can start
-    return 0.0 if later < 0 else rate ** length * (1 - rate) * (1 + later * (1 - rate))
-
-
-class Rates(NamedTuple):
-    """The acceptance rate by each definition; the likeliest one has bounds of 95 %."""
-
-    prefix: float
-    runs: float
-    original: float
-    likeliest: Interval
-
-
-def rates(records: Records) -> Rates:
-    """All of them."""
-    return Rates(prefix_rate(records), runs_rate(records), original_rate(records), likeliest_rate(records))
+    return 0.0 if later < 0 else chance ** length * (1 - chance) * (1 + later * (1 - chance))

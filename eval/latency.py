@@ -47,26 +47,33 @@ def turns(repeats: int) -> Iterator[bool]:
         yield True
 
 
-def pace(model: Whole, prompts: Sequence[Sequence[int]], new: int, sampler: Sampler, repeats: int) -> Pace:
-    """The pace of answers of `new` tokens, at least 2; they go on behind an end token, so that all are as long.
+def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int, sampler: Sampler,
+          repeats: int) -> list[Pace]:
+    """The pace of each model with answers of `new` tokens, at least 2; they go on behind an end token, to be as long.
 
     TPOT is one figure per answer: the time behind its first token, by the number of tokens that follow.
     """
-    first, later = [], []
+    first: list[list[float]] = [[] for _ in models]
+    later: list[list[float]] = [[] for _ in models]
     for counts in turns(repeats):
         for prompt in prompts:
-            cache = model.cache(len(prompt) + new)
-            words = model.words(prompt, cache, sampler)
-            start = time.perf_counter()
-            next(words)
-            begun = time.perf_counter()
-            for _ in islice(words, new - 1):
-                pass
-            end = time.perf_counter()
-            if counts:
-                first.append(begun - start)
-                later.append((end - begun) / (new - 1))
-    return Pace(spread(first), spread(later))
+            for model, firsts, laters in zip(models, first, later):
+                begun, rest = _answer(model, prompt, new, sampler)
+                if counts:
+                    firsts.append(begun)
+                    laters.append(rest / (new - 1))
+    return [Pace(spread(firsts), spread(laters)) for firsts, laters in zip(first, later)]
+
+
+def _answer(model: Whole, prompt: Sequence[int], new: int, sampler: Sampler) -> tuple[float, float]:
+    """The seconds to the first token of an answer, and from there to the last one."""
+    words = model.words(prompt, model.cache(len(prompt) + new), sampler)
+    start = time.perf_counter()
+    next(words)
+    begun = time.perf_counter()
+    for _ in islice(words, new - 1):
+        pass
+    return begun - start, time.perf_counter() - begun
 
 
 def passes(model: Whole, rows: Sequence[int], context: int, sampler: Sampler, repeats: int) -> dict[int, Spread]:

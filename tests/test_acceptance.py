@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from config.measures import AcceptanceConfig
 from config.presets import TOY
-from eval.acceptance import _expected, lengths, likeliest_rate, rate_after, rates, runs
+from eval.acceptance import DEFINITIONS, _expected, ended_runs, lengths, rate, rate_after, runs
 from eval.pairs import answer, check_pair, open_model, record, sampler_of
 from model.sample import Sampler
 from scripts.simulate.__main__ import main
@@ -55,19 +55,20 @@ def drafter(tmp_path_factory):
     return open_model(str(save_off(tmp_path_factory.mktemp("pair") / "drafter", 0.05)), CONFIG)
 
 
-@pytest.mark.parametrize(("texts", "prefix", "of_runs", "original", "likeliest"), [
+@pytest.mark.parametrize(("texts", "likeliest", "prefix", "of_runs", "original"), [
     ([], NAN, NAN, NAN, NAN),
     ([""], NAN, NAN, NAN, NAN),
-    (["MMMM"], 4 / 5, 1, 4 / 5, 1),
+    (["MMMM"], 1, 4 / 5, NAN, 4 / 5),
     (["XXX"], 0, 0, 0, 0),
-    (["X"], 0, 0, NAN, 0),
-    (["MMMX"], 3 / 4, 3 / 4, NAN, 3 / 4),
-    (["MXMMXM"], 1 / 2, 3 / 5, 4 / 7, 4 / 6),
-    (["MMMX", "MX"], 2 / 3, 2 / 3, NAN, 4 / 6),
-    (["MM", "", "XM"], 1 / 2, 0, 1 / 2, 3 / 4)])
-def test_each_definition_is_what_a_person_computes(texts, prefix, of_runs, original, likeliest):
-    found = rates([matches(text) for text in texts])
-    assert [*found[:3], found.likeliest.value] == pytest.approx([prefix, of_runs, original, likeliest], nan_ok=True)
+    (["X"], 0, 0, 0, NAN),
+    (["MMMX"], 3 / 4, 3 / 4, 3 / 4, NAN),
+    (["MXMMXM"], 4 / 6, 1 / 2, 3 / 5, 4 / 7),
+    (["MMMX", "MX"], 4 / 6, 2 / 3, 2 / 3, NAN),
+    (["MM", "", "XM"], 3 / 4, 1 / 2, 0, 1 / 2)])
+def test_each_definition_is_what_a_person_computes(texts, likeliest, prefix, of_runs, original):
+    records = [matches(text) for text in texts]
+    found = [rate(records, definition).value for definition in DEFINITIONS.values()]
+    assert found == pytest.approx([likeliest, prefix, of_runs, original], nan_ok=True)
 
 
 def test_runs_end_with_misses_and_the_last_one_may_be_cut_off():
@@ -87,20 +88,21 @@ def test_matches_by_places_are_the_rate_of_the_greatest_likelihood_of_runs_that_
         return sum(ended) + sum(cut)
 
     best = max(np.linspace(0.001, 0.999, 999), key=log_likelihood)
-    assert likeliest_rate(records).value == pytest.approx(best, abs=0.001)
+    assert rate(records).value == pytest.approx(best, abs=0.001)
 
 
 def test_runs_that_are_left_out_because_they_are_cut_off_make_the_rate_too_small():
     drawn = np.random.default_rng(0).random((400, 20)) < 0.8
-    found = rates(drawn.astype(int).tolist())
-    assert found.runs < 0.78 < found.likeliest.low < 0.8 < found.likeliest.high
+    records = drawn.astype(int).tolist()
+    likeliest = rate(records)
+    assert rate(records, ended_runs).high < likeliest.low < 0.8 < likeliest.high
 
 
 def test_the_bounds_are_those_of_a_bootstrap_over_texts_and_one_text_has_none():
     records = [matches("M" * right + "X" * (10 - right)) for right in (9, 8, 3, 7, 9, 6)]
-    first, second = likeliest_rate(records), likeliest_rate(records)
+    first, second = rate(records), rate(records)
     assert first == second and first.low < first.value == 42 / 60 < first.high
-    assert all(map(math.isnan, likeliest_rate(records[:1])[1:]))
+    assert all(map(math.isnan, rate(records[:1])[1:]))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -179,7 +181,7 @@ def test_the_command_writes_matches_that_simulations_read_and_a_picture(target, 
     told = capsys.readouterr().out
     records = json.loads((tmp_path / "traces.json").read_text())
     assert code == 0 and len(records) == 4 and {match for one in records for match in one} <= {0, 1}
-    assert f"{likeliest_rate(records).value:.3f}" in told and "all" in told and "expected" in told
+    assert f"{rate(records).value:.3f}" in told and "all" in told and "expected" in told
     assert (tmp_path / "runs.svg").read_text().startswith("<?xml")
 
 

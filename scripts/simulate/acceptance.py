@@ -11,14 +11,13 @@ from tqdm import tqdm
 from config.files import ROOM, write
 from config.keys import read_keys
 from config.measures import AcceptanceConfig
-from eval.acceptance import Length, Records, lengths, rate_after, rates
+from eval.acceptance import DEFINITIONS, Length, Records, lengths, rate, rate_after
 from eval.pairs import Model, answer, check_pair, open_model, prompts_of, record, sampler_of
 from eval.summary import number
 
 COMMAND = "python -m scripts.simulate acceptance"
 ALL = "all"
 LONGEST = 16  # runs from this length on stand in one line
-COLUMNS = ("prompts", "tokens", "likeliest", "95 %", "prefix", "runs", "original", "after hit", "after miss")
 
 
 def main(argv: list[str]) -> int:
@@ -60,15 +59,20 @@ def _choice(config: AcceptanceConfig) -> str:
 
 def table(found: dict[str, list[list[int]]]) -> str:
     """A line for each data set with its rates."""
-    lines = [f"{'':<20}" + "".join(f"{column:>15}" for column in COLUMNS)]
+    columns = ("prompts", "tokens", *(f"{name}, 95 %" for name in DEFINITIONS), "after hit", "after miss")
+    lines = [f"{'':<14}" + "".join(f"{name:>{_width(name)}}" for name in columns)]
     for name, records in found.items():
-        own = rates(records)
-        low, high = number(own.likeliest.low, 3), number(own.likeliest.high, 3)
-        cells = [str(len(records)), str(sum(map(len, records))), number(own.likeliest.value, 3), f"[{low}, {high}]",
-                 *(number(rate, 3) for rate in (own.prefix, own.runs, own.original)),
+        bounds = [[number(value, 3) for value in rate(records, definition)] for definition in DEFINITIONS.values()]
+        cells = [str(len(records)), str(sum(map(len, records))),
+                 *(f"{value} [{low}, {high}]" for value, low, high in bounds),
                  *(number(rate_after(records, match), 3) for match in (1, 0))]
-        lines.append(f"{name[-20:]:<20}" + "".join(f"{cell:>15}" for cell in cells))
+        line = "".join(f"{cell:>{_width(column)}}" for column, cell in zip(columns, cells))
+        lines.append(f"{name[-13:]:<14}" + line)
     return "\n".join(lines)
+
+
+def _width(column: str) -> int:
+    return 22 if "95 %" in column else len(column) + 2
 
 
 def histogram(records: Records) -> str:

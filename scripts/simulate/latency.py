@@ -12,7 +12,7 @@ from tqdm import tqdm
 from config.files import ROOM, write
 from config.keys import read_keys
 from config.measures import LatencyConfig, Timed
-from eval.latency import Pace, Spread, pace, passes
+from eval.latency import Pace, Spread, paces, passes
 from eval.pairs import Model, open_model, prompts_of, sampler_of
 
 COMMAND = "python -m scripts.simulate latency"
@@ -26,8 +26,8 @@ def main(argv: list[str]) -> int:
           f"an answer, {config.repeats} turns; ms: median, quartiles\n")
     found: dict[str, Pace] = {}
     for name in tqdm(config.chosen_sets, desc="sets", leave=False, file=sys.stderr):
-        found[name] = pace(model.whole, prompts_of(name, config, [model]), config.max_new_tokens, sampler_of(config),
-                           config.repeats)
+        prompts = prompts_of(name, config, [model])
+        [found[name]] = paces([model.whole], prompts, config.max_new_tokens, sampler_of(config), config.repeats)
         tqdm.write(f"{name[-20:]:<20}  TTFT {found[name].first}   TPOT {found[name].later}")
     took = passes(model.whole, config.chosen_rows, config.context, sampler_of(config), config.repeats)
     print(f"\nT(m) behind {config.context} tokens, and how many times as long as T({min(took)})")

@@ -16,8 +16,8 @@ from tqdm import tqdm
 from config.files import ROOM, fits, whole, write
 from config.keys import read_keys
 from config.measures import Pair, TableConfig
-from eval.acceptance import likeliest_rate
-from eval.latency import Pace, pace, passes
+from eval.acceptance import rate
+from eval.latency import paces, passes
 from eval.metrics import Interval
 from eval.pairs import Model, answer, check_pair, open_model, prompts_of, record, sampler_of
 from eval.prediction import FLAT, Measures, Prediction, predict
@@ -44,21 +44,21 @@ def _is_growth(entry: tuple[str, Any]) -> bool:
     return entry[0].isdigit() and fits(entry[1], float)
 
 
-class Target(NamedTuple):
-    """What a target did on a data set: the prompts, what it wrote, and how fast."""
+class Written(NamedTuple):
+    """What a target was asked on a data set, and what it wrote."""
 
     prompts: list[list[int]]
     texts: list[list[int]]
-    pace: Pace
 
 
 @dataclass
 class Measuring:
-    """Measures row after row; what a target does on a data set is measured once for all of its drafters."""
+    """Measures row after row. Both models of a row are timed by turns; what a target writes and how its passes grow is
+    found once for all of its drafters."""
 
     config: TableConfig
     models: dict[str, Model] = field(default_factory=dict)  # those of the last row
-    targets: dict[tuple[str, str], Target] = field(default_factory=dict)
+    written: dict[tuple[str, str], Written] = field(default_factory=dict)  # by target and set
     growths: dict[str, dict[int, float]] = field(default_factory=dict)  # T(m) by T(1) of each target
 
     def row(self, pair: Pair) -> Row:
@@ -67,12 +67,12 @@ class Measuring:
         target, drafter = self._open(pair)
         check_pair(target, drafter)
         check_context(target, config)
-        done = self._target(pair, target, drafter)
+        done = self._written(pair, target, drafter)
         records = [record(drafter, *both, sampler) for both in zip(done.prompts, done.texts)]
-        drafting = pace(drafter.whole, done.prompts, config.max_new_tokens, sampler, config.repeats)
-        spreads = (done.pace.first, done.pace.later, drafting.first, drafting.later)
+        found = paces([target.whole, drafter.whole], done.prompts, config.max_new_tokens, sampler, config.repeats)
+        spreads = [spread for own in found for spread in own]
         times = {name: [getattr(spread, part) for part in SPREADS] for name, spread in zip(TIMES, spreads)}
-        bounds = [None if math.isnan(bound) else bound for bound in likeliest_rate(records)]
+        bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
         return {**pair._asdict(), **times, "acceptance": bounds, "growth": self._growth(pair, target),
                 "prompts": len(records), "tokens": sum(map(len, records))}
 
@@ -83,15 +83,14 @@ class Measuring:
             self.models.setdefault(folder, self.models.get(folder) or open_model(folder, self.config))
         return self.models[pair.target], self.models[pair.draft]
 
-    def _target(self, pair: Pair, target: Model, drafter: Model) -> Target:
+    def _written(self, pair: Pair, target: Model, drafter: Model) -> Written:
         key = pair.target, pair.set
-        if key not in self.targets:
+        if key not in self.written:
             config, sampler = self.config, sampler_of(self.config)
             prompts = prompts_of(pair.set, config, (target, drafter))
             texts = [answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts]
-            own = pace(target.whole, prompts, config.max_new_tokens, sampler, config.repeats)
-            self.targets[key] = Target(prompts, texts, own)
-        return self.targets[key]
+            self.written[key] = Written(prompts, texts)
+        return self.written[key]
 
     def _growth(self, pair: Pair, target: Model) -> dict[int, float]:
         """How many times as long as one over a single token a pass over m tokens takes, by m."""
@@ -180,8 +179,8 @@ def table(rows: list[Row], servers: int) -> str:
              f"{'target':<14}{'drafter':<14}{'set':<14}" + "".join(f"{name:>10}" for name in columns)]
     for row in rows:
         flat, grown = predictions(row, servers)
-        target, draft, rate = row["target_tpot"][0], row["draft_tpot"][0], row["acceptance"][0]
-        cells = [number(target), number(draft), number(100 * draft / target, 1), number(100 * rate, 1),
+        target, draft, right = row["target_tpot"][0], row["draft_tpot"][0], row["acceptance"][0]
+        cells = [number(target), number(draft), number(100 * draft / target, 1), number(100 * right, 1),
                  str(flat.dsi_lookahead), *_ratios(flat), number(flat.si / flat.original),
                  str(grown.dsi_lookahead), *_ratios(grown), grown.best]
         names = (Path(row["target"]).name, Path(row["draft"]).name, row["set"])
