@@ -2,11 +2,13 @@
 
 Usage: python -m scripts.simulate COMMAND [key=value ...]
 
-acceptance: how often a drafter foresees the next token of a target, measured with both models on data sets.
-
-latency: how long a model takes for its first token, for each later one, and for m tokens at once.
-
-table: both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas.
+cases FILE  computes the reference cases of a file anew, those of the paper's offline simulator and of its analysis, and
+            says how many agree
+offline     what a text costs by plain, speculative and distributed decoding and by pipelines of the same devices, by
+            counting forwards: exactly, and over texts that are drawn or made of recorded matches
+acceptance   how often a drafter foresees the next token of a target, measured with both models on data sets
+latency      how long a model takes for its first token, for each later one, and for m tokens at once
+table        both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas
 """
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ from importlib import import_module
 from config.foreign import plain
 from launch.processes import WRONG
 
-COMMANDS: dict[str, str] = {
+COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
+    "cases": "scripts.simulate.cases",
+    "offline": "scripts.simulate.offline",
     "acceptance": "scripts.simulate.acceptance",
     "latency": "scripts.simulate.latency",
     "table": "scripts.simulate.table",
-}  # what is typed -> its module, whose `main` returns the exit code
+}
 
 
 def main(argv: list[str]) -> int:
