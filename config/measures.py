@@ -26,6 +26,7 @@ RANGES = {  # of the keys of Measured that are numbers
 TIMED = {"repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
 SERVERS = {"num_target_servers": Range(1, COUNT)}
 ROWS = Range(1, 65536)
+SETS = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the bundled data sets
 TARGET = str(TOY / "llama")  # the bundled models
 DRAFTS = tuple(str(TOY / name) for name in ("draft_a", "draft_b"))
 PICTURES = (".png", ".svg", ".pdf")
@@ -39,7 +40,7 @@ class Measured:
     PATHS: ClassVar[Sequence[str]] = ("target", "draft", "model", "data", "traces", "picture", "records", "output")
 
     # What the models are asked
-    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # data sets (commas between): NAME, or FORMAT:FILE
+    sets: str = SETS  # NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)
     data: str = ""  # folder of the sets with a NAME; empty: the bundled ones
     num_examples: int = 5  # prompts of each set, drawn with the seed; 0: all
     template: str = "vicuna"  # around the questions of a set with a NAME: vicuna, llama-2, own or none

@@ -105,12 +105,13 @@ def rate_after(records: Records, match: int) -> float:
 
 class Length(NamedTuple):
     """How many runs of this length a miss ended, how many the text's end cut off, and how many of the former there
-    would be on average if each place matched with the same rate whatever came before."""
+    would be on average if each place matched by itself: all with one rate, or those of each text with its own."""
 
     length: int
     ended: int
     cut: int
     expected: float
+    by_text: float
 
 
 def lengths(records: Records) -> Iterator[Length]:
@@ -119,10 +120,11 @@ def lengths(records: Records) -> Iterator[Length]:
     ended = Counter(length for one in found for length in one.ended)
     cut = Counter(one.cut for one in found if one.cut)
     chance = rate(records).value
-    sizes = [len(record) for record in records]
+    own = [(len(record), sum(record) / len(record)) for record in records if len(record)]
     for length in range(max([*ended, *cut], default=-1) + 1):
-        expected = sum(_expected(size, length, chance) for size in sizes)
-        yield Length(length, ended[length], cut[length], expected)
+        expected = sum(_expected(size, length, chance) for size, _ in own)
+        by_text = sum(_expected(size, length, chance_of_text) for size, chance_of_text in own)
+        yield Length(length, ended[length], cut[length], expected, by_text)
 
 
 def _expected(size: int, length: int, chance: float) -> float:

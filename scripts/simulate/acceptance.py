@@ -31,8 +31,8 @@ def main(argv: list[str]) -> int:
     if len(found) > 1:
         found[ALL] = every
     print(table(found))
-    print(f"\nruns of matches in all texts; expected: ended runs, if each place matched with the likeliest rate\n\n"
-          f"{histogram(every)}")
+    print("\nruns of matches in all texts; expected: those that end, if each place matched by itself, with the likeliest\n"
+          f"rate of all texts, or of its own text\n\n{histogram(every)}")
     if config.traces:
         write(config.traces, json.dumps(every) + "\n", ROOM)
     if config.picture:
@@ -77,14 +77,14 @@ def _width(column: str) -> int:
 
 def histogram(records: Records) -> str:
     """A line for each length of a run: how many ended, how many the text's end cut off, and how many are expected."""
-    lines = [f"{'length':>10}{'ended':>10}{'cut off':>10}{'expected':>10}"]
+    lines = ["".join(f"{name:>10}" for name in ("length", "ended", "cut off", "expected", "by text"))]
     found = list(lengths(records))
     shown = [(str(one.length), [one]) for one in found[:LONGEST]]
     if found[LONGEST:]:
         shown.append((f"{LONGEST} to {found[-1].length}", found[LONGEST:]))
     for name, group in shown:
-        ended, cut = (sum(counts) for counts in ([one.ended for one in group], [one.cut for one in group]))
-        lines.append(f"{name:>10}{ended:>10}{cut:>10}{sum(one.expected for one in group):>10.1f}")
+        _, ended, cut, *expected = (sum(column) for column in zip(*group))
+        lines.append(f"{name:>10}{ended:>10}{cut:>10}" + "".join(f"{count:>10.1f}" for count in expected))
     return "\n".join(lines)
 
 
@@ -99,7 +99,8 @@ def draw(found: list[Length], title: str, path: str) -> None:
         axes.bar(x, ended, color="#5b6fb5", label="ended by a miss")
         axes.bar(x, [one.cut for one in found], bottom=ended, color="white", edgecolor="black", hatch="////",
                  label="cut off by the text's end")
-        axes.plot(x, [one.expected for one in found], "k.-", label="expected of ended ones, if places were independent")
+        axes.plot(x, [one.expected for one in found], "k.-", label="expected to end, if all places have one rate")
+        axes.plot(x, [one.by_text for one in found], "k+:", label="expected to end, if each text has its own")
         axes.set_xlabel("matches in a row")
         axes.set_ylabel("runs")
         axes.set_title(f"Runs of matches, measured: {title}", loc="left", parse_math=False)

@@ -58,7 +58,7 @@ class Measuring:
 
     config: TableConfig
     models: dict[str, Model] = field(default_factory=dict)  # those of the last row
-    written: dict[tuple[str, str], Written] = field(default_factory=dict)  # by target and set
+    written: dict[tuple[str, str, int], Written] = field(default_factory=dict)  # by target, set and shorter context
     growths: dict[str, dict[int, float]] = field(default_factory=dict)  # T(m) by T(1) of each target
 
     def row(self, pair: Pair) -> Row:
@@ -84,7 +84,8 @@ class Measuring:
         return self.models[pair.target], self.models[pair.draft]
 
     def _written(self, pair: Pair, target: Model, drafter: Model) -> Written:
-        key = pair.target, pair.set
+        context = min(model.whole.config.context for model in (target, drafter))
+        key = pair.target, pair.set, context
         if key not in self.written:
             config, sampler = self.config, sampler_of(self.config)
             prompts = prompts_of(pair.set, config, (target, drafter))
