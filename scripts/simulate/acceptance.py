@@ -31,8 +31,8 @@ def main(argv: list[str]) -> int:
     if len(found) > 1:
         found[ALL] = every
     print(table(found))
-    print("\nruns of matches in all texts; expected: those that end, if each place matched by itself, with the likeliest\n"
-          f"rate of all texts, or of its own text\n\n{histogram(every)}")
+    print("\nruns of matches in all texts; expected: those that end, if each place matched by itself, with the rate of "
+          f"all texts\nor of its own\n\n{histogram(every)}")
     if config.traces:
         write(config.traces, json.dumps(every) + "\n", ROOM)
     if config.picture:
