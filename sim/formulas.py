@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 import numpy.typing as npt
 
+from config.simulation import SLACK
+
 Array = npt.NDArray[np.float64]
 Numbers = Union[float, npt.NDArray[Any]]
 ACCOUNTINGS = ("corrected", "original")
-SLACK = 1e-9  # relative: quotients that are whole but for rounding count as whole
 NEGLIGIBLE = 1e-18  # share of a cost that no double of it shows
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from config.cli import help_text, options, parse
+from config.cli import help_text, parse
+from config.keys import options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, absent
 from config.run_config import Growth, RunConfig, TreeConfig
@@ -27,7 +28,7 @@ def test_keys_are_read_as_the_type_the_dataclass_names() -> None:
 
 
 def test_every_key_can_be_given_its_own_default() -> None:
-    for option in options():
+    for option in options(RunConfig):
         text = str(option.default).lower() if option.kind == "bool" else str(option.default)
         if text:
             assert getattr(parse([f"{option.name}={text}"]), option.name) == option.default
@@ -138,7 +139,7 @@ def test_the_help_tells_every_key_method_and_preset(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert end.value.code == 0 and shown == help_text() + "\n"
     names = [field.name for field in dataclasses.fields(RunConfig)]
-    assert [option.name for option in options()] == names, "every field of RunConfig needs a comment behind it"
+    assert [option.name for option in options(RunConfig)] == names, "every field of RunConfig needs a comment behind it"
     assert all(re.search(rf"^  {name}=", shown, re.M) for name in names)
     assert all(f"  {name} " in shown for name in [*METHODS, *PRESETS])
     assert all(len(line) <= 120 for line in shown.splitlines())

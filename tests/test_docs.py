@@ -5,8 +5,8 @@ import re
 import subprocess
 import sys
 
-from config.cli import options
 from config.eval_config import EvalConfig
+from config.keys import options
 from config.methods import METHODS
 from config.presets import ROOT
 from config.run_config import RunConfig

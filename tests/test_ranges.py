@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import pytest
 
-from config.cli import Option, options, parse
+from config.cli import parse
 from config.eval_config import REPEATS, EvalConfig
+from config.keys import Option, options
 from config.presets import PRESETS
 from config.ranges import Range, number, whole
 from config.run_config import RANGES, RunConfig

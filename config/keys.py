@@ -1,0 +1,139 @@
+"""The keys of a command: `key=value ...` becomes a checked dataclass, whose comments are the help of the keys.
+
+It knows the keys only from the dataclass: a field `name: TYPE = DEFAULT  # MEANING` with TYPE int, float, bool or str,
+in groups that begin with a comment of their own. What a person got wrong is a ValueError whose sentence names the fix.
+"""
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+
+from config.files import HALF
+from config.ranges import number, whole
+
+Kind = TypeVar("Kind")
+ALIKE, SIMILAR = 0.85, 0.5  # difflib ratios from which a name is surely, or perhaps, what was meant
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+TITLE = re.compile(r"    # (.+)")  # a line of the dataclass that begins a group of keys
+ENTRY = re.compile(r"    (\w+): \w+ = .+?  # (.+)")  # and one that is a key
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
+HELP = ("-h", "--help", "help")
+
+
+class Option(NamedTuple):
+    """One key as the help shows it; `kind` is int, float, bool or str."""
+
+    name: str
+    kind: str
+    default: Any
+    group: str
+    about: str
+
+
+def read_keys(argv: Sequence[str], kind: type[Kind], command: str) -> Kind:
+    """The dataclass `kind` with what was typed, over its defaults. Raises ValueError, also out of `kind` itself.
+
+    `kind.PATHS` may name the keys that are paths, which count from where the command is typed. `--help` prints the help
+    of `command` with `kind.EXAMPLES`, and ends the program.
+    """
+    if any(word in HELP for word in argv):
+        print(help_of(kind, command))
+        raise SystemExit(0)
+    keys = {option.name: option for option in options(kind)}
+    return kind(**given(argv, keys, getattr(kind, "PATHS", ())))
+
+
+def help_of(kind: type, command: str) -> str:
+    """The text of `--help` of a command that has no presets: what it does, examples, and every key."""
+    about = inspect.cleandoc(kind.__doc__ or "")
+    return "\n".join([f"usage: {command} [key=value ...]", "", about, "", "examples:",
+                      getattr(kind, "EXAMPLES", f"  {command}"), "", *key_lines(kind)])
+
+
+def key_lines(kind: type) -> list[str]:
+    """The lines of the help that tell every key with its default and its meaning, group by group."""
+    lines = ["keys, with the values they have when nothing else is said:"]
+    group = ""
+    for option in options(kind):
+        if option.group != group:
+            group = option.group
+            lines += ["", f"{group}:"]
+        lines.append(f"  {option.name + '=' + _written(option.default):<29} {option.about}")
+    return lines
+
+
+def options(kind: type) -> Iterator[Option]:
+    """Every key with its group and meaning, as the comments of the dataclass tell them; a command's own keys first."""
+    found = {option.name: option for option in fields(kind)}
+    for cls in kind.__mro__[:-1]:
+        yield from _options(cls, found)
+
+
+def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
+    group = ""
+    for line in inspect.getsource(cls).splitlines():
+        title, entry = TITLE.fullmatch(line), ENTRY.fullmatch(line)
+        if title:
+            group = title[1]
+        elif entry and entry[1] in found:
+            option = found.pop(entry[1])
+            kind = str(option.type)
+            yield Option(option.name, kind, option.default, group, about=entry[2])
+
+
+def given(words: Sequence[str], keys: Mapping[str, Option], paths: Collection[str] = ()) -> dict[str, Any]:
+    """The values of the keys that were typed; those of `paths` are made absolute."""
+    found: dict[str, Any] = {}
+    for word in words:
+        key, text = _pair(word, keys)
+        if key in found:
+            raise ValueError(f"{key} is given twice: leave one of them out")
+        value = _read(keys[key], text)
+        found[key] = os.path.abspath(os.path.expanduser(value)) if key in paths and value else value
+    return found
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The question whether one of these names was meant; empty if none is like the word."""
+    word, known = word.lstrip("-"), list(names)
+    near = get_close_matches(word, known, cutoff=ALIKE) or get_close_matches(word, known, cutoff=SIMILAR)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _pair(word: str, keys: Mapping[str, Option]) -> tuple[str, str]:
+    """Key and value of a word; raises ValueError if it is no `key=value`, or the key is unknown."""
+    key, equals, value = word.partition("=")
+    name = key.lstrip("-")
+    if not equals and name not in keys:
+        raise ValueError(f'"{word}" is not key=value: a value with spaces goes in quotes, as "key=two words"')
+    if not equals or not key:
+        raise ValueError(f'"{word}" is not key=value: write {name or "key"}=VALUE, without spaces or dashes')
+    if key.startswith("-"):
+        raise ValueError(f"{key} has dashes: write {name}={value}")
+    if HALF.search(value):
+        raise ValueError(f"{key} has bytes that are not UTF-8: write it in UTF-8")
+    if key not in keys:
+        raise ValueError(f"unknown key {key}: {nearest(key, keys) or '--help shows them all'}")
+    return key, value
+
+
+def _read(option: Option, text: str) -> Any:
+    """What a text says as the value of a key, in the type of the key; raises ValueError if it says nothing of it."""
+    key, kind = option.name, option.kind
+    try:
+        if kind == "bool":
+            return TRUTH[text.lower()]
+        if kind in ("int", "float"):
+            return whole(text) if kind == "int" else number(text)
+    except (ValueError, KeyError):
+        raise ValueError(f'{key}={text} is not {KINDS[kind]}: write for example '
+                         f'{key}={_written(option.default)}') from None
+    return text
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
