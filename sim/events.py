@@ -14,7 +14,7 @@ import time
 from itertools import count
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Callable, List, Optional, Protocol, Set, Tuple, Type
+from typing import Callable, Protocol
 
 
 class Task:
@@ -59,7 +59,7 @@ class Events:
     def __init__(self, driver: Driver, seed: int = 0) -> None:
         self.now = 0  # the tick of what happens
         self._driver, self._chance = driver, random.Random(seed)
-        self._heap: List[Tuple[int, float, int, Task]] = []
+        self._heap: list[tuple[int, float, int, Task]] = []
         self._order = count()
 
     def start(self, worker: int, ticks: int, done: Callable[[], None]) -> Task:
@@ -98,12 +98,12 @@ class Wall:
     """
 
     def __init__(self, workers: int, seconds: float, chained: bool = False) -> None:
-        self.late: List[float] = []  # seconds by which the end of a task was noticed late, since the last restart
-        self.handling: List[float] = []  # seconds from each such notice to the next look: what reacting to it takes
+        self.late: list[float] = []  # seconds by which the end of a task was noticed late, since the last restart
+        self.handling: list[float] = []  # seconds from each such notice to the next look: what reacting to it takes
         self._seconds, self._chained = seconds, chained
         self._over: SimpleQueue[Task] = SimpleQueue()
-        self._ended: Set[Task] = set()
-        self._tasks: List[SimpleQueue[object]] = [SimpleQueue() for _ in range(workers)]
+        self._ended: set[Task] = set()
+        self._tasks: list[SimpleQueue[object]] = [SimpleQueue() for _ in range(workers)]
         self._threads = [threading.Thread(target=self._work, args=(tasks,), daemon=True) for tasks in self._tasks]
         self.restart()
 
@@ -112,8 +112,8 @@ class Wall:
             thread.start()
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         for tasks in self._tasks:
             tasks.put(_END)
         for thread in self._threads:
@@ -158,7 +158,7 @@ class Wall:
                     self._over.put(task)
                     task = None
 
-    def _left(self, task: object) -> Optional[float]:
+    def _left(self, task: object) -> float | None:
         """Seconds until a task is over, at least 0; None if there is no task."""
         return max(0.0, self._moment(task) - time.monotonic()) if isinstance(task, Task) else None
 

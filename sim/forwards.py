@@ -1,7 +1,7 @@
 """Drafters and target servers whose forwards take modelled time: what one takes, and when it can be given up."""
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple
 
 from sim.events import Events, Task
 
@@ -13,7 +13,7 @@ class Forward(NamedTuple):
     """
 
     first: int
-    later: Tuple[int, ...]
+    later: tuple[int, ...]
 
     def ticks(self, rows: int, used: bool) -> int:
         """What a forward takes over this many rows, at least one, on a worker that was used before or not."""
@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, events: Events, number: int, forward: Forward, parts: int, hop: int = 0) -> None:
         self._events, self._number, self._forward = events, number, forward
         self._parts, self._hop = parts, hop
-        self._task: Optional[Task] = None
+        self._task: Task | None = None
         self._wanted = False  # whether somebody still wants what is computed
         self.forwards = 0  # how many were begun
         self.held = 0  # how many new tokens its cache holds

@@ -1,4 +1,4 @@
-"""Plain decoding, speculative decoding (SI) and distributed speculative decoding (DSI) with modelled acceptance, by events.
+"""Plain decoding, speculative decoding (SI) and its distributed form (DSI) with modelled acceptance, by events.
 
 There are no models: whether the draft of a position would be right is given for each position, the same for every
 method. Positions are those of the new tokens, from 0; moments are ticks of `Events`. The algorithm is that of the paper
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from typing import Callable, NamedTuple, Sequence
 
 from sim.events import Driver, Events, Virtual
 from sim.forwards import Forward, Worker
@@ -19,8 +19,10 @@ class Plan:
     """What is decoded, and by whom.
 
     `tokens` are settled with `lookahead` drafts in a verification, by one drafter and `servers` copies of the target.
-    `parts` is between how many equal parts of a forward it can be given up (0: anywhere, 1: not at all), and `hop` the
-    ticks of a message between the coordinator and a server; the drafter is where the coordinator is.
+    `parts` is between how many equal parts of a target's forward it can be given up (0: anywhere, 1: not at all), and
+    `hop` the ticks of a message between the coordinator and a server; the drafter is where the coordinator is, and ends
+    at once. `merge` is whether verifications that wait for a server become one, or the newest goes first. `seed` is of
+    the order of what happens at one moment.
     """
 
     tokens: int
@@ -31,12 +33,13 @@ class Plan:
     parts: int = 0
     hop: int = 0
     merge: bool = False
+    seed: int = 0
 
 
 class Outcome(NamedTuple):
     """What came of a plan: moments in ticks, the work of the target in forwards."""
 
-    commits: Tuple[Tuple[int, int], ...]  # a moment, and how many tokens were settled then
+    commits: tuple[tuple[int, int], ...]  # a moment, and how many tokens were settled then
     forwards: int  # of the target, with those that were given up
     rejections: int
     most: int  # servers that computed at one moment
@@ -55,18 +58,19 @@ class Method:
     """What all methods have: workers, the count of settled tokens, and when they were settled."""
 
     def __init__(self, plan: Plan, right: Sequence[bool], driver: Driver) -> None:
-        self.plan, self.right, self.events = plan, right, Events(driver)
+        self.plan, self.right, self.events = plan, right, Events(driver, plan.seed)
         self.drafter = Worker(self.events, 0, plan.drafter, 0)
         self.servers = [Worker(self.events, number, plan.target, plan.parts, plan.hop)
                         for number in range(1, plan.servers + 1)]
         self.settled = self.rejections = self.most = 0
-        self._commits: List[Tuple[int, int]] = []
+        self._commits: list[tuple[int, int]] = []
 
     def run(self) -> Outcome:
         """Settle all tokens."""
         self.begin()
         self.events.run()
-        return Outcome(tuple(self._commits), sum(server.forwards for server in self.servers), self.rejections, self.most)
+        forwards = sum(server.forwards for server in self.servers)
+        return Outcome(tuple(self._commits), forwards, self.rejections, self.most)
 
     def begin(self) -> None:
         """Begin the first forwards."""
@@ -81,8 +85,11 @@ class Method:
         """Further tokens are settled at this moment."""
         self.settled += count
         self._commits.append((self.events.now, count))
-        if self.settled >= self.plan.tokens:
-            self.events.stop()
+
+    def forget(self) -> None:
+        """No cache holds what is not settled, or the token that was settled last, which nobody has computed with."""
+        for worker in [self.drafter, *self.servers]:
+            worker.truncate(self.settled - 1)
 
 
 class SI(Method):
@@ -95,7 +102,7 @@ class SI(Method):
     def _go_on(self) -> None:
         length = self.settled + self.drafts
         if self.drafts < self.wanted:
-            self.drafter.compute(length + 1, self._drafted)
+            self.drafter.compute(length, self._drafted)
         else:
             self.ask(self.servers[0], length, self._verified)
 
@@ -108,8 +115,8 @@ class SI(Method):
         while accepted < self.drafts and self.right[self.settled + accepted]:
             accepted += 1
         self.rejections += accepted < self.drafts
-        self.servers[0].truncate(self.settled + accepted)
         self.commit(accepted + 1)
+        self.forget()
         if self.settled < self.plan.tokens:
             self.begin()
 
@@ -125,19 +132,18 @@ class NonSI(SI):
 class DSI(Method):
     """The drafter never waits; every k drafts another server verifies; a rejection begins a new epoch.
 
-    An epoch begins with a verification of no drafts, whose answer is the token that follows. If all servers are busy,
-    the first that is free gets all that waits as one verification. What is drafted, or waits, at the moment at which a
-    server is done goes out before the answer is judged. Answers are judged strictly in the order of positions; that of
-    the position behind a verification's last draft judges the first draft of the next one. A token that is settled
-    before its draft is there begins a new epoch, too. A server that has nothing to do verifies what was drafted so far,
-    if no answer is under way for the next position.
+    An epoch begins with a verification of no drafts, whose answer is the token that follows. Of those that find all
+    servers busy the newest goes first. When a server is done, it gets what waits before its answer is judged. Answers
+    are judged strictly in the order of positions; that of the position behind a verification's last draft judges the
+    first draft of the next one. A token that is settled before its draft is there begins a new epoch, too. If no answer
+    is under way for the next position, what was drafted so far is verified without waiting for k drafts.
     """
 
     def begin(self) -> None:
         """Begin an epoch at what is settled."""
         self.drafted, self.sent = self.settled, self.settled - 1  # so many drafts; the last position asked about
-        self.waiting: List[Tuple[int, int]] = []  # the first and last positions of verifications that have no server
-        self.answered: Set[int] = set()  # positions at which the target's token is known
+        self.waiting: list[tuple[int, int]] = []  # the first and last positions of verifications that have no server
+        self.answered: set[int] = set()  # positions at which the target's token is known
         self._go_on()
 
     def _go_on(self) -> None:
@@ -168,18 +174,23 @@ class DSI(Method):
         self.answered.update(positions)
         self._go_on()
         count, holds = self._judge()
-        self.commit(count)
+        if count:
+            self.commit(count)
         if self.settled == self.plan.tokens:
-            return
-        if not holds:
-            for worker in [self.drafter, *self.servers]:
-                worker.give_up(self._go_on)
-                worker.truncate(self.settled - 1)
-            self.begin()
-        else:
+            self.events.stop()
+        elif holds:
             self._go_on()
+        else:
+            self._restart()
 
-    def _judge(self) -> Tuple[int, bool]:
+    def _restart(self) -> None:
+        """Nothing that is under way is of use."""
+        for worker in [self.drafter, *self.servers]:
+            worker.give_up(self._go_on)
+        self.forget()
+        self.begin()
+
+    def _judge(self) -> tuple[int, bool]:
         """How many further tokens are settled by the answers, and whether the drafts after them still hold."""
         position = self.settled
         while position in self.answered:
@@ -190,10 +201,10 @@ class DSI(Method):
         return position - self.settled, True
 
 
-METHODS: Dict[str, Type[Method]] = {"non-SI": NonSI, "SI": SI, "DSI": DSI}
+METHODS: dict[str, type[Method]] = {"non-SI": NonSI, "SI": SI, "DSI": DSI}
 
 
-def decode(method: str, plan: Plan, right: Sequence[bool], driver: Optional[Driver] = None) -> Outcome:
+def decode(method: str, plan: Plan, right: Sequence[bool], driver: Driver | None = None) -> Outcome:
     """What comes of a plan, by the name of a method; nobody waits if no driver is given.
 
     `right` says for each position but the last whether its draft would be the target's token.
