@@ -1,6 +1,9 @@
 """Speculative decoding by formulas, events and measurements, as the paper on DSI compares it (docs/dsi.md).
 
 Usage: python -m scripts.simulate COMMAND [key=value ...]
+
+cases FILE  computes the reference cases of a file anew, those of the paper's offline simulator and of its analysis, and
+            says how many agree
 """
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from importlib import import_module
 from config.foreign import plain
 from launch.processes import WRONG
 
-COMMANDS: dict[str, str] = {}  # what is typed -> its module, whose `main` returns the exit code
+COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
+    "cases": "scripts.simulate.cases",
+}
 
 
 def main(argv: list[str]) -> int:

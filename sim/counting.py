@@ -1,0 +1,178 @@
+"""Simulation by counting forwards: one text along given draws, or many at once with drawn or recorded acceptance.
+
+One text is counted window by window, as the offline simulator published with the paper does it. Many texts are counted
+round by round or run by run (`rounds.py`), all configurations and repeats in step.
+"""
+from __future__ import annotations
+
+import math
+from itertools import chain, repeat
+from typing import Callable, Iterable, NamedTuple, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from config.simulation import SLACK
+from sim.formulas import ACCOUNTINGS, Array, Numbers
+from sim.rounds import Decoding
+
+Positions = npt.NDArray[np.int64]
+Ahead = Callable[[Positions], Positions]  # at positions [C, R]: the drafts that are right from there on, [C, R]
+MOST = 1 << 40  # drafts that are right in a row
+
+
+class Counted(NamedTuple):
+    """What a text costs, and its verifications."""
+
+    cost: float
+    iterations: int
+
+
+class Times(NamedTuple):
+    """What a forward of the target and of the drafter costs, in one unit."""
+
+    target: float
+    drafter: float
+
+
+# --- one text ---------------------------------------------------------------------------------------------------------
+
+def count_si(times: Times, lookahead: int, tokens: int, draws: Iterable[int], padding: int = 0) -> Counted:
+    """SI along `draws`: how many drafts each round would accept; `padding` once there are no more.
+
+    A round drafts as many tokens as the text needs before its last one. A draw beyond them ends the text.
+    """
+    left, cost, iterations = tokens, 0.0, 0
+    accepted = chain(draws, repeat(padding))
+    while left > 0:
+        cost += min(lookahead, left - 1) * times.drafter + times.target
+        left -= next(accepted) + 1
+        iterations += 1
+    return Counted(cost, iterations)
+
+
+def count_dsi(times: Times, lookahead: int, tokens: int, draws: Iterable[int], padding: int = 0,
+              accounting: str = "original") -> Counted:
+    """DSI along `draws`: how many drafts of each window are accepted; `padding` once there are no more.
+
+    A run costs its windows and one forward of the target, or plain decoding if that is less. The windows of a run are
+    those with an accepted draft, since what was verified before tells of a rejected first draft; `original` counts the
+    last window all the same, unless the one before ended in a rejection too.
+    """
+    if accounting not in ACCOUNTINGS:
+        raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
+    accepted = chain(draws, repeat(padding))
+    done, cost, iterations, rejected = 0, 0.0, 0, False
+    while done < tokens:
+        new, run, ends = 0, 0.0, False
+        while not ends:
+            window = min(lookahead, tokens - 1 - done - new)
+            right = min(window, next(accepted))
+            told = rejected if accounting == "original" else True
+            if right > 0 or not told:
+                run += window * times.drafter
+            new += right
+            ends = window == 0 or right < window
+            rejected = ends
+            iterations += 1
+        cost += min(run + times.target, (new + 1) * times.target)
+        done += new + 1
+    return Counted(cost, iterations)
+
+
+def settled(times: Times, lookahead: int, moment: float, right: bool, servers: float = math.inf) -> dict[str, int]:
+    """The tokens that plain decoding, SI and DSI have at a moment, if all drafts are right or none is (Figure 1).
+
+    DSI verifies without drafts at once, and then after every `lookahead` drafts, on the server that is free first.
+    """
+    span = moment * (1 + SLACK)
+    plain = int(span // times.target)
+    each = lookahead + 1 if right else 1
+    si = int(span // (lookahead * times.drafter + times.target)) * each
+    if not right:
+        return {"nonsi": plain, "si": si, "dsi": plain}
+    ends: list[float] = []
+    while not ends or ends[-1] <= span:
+        drafted = len(ends) * lookahead * times.drafter
+        free = ends[len(ends) - int(servers)] if len(ends) >= servers else 0.0
+        ends.append(max(drafted, free) + times.target)
+    verified = len(ends) - 1  # one ends too late; the first has no drafts
+    return {"nonsi": plain, "si": si, "dsi": 1 + (verified - 1) * lookahead if verified else 0}
+
+
+# --- many texts -------------------------------------------------------------------------------------------------------
+
+class Sample(NamedTuple):
+    """Costs and iterations [C, R] of C configurations, R repeats each."""
+
+    costs: Array
+    iterations: Array
+
+
+def drawn(acceptance: Numbers, seed: int) -> Ahead:
+    """Drafts that are right by chance, each with `acceptance` (a number or [C]) and independent of all others."""
+    rng = np.random.default_rng(seed)
+    a = np.reshape(acceptance, (-1, 1)).astype(np.float64)
+
+    def ahead(positions: Positions) -> Positions:
+        if np.all((a == 0) | (a == 1)):
+            return np.broadcast_to(np.where(a == 1, MOST, 0), positions.shape)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            right = np.log(1 - rng.random(positions.shape)) / np.log(a)  # a = 1: -0 or infinite, replaced below
+        return np.where(a == 1, MOST, np.minimum(np.nan_to_num(right), MOST)).astype(np.int64)
+
+    return ahead
+
+
+def recorded(matches: npt.NDArray[np.bool_]) -> Ahead:
+    """Drafts that are right as in `matches` [R, positions]: whether the draft for a position is the target's token."""
+    right = np.zeros((matches.shape[0], matches.shape[1] + 1), dtype=np.int64)
+    for position in range(matches.shape[1] - 1, -1, -1):
+        right[:, position] = np.where(matches[:, position], right[:, position + 1] + 1, 0)
+    rows = np.arange(matches.shape[0])
+
+    def ahead(positions: Positions) -> Positions:
+        return right[rows, np.minimum(positions, matches.shape[1])]
+
+    return ahead
+
+
+def simulate(decoding: Decoding, ahead: Ahead, tokens: int, repeats: int) -> Sample:
+    """What texts of so many tokens cost, for every configuration of `decoding` and so many repeats."""
+    shape = (decoding.drafter.shape[0], repeats)
+    done = np.zeros(shape, dtype=np.int64)
+    costs, iterations = np.zeros(shape), np.zeros(shape)
+    while True:
+        going = done < tokens
+        if not going.any():
+            return Sample(costs, iterations)
+        left = np.maximum(tokens - done, 1)
+        most = np.minimum(decoding.most, left - 1).astype(np.int64)
+        accepted = np.minimum(ahead(done), most)
+        costs += np.where(going, decoding.cost(left, accepted), 0.0)
+        iterations += np.where(going, decoding.iterations(left, accepted), 0.0)
+        done += np.where(going, accepted + 1, 0)
+
+
+def resampled(traces: Sequence[npt.NDArray[np.bool_]], block: int, tokens: int, repeats: int,
+              seed: int) -> npt.NDArray[np.bool_]:
+    """Texts [repeats, tokens] put together from blocks of recorded ones (block bootstrap).
+
+    A block is `block` neighbours of one trace, from a place drawn among all; a trace that is shorter is one block.
+    Neighbours stay together, so that what one match says of the next is kept within a block. Raises ValueError if no
+    trace has a position.
+    """
+    starts = [(row, place) for row, trace in enumerate(traces) for place in range(max(1, len(trace) - block + 1))
+              if len(trace)]
+    if not starts:
+        raise ValueError("there is no recorded position to draw from: give traces with at least one match or mismatch")
+    rng = np.random.default_rng(seed)
+    texts = np.zeros((repeats, tokens), dtype=np.bool_)
+    for text in texts:
+        filled = 0
+        while filled < tokens:
+            row, place = starts[rng.integers(len(starts))]
+            piece = traces[row][place:place + block][:tokens - filled]
+            text[filled:filled + len(piece)] = piece
+            filled += len(piece)
+    return texts
