@@ -4,6 +4,7 @@ Usage: python -m scripts.simulate COMMAND [key=value ...]
 
 cases FILE  computes the reference cases of a file anew, those of the paper's offline simulator and of its analysis, and
             says how many agree
+online      SI and DSI by events with modelled acceptance, on the real clock and on a virtual one with the same draws
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from launch.processes import WRONG
 
 COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
     "cases": "scripts.simulate.cases",
+    "online": "scripts.simulate.online",
 }
 
 
