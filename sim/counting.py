@@ -156,23 +156,19 @@ def simulate(decoding: Decoding, ahead: Ahead, tokens: int, repeats: int) -> Sam
 
 def resampled(traces: Sequence[npt.NDArray[np.bool_]], block: int, tokens: int, repeats: int,
               seed: int) -> npt.NDArray[np.bool_]:
-    """Texts [repeats, tokens] put together from blocks of recorded ones (block bootstrap).
+    """Texts [repeats, tokens] put together from blocks of recorded ones (circular block bootstrap).
 
-    A block is `block` neighbours of one trace, from a place drawn among all; a trace that is shorter is one block.
-    Neighbours stay together, so that what one match says of the next is kept within a block. Raises ValueError if no
-    trace has a position.
+    A block is `block` neighbours of one trace, from a position drawn among all, and goes on at the beginning of its
+    trace where that ends: so every position is as likely. Within a block, what one match says of the next is kept.
+    Raises ValueError if no trace has a position.
     """
-    starts = [(row, place) for row, trace in enumerate(traces) for place in range(max(1, len(trace) - block + 1))
-              if len(trace)]
+    starts = [(trace, place) for trace in traces for place in range(len(trace))]
     if not starts:
         raise ValueError("there is no recorded position to draw from: give traces with at least one match or mismatch")
     rng = np.random.default_rng(seed)
-    texts = np.zeros((repeats, tokens), dtype=np.bool_)
-    for text in texts:
-        filled = 0
-        while filled < tokens:
-            row, place = starts[rng.integers(len(starts))]
-            piece = traces[row][place:place + block][:tokens - filled]
-            text[filled:filled + len(piece)] = piece
-            filled += len(piece)
-    return texts
+    chosen = rng.integers(len(starts), size=(repeats, -(-tokens // block)))
+    texts = np.empty((*chosen.shape, block), dtype=np.bool_)
+    for index in np.ndindex(chosen.shape):
+        trace, place = starts[chosen[index]]
+        texts[index] = trace[(place + np.arange(block)) % len(trace)]
+    return texts.reshape(repeats, -1)[:, :tokens]

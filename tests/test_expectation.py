@@ -138,11 +138,11 @@ def test_counting_knows_two_accountings() -> None:
 def test_texts_of_the_bootstrap_are_made_of_blocks_of_the_traces() -> None:
     traces = [np.array([True, True, False, True]), np.array([False]), np.zeros(0, dtype=bool)]
     texts = resampled(traces, block=3, tokens=50, repeats=20, seed=2)
-    blocks = [(True, True, False), (True, False, True), (False,)]
+    blocks = [(True, True, False), (True, False, True), (False, True, True), (True, True, True), (False, False, False)]
     assert texts.shape == (20, 50) and all(made_of(tuple(text.tolist()), blocks) for text in texts)
     assert np.array_equal(texts, resampled(traces, 3, 50, 20, seed=2))
     assert not np.array_equal(texts, resampled(traces, 3, 50, 20, seed=3))
-    assert not made_of((True, True, True), blocks)
+    assert not made_of((True, False, False), blocks) and not made_of((False, True, True, False, True, False), blocks)
     with pytest.raises(ValueError, match="no recorded position"):
         resampled([np.zeros(0, dtype=bool)], 3, 50, 20, seed=2)
 
@@ -155,6 +155,13 @@ def made_of(text: tuple, blocks: list[tuple]) -> bool:
             ends.update(min(place + len(block), len(text)) for block in blocks
                         if text[place:place + len(block)] == block[:len(text) - place])
     return len(text) in ends
+
+
+def test_every_position_of_a_trace_is_as_likely_in_the_bootstrap() -> None:
+    traces = [np.array([True, True, False, True, True, False, False]), np.array([False, True])]
+    texts = resampled(traces, block=5, tokens=100, repeats=2000, seed=2)
+    assert abs(texts.mean() - 5 / 9) < 0.005
+    assert np.abs(texts.mean(axis=0) - 5 / 9).max() < 0.05
 
 
 def test_a_bootstrap_of_independent_matches_has_the_moments_of_independent_drafts() -> None:

@@ -17,7 +17,7 @@ FAST = ["S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02", 
 
 def rows(shown: str) -> dict:
     """The cells of each method's line."""
-    return {line.split()[0]: line[8:].replace("+- ", "+-").split() for line in shown.splitlines()
+    return {line.split()[0]: line[8:].replace(" +- ", "+-").split() for line in shown.splitlines()
             if line.startswith(("non-SI", "SI ", "DSI "))}
 
 
@@ -25,8 +25,8 @@ def test_the_real_clock_stands_beside_the_virtual_one_and_never_before_it(tmp_pa
     output = tmp_path / "online.json"
     assert simulate.main(["online", *FAST, f"output={output}"]) == 0
     lines = rows(capsys.readouterr().out)
-    assert list(lines) == ["non-SI", "SI", "DSI"] and lines["non-SI"][2:6] == ["-"] * 4
-    assert float(lines["SI"][4]) >= 1 and float(lines["DSI"][4]) >= 1
+    assert list(lines) == ["non-SI", "SI", "DSI"] and lines["non-SI"].count("-") == 5
+    assert float(lines["SI"][2]) >= 1 and float(lines["DSI"][2]) >= 1
     written = json.loads(output.read_text())
     assert written["simulated"] is True and written["keys"] == dataclasses.asdict(
         read_keys([*FAST, f"output={output}"], Online, COMMAND))
@@ -45,7 +45,7 @@ def test_without_the_real_clock_all_is_predicted_the_same_twice(words: list, cap
     for _ in range(2):
         assert simulate.main(["online", *FAST, "wall=false", *words]) == 0
         shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] and rows(shown[0])["DSI"][2:6] == ["-"] * 4
+    assert shown[0] == shown[1] and "measured s" not in shown[0] and "-" not in rows(shown[0])["DSI"]
 
 
 def test_times_are_those_of_the_keys_to_the_nanosecond():

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from sim.events import Virtual, Wall
+from sim.expectation import moments
 from sim.formulas import dsi_rate, nonsi_rate, si_rate
 from sim.forwards import Forward
 from sim.original import replay
+from sim.rounds import dsi, si
 from sim.runs import drawn, gathered, spread, until
 from sim.speculation import DSI, METHODS, Plan, decode
 
@@ -98,7 +100,22 @@ def test_the_counts_of_figure_1(method: str, best: bool):
     assert tuple(outcome.settled(moment) for moment in (14, 32, 56, 64)) == COUNTS[method, best]
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.35, 0.8, 0.97, 1.0])
+ACCEPTANCES = [0.0, 0.35, 0.8, 0.97, 1.0]
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
+def test_texts_cost_in_the_mean_what_is_computed_exactly(
+        target: int, drafter: int, lookahead: int, acceptance: float):
+    tokens, texts = 40, 50
+    for method, decoding in (("DSI", dsi(target, drafter, lookahead)), ("SI", si(target, drafter, lookahead))):
+        exact = moments(decoding, acceptance, tokens)
+        asked = plan(target, drafter, lookahead, tokens, more=lookahead > 1)
+        mean = statistics.mean(decode(method, asked, chances(acceptance, tokens, seed)).ticks for seed in range(texts))
+        assert mean == pytest.approx(exact.mean[0], rel=1e-9, abs=4 * exact.deviation[0] / sqrt(texts))
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
 @pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES[:5])
 def test_long_texts_cost_what_the_closed_forms_say(target: int, drafter: int, lookahead: int, acceptance: float):
     tokens, texts = 500, 16

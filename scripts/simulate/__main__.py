@@ -4,6 +4,8 @@ Usage: python -m scripts.simulate COMMAND [key=value ...]
 
 cases FILE  computes the reference cases of a file anew, those of the paper's offline simulator and of its analysis, and
             says how many agree
+offline     what a text costs by plain, speculative and distributed decoding and by pipelines of the same devices, by
+            counting forwards: exactly, and over texts that are drawn or made of recorded matches
 online      SI and DSI by events with modelled acceptance, on the real clock and on a virtual one with the same draws
 """
 from __future__ import annotations
@@ -16,6 +18,7 @@ from launch.processes import WRONG
 
 COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
     "cases": "scripts.simulate.cases",
+    "offline": "scripts.simulate.offline",
     "online": "scripts.simulate.online",
 }
 

@@ -10,9 +10,10 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from config.files import ROOM, check_output, fits, whole, write
+from config.files import ROOM, check_output, write
 from config.keys import read_keys
 from config.online import COMMAND, Online
+from scripts.simulate.offline import read_traces
 from sim.events import Driver, Wall
 from sim.forwards import Forward
 from sim.original import replay
@@ -73,7 +74,7 @@ def drawn_texts(config: Online) -> Iterator[Text]:
     """The texts, without end: drawn one after the other by one generator, or recorded ones by turns."""
     chance = np.random.RandomState(config.random_seed)
     original = config.accounting == "original"
-    for trace in cycle(read_traces(config)) if config.traces else cycle([[]]):
+    for trace in cycle(matches(config)) if config.traces else cycle([[]]):
         runs = gathered(trace) if trace else drawn(config.a, config.maximum_correct_tokens, chance)
         if original:
             yield Text(until(runs, config.S), [])
@@ -81,17 +82,13 @@ def drawn_texts(config: Online) -> Iterator[Text]:
             yield Text([], list(islice(cycle(trace), config.S)) if trace else spread(runs, config.S))
 
 
-def read_traces(config: Online) -> list[list[bool]]:
-    """The recorded matches of a file, truth values for each text. Raises ValueError if it holds none that will do."""
-    found = whole(config.traces)
-    if not fits(found, [[lambda value: value in (0, 1)]]) or not any(found):
-        raise ValueError(f"{config.traces} holds no matches: write a JSON list with a list of 0 and 1 for each text, "
-                         "as [[1, 1, 0, 1], [0, 1]]")
-    texts = [[bool(value) for value in text] for text in found if text]
-    if config.accounting == "original" and any(len(set(text)) == 1 for text in texts):
+def matches(config: Online) -> list[list[bool]]:
+    """The recorded matches of each text. Raises ValueError if the accounting makes nothing of them."""
+    found = [text.tolist() for text in read_traces(config.traces)]
+    if config.accounting == "original" and any(len(set(text)) == 1 for text in found):
         raise ValueError(f"{config.traces} has a text whose drafts are all right, or all wrong, of which "
                          "accounting=original makes no runs: leave it out, or give accounting=corrected")
-    return texts
+    return found
 
 
 def plan_of(config: Online, number: int) -> Plan:
@@ -138,12 +135,14 @@ def measured(config: Online, texts: list[Text], repeats: list[Repeat]) -> list[R
 
 
 def table(repeats: list[Repeat]) -> str:
-    """A line for each method."""
-    lines = [f"{'':<8}" + "".join(f"{column:>{_width(column)}}" for column in COLUMNS)]
+    """A line for each method; columns of the real clock only if it ran."""
     plain = mean(one.predicted for one in repeats if one.method == PLAIN)
-    for method in dict.fromkeys(one.method for one in repeats):
-        cells = _cells([one for one in repeats if one.method == method], plain)
-        lines.append(f"{method:<8}" + "".join(f"{cell:>{_width(column)}}" for cell, column in zip(cells, COLUMNS)))
+    cells = {method: _cells([one for one in repeats if one.method == method], plain)
+             for method in dict.fromkeys(one.method for one in repeats)}
+    columns = [column for column in COLUMNS if any(column in row for row in cells.values())]
+    lines = [f"{'':<8}" + "".join(f"{column:>{_width(column)}}" for column in columns)]
+    for method, row in cells.items():
+        lines.append(f"{method:<8}" + "".join(f"{row.get(column, '-'):>{_width(column)}}" for column in columns))
     return "\n".join(lines)
 
 
@@ -151,20 +150,22 @@ def _width(column: str) -> int:
     return 20 if column.endswith(" s") else len(column) + 3
 
 
-def _cells(some: list[Repeat], plain: float) -> list[str]:
+def _cells(some: list[Repeat], plain: float) -> dict[str, str]:
+    """What the columns say of the texts of one method; `plain` is what plain decoding takes, predicted."""
     foretold = [one.predicted for one in some]
-    cells = [_shown(foretold), *["-"] * 5]
+    tokens = sum(one.tokens for one in some)
+    cells = {"predicted s": _shown(foretold), "plain/it": f"{plain / mean(foretold):.3f}",
+             "forwards": f"{sum(one.outcome.forwards for one in some) / tokens:.2f}",
+             "rejected": f"{sum(one.outcome.rejections for one in some) / tokens:.3f}",
+             "servers": str(max(one.outcome.most for one in some))}
     taken = [one.measured for one in some if one.measured is not None]
     if taken:
         late = [seconds for one in some for seconds in one.late]
-        react = [seconds for one in some for seconds in one.react]
-        cells = [_shown(foretold), _shown(taken), f"{sum(taken) / sum(foretold):.4f}", f"{mean(late) * 1e3:.3f}",
-                 f"{max(late) * 1e3:.2f}", f"{mean(react) * 1e6:.0f}"]
-    tokens = sum(one.tokens for one in some)
-    forwards = sum(one.outcome.forwards for one in some) / tokens
-    rejected = sum(one.outcome.rejections for one in some) / tokens
-    most = max(one.outcome.most for one in some)
-    return [*cells, f"{plain / mean(foretold):.3f}", f"{forwards:.2f}", f"{rejected:.3f}", str(most)]
+        react = mean(seconds for one in some for seconds in one.react)
+        cells.update({"measured s": _shown(taken), "ratio": f"{sum(taken) / sum(foretold):.4f}",
+                      "late ms": f"{mean(late) * 1e3:.3f}", "most ms": f"{max(late) * 1e3:.2f}",
+                      "react us": f"{react * 1e6:.0f}"})
+    return cells
 
 
 def _shown(seconds: Sequence[float]) -> str:
