@@ -147,7 +147,7 @@ def table(repeats: list[Repeat]) -> str:
 
 
 def _width(column: str) -> int:
-    return 20 if column.endswith(" s") else len(column) + 3
+    return 18 if column.endswith(" s") else len(column) + 2
 
 
 def _cells(some: list[Repeat], plain: float) -> dict[str, str]:
