@@ -29,8 +29,8 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage first_stage target strategies "
                 "decode",
     "tp": "shares group overlap comm layers links",
-    "sim": "formulas rounds expectation counting events forwards runs speculation original clock wires pace devices "
-           "groups paths stages cluster",
+    "sim": "formulas rounds expectation published counting events forwards runs speculation original clock wires pace "
+           "devices groups paths stages cluster",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are

@@ -15,6 +15,7 @@ from sim.expectation import moments
 from sim.formulas import dsi_rate, nonsi_rate, si_rate
 from sim.forwards import Forward
 from sim.original import replay
+from sim.published import Latencies, online_mean
 from sim.rounds import dsi, si
 from sim.runs import drawn, gathered, spread, until
 from sim.speculation import DSI, METHODS, Plan, decode
@@ -276,8 +277,11 @@ def test_the_published_accounting_yields_what_the_published_simulator_does(
             chance = np.random.RandomState(1)
             asked = Plan(50, lookahead, 7, Forward(round(target * first), (target,)),
                          Forward(round(drafter * first_draft), (drafter,)))
-            means.append(statistics.mean(
-                replay(method, asked, until(drawn(acceptance, 20, chance), 50)).ticks for _ in range(60)))
+            costs = [replay(method, asked, until(drawn(acceptance, 20, chance), 50)).ticks for _ in range(60)]
+            times = Latencies(target, drafter, asked.target.first, asked.drafter.first)
+            exact = online_mean(times, acceptance, lookahead, 7 if method == "DSI" else None, 50)
+            assert abs(statistics.mean(costs) - exact) <= 4 * statistics.stdev(costs) / sqrt(len(costs))
+            means.append(statistics.mean(costs))
         return min(means)
     legal = [lookahead for lookahead in (1, 5, 10) if ceil(target / (lookahead * drafter)) <= 7]
     assert best("SI", [1, 5, 10]) / best("DSI", legal) == pytest.approx(ratio, rel=0.04)

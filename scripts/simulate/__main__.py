@@ -6,6 +6,7 @@ cases FILE  computes the reference cases of a file anew, those of the paper's of
             says how many agree
 offline     what a text costs by plain, speculative and distributed decoding and by pipelines of the same devices, by
             counting forwards: exactly, and over texts that are drawn or made of recorded matches
+paper       Table 2 of the paper, computed anew by three accountings
 online      SI and DSI by events with modelled acceptance, on the real clock and on a virtual one with the same draws
 """
 from __future__ import annotations
@@ -19,6 +20,7 @@ from launch.processes import WRONG
 COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
     "cases": "scripts.simulate.cases",
     "offline": "scripts.simulate.offline",
+    "paper": "scripts.simulate.paper",
     "online": "scripts.simulate.online",
 }
 
