@@ -24,8 +24,8 @@ class Worker:
     """A drafter, or one copy of the target: it computes one forward at a time.
 
     `parts` says between how many equal parts of a forward it can be given up: with 1 it runs to its end and comes to
-    nothing, with 0 it ends at once. What is given up leaves nothing in the cache, but counts as the first forward, as in
-    the simulator published with the paper on DSI. `hop` is what a message to the worker takes, and one back.
+    nothing, with 0 it ends at once. What is given up leaves nothing in the cache, but it counts as the first forward,
+    as in the simulator published with the paper on DSI. `hop` is what a message to the worker takes, and one back.
     """
 
     def __init__(self, events: Events, number: int, forward: Forward, parts: int, hop: int = 0) -> None:
