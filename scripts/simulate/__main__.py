@@ -11,6 +11,7 @@ paper       Table 2 of the paper, computed anew by three accountings
 acceptance  how often a drafter foresees the next token of a target, measured with both models on data sets
 latency     how long a model takes for its first token, for each later one, and for m tokens at once
 table       both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas
+online      SI and DSI by events with modelled acceptance, on the real clock and on a virtual one with the same draws
 """
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
     "acceptance": "scripts.simulate.acceptance",
     "latency": "scripts.simulate.latency",
     "table": "scripts.simulate.table",
+    "online": "scripts.simulate.online",
 }
 
 
