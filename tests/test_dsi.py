@@ -40,7 +40,8 @@ def ids(path):
 
 @pytest.mark.parametrize("temperature", ["0", "1"])
 @pytest.mark.parametrize("stages, words", [
-    ("0+4", ["replicas=1", "lookahead=3"]), ("0+4", ["lookahead=1"]), ("0+4", ["replicas=3"]), ("0+2+2", ["lookahead=2"])])
+    ("0+4", ["replicas=1", "lookahead=3"]), ("0+4", ["lookahead=1"]), ("0+4", ["replicas=3"]),
+    ("0+2+2", ["lookahead=2"])])
 def test_replicas_as_threads_write_the_reference_text(saved, tmp_path, stages, words, temperature):
     assert here(f"model_dir={saved / stages}", *ASK, *words, f"temperature={temperature}",
                 f"output={tmp_path / 'out.json'}") == 0
@@ -61,7 +62,8 @@ def test_four_processes_write_what_threads_write_and_leave_a_timeline(saved, tmp
 def test_a_drafter_and_three_replicas_under_torchrun_write_what_plain_decoding_writes(tmp_path):
     assert here(*BUNDLED, "pipeline_type=ar", f"output={tmp_path / 'ar.json'}") == 0
     with command(tmp_path, "torch.distributed.run --standalone --nproc-per-node 4 -m scripts.generate", *BUNDLED,
-                 "dtype=float64", "pipeline_type=dsi", "replicas=3", "lookahead=2", f"output={tmp_path / 'dsi.json'}") as run:
+                 "dtype=float64", "pipeline_type=dsi", "replicas=3", "lookahead=2",
+                 f"output={tmp_path / 'dsi.json'}") as run:
         assert run.end(180) == 0, run.stderr
     assert ids(tmp_path / "dsi.json") == ids(tmp_path / "ar.json")
 
