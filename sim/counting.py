@@ -57,23 +57,21 @@ def count_dsi(times: Times, lookahead: int, tokens: int, draws: Iterable[int], p
 
     A run costs its windows and one forward of the target, or plain decoding if that is less. The windows of a run are
     those with an accepted draft, since what was verified before tells of a rejected first draft; `original` counts the
-    last window all the same, unless the one before ended in a rejection too.
+    last window all the same. A run without an accepted draft costs one forward in both, since plain decoding does.
     """
     if accounting not in ACCOUNTINGS:
         raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
     accepted = chain(draws, repeat(padding))
-    done, cost, iterations, rejected = 0, 0.0, 0, False
+    done, cost, iterations = 0, 0.0, 0
     while done < tokens:
         new, run, ends = 0, 0.0, False
         while not ends:
             window = min(lookahead, tokens - 1 - done - new)
             right = min(window, next(accepted))
-            told = rejected if accounting == "original" else True
-            if right > 0 or not told:
+            if right > 0 or accounting == "original":
                 run += window * times.drafter
             new += right
             ends = window == 0 or right < window
-            rejected = ends
             iterations += 1
         cost += min(run + times.target, (new + 1) * times.target)
         done += new + 1
