@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain, repeat
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,19 @@ def settled(times: Times, lookahead: int, moment: float, right: bool, servers: f
         ends.append(max(drafted, free) + times.target)
     verified = len(ends) - 1  # one ends too late; the first has no drafts
     return {"nonsi": plain, "si": si, "dsi": 1 + (verified - 1) * lookahead if verified else 0}
+
+
+def published_draws(acceptance: float, lookahead: int, tokens: int, seed: int) -> Iterator[list[int]]:
+    """The draws of text after text, as the simulator published with the paper makes them out of the same seed.
+
+    Where the acceptance is 0 or 1, every draw is 0 or the lookahead.
+    """
+    rng = np.random.RandomState(seed)
+    while True:
+        if acceptance in (0, 1):
+            yield [int(acceptance) * lookahead] * tokens
+        else:
+            yield np.minimum(rng.geometric(1 - acceptance, size=tokens) - 1, lookahead).tolist()
 
 
 # --- many texts -------------------------------------------------------------------------------------------------------
