@@ -95,6 +95,7 @@ def test_servers_that_are_too_few_are_waited_for(tmp_path: Path) -> None:
 WRONG = {
     "groups": ({"a": 1}, "is not a list of objects"), "empty": ({}, "has no cases"),
     "kind": ({"a": [{"id": 1, "kind": "online"}]}, "the kind 'online', which is unknown: give one of offline_determin"),
+    "list": ({"a": [{"id": 1, "kind": []}]}, "is of the kind [], which is unknown"),
     "group": ({"a": [{"id": 1}]}, "the case 1 is of the kind 'a', which is unknown"),
     "quantity": ({"a": [{"kind": "analytic", "quantity": "luck"}]}, "asks for the quantity 'luck', which is unknown"),
     "missing": ({"analytic": [{"quantity": "Proposition 1", "inputs": {"t1": 1, "t2": 1, "p": 1}}]},
