@@ -176,7 +176,7 @@ def heading(config: Offline, acceptance: float, traces: list[Any]) -> str:
 def table(found: Sequence[Result], tokens: int) -> str:
     """A line for each algorithm."""
     lines = [f"{'':<12}{'exact mean':>13}{'sd':>10}{'per token':>12}{'speed-up':>10}{'texts: mean':>15}{'sd':>10}"
-             f"{'interval':>23}{'off':>7}{'iterations':>12}"]
+             f"{'interval':>25}{'off':>7}{'iterations':>12}"]
     plain = found[0].exact.mean[0]
     for name, exact, sample in found:
         mean, deviation = float(exact.mean[0]), float(exact.deviation[0])
@@ -184,7 +184,7 @@ def table(found: Sequence[Result], tokens: int) -> str:
         low, high = np.percentile(costs, [LOW, HIGH])
         interval = f"[{low:.6g}, {high:.6g}]"
         lines.append(f"{name:<12}{mean:>13.6g}{deviation:>10.4g}{mean / tokens:>12.5g}{plain / mean:>10.3f}"
-                     f"{costs.mean():>15.6g}{costs.std():>10.4g}{interval:>23}{off(exact, costs):>7}"
+                     f"{costs.mean():>15.6g}{costs.std():>10.4g} {interval:>24}{off(exact, costs):>7}"
                      f"{sample.iterations[0].mean():>12.6g}")
     return "\n".join(lines)
 
