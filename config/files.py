@@ -132,6 +132,11 @@ def write(path: Name, data: str | bytes, remedy: str) -> None:
         replace(path, data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
+def write_json(path: Name, content: Any, indent: int | None = 1) -> None:
+    """Write a file of JSON whole or not at all. Raises ValueError if that cannot be."""
+    write(path, json.dumps(content, indent=indent) + "\n", ROOM)
+
+
 def replace(path: Name, data: bytes) -> None:
     """Write a file whole or not at all, as `write` does; raises OSError where `write` raises ValueError."""
     place = _place(path)

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Iterator
 
-from config.ranges import Range, outside
+from config.ranges import Checked, Range, outside, unknown
 
 RANGES = {
-    "ndim": Range(2, 50), "c_min": Range(0.0001, 1), "a_min": Range(0, 1), "a_max": Range(0, 1),
-    "k_step": Range(1, 1000), "num_target_servers": Range(1, 1000), "hop": Range(0, 1000),
+    "ndim": Range(2, 50), "k_step": Range(1, 1000),
+    "c_min": Range(0.0001, 1), "a_min": Range(0, 1), "a_max": Range(0, 1),
+    "num_target_servers": Range(1, 1000), "hop": Range(0, 1000),
 }
 AXES = ("ndim", "c_min", "a_min", "a_max", "k_step")  # what the paper's grid is not made of
 LOADS = ("load_results", "load_csv")
@@ -26,7 +27,7 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Heatmap:
+class Heatmap(Checked):
     """Heat maps of how much faster SI, DSI and pipelines are, by drafter latency and acceptance rate.
 
     Every cell has the cost of a token in the long run, by formulas, of each method at its best lookahead: for DSI the
@@ -54,11 +55,6 @@ class Heatmap:
     load_results: str = ""  # draw the maps of this heatmap.csv, which says the grid and the costs, and compute nothing
     load_csv: str = ""  # the same
 
-    def __post_init__(self) -> None:
-        problem = next(self._problems(), "")
-        if problem:
-            raise ValueError(problem)
-
     @property
     def loaded(self) -> str:
         """The table to draw the maps of; empty if they are to be computed."""
@@ -69,12 +65,9 @@ class Heatmap:
         """The keys that the costs follow from, which is all of them but files."""
         return {key: value for key, value in vars(self).items() if key not in FILES}
 
-    def _problems(self) -> Iterator[str]:
-        """What is wrong, each in a sentence that names the fix."""
+    def problems(self) -> Iterator[str]:
         yield from outside(vars(self), RANGES)
-        for key, choices in CHOICES.items():
-            if getattr(self, key) not in choices:
-                yield f"{key}={getattr(self, key)} is unknown: choose one of {', '.join(choices)}"
+        yield from unknown(vars(self), CHOICES)
         if self.a_min > self.a_max:
             yield f"a_min={self.a_min:g} is more than a_max={self.a_max:g}: give a_min={self.a_max:g} or less"
         if not self.output:

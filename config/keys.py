@@ -85,7 +85,8 @@ def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
             yield Option(option.name, kind, option.default, group, about=entry[2])
 
 
-def given(words: Sequence[str], keys: Mapping[str, Option], paths: Collection[str] = ()) -> dict[str, Any]:
+def given(words: Sequence[str], keys: Mapping[str, Option],
+          paths: Collection[str] = ()) -> dict[str, Any]:
     """The values of the keys that were typed; those of `paths` are made absolute."""
     found: dict[str, Any] = {}
     for word in words:
@@ -93,8 +94,12 @@ def given(words: Sequence[str], keys: Mapping[str, Option], paths: Collection[st
         if key in found:
             raise ValueError(f"{key} is given twice: leave one of them out")
         value = _read(keys[key], text)
-        found[key] = os.path.abspath(os.path.expanduser(value)) if key in paths and value else value
+        found[key] = _absolute(value) if key in paths and value else value
     return found
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

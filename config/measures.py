@@ -6,6 +6,7 @@ where they fit small models on a processor, too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
@@ -13,13 +14,14 @@ from config.drafts import listed
 from config.files import check_output, fits, whole
 from config.presets import TOY
 from config.prompts import problems as problems_of_sets
-from config.ranges import WHOLE, Range, outside
+from config.ranges import WHOLE, Checked, Range, outside, unknown
 from config.run_config import CHOICES, DEVICE
 from config.run_config import RANGES as OF_RUNS
 
 COUNT = 1_000_000_000  # the most of anything that is counted
 RANGES = {  # of the keys of Measured that are numbers
-    "num_examples": Range(1, COUNT, {0: "all"}), "max_new_tokens": Range(1, 1 << 20),
+    "num_examples": Range(1, COUNT, {0: "all"}),
+    "max_new_tokens": Range(1, 1 << 20),
     "temperature": Range(0, 1000), "top_p": Range(0, 1), "seed": OF_RUNS["seed"],
     "threads": Range(1, 1024, {0: "as torch chooses"}),
 }
@@ -34,10 +36,11 @@ RECORD = {"target": str, "draft": str, "set": str}
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Checked):
     """What every measurement of whole models takes."""
 
-    PATHS: ClassVar[Sequence[str]] = ("target", "draft", "model", "data", "traces", "picture", "records", "output")
+    PATHS: ClassVar[Sequence[str]] = (
+        "target", "draft", "model", "data", "traces", "picture", "records", "output")
 
     # What the models are asked
     sets: str = SETS  # NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)
@@ -57,24 +60,15 @@ class Measured:
     device: str = "auto"  # cpu, cuda or cuda:N; auto: CUDA if there is one
     threads: int = 0  # for arithmetic; 0: as torch chooses
 
-    def __post_init__(self) -> None:
-        problem = next(self.problems(), "")
-        if problem:
-            raise ValueError(problem)
-
     @property
     def chosen_sets(self) -> tuple[str, ...]:
         """The names of the data sets."""
         return listed(self.sets)
 
     def problems(self) -> Iterator[str]:
-        """What is wrong, each in a sentence that names the fix. A dataclass with more keys adds its own to these."""
         yield from outside(vars(self), RANGES)
         yield from problems_of_sets(self.chosen_sets)
-        for name in ("template", "dtype"):
-            value = getattr(self, name)
-            if value not in CHOICES[name]:
-                yield f"{name}={value} is unknown: choose one of {', '.join(CHOICES[name])}"
+        yield from unknown(vars(self), {name: CHOICES[name] for name in ("template", "dtype")})
         if not DEVICE.fullmatch(self.device):
             yield f"device={self.device} is unknown: choose cpu, cuda or cuda:N"
         if self.do_sample and not self.temperature:
@@ -147,9 +141,13 @@ class Timed(Measured):
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves no later token whose time could be told: give 2 or more"
         words = listed(self.rows)
-        possible = words and all(WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words)
-        if not possible:
+        if not words or not all(map(_is_size, words)):
             yield f"rows={self.rows} are no sizes: give {ROWS.advice}, or several with commas between"
+
+
+def _is_size(word: str) -> bool:
+    """Whether a word says how many rows a pass has."""
+    return bool(WHOLE.fullmatch(word)) and ROWS.holds(int(word[:9]))
 
 
 @dataclass(frozen=True)
@@ -216,15 +214,16 @@ class TableConfig(Timed):
     def pairs(self) -> list[Pair]:
         """The rows of the table. Raises ValueError if the file of records is not sound."""
         if not self.records:
-            return [Pair(self.target, folder, name) for folder in listed(self.drafts) for name in self.chosen_sets]
+            asked = product(listed(self.drafts), self.chosen_sets)
+            return [Pair(self.target, folder, name) for folder, name in asked]
         remedy = 'write a list of {"target": FOLDER, "draft": FOLDER, "set": SET}'
         found: Any = whole(self.records, remedy)
         if not fits(found, [RECORD]) or not found:
             raise ValueError(f"{self.records} is no list of records: {remedy}")
-        problem = next((problem for entry in found for problem in problems_of_sets([entry["set"]])), "")
-        if problem:
-            raise ValueError(f"{self.records}: {problem}")
-        return [Pair(entry["target"], entry["draft"], entry["set"]) for entry in found]
+        for entry in found:
+            for problem in problems_of_sets([entry["set"]]):
+                raise ValueError(f"{self.records}: {problem}")
+        return [Pair(**{name: entry[name] for name in RECORD}) for entry in found]
 
     @property
     def settings(self) -> Mapping[str, Any]:

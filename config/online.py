@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
-from config.ranges import Range, number, outside
-from config.simulation import COST, OnlineSimulation, servers_needed
+from config.ranges import Range, number, outside, unknown
+from config.simulation import COST, HOP, OnlineSimulation, servers_needed
 
 COMMAND = "python -m scripts.simulate online"
 EXAMPLES = f"""\
@@ -21,7 +21,7 @@ CHOICES = {
     "preemption": ("instant", "layer", "none"),
     "queue": ("newest", "merged"),
 }
-MORE_RANGES = {"layers": Range(1, 10_000), "hop": Range(COST.least, COST.most, {0: "no time"})}
+MORE_RANGES = {"layers": Range(1, 10_000), "hop": HOP}
 MOST_SERVERS = 1024  # each is a thread
 
 
@@ -57,9 +57,7 @@ class Online(OnlineSimulation):
     output: str = ""  # JSON file for every repeat; empty: none
 
     def problems(self) -> Iterator[str]:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                yield f"{name}={getattr(self, name)} is unknown: choose one of {', '.join(choices)}"
+        yield from unknown(vars(self), CHOICES)
         yield from super().problems()
         yield from outside(vars(self), MORE_RANGES)
         if not self._rows_fit:
@@ -88,8 +86,10 @@ class Online(OnlineSimulation):
     @property
     def servers(self) -> int:
         """How many servers there are; as many as it takes means: for the slowest forwards, and one for preemption."""
+        if self.num_target_servers:
+            return self.num_target_servers
         slowest = max(self.failure_cost, *self.rows) + 2 * self.hop
-        return self.num_target_servers or 1 + servers_needed(slowest, min(self.c, self.c_sub), self.k)
+        return 1 + servers_needed(slowest, min(self.c, self.c_sub), self.k)
 
     @property
     def parts(self) -> int:

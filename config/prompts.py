@@ -112,7 +112,8 @@ def draw(name: str, data: str, count: int, seed: int) -> list[Prompt]:
     if colon:
         found = [Prompt(text, True) for text in _texts(Path(path), form)]
     else:
-        found = [Prompt(question.turns[0], False) for question in questions.load(data, name)]
+        asked = questions.load(data, name)
+        found = [Prompt(question.turns[0], False) for question in asked]
     if count > len(found):
         raise ValueError(f"num_examples={count} are more than the {len(found)} of {name}: give {len(found)} or less, "
                          "or 0 for all")

@@ -1,13 +1,13 @@
-"""Numbers that a person gives: how they are written, and from where to where those of a key may go.
+"""Values that a person gives: how numbers are written, and which ones a key may have.
 
-It knows nothing about keys: a table of ranges stands beside the options that it is about.
+It knows nothing about single keys: a table of ranges stands beside the options that it is about.
 """
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 
 # Python itself would take 1_000, digits of other scripts, blanks around, nan and inf
 WHOLE = re.compile(r"-?[0-9]+")
@@ -43,6 +43,27 @@ def outside(values: Mapping[str, Any], ranges: Mapping[str, Range]) -> Iterator[
     for name, allowed in ranges.items():
         if not allowed.holds(values[name]):
             yield f"{name}={values[name]} is not possible: give {allowed.advice}"
+
+
+def unknown(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Which keys have a value that is none of their choices, each in a sentence that names them."""
+    for name, allowed in choices.items():
+        if values[name] not in allowed:
+            yield f"{name}={values[name]} is unknown: choose one of {', '.join(allowed)}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Keys that fit together, or ValueError with the first of their `problems`."""
+
+    def __post_init__(self) -> None:
+        problem = next(self.problems(), "")
+        if problem:
+            raise ValueError(problem)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong, each in a sentence that names the fix. A dataclass with more keys adds its own to these."""
+        raise NotImplementedError
 
 
 def whole(text: str) -> int:

@@ -9,26 +9,29 @@ import math
 from dataclasses import dataclass
 from typing import Iterator
 
-from config.ranges import Range, outside
+from config.ranges import Checked, Range, outside, unknown
 
 SLACK = 1e-9  # relative: quotients that are whole but for rounding count as whole
 COUNT = 1_000_000_000  # the most of anything that is counted
 TOKENS = Range(1, 1_000_000)
 COST = Range(0.000000001, 1_000_000_000)
+HOP = Range(COST.least, COST.most, {0: "no time"})
 RANGES = {  # of the keys of Simulation that are numbers
-    "c": COST, "a": Range(0, 1), "k": Range(1, COUNT), "failure_cost": COST, "S": TOKENS,
+    "c": COST, "a": Range(0, 1), "k": Range(1, COUNT),
+    "failure_cost": COST, "S": TOKENS,
     "num_target_servers": Range(1, COUNT, {0: "as many as it takes"}),
     "random_seed": Range(0, (1 << 32) - 1), "num_repeats": Range(1, 1_000_000),
 }
 ONLINE_RANGES = {  # and of those that OnlineSimulation adds
-    "c_sub": COST, "failure_cost_sub": COST, "total_tokens": Range(0, COUNT), "wait_for_pipe": Range(0, 3600),
-    "maximum_correct_tokens": Range(0, COUNT),
+    "c_sub": COST, "failure_cost_sub": COST, "wait_for_pipe": Range(0, 3600),
+    "total_tokens": Range(0, COUNT), "maximum_correct_tokens": Range(0, COUNT),
 }
-SIMULATED = ("DSI", "SI", "both")
+SHARED = ("c", "a", "k", "failure_cost", "S", "num_target_servers")  # what is simulated offline and online alike
+ONLINE_CHOICES = {"simul_type": ("DSI", "SI", "both")}
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(Checked):
     """What is simulated. Costs are in one unit, which is that of the results."""
 
     # What is simulated
@@ -43,13 +46,7 @@ class Simulation:
     random_seed: int = 42  # of everything that is drawn
     num_repeats: int = 5  # how often it is simulated
 
-    def __post_init__(self) -> None:
-        problem = next(self.problems(), "")
-        if problem:
-            raise ValueError(problem)
-
     def problems(self) -> Iterator[str]:
-        """What is wrong, each in a sentence that names the fix. A dataclass with more keys adds its own to these."""
         yield from outside(vars(self), RANGES)
         if self.c > self.failure_cost:
             yield (f"c={self.c:g} is more than failure_cost={self.failure_cost:g}: the drafter may not be slower than "
@@ -85,8 +82,7 @@ class OnlineSimulation(Simulation):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from outside(vars(self), ONLINE_RANGES)
-        if self.simul_type not in SIMULATED:
-            yield f"simul_type={self.simul_type} is unknown: choose one of {', '.join(SIMULATED)}"
+        yield from unknown(vars(self), ONLINE_CHOICES)
         if self.c_sub > self.failure_cost_sub:
             yield (f"c_sub={self.c_sub:g} is more than failure_cost_sub={self.failure_cost_sub:g}: the drafter may not "
                    f"be slower than the target, so give c_sub={self.failure_cost_sub:g} or less")
@@ -94,9 +90,8 @@ class OnlineSimulation(Simulation):
     @classmethod
     def of(cls, offline: Simulation) -> OnlineSimulation:
         """The same with later forwards ten times as fast as the first; seed, repeats and the rest are as usual."""
-        return cls(c=offline.c, a=offline.a, k=offline.k, failure_cost=offline.failure_cost, S=offline.S,
-                   num_target_servers=offline.num_target_servers, c_sub=offline.c / 10,
-                   failure_cost_sub=offline.failure_cost / 10)
+        shared = {name: getattr(offline, name) for name in SHARED}
+        return cls(**shared, c_sub=offline.c / 10, failure_cost_sub=offline.failure_cost / 10)
 
 
 def servers_needed(target: float, drafter: float, lookahead: int) -> int:

@@ -87,7 +87,8 @@ DEFINITIONS: dict[str, Callable[[Record], Counted]] = {
 
 def rate(records: Records, definition: Callable[[Record], Counted] = likeliest) -> Interval:
     """The acceptance rate by a definition, with the bounds of a bootstrap over texts; NaN if no run counts."""
-    counts = np.array([definition(record) for record in records if len(record)], dtype=float).reshape(-1, 2)
+    counted = [definition(record) for record in records if len(record)]
+    counts = np.array(counted, dtype=float).reshape(-1, 2)
 
     def of_sums(sums: np.ndarray) -> np.ndarray:
         matches, ended = sums[..., 0, 0], sums[..., 0, 1]
@@ -99,7 +100,8 @@ def rate(records: Records, definition: Callable[[Record], Counted] = likeliest) 
 
 def rate_after(records: Records, match: int) -> float:
     """Matches by places, of the places behind a match (1) or behind a miss (0); NaN if there is none."""
-    behind = [here for record in records for before, here in zip(record, record[1:]) if before == match]
+    neighbours = [pair for record in records for pair in zip(record, record[1:])]
+    behind = [here for before, here in neighbours if before == match]
     return sum(behind) / len(behind) if behind else NAN
 
 
@@ -120,7 +122,8 @@ def lengths(records: Records) -> Iterator[Length]:
     ended = Counter(length for one in found for length in one.ended)
     cut = Counter(one.cut for one in found if one.cut)
     chance = rate(records).value
-    own = [(len(record), sum(record) / len(record)) for record in records if len(record)]
+    texts = [record for record in records if len(record)]
+    own = [(len(text), sum(text) / len(text)) for text in texts]
     for length in range(max([*ended, *cut], default=-1) + 1):
         expected = sum(_expected(size, length, chance) for size, _ in own)
         by_text = sum(_expected(size, length, chance_of_text) for size, chance_of_text in own)
@@ -130,4 +133,7 @@ def lengths(records: Records) -> Iterator[Length]:
 def _expected(size: int, length: int, chance: float) -> float:
     """The mean number of runs of a length that end in a text of that size: one at its start, others behind a miss."""
     later = size - length - 1  # places behind a miss at which such a run can start
-    return 0.0 if later < 0 else chance ** length * (1 - chance) * (1 + later * (1 - chance))
+    if later < 0:
+        return 0.0
+    miss = 1 - chance
+    return chance ** length * miss * (1 + later * miss)

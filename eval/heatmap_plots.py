@@ -35,8 +35,11 @@ LINE = 66  # characters of a legend
 COLOURS = "viridis"  # of speed-ups, the larger the brighter
 SLOWER = "#f2b58a", "////", "#8c4a1a"  # tone, hatch, and the colour of the hatch
 MISSING = "white", "....", "0.65"
-LOOKS = {"non-SI": ("#ededed", ""), "SI": ("#e8a33d", "////"), "DSI": ("#20639b", ""), "naive": ("#d9a5c7", "xxx"),
-         "pruned": ("#f7e26b", "...."), "pipedec": ("#8ccbea", "\\\\\\\\"), "continuous": ("#1b9e77", "---")}
+LOOKS = {  # tone and hatch
+    "non-SI": ("#ededed", ""), "SI": ("#e8a33d", "////"), "DSI": ("#20639b", ""),
+    "naive": ("#d9a5c7", "xxx"), "pruned": ("#f7e26b", "...."),
+    "pipedec": ("#8ccbea", "\\\\\\\\"), "continuous": ("#1b9e77", "---"),
+}
 WINNERS = {"fastest": (METHODS, "The fastest method"),
            "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
 NAMES = (*(one.name for one in MAPS), *WINNERS)
@@ -64,15 +67,20 @@ def bands(one: Map, ratio: Array) -> Bands:
     """The bands for the speed-ups of a map: all slow-downs are one band, and so is what is beyond `most`."""
     least, largest = float(np.nanmin(ratio)), float(np.nanmax(ratio))
     if not one.step:
-        places = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]).tick_values(least, max(largest, least + NARROW))
-        borders = np.round(places, 10)
+        ticks = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10])
+        borders = np.round(ticks.tick_values(least, max(largest, least + NARROW)), 10)
         return Bands(borders, _colours(len(borders) - 1), [f"{border:g}" for border in borders])
-    count = math.ceil(round((min(largest, one.most) - 1) / one.step, 9))
-    faster = 1 + one.step * np.arange(max(count, 1) + 1)
-    labels = ["0", *(f"{border:.0f}" if border == round(border) else f"{border:.2f}" for border in faster.round(9))]
+    width = min(largest, one.most) - 1
+    count = max(math.ceil(round(width / one.step, 9)), 1)
+    faster = 1 + one.step * np.arange(count + 1)
+    labels = ["0", *map(_label, faster.round(9))]
     if largest > faster[-1]:
         labels[-1] = f"> {labels[-1]}"
-    return Bands(np.array([0, *faster]), [SLOWER[0], *_colours(len(faster) - 1)], labels)
+    return Bands(np.array([0, *faster]), [SLOWER[0], *_colours(count)], labels)
+
+
+def _label(border: float) -> str:
+    return f"{border:.0f}" if border == round(border) else f"{border:.2f}"
 
 
 def _colours(count: int) -> list[Any]:
@@ -93,7 +101,8 @@ def _speed_ups(config: Heatmap, one: Map, ratio: Array) -> Any:
         handles = []
         if one.step:
             handles.append(_hatch(config, axes, ratio < 1, SLOWER, f"{one.method} is slower"))
-            bar.ax.axhspan(0, 1, facecolor="none", edgecolor=SLOWER[2], hatch=SLOWER[1], linewidth=0)
+            _, hatch, ink = SLOWER
+            bar.ax.axhspan(0, 1, facecolor="none", edgecolor=ink, hatch=hatch, linewidth=0)
         if missing.any():
             handles.append(_hatch(config, axes, missing, MISSING, "no lookahead of the grid is legal"))
         _legend(figure, handles)
@@ -106,7 +115,8 @@ def _winners(config: Heatmap, names: Sequence[str], is_fastest: Mask, title: str
     with plt.rc_context(STYLE):
         figure, axes = _axes(config, title)
         colours = ListedColormap([LOOKS[name][0] for name in names])
-        _mesh(config, axes, first, colours, BoundaryNorm(np.arange(len(names) + 1) - 0.5, len(names)))
+        borders = np.arange(len(names) + 1) - 0.5
+        _mesh(config, axes, first, colours, BoundaryNorm(borders, len(names)))
         handles = []
         for i, name in enumerate(names):
             own = first == i
@@ -136,30 +146,37 @@ def _axes(config: Heatmap, title: str) -> Any:
     return figure, axes
 
 
-def _mesh(config: Heatmap, axes: Any, values: Any, colours: ListedColormap, norm: BoundaryNorm) -> Any:
+def _mesh(config: Heatmap, axes: Any, values: Any, colours: ListedColormap,
+          norm: BoundaryNorm) -> Any:
     """Fill every cell `[C, A]` with its colour."""
     x, y = map(_edges, grid(config)[:2])
     return axes.pcolormesh(x, y, values.T, cmap=colours, norm=norm, rasterized=True)
 
 
-def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str], about: str) -> Patch:
+def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str],
+           about: str) -> Patch:
     """Hatch the cells of a mask `[C, A]`; their entry of the legend."""
     tone, hatch, ink = look
     if hatch and mask.any():
-        x, y = (np.repeat(_edges(values), 2)[1:-1] for values in grid(config)[:2])  # both ends of every cell
-        corners = np.repeat(np.repeat(mask.T, 2, 0), 2, 1)
+        edges = map(_edges, grid(config)[:2])
+        x, y = (np.repeat(borders, 2)[1:-1] for borders in edges)  # both ends of every cell
+        corners = mask.T.repeat(2, 0).repeat(2, 1)
         area = axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
         area.set_edgecolor(ink)
         area.set_linewidth(0)
-    return Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=textwrap.fill(about, LINE))
+    label = textwrap.fill(about, LINE)
+    return Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=label)
 
 
 def _edges(middles: Array) -> Array:
     """The borders of cells whose middles these are, `[n + 1]`, none beyond 0 or 1."""
     between = (middles[1:] + middles[:-1]) / 2
-    low = between[0] - middles[0] if len(middles) > 1 else ALONE
-    high = middles[-1] - between[-1] if len(middles) > 1 else ALONE
-    return np.clip(np.concatenate([[middles[0] - low], between, [middles[-1] + high]]), 0, 1)
+    if between.size:
+        first = 2 * middles[0] - between[0]
+        last = 2 * middles[-1] - between[-1]
+    else:
+        first, last = middles[0] - ALONE, middles[0] + ALONE
+    return np.clip([first, *between, last], 0, 1)
 
 
 def _legend(figure: Any, handles: Sequence[Patch]) -> None:

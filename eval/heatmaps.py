@@ -81,11 +81,13 @@ def grid(config: Heatmap) -> Grid:
     least drafter and both ends of the acceptance rates are then moved to the bounds, and what falls together is one.
     """
     if config.grid == "paper":
-        return Grid(np.arange(1, 101) / 100, np.arange(101) / 100, range(1, 201))
+        hundredths = np.arange(101) / 100
+        return Grid(hundredths[1:], hundredths, range(1, 201))
     steps = np.round(np.arange(config.ndim + 1) / config.ndim, DIGITS)
     drafters = np.unique(np.maximum(steps, config.c_min))
     acceptances = np.unique(np.clip(steps, config.a_min, config.a_max))
-    return Grid(drafters, acceptances, range(1, 1 + config.ndim * config.k_step, config.k_step))
+    beyond = 1 + config.ndim * config.k_step
+    return Grid(drafters, acceptances, range(1, beyond, config.k_step))
 
 
 def legal(config: Heatmap, drafters: Array, lookahead: int) -> Mask:
@@ -101,7 +103,10 @@ def _dsi(config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
 
 def _piped(rate: Callable[..., Array]) -> Rate:
     """A method on a pipeline of as many stages as DSI has target servers."""
-    return lambda config, c, a, lookahead: rate(1.0, c, a, lookahead, config.num_target_servers, config.hop)
+    def on_stages(config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
+        return rate(1.0, c, a, lookahead, config.num_target_servers, config.hop)
+
+    return on_stages
 
 
 RATES: dict[str, Rate] = {
@@ -136,14 +141,23 @@ def best(config: Heatmap, every: dict[str, Array]) -> Bests:
     """Every method at its best lookahead, of what `costs` found: DSI's among the legal ones, the others' among all."""
     lookaheads = np.array(grid(config).lookaheads)
     shape = next(iter(every.values())).shape[1:]
-    found = {"non-SI": Best(np.ones(shape), np.zeros(shape, dtype=int))}
+    plain = _impossible(shape)
+    plain.cost[:] = 1
+    found = {"non-SI": plain}
     for name, cost in every.items():
         filled = np.where(np.isnan(cost), np.inf, cost)
         place = filled.argmin(0)
         least = filled.min(0)
+        found[name] = _impossible(shape)
         possible = np.isfinite(least)
-        found[name] = Best(np.where(possible, least, np.nan), np.where(possible, lookaheads[place], 0))
+        found[name].cost[possible] = least[possible]
+        found[name].lookahead[possible] = lookaheads[place][possible]
     return found
+
+
+def _impossible(shape: tuple[int, ...]) -> Best:
+    """No cost, and no lookahead, in any cell."""
+    return Best(np.full(shape, np.nan), np.zeros(shape, dtype=int))
 
 
 def speed_up(one: Map, found: Bests) -> Array:
@@ -169,10 +183,11 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
     for one in MAPS:
         ratio = speed_up(one, found)
         there = ratio[~np.isnan(ratio)]
-        title = f"{one.method} over {one.compared}"
-        most, least = told(ratio, int(np.nanargmax(ratio))), told(ratio, int(np.nanargmin(ratio)))
-        yield (f"{title}: max {most}, median {np.median(there):.3f}, min {least}, "
-               f"{100 * np.mean(there < 1):.2f} % of {there.size} cells below 1")
+        most = told(ratio, int(np.nanargmax(ratio)))
+        least = told(ratio, int(np.nanargmin(ratio)))
+        slower = 100 * np.mean(there < 1)
+        yield (f"{one.method} over {one.compared}: max {most}, median {np.median(there):.3f}, min {least}, "
+               f"{slower:.2f} % of {there.size} cells below 1")
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -194,16 +209,18 @@ def table(config: Heatmap, every: dict[str, Array], found: Bests) -> str:
 
 def _rows(config: Heatmap, every: dict[str, Array], found: Bests) -> Iterator[tuple[object, ...]]:
     drafters, acceptances, lookaheads = grid(config)
-    si_wins = found["SI"].cost < found["DSI"].cost
+    si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
     for i, j in np.ndindex(si_wins.shape):
         cell = float(drafters[i]), float(acceptances[j])
         for name, (cost, chosen) in found.items():
-            tried: Iterable[tuple[int, float]] = [(int(chosen[i, j]), float(cost[i, j]))]
+            best_one = int(chosen[i, j])
+            tried = {best_one: cost[i, j]}
             if config.grid != "paper" and name in every:
-                tried = zip(lookaheads, every[name][:, i, j])
-            for lookahead, value in tried:
+                tried = dict(zip(lookaheads, every[name][:, i, j]))
+            for lookahead, value in tried.items():
                 if not np.isnan(value):
-                    yield (*cell, name, lookahead, float(value), int(lookahead == chosen[i, j]), int(si_wins[i, j]))
+                    is_best = int(lookahead == best_one)
+                    yield (*cell, name, lookahead, float(value), is_best, si_wins[i, j])
 
 
 def _digest(about: Mapping[str, Any], body: str) -> str:
@@ -234,7 +251,7 @@ def _found(config: Heatmap, rows: Iterable[dict[str, str]]) -> Bests:
     across = {str(c): i for i, c in enumerate(drafters.tolist())}
     along = {str(a): j for j, a in enumerate(acceptances.tolist())}
     shape = len(across), len(along)
-    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in METHODS}
+    found = {name: _impossible(shape) for name in METHODS}
     for row in rows:
         if row["best"] == "1":
             cell = across[row["c"]], along[row["a"]]

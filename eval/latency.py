@@ -29,8 +29,8 @@ class Spread(NamedTuple):
 
 def spread(seconds: Sequence[float]) -> Spread:
     """What is told of times in seconds: milliseconds."""
-    low, median, high = np.percentile(seconds, [25, 50, 75])
-    return Spread(1e3 * float(median), 1e3 * float(low), 1e3 * float(high), len(seconds))
+    low, median, high = 1e3 * np.percentile(seconds, [25, 50, 75])
+    return Spread(float(median), float(low), float(high), len(seconds))
 
 
 class Pace(NamedTuple):
@@ -47,8 +47,8 @@ def turns(repeats: int) -> Iterator[bool]:
         yield True
 
 
-def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int, sampler: Sampler,
-          repeats: int) -> list[Pace]:
+def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int,
+          sampler: Sampler, repeats: int) -> list[Pace]:
     """The pace of each model with answers of `new` tokens, at least 2; they go on behind an end token, to be as long.
 
     TPOT is one figure per answer: the time behind its first token, by the number of tokens that follow.
@@ -62,10 +62,11 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int, s
                 if counts:
                     firsts.append(begun)
                     laters.append(rest / (new - 1))
-    return [Pace(spread(firsts), spread(laters)) for firsts, laters in zip(first, later)]
+    return list(map(Pace, map(spread, first), map(spread, later)))
 
 
-def _answer(model: Whole, prompt: Sequence[int], new: int, sampler: Sampler) -> tuple[float, float]:
+def _answer(model: Whole, prompt: Sequence[int], new: int,
+            sampler: Sampler) -> tuple[float, float]:
     """The seconds to the first token of an answer, and from there to the last one."""
     words = model.words(prompt, model.cache(len(prompt) + new), sampler)
     start = time.perf_counter()
@@ -76,7 +77,8 @@ def _answer(model: Whole, prompt: Sequence[int], new: int, sampler: Sampler) -> 
     return begun - start, time.perf_counter() - begun
 
 
-def passes(model: Whole, rows: Sequence[int], context: int, sampler: Sampler, repeats: int) -> dict[int, Spread]:
+def passes(model: Whole, rows: Sequence[int], context: int, sampler: Sampler,
+           repeats: int) -> dict[int, Spread]:
     """T(m): the milliseconds of a pass over m tokens behind `context` others, LM head and choice of each included."""
     cache = model.cache(context + max(rows))
     if context:

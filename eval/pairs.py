@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from itertools import islice
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import torch
 from tqdm import tqdm
@@ -21,6 +21,7 @@ from model.text import Text
 from model.whole import Whole
 
 TAKE = "take a drafter with the same tokenizer"
+Table = Callable[[Any], Mapping[str, Any]]  # of a tokenizer: what each name means
 
 
 class Model(NamedTuple):
@@ -63,13 +64,13 @@ def check_pair(target: Model, drafter: Model) -> None:
     if mine != theirs:
         raise ValueError(f"the drafter in {drafter.name} has vocab_size {mine}, but the target in {target.name} has "
                          f"{theirs}: {TAKE}")
-    _check_same(target, drafter, "token", target.text.tokenizer.get_vocab(), drafter.text.tokenizer.get_vocab())
-    _check_same(target, drafter, "special token", target.text.tokenizer.special_tokens_map,
-                drafter.text.tokenizer.special_tokens_map)
+    _check_same(target, drafter, "token", lambda tokenizer: tokenizer.get_vocab())
+    _check_same(target, drafter, "special token", lambda tokenizer: tokenizer.special_tokens_map)
 
 
-def _check_same(target: Model, drafter: Model, what: str, theirs: dict[str, Any], mine: dict[str, Any]) -> None:
-    """Raise ValueError for the first name that does not mean the same in both tables."""
+def _check_same(target: Model, drafter: Model, what: str, table: Table) -> None:
+    """Raise ValueError for the first name that does not mean the same in the tables of both tokenizers."""
+    theirs, mine = table(target.text.tokenizer), table(drafter.text.tokenizer)
     for name in sorted(theirs.keys() | mine.keys()):
         if theirs.get(name) != mine.get(name):
             raise ValueError(f"the {what} {name!r} is {mine.get(name)!r} for the drafter in {drafter.name}, but "
@@ -81,15 +82,16 @@ def sampler_of(config: Measured) -> Sampler:
     return Sampler(config.temperature, config.top_p, seed=config.seed) if config.do_sample else Sampler()
 
 
-def prompts_of(name: str, config: Measured, models: Sequence[Model]) -> list[list[int]]:
+def prompts_of(name: str, config: Measured,
+               models: Sequence[Model]) -> list[list[int]]:
     """The prompts of a data set as token ids of the first of these models.
 
     Those that leave no room for an answer in the context of one of them are left out, which is told. Raises ValueError
     if none is left.
     """
     context = min(model.whole.config.context for model in models)
-    found = [models[0].ids(prompt, config.template) for prompt in draw(name, config.data, config.num_examples,
-                                                                       config.seed)]
+    prompts = draw(name, config.data, config.num_examples, config.seed)
+    found = [models[0].ids(prompt, config.template) for prompt in prompts]
     fitting = [ids for ids in found if len(ids) + config.max_new_tokens <= context]
     left_out = len(found) - len(fitting)
     if not fitting:
@@ -101,7 +103,8 @@ def prompts_of(name: str, config: Measured, models: Sequence[Model]) -> list[lis
     return fitting
 
 
-def answer(model: Model, prompt: Sequence[int], limit: int, sampler: Sampler) -> list[int]:
+def answer(model: Model, prompt: Sequence[int], limit: int,
+           sampler: Sampler) -> list[int]:
     """The token ids that a model writes behind a prompt: `limit` of them, or up to an end token."""
     cache = model.whole.cache(len(prompt) + limit)
     ends, text = model.text.end_ids, []
@@ -112,13 +115,15 @@ def answer(model: Model, prompt: Sequence[int], limit: int, sampler: Sampler) ->
     return text
 
 
-def record(drafter: Model, prompt: Sequence[int], text: Sequence[int], sampler: Sampler) -> list[int]:
+def record(drafter: Model, prompt: Sequence[int], text: Sequence[int],
+           sampler: Sampler) -> list[int]:
     """For each token of a target's text, whether the drafter has it, too, once it has read the text up to there.
 
     The drafter reads prompt and text in one pass. With the sampler of the target it draws with the target's noise, so
     that above temperature 0 this is coupled acceptance.
     """
     read = [*prompt, *text[:-1]]
-    logits_TV = drafter.whole.logits(read, drafter.whole.cache(len(read)), len(text))
+    cache = drafter.whole.cache(len(read))
+    logits_TV = drafter.whole.logits(read, cache, len(text))
     places = range(len(prompt), len(prompt) + len(text))
     return [int(mine == theirs) for mine, theirs in zip(sampler(logits_TV, places), text)]

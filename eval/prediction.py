@@ -62,4 +62,5 @@ def predict(measures: Measures, servers: int, growth: Mapping[int, float] = FLAT
         verification = target * float(np.interp(missed, rows, factors))
     dsi, original = (float(dsi_rate(verification, draft, acceptance, lookahead, accounting=name))
                      for name in ("corrected", "original"))
-    return Prediction(lookahead, int(looks[best]), float(nonsi_rate(target)), float(si[best]), dsi, original)
+    plain = float(nonsi_rate(target))
+    return Prediction(lookahead, int(looks[best]), plain, float(si[best]), dsi, original)

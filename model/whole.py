@@ -25,7 +25,8 @@ class Whole:
     ValueError for a model that is not supported, or whose weights are damaged.
     """
 
-    def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, source: Checkpoint, dtype: torch.dtype,
+                 device: torch.device | str) -> None:
         check_model(source)
         self.source, self.dtype, self.device = source, dtype, torch.device(device)
         self.config = read_sizes(source)
@@ -42,7 +43,8 @@ class Whole:
         return self.config.cache(self.config.layers, slots, self.lm_head.weight)
 
     @torch.no_grad()
-    def logits(self, ids: Sequence[int], cache: TreeCache, last: int, text: bool = True) -> Tensor:
+    def logits(self, ids: Sequence[int], cache: TreeCache, last: int,
+               text: bool = True) -> Tensor:
         """The logits `[last, V]` behind the last of these tokens, which follow those that `cache` holds.
 
         The tokens stay in the cache, unless they are no `text`: then `cache.drop()` forgets them.
@@ -56,7 +58,8 @@ class Whole:
         logits_TV: Tensor = self.lm_head(out_TD[-last:])
         return logits_TV
 
-    def words(self, prompt: Sequence[int], cache: TreeCache, sampler: Sampler) -> Iterator[int]:
+    def words(self, prompt: Sequence[int], cache: TreeCache,
+              sampler: Sampler) -> Iterator[int]:
         """The tokens that follow a prompt, one after the other, as long as the empty `cache` has slots."""
         ids, position = list(prompt), len(prompt)
         while True:

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from config.simulation import SLACK
-from sim.formulas import ACCOUNTINGS, Array, Numbers
+from sim.formulas import Array, Numbers, check_accounting
 from sim.rounds import Decoding
 
 Positions = npt.NDArray[np.int64]
+Matches = npt.NDArray[np.bool_]
 Ahead = Callable[[Positions], Positions]  # at positions [C, R]: the drafts that are right from there on, [C, R]
 MOST = 1 << 40  # drafts that are right in a row
 
@@ -37,7 +38,8 @@ class Times(NamedTuple):
 
 # --- one text ---------------------------------------------------------------------------------------------------------
 
-def count_si(times: Times, lookahead: int, tokens: int, draws: Iterable[int], padding: int = 0) -> Counted:
+def count_si(times: Times, lookahead: int, tokens: int, draws: Iterable[int],
+             padding: int = 0) -> Counted:
     """SI along `draws`: how many drafts each round would accept; `padding` once there are no more.
 
     A round drafts as many tokens as the text needs before its last one. A draw beyond them ends the text.
@@ -59,8 +61,7 @@ def count_dsi(times: Times, lookahead: int, tokens: int, draws: Iterable[int], p
     those with an accepted draft, since what was verified before tells of a rejected first draft; `original` counts the
     last window all the same. A run without an accepted draft costs one forward in both, since plain decoding does.
     """
-    if accounting not in ACCOUNTINGS:
-        raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
+    check_accounting(accounting)
     accepted = chain(draws, repeat(padding))
     done, cost, iterations = 0, 0.0, 0
     while done < tokens:
@@ -78,7 +79,8 @@ def count_dsi(times: Times, lookahead: int, tokens: int, draws: Iterable[int], p
     return Counted(cost, iterations)
 
 
-def settled(times: Times, lookahead: int, moment: float, right: bool, servers: float = math.inf) -> dict[str, int]:
+def settled(times: Times, lookahead: int, moment: float, right: bool,
+            servers: float = math.inf) -> dict[str, int]:
     """The tokens that plain decoding, SI and DSI have at a moment, if all drafts are right or none is (Figure 1).
 
     DSI verifies without drafts at once, and then after every `lookahead` drafts, on the server that is free first.
@@ -95,7 +97,8 @@ def settled(times: Times, lookahead: int, moment: float, right: bool, servers: f
         free = ends[len(ends) - int(servers)] if len(ends) >= servers else 0.0
         ends.append(max(drafted, free) + times.target)
     verified = len(ends) - 1  # one ends too late; the first has no drafts
-    return {"nonsi": plain, "si": si, "dsi": 1 + (verified - 1) * lookahead if verified else 0}
+    dsi = 1 + (verified - 1) * lookahead if verified else 0
+    return {"nonsi": plain, "si": si, "dsi": dsi}
 
 
 def published_draws(acceptance: float, lookahead: int, tokens: int, seed: int) -> Iterator[list[int]]:
@@ -108,7 +111,8 @@ def published_draws(acceptance: float, lookahead: int, tokens: int, seed: int) -
         if acceptance in (0, 1):
             yield [int(acceptance) * lookahead] * tokens
         else:
-            yield np.minimum(rng.geometric(1 - acceptance, size=tokens) - 1, lookahead).tolist()
+            accepted = rng.geometric(1 - acceptance, size=tokens) - 1
+            yield np.minimum(accepted, lookahead).tolist()
 
 
 # --- many texts -------------------------------------------------------------------------------------------------------
@@ -130,20 +134,23 @@ def drawn(acceptance: Numbers, seed: int) -> Ahead:
             return np.broadcast_to(np.where(a == 1, MOST, 0), positions.shape)
         with np.errstate(divide="ignore", invalid="ignore"):
             right = np.log(1 - rng.random(positions.shape)) / np.log(a)  # a = 1: -0 or infinite, replaced below
-        return np.where(a == 1, MOST, np.minimum(np.nan_to_num(right), MOST)).astype(np.int64)
+        counted = np.minimum(np.nan_to_num(right), MOST)
+        return np.where(a == 1, MOST, counted).astype(np.int64)
 
     return ahead
 
 
-def recorded(matches: npt.NDArray[np.bool_]) -> Ahead:
+def recorded(matches: Matches) -> Ahead:
     """Drafts that are right as in `matches` [R, positions]: whether the draft for a position is the target's token."""
-    right = np.zeros((matches.shape[0], matches.shape[1] + 1), dtype=np.int64)
-    for position in range(matches.shape[1] - 1, -1, -1):
-        right[:, position] = np.where(matches[:, position], right[:, position + 1] + 1, 0)
-    rows = np.arange(matches.shape[0])
+    repeats, length = matches.shape
+    right = np.zeros((repeats, length + 1), dtype=np.int64)
+    for position in range(length - 1, -1, -1):
+        longer = right[:, position + 1] + 1
+        right[:, position] = np.where(matches[:, position], longer, 0)
+    rows = np.arange(repeats)
 
     def ahead(positions: Positions) -> Positions:
-        return right[rows, np.minimum(positions, matches.shape[1])]
+        return right[rows, np.minimum(positions, length)]
 
     return ahead
 
@@ -165,8 +172,7 @@ def simulate(decoding: Decoding, ahead: Ahead, tokens: int, repeats: int) -> Sam
         done += np.where(going, accepted + 1, 0)
 
 
-def resampled(traces: Sequence[npt.NDArray[np.bool_]], block: int, tokens: int, repeats: int,
-              seed: int) -> npt.NDArray[np.bool_]:
+def resampled(traces: Sequence[Matches], block: int, tokens: int, repeats: int, seed: int) -> Matches:
     """Texts [repeats, tokens] put together from blocks of recorded ones (circular block bootstrap).
 
     A block is `block` neighbours of one trace, from a position drawn among all, and goes on at the beginning of its

@@ -16,13 +16,15 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Callable, Protocol
 
+Done = Callable[[], None]  # what follows from the end of a task
+
 
 class Task:
     """What a worker does from `begun` to `due`, in ticks, unless it is cancelled; at its end `done` is called."""
 
     __slots__ = ("worker", "begun", "due", "done", "cancelled")
 
-    def __init__(self, worker: int, begun: int, due: int, done: Callable[[], None]) -> None:
+    def __init__(self, worker: int, begun: int, due: int, done: Done) -> None:
         self.worker, self.begun, self.due, self.done = worker, begun, due, done
         self.cancelled = False
 
@@ -62,10 +64,11 @@ class Events:
         self._heap: list[tuple[int, float, int, Task]] = []
         self._order = count()
 
-    def start(self, worker: int, ticks: int, done: Callable[[], None]) -> Task:
+    def start(self, worker: int, ticks: int, done: Done) -> Task:
         """Begin a task at this moment; the worker must not have another."""
         task = Task(worker, self.now, self.now + ticks, done)
-        heapq.heappush(self._heap, (task.due, self._chance.random(), next(self._order), task))
+        place = task.due, self._chance.random(), next(self._order)
+        heapq.heappush(self._heap, (*place, task))
         self._driver.begin(task)
         return task
 
@@ -104,7 +107,7 @@ class Wall:
         self._over: SimpleQueue[Task] = SimpleQueue()
         self._ended: set[Task] = set()
         self._tasks: list[SimpleQueue[object]] = [SimpleQueue() for _ in range(workers)]
-        self._threads = [threading.Thread(target=self._work, args=(tasks,), daemon=True) for tasks in self._tasks]
+        self._threads = [self._thread(tasks) for tasks in self._tasks]
         self.restart()
 
     def __enter__(self) -> Wall:
@@ -147,6 +150,9 @@ class Wall:
     def _moment(self, task: Task) -> float:
         return self._zero + task.due * self._seconds
 
+    def _thread(self, tasks: SimpleQueue[object]) -> threading.Thread:
+        return threading.Thread(target=self._work, args=(tasks,), daemon=True)
+
     def _work(self, tasks: SimpleQueue[object]) -> None:
         """Tasks come in, and are told to be over at their moment; anything that comes meanwhile takes their place."""
         task: object = None
@@ -160,7 +166,9 @@ class Wall:
 
     def _left(self, task: object) -> float | None:
         """Seconds until a task is over, at least 0; None if there is no task."""
-        return max(0.0, self._moment(task) - time.monotonic()) if isinstance(task, Task) else None
+        if not isinstance(task, Task):
+            return None
+        return max(0.0, self._moment(task) - time.monotonic())
 
 
 _END = object()  # what ends a thread

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.formulas import Array, Numbers
+from sim.formulas import Array, Numbers, doubles
 from sim.rounds import Decoding
 
 NEGLIGIBLE = 1e-20  # chance of outcomes that change no digit of a double
@@ -32,15 +32,19 @@ def moments(decoding: Decoding, acceptance: Numbers, tokens: int) -> Moments:
     `acceptance` is a number or [C]: the chance that a draft is right, for each draft alike and independent.
     """
     count = decoding.drafter.shape[0]
-    a = np.broadcast_to(np.asarray(acceptance, dtype=np.float64), (count,))[:, None]
-    mean, variance = np.zeros((count, tokens + 1)), np.zeros((count, tokens + 1))
+    a = np.broadcast_to(doubles(acceptance), (count,))[:, None]
+    mean = np.zeros((count, tokens + 1))  # by the tokens that are left
+    variance = np.zeros_like(mean)
     widest = _widest(a, decoding, tokens)
     rows = np.arange(count)[:, None]
     for left in range(1, tokens + 1):
-        last = np.broadcast_to(np.minimum(decoding.most, left - 1), (count, 1)).astype(np.int64)
-        short = np.broadcast_to(np.arange(min(widest, left)), (count, min(widest, left)))
+        most = np.minimum(decoding.most, left - 1)
+        last = np.broadcast_to(most, (count, 1)).astype(np.int64)
+        width = min(widest, left)
+        short = np.broadcast_to(np.arange(width), (count, width))
         accepted = np.concatenate([np.minimum(short, last), last], axis=1)
-        chance = np.concatenate([np.where(short < last, (1 - a) * a ** short, 0.0), a ** last], axis=1)
+        rejected = np.where(short < last, (1 - a) * a ** short, 0.0)
+        chance = np.concatenate([rejected, a ** last], axis=1)
         after = left - 1 - accepted
         cost = decoding.cost(left, accepted) + mean[rows, after]
         mean[:, left] = (chance * cost).sum(axis=1)
@@ -52,5 +56,7 @@ def moments(decoding: Decoding, acceptance: Numbers, tokens: int) -> Moments:
 def _widest(acceptance: Array, decoding: Decoding, tokens: int) -> int:
     """How many numbers of accepted drafts, from 0, are likely enough to count, beside the largest."""
     between = acceptance[(acceptance > 0) & (acceptance < 1)]
-    likely = math.ceil(math.log(NEGLIGIBLE) / math.log(between.max())) if between.size else 1
+    if not between.size:
+        return 1
+    likely = math.ceil(math.log(NEGLIGIBLE) / math.log(between.max()))
     return int(max(1, min(likely, np.max(decoding.most), tokens)))

@@ -16,11 +16,12 @@ drafts runs beside them, and a run costs no more than (n + 1) T.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
 
+from config import simulation
 from config.simulation import SLACK
 
 Array = npt.NDArray[np.float64]
@@ -33,19 +34,19 @@ NEGLIGIBLE = 1e-18  # share of a cost that no double of it shows
 
 def servers_needed(target: Numbers, drafter: Numbers, lookahead: Numbers) -> npt.NDArray[np.int64]:
     """The target servers with which no verification waits: ceil(T / (k d)) (Eq. 1)."""
-    return _ceil(target / (lookahead * drafter))
+    return _each(simulation.servers_needed)(target, drafter, lookahead)[()]
 
 
 def least_lookahead(target: Numbers, drafter: Numbers, servers: Numbers) -> npt.NDArray[np.int64]:
     """The smallest lookahead for which this many target servers are enough (Eq. 1); `servers` may be infinite."""
-    return np.maximum(_ceil(target / (servers * drafter)), 1)
+    return _each(simulation.least_lookahead)(target, drafter, servers)[()]
 
 
 # --- cost per token ---------------------------------------------------------------------------------------------------
 
 def nonsi_rate(target: Numbers) -> Array:
     """Plain decoding: one forward of the target for each token."""
-    return np.asarray(target, dtype=np.float64)[()]
+    return doubles(target)[()]
 
 
 def si_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers) -> Array:
@@ -63,20 +64,26 @@ def dsi_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: 
     Derived by summing the cost of a run over n (module docstring). At lookahead 1, corrected, it is what a further
     token costs in Proposition 1. Raises ValueError for an accounting that there is not.
     """
-    if accounting not in ACCOUNTINGS:
-        raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
+    check_accounting(accounting)
+    original = accounting == "original"
+    rejection = 1 - np.asarray(acceptance)
     window = lookahead * drafter
     share = 1 / progress(acceptance, lookahead)
-    if accounting == "original":
-        windows = share - (1 - np.asarray(acceptance)) ** 2  # without those of runs with n = 0, which pay none
-    else:
-        windows = share * acceptance
-    rate = (1 - np.asarray(acceptance)) * target + window * windows
+    # runs with n = 0 pay for no window
+    windows = share - rejection ** 2 if original else share * acceptance
+    rate = rejection * target + window * windows
     if not bare:
         return rate
     runs = _Runs(*np.broadcast_arrays(target, window, acceptance, lookahead, rate)[:4])
-    saved = (1 - runs.acceptance) * _saved_by_bare(runs, int(accounting == "original"))
-    return np.where(runs.window >= runs.lookahead * runs.target, runs.target, rate - saved)[()]
+    saved = (1 - runs.acceptance) * _saved_by_bare(runs, late=int(original))
+    no_sooner = runs.window >= runs.lookahead * runs.target  # a window takes as long as its tokens one by one
+    return np.where(no_sooner, runs.target, rate - saved)[()]
+
+
+def check_accounting(accounting: str) -> None:
+    """Raise ValueError for an accounting that there is not."""
+    if accounting not in ACCOUNTINGS:
+        raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
 
 
 def perfect_speedup(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Array:
@@ -101,7 +108,8 @@ def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
     Its inverse is the speed-up that model parallelism on the same devices must exceed.
     """
     with np.errstate(divide="ignore"):  # the logarithm of 0
-        return -np.expm1(lookahead * np.log1p(np.asarray(acceptance, dtype=np.float64) - 1))
+        logarithm = np.log1p(doubles(acceptance) - 1)
+    return -np.expm1(lookahead * logarithm)
 
 
 class Counted(NamedTuple):
@@ -112,10 +120,12 @@ class Counted(NamedTuple):
     cost: Array
 
 
-def si_forwards(target: Numbers, drafter: Numbers, lookahead: Numbers, accepted: Numbers, tokens: Numbers) -> Counted:
+def si_forwards(target: Numbers, drafter: Numbers, lookahead: Numbers, accepted: Numbers,
+                tokens: Numbers) -> Counted:
     """SI by counting forwards (appendix F.3): with `accepted` drafts in the mean a round settles one token more."""
-    rounds = tokens / (np.asarray(accepted, dtype=np.float64) + 1)
-    return Counted(rounds, rounds * lookahead, rounds * (target + lookahead * drafter))
+    rounds = tokens / (doubles(accepted) + 1)
+    round_cost = target + lookahead * drafter
+    return Counted(rounds, rounds * lookahead, rounds * round_cost)
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------
@@ -126,7 +136,8 @@ def si_forwards(target: Numbers, drafter: Numbers, lookahead: Numbers, accepted:
 
 def latency(target: Numbers, stages: Numbers, hop: Numbers) -> Array:
     """From sending a segment to its answer: T + (P - 1) hop, in an empty pipeline."""
-    return np.asarray(target + (np.asarray(stages, dtype=np.float64) - 1) * hop)[()]
+    hops = doubles(stages) - 1
+    return np.asarray(target + hops * hop)[()]
 
 
 def ar_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: Numbers,
@@ -155,7 +166,7 @@ def pruned_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahea
     """
     rows = rows_of_share(lookahead, stages)
     count = shares(lookahead, stages)
-    waited = progress(np.asarray(acceptance, dtype=np.float64) ** rows, count) - 1
+    waited = progress(doubles(acceptance) ** rows, count) - 1
     round_cost = lookahead * drafter + latency(target, stages, hop) + waited * target / stages
     return round_cost / progress(acceptance, lookahead + 1)
 
@@ -189,21 +200,23 @@ PIPELINES = {"ar": ar_rate, "naive": naive_rate, "pruned": pruned_rate, "pipedec
 
 def rows_of_share(lookahead: Numbers, stages: Numbers) -> npt.NDArray[np.int64]:
     """How many rows a share of `naive` and `pruned` has: k drafts are shared out among P stages."""
-    return _ceil(np.asarray(lookahead, dtype=np.float64) / stages)
+    return _ceil(doubles(lookahead) / stages)
 
 
 def shares(lookahead: Numbers, stages: Numbers) -> npt.NDArray[np.int64]:
     """How many shares the tip and k drafts make."""
-    return _ceil((np.asarray(lookahead, dtype=np.float64) + 1) / rows_of_share(lookahead, stages))
+    rows = doubles(lookahead) + 1
+    return _ceil(rows / rows_of_share(lookahead, stages))
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 def progress(acceptance: Numbers, positions: Numbers) -> Array:
     """The sum of acceptance^i for i from 0 to positions - 1: tokens that a round with so many positions settles."""
-    a = np.asarray(acceptance, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):  # the limit where every draft is accepted
-        return np.where(a == 1, positions, visible_fraction(a, positions) / (1 - a))[()]
+    a = doubles(acceptance)
+    with np.errstate(divide="ignore", invalid="ignore"):  # where every draft is accepted
+        total = visible_fraction(a, positions) / (1 - a)
+    return np.where(a == 1, positions, total)[()]
 
 
 class _Runs(NamedTuple):
@@ -223,13 +236,16 @@ def _saved_by_bare(runs: _Runs, late: int) -> Array:
     """
     flat = _Runs(*(np.ravel(value).astype(np.float64) for value in runs))
     saved = np.zeros(flat.target.shape)
-    ends = (flat.acceptance > 0) & (flat.acceptance < 1) & (flat.window < flat.lookahead * flat.target)
-    left, number = np.flatnonzero(ends), 1
+    by_chance = (flat.acceptance > 0) & (flat.acceptance < 1)
+    sooner = flat.window < flat.lookahead * flat.target
+    left, number = np.flatnonzero(by_chance & sooner), 1
     while left.size:
         some = _Runs(*(value[left] for value in flat))
         first = (number - 1) * some.lookahead + 1 - late
         chance = some.acceptance ** first
-        alive = (first * some.target < number * some.window) & (chance * some.lookahead > NEGLIGIBLE)
+        late_enough = first * some.target < number * some.window
+        likely = chance * some.lookahead > NEGLIGIBLE
+        alive = late_enough & likely
         left, some = left[alive], _Runs(*(value[alive] for value in some))
         saved[left] += _saved_in_window(some, number, late)
         number += 1
@@ -240,13 +256,24 @@ def _saved_in_window(runs: _Runs, number: int, late: int) -> Array:
     """The part of that sum that runs of `number` windows have."""
     a, due = runs.acceptance, number * runs.window
     low = np.maximum((number - 1) * runs.lookahead + 1 - late, 1)
-    high = np.minimum(number * runs.lookahead - late, np.ceil(due / runs.target) - 1)
+    plain_is_sooner = np.ceil(due / runs.target) - 1  # up to so many accepted drafts
+    high = np.minimum(number * runs.lookahead - late, plain_is_sooner)
     lows, highs = a ** low, a ** (high + 1)
     mass = lows - highs
     mean = low * lows - high * highs + (a * lows - highs) / (1 - a)
     return np.where(high < low, 0.0, due * mass - mean * runs.target)
 
 
-def _ceil(quotient: Numbers) -> npt.NDArray[np.int64]:
-    """The next whole number, or this one if it misses one by rounding."""
-    return np.ceil(np.asarray(quotient) * (1 - SLACK)).astype(np.int64)[()]
+def doubles(values: Numbers) -> Array:
+    """Numbers of any type as an array of doubles."""
+    return np.asarray(values, dtype=np.float64)
+
+
+def _each(function: Callable[..., int]) -> Callable[..., npt.NDArray[np.int64]]:
+    """A function of numbers as one of arrays that broadcast."""
+    return np.vectorize(function, otypes=[np.int64])
+
+
+def _ceil(quotients: Array) -> npt.NDArray[np.int64]:
+    """The next whole numbers, or those that are missed by rounding alone."""
+    return np.ceil(quotients * (1 - SLACK)).astype(np.int64)[()]

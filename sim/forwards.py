@@ -1,9 +1,9 @@
 """Drafters and target servers whose forwards take modelled time: what one takes, and when it can be given up."""
 from __future__ import annotations
 
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
-from sim.events import Events, Task
+from sim.events import Done, Events, Task
 
 
 class Forward(NamedTuple):
@@ -17,7 +17,10 @@ class Forward(NamedTuple):
 
     def ticks(self, rows: int, used: bool) -> int:
         """What a forward takes over this many rows, at least one, on a worker that was used before or not."""
-        return self.later[min(max(rows, 1), len(self.later)) - 1] if used else self.first
+        if not used:
+            return self.first
+        told = min(max(rows, 1), len(self.later))
+        return self.later[told - 1]
 
 
 class Worker:
@@ -28,7 +31,8 @@ class Worker:
     as in the simulator published with the paper on DSI. `hop` is what a message to the worker takes, and one back.
     """
 
-    def __init__(self, events: Events, number: int, forward: Forward, parts: int, hop: int = 0) -> None:
+    def __init__(self, events: Events, number: int, forward: Forward, parts: int,
+                 hop: int = 0) -> None:
         self._events, self._number, self._forward = events, number, forward
         self._parts, self._hop = parts, hop
         self._task: Task | None = None
@@ -43,9 +47,10 @@ class Worker:
 
     def ticks(self, length: int) -> int:
         """What a forward takes that computes what its cache lacks of this many new tokens, messages included."""
-        return 2 * self._hop + self._forward.ticks(length - self.held, used=self.forwards > 0)
+        lacks = length - self.held
+        return 2 * self._hop + self._forward.ticks(lacks, used=self.forwards > 0)
 
-    def compute(self, length: int, done: Callable[[], None]) -> None:
+    def compute(self, length: int, done: Done) -> None:
         """Begin a forward, after which the cache holds this many new tokens; the worker must be free."""
         def end() -> None:
             self._task, self.held = None, length
@@ -57,7 +62,7 @@ class Worker:
         """Of new tokens, only this many stay in the cache."""
         self.held = min(self.held, length)
 
-    def give_up(self, freed: Callable[[], None]) -> None:
+    def give_up(self, freed: Done) -> None:
         """Nobody wants what is computed: `done` will not be called, but `freed` if the worker is not free at once."""
         def end() -> None:
             self._task = None
@@ -70,7 +75,8 @@ class Worker:
 
     def _rest(self, task: Task) -> int:
         """Ticks until a forward can be given up: to the next border of its parts, the first of which runs already."""
-        spent, whole = self._events.now - task.begun, task.due - task.begun - 2 * self._hop
+        spent = self._events.now - task.begun
+        whole = task.due - task.begun - 2 * self._hop
         if not self._parts or spent >= whole:
             return 0
         border = max(1, -(-spent * self._parts // whole)) * whole

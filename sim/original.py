@@ -8,6 +8,7 @@ of the drafter until something is settled.
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Sequence
 
@@ -19,9 +20,9 @@ from sim.speculation import Method, Outcome, Plan
 class Original(Method):
     """One run after the other; `waits` is whether the drafter waits for each call, as in SI."""
 
-    def __init__(self, plan: Plan, runs: Sequence[int], waits: bool, driver: Driver) -> None:
-        super().__init__(plan, (), driver)
-        self.servers = self.servers[:1] if waits else self.servers
+    def __init__(self, plan: Plan, runs: Sequence[int], waits: bool,
+                 driver: Driver) -> None:
+        super().__init__(replace(plan, servers=1) if waits else plan, (), driver)
         self._runs, self._waits = iter(runs), waits
 
     def begin(self) -> None:
@@ -39,10 +40,10 @@ class Original(Method):
 
     def _go_on(self) -> None:
         """Give work to whoever is free."""
-        while self.calls and (free := [server for server in self.servers if server.free]):
+        while self.calls and self.free:
             count = self.calls.pop()
-            self.ask(min(free, key=lambda server: server.ticks(0)), 0, partial(self._verified, count))
-        busy = any(not server.free for server in self.servers)
+            self.ask(0, partial(self._verified, count))
+        busy = len(self.free) < len(self.servers)
         if self.drafter.free and not (self._waits and busy):
             self.drafter.compute(0, self._drafted)
 
@@ -68,7 +69,8 @@ class Original(Method):
         self.begin()
 
 
-def replay(method: str, plan: Plan, runs: Sequence[int], driver: Driver | None = None) -> Outcome:
+def replay(method: str, plan: Plan, runs: Sequence[int],
+           driver: Driver | None = None) -> Outcome:
     """What comes of a plan with SI or DSI and runs of these lengths, whose sum is more than the plan's tokens.
 
     Nobody waits if no driver is given.

@@ -43,16 +43,19 @@ def online_mean(times: Latencies, acceptance: float, lookahead: int, servers: in
     chance[-1] = float(acceptance) ** most
     windows = accepted // lookahead + 1
     cost = windows * lookahead * times.drafter + times.target * (1 if servers else windows + 1)
+    slower_draft = times.first_drafter - times.drafter
     rest = np.zeros(tokens + 1)  # mean cost with so many tokens settled
     for settled in range(tokens, -1, -1):
-        ends = settled + accepted > tokens
-        run = np.where(ends, times.target, cost + (0 if settled else times.first_drafter - times.drafter))
-        after = np.where(ends, 0.0, rest[np.minimum(settled + accepted, tokens)])
+        then = settled + accepted
+        ends = then > tokens
+        run = np.where(ends, times.target, cost + (0 if settled else slower_draft))
+        after = np.where(ends, 0.0, rest[np.minimum(then, tokens)])
         after[0] = 0.0  # a run without accepted drafts leaves all as it was
         rest[settled] = chance @ (run + after) / (1 - chance[0])
-    first = cost + times.first_drafter - times.drafter + times.first_target - times.target
     if servers:
         first = np.array([_first_run(times, lookahead, servers, number) for number in range(most + 1)])
+    else:
+        first = cost + slower_draft + times.first_target - times.target
     return float(chance @ (first + rest[accepted]))
 
 

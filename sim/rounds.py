@@ -14,7 +14,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from sim.formulas import ACCOUNTINGS, Array, Numbers, latency, rows_of_share, shares
+from sim.formulas import Array, Numbers, check_accounting, latency, rows_of_share, shares
 
 ENDLESS = 1 << 40  # more drafts than any text has tokens
 
@@ -33,14 +33,17 @@ class Rounds:
     def cost(self, left: Numbers, accepted: Numbers) -> Array:
         """The costs [C, R] of rounds in which so many drafts `accepted` [C, R] are right, with `left` tokens to go."""
         drafts = np.minimum(self.most, np.asarray(left) - 1)
-        some = np.maximum(drafts, 1)
-        waited = accepted // rows_of_share(some, self.stages) if self.early else shares(some, self.stages) - 1
-        behind = np.where((drafts > 0) & (self.slot > 0), waited * self.slot, 0.0)
+        some = np.maximum(drafts, 1)  # no share without rows
+        last = shares(some, self.stages) - 1
+        waited = accepted // rows_of_share(some, self.stages) if self.early else last
+        follow = (drafts > 0) & (self.slot > 0)
+        behind = np.where(follow, waited * self.slot, 0.0)
         return drafts * self.drafter + self.delay + behind
 
     def iterations(self, left: Numbers, accepted: Numbers) -> Array:
         """One each, [C, R]."""
-        return np.ones(np.broadcast_shapes(np.shape(left), np.shape(accepted), self.most.shape))
+        shape = np.broadcast_shapes(np.shape(left), np.shape(accepted), self.most.shape)
+        return np.ones(shape)
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,21 @@ class Runs:
 
     def cost(self, left: Numbers, accepted: Numbers) -> Array:
         """The costs [C, R] of runs in which so many drafts `accepted` [C, R] are right, with `left` tokens to go."""
+        accepted = np.asarray(accepted)
         whole = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
-        run = self.delay + np.where(np.asarray(accepted) > 0, whole, 0) * self._window(self.lookahead)
+        windows = np.where(accepted > 0, whole, 0)
+        run = self.delay + windows * self._window(self.lookahead)
         full, rest = np.divmod(np.asarray(left) - 1, self.lookahead)
-        end = self.delay + full * self._window(self.lookahead) + np.where(rest > 0, self._window(rest), 0.0)
-        bare = (np.asarray(accepted) + 1) * self.bare
+        short = np.where(rest > 0, self._window(rest), 0.0)
+        end = self.delay + full * self._window(self.lookahead) + short
+        bare = (accepted + 1) * self.bare
         return np.minimum(np.minimum(run, end), bare)
 
     def iterations(self, left: Numbers, accepted: Numbers) -> Array:
         """The windows [C, R] that were drafted until the rejection; at the end of the text one more, without drafts."""
         ends = np.asarray(accepted) >= np.asarray(left) - 1
-        return np.where(ends, -(-accepted // self.lookahead), accepted // self.lookahead) + 1.0
+        begun, filled = -(-accepted // self.lookahead), accepted // self.lookahead
+        return np.where(ends, begun, filled) + 1.0
 
     def _window(self, drafts: Numbers) -> Array:
         return np.maximum(drafts * self.drafter, self.slot)
@@ -85,10 +92,10 @@ def si(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Rounds:
 def dsi(target: Numbers, drafter: Numbers, lookahead: Numbers, accounting: str = "corrected",
         bare: bool = True) -> Runs:
     """DSI in one of the two accountings, without or with the bare chain. Raises ValueError for another accounting."""
-    if accounting not in ACCOUNTINGS:
-        raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
+    check_accounting(accounting)
     T, d, k = _columns(target, drafter, lookahead)
-    return Runs(d, T, 0 * T, k, T if bare else np.full_like(T, np.inf), accounting == "original")
+    beside = T if bare else np.full_like(T, np.inf)
+    return Runs(d, T, 0 * T, k, beside, late=accounting == "original")
 
 
 def pipeline(method: str, target: Numbers, drafter: Numbers, lookahead: Numbers, stages: Numbers,
@@ -108,4 +115,5 @@ def pipeline(method: str, target: Numbers, drafter: Numbers, lookahead: Numbers,
 
 def _columns(*values: Numbers) -> list[Any]:
     """Numbers or arrays [C] as arrays [C, 1] of doubles."""
-    return [np.reshape(value, (-1, 1)).astype(np.float64) for value in np.broadcast_arrays(*values)]
+    alike = np.broadcast_arrays(*values)
+    return [np.reshape(value, (-1, 1)).astype(np.float64) for value in alike]

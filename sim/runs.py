@@ -1,10 +1,25 @@
-"""Runs of accepted drafts: drawn by chance, or recorded. A run is n accepted drafts, which a rejected one ends."""
+"""Runs of accepted drafts: drawn by chance, or recorded. A run is n accepted drafts, which a rejected one ends.
+
+What is recorded are traces: for each text whether the draft of every position was the target's token.
+"""
 from __future__ import annotations
 
 from itertools import cycle, islice
 from typing import Iterable, Iterator, Sequence
 
 import numpy as np
+
+from config.files import fits, whole
+from config.foreign import Name
+
+
+def read_traces(path: Name) -> list[list[bool]]:
+    """The traces of a JSON file, those without a position left out. Raises ValueError if it holds none."""
+    found = whole(path)
+    if not fits(found, [[lambda value: value in (0, 1)]]) or not any(found):
+        raise ValueError(f"{path} holds no matches: write a JSON list with a list of 0 and 1 for each text, "
+                         "as [[1, 1, 0, 1], [0, 1]]")
+    return [list(map(bool, text)) for text in found if text]
 
 
 def drawn(acceptance: float, most: int, chance: np.random.RandomState) -> Iterator[int]:
@@ -19,7 +34,8 @@ def drawn(acceptance: float, most: int, chance: np.random.RandomState) -> Iterat
 
 def spread(runs: Iterable[int], tokens: int) -> list[bool]:
     """For each of so many positions whether its draft is right, as runs without end say."""
-    return list(islice((right for length in runs for right in [True] * length + [False]), tokens))
+    endless = (right for length in runs for right in [True] * length + [False])
+    return list(islice(endless, tokens))
 
 
 def gathered(right: Sequence[bool]) -> Iterator[int]:

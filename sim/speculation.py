@@ -6,11 +6,11 @@ on DSI (arXiv 2405.14105), with its lookahead (appendix D).
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Callable, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
-from sim.events import Driver, Events, Virtual
+from sim.events import Done, Driver, Events, Virtual
 from sim.forwards import Forward, Worker
 
 
@@ -76,10 +76,17 @@ class Method:
         """Begin the first forwards."""
         raise NotImplementedError
 
-    def ask(self, server: Worker, length: int, done: Callable[[], None]) -> None:
-        """A server computes the first new tokens, this many, as far as its cache lacks them."""
+    @property
+    def free(self) -> list[Worker]:
+        """The servers that can begin a forward."""
+        return [server for server in self.servers if server.free]
+
+    def ask(self, length: int, done: Done) -> None:
+        """The free server that takes the shortest time computes what its cache lacks of this many new tokens."""
+        server = min(self.free, key=lambda server: server.ticks(length))
         server.compute(length, done)
-        self.most = max(self.most, sum(not other.free for other in self.servers))
+        busy = len(self.servers) - len(self.free)
+        self.most = max(self.most, busy)
 
     def commit(self, count: int) -> None:
         """Further tokens are settled at this moment."""
@@ -93,10 +100,14 @@ class Method:
 
 
 class SI(Method):
-    """Draft k tokens, verify them, and again; the last token of all needs no draft."""
+    """Draft k tokens, verify them on one server, and again; the last token of all needs no draft."""
+
+    def __init__(self, plan: Plan, right: Sequence[bool], driver: Driver) -> None:
+        super().__init__(replace(plan, servers=1), right, driver)
 
     def begin(self) -> None:
-        self.drafts, self.wanted = 0, min(self.plan.lookahead, self.plan.tokens - self.settled - 1)
+        left = self.plan.tokens - self.settled
+        self.drafts, self.wanted = 0, min(self.plan.lookahead, left - 1)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -104,7 +115,7 @@ class SI(Method):
         if self.drafts < self.wanted:
             self.drafter.compute(length, self._drafted)
         else:
-            self.ask(self.servers[0], length, self._verified)
+            self.ask(length, self._verified)
 
     def _drafted(self) -> None:
         self.drafts += 1
@@ -151,13 +162,15 @@ class DSI(Method):
         if self.drafter.free and self.drafted < self.plan.tokens - 1:
             self.drafter.compute(self.drafted, self._draft_made)
         if self._due:
-            first = self.waiting.pop()[0] if self.waiting and self.plan.merge else self.sent
+            first = self.sent
+            if self.waiting and self.plan.merge:
+                first, _ = self.waiting.pop()
             self.waiting.append((first, self.drafted))
             self.sent = self.drafted
-        while self.waiting and (free := [server for server in self.servers if server.free]):
+        while self.waiting and self.free:
             first, last = self.waiting.pop()
-            server = min(free, key=lambda server: server.ticks(last))
-            self.ask(server, last, partial(self._verified, range(first, last + 1)))
+            positions = range(first, last + 1)
+            self.ask(last, partial(self._verified, positions))
 
     @property
     def _due(self) -> bool:
@@ -195,16 +208,21 @@ class DSI(Method):
         position = self.settled
         while position in self.answered:
             position += 1
-            if position < self.plan.tokens and (position > self.drafted or not self.right[position - 1]):
+            if position < self.plan.tokens and not self._holds(position - 1):
                 self.rejections += position <= self.drafted
                 return position - self.settled, False
         return position - self.settled, True
+
+    def _holds(self, position: int) -> bool:
+        """Whether there is a draft of a position, and it is right."""
+        return position < self.drafted and self.right[position]
 
 
 METHODS: dict[str, type[Method]] = {"non-SI": NonSI, "SI": SI, "DSI": DSI}
 
 
-def decode(method: str, plan: Plan, right: Sequence[bool], driver: Driver | None = None) -> Outcome:
+def decode(method: str, plan: Plan, right: Sequence[bool],
+           driver: Driver | None = None) -> Outcome:
     """What comes of a plan, by the name of a method; nobody waits if no driver is given.
 
     `right` says for each position but the last whether its draft would be the target's token.

@@ -157,14 +157,14 @@ class Watched(DSI):
         self.epoch += 1
         super().begin()
 
-    def ask(self, server, length, done) -> None:
-        epoch = self.epoch
+    def ask(self, length, done) -> None:
+        epoch, free = self.epoch, len(self.free)
 
         def answer() -> None:
             assert epoch == self.epoch
             done()
-        assert server.free and server in self.servers
-        super().ask(server, length, answer)
+        super().ask(length, answer)
+        assert len(self.free) == free - 1
 
 
 @pytest.mark.parametrize("seed", range(150))

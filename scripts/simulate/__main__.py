@@ -15,11 +15,14 @@ online      SI and DSI by events with modelled acceptance, on the real clock and
 """
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import import_module
 
 from config.foreign import plain
-from launch.processes import WRONG
+from config.keys import nearest
+from launch.processes import INTERRUPTED, STOPPED, WRONG
 
 COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
     "cases": "scripts.simulate.cases",
@@ -34,10 +37,13 @@ COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] not in COMMANDS:
+    if argv[:1] in ([], ["-h"], ["--help"], ["help"]):
         print(__doc__)
-        return 0 if argv[:1] in (["-h"], ["--help"]) else WRONG
+        return 0 if argv else WRONG
     try:
+        if argv[0] not in COMMANDS:
+            meant = nearest(argv[0], COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
+            raise ValueError(f"unknown command {argv[0]}: {meant}")
         code: int = import_module(COMMANDS[argv[0]]).main(argv[1:])
         return code
     except ValueError as error:
@@ -45,5 +51,20 @@ def main(argv: list[str]) -> int:
         return WRONG
 
 
+def in_a_shell(argv: list[str]) -> int:
+    """The exit code of a command that somebody may interrupt, or stop reading."""
+    try:
+        try:
+            return main(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has had enough; nothing is to be flushed there
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        return STOPPED + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(in_a_shell(sys.argv[1:]))

@@ -45,22 +45,22 @@ class Value(NamedTuple):
     got: float
 
     @property
+    def off(self) -> float:
+        """How far what was computed is off."""
+        return 0.0 if self.got == self.expected else abs(self.got - self.expected)
+
+    @property
     def deviation(self) -> float:
         """Relative, unless 0 is expected."""
-        if self.got == self.expected:
-            return 0.0
-        return abs(self.got - self.expected) / (abs(self.expected) or 1.0)
-
-    def agrees(self, tolerance: float, rounded: bool) -> bool:
-        """Whether it is within the tolerance, or rounds to what is shown if the expected values are rounded."""
-        return self.deviation <= tolerance or rounded and abs(self.got - self.expected) <= half_unit(self.expected)
+        return self.off / (abs(self.expected) or 1.0)
 
 
 class Found(NamedTuple):
-    """What came of a case: a line for each value that does not agree, and the worst deviation."""
+    """What came of a case."""
 
-    problems: list[str]
-    worst: float
+    problems: list[str]  # a line for each value that does not agree
+    worst: float  # deviation of the values that are not rounded in the file, or do not round to what it shows
+    rounded: int  # values that round to what the file shows, which is all that can be said of them
 
 
 def half_unit(value: float) -> float:
@@ -71,9 +71,9 @@ def half_unit(value: float) -> float:
 
 def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree; the exit code."""
-    alone = bool(argv) and "=" not in argv[0] and argv[0] not in HELP and not argv[0].startswith("-")
-    asked = read_keys([f"file={argv[0]}", *argv[1:]] if alone else argv, Cases, COMMAND)
-    groups = {group: [compared(case, group) for case in cases] for group, cases in read(asked.file).items()}
+    asked = read_keys([*map(_key, argv[:1]), *argv[1:]], Cases, COMMAND)
+    given = read(asked.file)
+    groups = {group: [compared(case, group) for case in cases] for group, cases in given.items()}
     every = [found for cases in groups.values() for found in cases]
     for group, cases in groups.items():
         print(plain(line(group, cases)))
@@ -84,11 +84,19 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(found.problems for found in every) else 0
 
 
+def _key(word: str) -> str:
+    """The first word as a key: it may be the file alone."""
+    is_key = "=" in word or word.startswith("-") or word in HELP
+    return word if is_key else f"file={word}"
+
+
 def line(name: str, cases: Sequence[Found]) -> str:
     """One line about a group, or about all."""
     agreed = sum(not found.problems for found in cases)
     worst = max((found.worst for found in cases), default=0.0)
-    return f"{name:<24}{agreed:>5} of {len(cases)} agree, worst deviation {worst:.1e}"
+    rounded = sum(found.rounded for found in cases)
+    beside = f", beside {rounded} values that agree in all digits of the file" if rounded else ""
+    return f"{name:<24}{agreed:>5} of {len(cases)} agree, worst deviation {worst:.1e}{beside}"
 
 
 def read(path: str) -> dict[str, list[Case]]:
@@ -114,10 +122,13 @@ def compared(case: Case, group: str) -> Found:
     tolerance = case.get("rel_tol", TOLERANCE)
     if not is_number(tolerance) or tolerance < 0:
         raise ValueError(f"{named(case)} says rel_tol={shown(tolerance)}, which should be a number from 0")
-    rounded = "inputs" in case
-    wrong = [f"{case.get('id', '?')}: {name} expected {expected}, got {got}" for name, expected, got in (
-        value for value in values if not value.agrees(tolerance, rounded))]
-    return Found(wrong, max(value.deviation for value in values))
+    exact = [value for value in values if value.deviation <= tolerance]
+    others = [value for value in values if value.deviation > tolerance]
+    rounded = [value for value in others if "inputs" in case and value.off <= half_unit(value.expected)]
+    wrong = [value for value in others if value not in rounded]
+    problems = [f"{case.get('id', '?')}: {name} expected {expected}, got {got}" for name, expected, got in wrong]
+    worst = max((value.deviation for value in exact + wrong), default=0.0)
+    return Found(problems, worst, len(rounded))
 
 
 def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
@@ -140,4 +151,6 @@ def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
 
 def is_number(value: object) -> bool:
     """Whether JSON gave a number that can be compared."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGE
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) <= LARGE

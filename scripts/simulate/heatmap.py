@@ -5,7 +5,7 @@ Usage: python -m scripts.simulate heatmap [ndim=N | grid=paper] [key=value ...]
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
 from tqdm import tqdm
 
@@ -17,7 +17,7 @@ from eval.heatmaps import Bests, best, costs, grid, load, summary, table
 
 COMMAND = "python -m scripts.simulate heatmap"
 TABLE = "heatmap.csv"
-SOON = 1  # seconds: what takes less shows no bar
+BAR: dict[str, Any] = {"delay": 1, "leave": False}  # what takes less than a second shows no bar
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,8 +30,9 @@ def main(argv: Sequence[str]) -> int:
     else:
         check_folder(folder, ROOM)
         found = _computed(config, folder)
-    for _ in tqdm(draw(config, found, folder), desc="maps", total=len(NAMES), unit="map", delay=SOON, leave=False):
-        pass
+    with tqdm(total=len(NAMES), desc="maps", unit="map", **BAR) as bar:
+        for _ in draw(config, found, folder):
+            bar.update()
     print("\n".join(summary(config, found)))
     print(f"The maps are in {folder}, simulated by formulas.")
     return 0
@@ -39,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _computed(config: Heatmap, folder: Path) -> Bests:
     """Every method at its best lookahead; the table is written into a folder."""
-    lookaheads = grid(config).lookaheads
-    every = costs(config, tqdm(lookaheads, desc="costs", unit="lookahead", delay=SOON, leave=False))
+    lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", **BAR)
+    every = costs(config, lookaheads)
     found = best(config, every)
     write(folder / TABLE, table(config, every, found), ROOM)
     return found

@@ -9,15 +9,17 @@ from typing import Any, Callable, ClassVar, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from config.files import ROOM, check_output, fits, whole, write
+from config.files import ROOM, check_output, write
 from config.keys import read_keys
-from config.ranges import Range, outside
-from config.simulation import COST, Simulation, servers_needed
+from config.ranges import Range, outside, unknown
+from config.simulation import HOP, Simulation, servers_needed
 from scripts.bench.branches import check_form
+from scripts.simulate.columns import in_columns
 from sim import rounds
 from sim.counting import (
     Ahead,
     Counted,
+    Matches,
     Sample,
     Times,
     count_dsi,
@@ -31,20 +33,26 @@ from sim.counting import (
 from sim.expectation import Moments, moments
 from sim.formulas import ACCOUNTINGS, PIPELINES
 from sim.rounds import Decoding
+from sim.runs import read_traces
 
 COMMAND = "python -m scripts.simulate offline"
 EXAMPLES = f"""\
   {COMMAND}
   {COMMAND} c=0.05 a=0.8 k=3 S=100 accounting=original picture=costs.png
   {COMMAND} c=0.2 k=2 stages=4 hop=0.05 traces=matches.json"""
-RANGES = {"block": Range(1, 1_000_000), "stages": Range(1, 65536, {0: "as many as DSI has servers"}),
-          "hop": Range(COST.least, COST.most, {0: "no time"})}
+RANGES = {
+    "block": Range(1, 1_000_000), "hop": HOP,
+    "stages": Range(1, 65536, {0: "as many as DSI has servers"}),
+}
+CHOICES = {"accounting": ACCOUNTINGS}
 PLAIN, SI, DSI = "non-SI", "SI", "DSI"
 PUBLISHED = {SI: count_si, DSI: count_dsi}
 LOW, HIGH = 2.5, 97.5  # percentiles of an interval of 95 %
 MOST = 200_000_000  # positions of all resampled texts together: a gigabyte and a half of numbers
 LONGEST = 20_000  # tokens; the exact sums take a time that grows with their square
 BINS = 30
+COLUMNS = ("", "exact mean", "sd", "per token", "speed-up", "texts: mean", "sd", "interval", "off", "iterations")
+TONES = {"cost": "#bcdff5", "iterations": "#fde8b0"}  # of histograms
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,7 @@ class Offline(Simulation):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from outside(vars(self), RANGES)
-        if self.accounting not in ACCOUNTINGS:
-            yield f"accounting={self.accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}"
+        yield from unknown(vars(self), CHOICES)
         if self.S > LONGEST:
             yield f"S={self.S} tokens would be summed over for very long: give S={LONGEST} or less"
         if self.traces and self.num_repeats * self.S > MOST:
@@ -101,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     if config.picture:
         check_form(config.picture)
         check_output(config.picture, "choose another picture=")
-    traces = read_traces(config.traces) if config.traces else []
+    traces = [np.array(text) for text in read_traces(config.traces)] if config.traces else []
     acceptance = float(np.mean(np.concatenate(traces))) if traces else config.a
     found = list(results(config, acceptance, source(config, traces)))
     print(heading(config, acceptance, traces))
@@ -114,11 +121,14 @@ def main(argv: Sequence[str]) -> int:
 
 def algorithms(config: Offline) -> dict[str, Decoding]:
     """What is compared, by name."""
-    times, k = (config.failure_cost, config.c), config.k
-    found: dict[str, Decoding] = {PLAIN: rounds.pipeline("ar", *times, k, 1, 0.0), SI: rounds.si(*times, k),
-                                  DSI: rounds.dsi(*times, k, config.accounting)}
+    setting = config.failure_cost, config.c, config.k
+    found: dict[str, Decoding] = {
+        PLAIN: rounds.pipeline("ar", *setting, 1, 0.0),
+        SI: rounds.si(*setting),
+        DSI: rounds.dsi(*setting, config.accounting),
+    }
     for method in PIPELINES:
-        found[method] = rounds.pipeline(method, *times, k, config.depth, config.hop)
+        found[method] = rounds.pipeline(method, *setting, config.depth, config.hop)
     return found
 
 
@@ -139,28 +149,21 @@ def results(config: Offline, acceptance: float, ahead: Ahead | None) -> Iterator
 def published(config: Offline, count: Callable[..., Counted]) -> Sample:
     """The texts that the published simulator draws with this seed."""
     times = Times(config.failure_cost, config.c)
-    draws = islice(published_draws(config.a, config.k, config.S, config.random_seed), config.num_repeats)
-    counted = [count(times, config.k, config.S, text) for text in draws]
-    return Sample(np.array([[text.cost for text in counted]]), np.array([[float(text.iterations) for text in counted]]))
+    draws = published_draws(config.a, config.k, config.S, config.random_seed)
+    counted = [count(times, config.k, config.S, text) for text in islice(draws, config.num_repeats)]
+    costs, iterations = np.array(counted, dtype=np.float64).T
+    return Sample(costs[None], iterations[None])
 
 
-def source(config: Offline, traces: list[Any]) -> Ahead | None:
+def source(config: Offline, traces: list[Matches]) -> Ahead | None:
     """Texts made of traces; None if there are no traces."""
     if not traces:
         return None
-    return recorded(resampled(traces, config.block, config.S, config.num_repeats, config.random_seed))
+    texts = resampled(traces, config.block, config.S, config.num_repeats, config.random_seed)
+    return recorded(texts)
 
 
-def read_traces(path: str) -> list[Any]:
-    """The recorded matches of a file, an array of truth values for each text. Raises ValueError if it holds none."""
-    found = whole(path)
-    if not fits(found, [[lambda value: value in (0, 1)]]) or not any(found):
-        raise ValueError(f"{path} holds no matches: write a JSON list with a list of 0 and 1 for each text, "
-                         "as [[1, 1, 0, 1], [0, 1]]")
-    return [np.array(text, dtype=np.bool_) for text in found if text]
-
-
-def heading(config: Offline, acceptance: float, traces: list[Any]) -> str:
+def heading(config: Offline, acceptance: float, traces: list[Matches]) -> str:
     """What the table is about."""
     servers = config.num_target_servers or "any number of"
     texts = f"{config.num_repeats} texts, drawn with seed {config.random_seed}"
@@ -175,18 +178,16 @@ def heading(config: Offline, acceptance: float, traces: list[Any]) -> str:
 
 def table(found: Sequence[Result], tokens: int) -> str:
     """A line for each algorithm."""
-    lines = [f"{'':<12}{'exact mean':>13}{'sd':>10}{'per token':>12}{'speed-up':>10}{'texts: mean':>15}{'sd':>10}"
-             f"{'interval':>25}{'off':>7}{'iterations':>12}"]
     plain = found[0].exact.mean[0]
+    rows = []
     for name, exact, sample in found:
         mean, deviation = float(exact.mean[0]), float(exact.deviation[0])
         costs = sample.costs[0]
         low, high = np.percentile(costs, [LOW, HIGH])
-        interval = f"[{low:.6g}, {high:.6g}]"
-        lines.append(f"{name:<12}{mean:>13.6g}{deviation:>10.4g}{mean / tokens:>12.5g}{plain / mean:>10.3f}"
-                     f"{costs.mean():>15.6g}{costs.std():>10.4g} {interval:>24}{off(exact, costs):>7}"
-                     f"{sample.iterations[0].mean():>12.6g}")
-    return "\n".join(lines)
+        rows.append([name, f"{mean:.6g}", f"{deviation:.4g}", f"{mean / tokens:.5g}", f"{plain / mean:.3f}",
+                     f"{costs.mean():.6g}", f"{costs.std():.4g}", f"[{low:.6g}, {high:.6g}]", off(exact, costs),
+                     f"{sample.iterations[0].mean():.6g}"])
+    return in_columns(COLUMNS, rows)
 
 
 def off(exact: Moments, costs: Any) -> str:
@@ -211,11 +212,12 @@ def draw(found: Sequence[Result], config: Offline) -> None:
     from eval.plots import STYLE, plt
 
     with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(len(found), 2, figsize=(9, 3 * len(found)), layout="constrained")
-        for (left, right), (name, _, sample) in zip(grid, found):
-            for axes, values, what, tone in ((left, sample.costs[0], "cost", "#bcdff5"),
-                                             (right, sample.iterations[0], "iterations", "#fde8b0")):
-                axes.hist(values, bins(values, what), density=True, color=tone, edgecolor="black", linewidth=0.5)
+        size = 9, 3 * len(found)
+        figure, grid = plt.subplots(len(found), 2, figsize=size, layout="constrained")
+        for row, (name, _, sample) in zip(grid, found):
+            for axes, (what, tone), [values] in zip(row, TONES.items(), sample):
+                edges = bins(values, what)
+                axes.hist(values, edges, density=True, color=tone, edgecolor="black", linewidth=0.5)
                 axes.axvline(values.mean(), color="black", linestyle="--", label=f"mean {values.mean():.5g}")
                 axes.set_xlabel(f"{what} of {config.S} tokens by {name}, simulated")
                 axes.set_ylabel("density")

@@ -1,7 +1,6 @@
 """SI and DSI by events: every repeat on the real clock beside the same on a virtual clock."""
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from itertools import cycle, islice
 from statistics import mean, stdev
@@ -10,14 +9,14 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from config.files import ROOM, check_output, write
+from config.files import check_output, write_json
 from config.keys import read_keys
 from config.online import COMMAND, Online
-from scripts.simulate.offline import read_traces
+from scripts.simulate.columns import in_columns
 from sim.events import Driver, Wall
 from sim.forwards import Forward
 from sim.original import replay
-from sim.runs import drawn, gathered, spread, until
+from sim.runs import drawn, gathered, read_traces, spread, until
 from sim.speculation import Outcome, Plan, decode
 
 TICK = 1e-9  # seconds
@@ -66,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     print(table(repeats))
     print(f"\n{NOTE}")
     if config.output:
-        write(config.output, json.dumps(report(config, repeats), indent=1) + "\n", ROOM)
+        write_json(config.output, report(config, repeats))
     return 0
 
 
@@ -74,17 +73,20 @@ def drawn_texts(config: Online) -> Iterator[Text]:
     """The texts, without end: drawn one after the other by one generator, or recorded ones by turns."""
     chance = np.random.RandomState(config.random_seed)
     original = config.accounting == "original"
-    for trace in cycle(matches(config)) if config.traces else cycle([[]]):
+    traces = matches(config) if config.traces else [[]]
+    for trace in cycle(traces):
         runs = gathered(trace) if trace else drawn(config.a, config.maximum_correct_tokens, chance)
         if original:
             yield Text(until(runs, config.S), [])
+        elif trace:
+            yield Text([], list(islice(cycle(trace), config.S)))
         else:
-            yield Text([], list(islice(cycle(trace), config.S)) if trace else spread(runs, config.S))
+            yield Text([], spread(runs, config.S))
 
 
 def matches(config: Online) -> list[list[bool]]:
     """The recorded matches of each text. Raises ValueError if the accounting makes nothing of them."""
-    found = [text.tolist() for text in read_traces(config.traces)]
+    found = read_traces(config.traces)
     if config.accounting == "original" and any(len(set(text)) == 1 for text in found):
         raise ValueError(f"{config.traces} has a text whose drafts are all right, or all wrong, of which "
                          "accounting=original makes no runs: leave it out, or give accounting=corrected")
@@ -93,17 +95,23 @@ def matches(config: Online) -> list[list[bool]]:
 
 def plan_of(config: Online, number: int) -> Plan:
     """What is decoded for a text, in ticks."""
-    first, *later = (round(seconds / TICK) for seconds in (config.failure_cost, *config.rows))
-    drafter = Forward(round(config.c / TICK), (round(config.c_sub / TICK),))
-    return Plan(config.S, config.k, config.servers, Forward(first, tuple(later)), drafter, config.parts,
-                round(config.hop / TICK), config.queue == "merged", config.random_seed + number)
+    later = tuple(map(ticks, config.rows))
+    target = Forward(ticks(config.failure_cost), later)
+    drafter = Forward(ticks(config.c), (ticks(config.c_sub),))
+    merged, seed = config.queue == "merged", config.random_seed + number
+    return Plan(config.S, config.k, config.servers, target, drafter, config.parts, ticks(config.hop), merged, seed)
+
+
+def ticks(seconds: float) -> int:
+    return round(seconds / TICK)
 
 
 def methods(config: Online) -> list[str]:
     return ["SI", "DSI"] if config.simul_type == "both" else [config.simul_type]
 
 
-def run(config: Online, method: str, text: Text, number: int, driver: Driver | None = None) -> Outcome:
+def run(config: Online, method: str, text: Text, number: int,
+        driver: Driver | None = None) -> Outcome:
     """What comes of one text by one method; nobody waits if no driver is given."""
     plan = plan_of(config, number)
     if text.runs and method != PLAIN:
@@ -115,10 +123,12 @@ def predicted(config: Online, text: Text, number: int) -> Iterator[Repeat]:
     """One text by plain decoding and every method, on the virtual clock."""
     for method in [PLAIN, *methods(config)]:
         outcome = run(config, method, text, number)
-        yield Repeat(method, outcome.ticks * TICK, sum(count for _, count in outcome.commits), outcome)
+        tokens = sum(count for _, count in outcome.commits)
+        yield Repeat(method, outcome.ticks * TICK, tokens, outcome)
 
 
-def measured(config: Online, texts: list[Text], repeats: list[Repeat]) -> list[Repeat]:
+def measured(config: Online, texts: list[Text],
+             repeats: list[Repeat]) -> list[Repeat]:
     """The same on the real clock, with the methods by turns; plain decoding is only predicted."""
     seconds = sum(one.predicted for one in repeats if one.method != PLAIN)
     done, each = [], len(repeats) // len(texts)
@@ -127,8 +137,9 @@ def measured(config: Online, texts: list[Text], repeats: list[Repeat]) -> list[R
         for number, one in enumerate(repeats):
             if one.method != PLAIN:
                 wall.restart()
-                outcome = run(config, one.method, texts[number // each], number // each, wall)
-                one = one._replace(measured=wall.elapsed, late=wall.late, react=wall.handling, outcome=outcome)
+                text = number // each
+                outcome = run(config, one.method, texts[text], text, wall)
+                one = Repeat(one.method, one.predicted, one.tokens, outcome, wall.elapsed, wall.late, wall.handling)
                 bar.update(one.predicted)
             done.append(one)
     return done
@@ -136,28 +147,26 @@ def measured(config: Online, texts: list[Text], repeats: list[Repeat]) -> list[R
 
 def table(repeats: list[Repeat]) -> str:
     """A line for each method; columns of the real clock only if it ran."""
-    plain = mean(one.predicted for one in repeats if one.method == PLAIN)
-    cells = {method: _cells([one for one in repeats if one.method == method], plain)
-             for method in dict.fromkeys(one.method for one in repeats)}
+    by_method: dict[str, list[Repeat]] = {}
+    for one in repeats:
+        by_method.setdefault(one.method, []).append(one)
+    plain = mean(one.predicted for one in by_method[PLAIN])
+    cells = {method: _cells(some, plain) for method, some in by_method.items()}
     columns = [column for column in COLUMNS if any(column in row for row in cells.values())]
-    lines = [f"{'':<8}" + "".join(f"{column:>{_width(column)}}" for column in columns)]
-    for method, row in cells.items():
-        lines.append(f"{method:<8}" + "".join(f"{row.get(column, '-'):>{_width(column)}}" for column in columns))
-    return "\n".join(lines)
-
-
-def _width(column: str) -> int:
-    return 18 if column.endswith(" s") else len(column) + 2
+    rows = [[method, *(row.get(column, "-") for column in columns)] for method, row in cells.items()]
+    return in_columns(["", *columns], rows)
 
 
 def _cells(some: list[Repeat], plain: float) -> dict[str, str]:
     """What the columns say of the texts of one method; `plain` is what plain decoding takes, predicted."""
     foretold = [one.predicted for one in some]
     tokens = sum(one.tokens for one in some)
+    outcomes = [one.outcome for one in some]
+    forwards = sum(outcome.forwards for outcome in outcomes)
+    rejections = sum(outcome.rejections for outcome in outcomes)
     cells = {"predicted s": _shown(foretold), "plain/it": f"{plain / mean(foretold):.3f}",
-             "forwards": f"{sum(one.outcome.forwards for one in some) / tokens:.2f}",
-             "rejected": f"{sum(one.outcome.rejections for one in some) / tokens:.3f}",
-             "servers": str(max(one.outcome.most for one in some))}
+             "forwards": f"{forwards / tokens:.2f}", "rejected": f"{rejections / tokens:.3f}",
+             "servers": str(max(outcome.most for outcome in outcomes))}
     taken = [one.measured for one in some if one.measured is not None]
     if taken:
         late = [seconds for one in some for seconds in one.late]
@@ -169,16 +178,22 @@ def _cells(some: list[Repeat], plain: float) -> dict[str, str]:
 
 
 def _shown(seconds: Sequence[float]) -> str:
-    error = f" +- {stdev(seconds) / len(seconds) ** 0.5:.4f}" if len(seconds) > 1 else ""
-    return f"{mean(seconds):.4f}{error}"
+    if len(seconds) == 1:
+        return f"{seconds[0]:.4f}"
+    error = stdev(seconds) / len(seconds) ** 0.5
+    return f"{mean(seconds):.4f} +- {error:.4f}"
 
 
 def report(config: Online, repeats: list[Repeat]) -> dict[str, Any]:
     """What the output file says: the keys, and every repeat."""
-    return {"simulated": True, "keys": asdict(config), "repeats": [
-        {"method": one.method, "predicted_seconds": one.predicted, "measured_seconds": one.measured,
-         "tokens": one.tokens, "forwards": one.outcome.forwards, "rejections": one.outcome.rejections,
-         "most_servers": one.outcome.most, "late_seconds": list(one.late), "react_seconds": list(one.react),
-         "settled": [[when * TICK, count] for when, count in one.outcome.commits]} for one in repeats]}
+    return {"simulated": True, "keys": asdict(config), "repeats": list(map(_reported, repeats))}
+
+
+def _reported(one: Repeat) -> dict[str, Any]:
+    settled = [[when * TICK, count] for when, count in one.outcome.commits]
+    return {"method": one.method, "predicted_seconds": one.predicted, "measured_seconds": one.measured,
+            "tokens": one.tokens, "forwards": one.outcome.forwards, "rejections": one.outcome.rejections,
+            "most_servers": one.outcome.most, "late_seconds": one.late, "react_seconds": one.react,
+            "settled": settled}
 
 

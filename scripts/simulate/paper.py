@@ -6,17 +6,21 @@ from dataclasses import dataclass
 from typing import ClassVar, Iterator, NamedTuple, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from config.keys import read_keys
-from config.ranges import Range, outside
-from config.simulation import COUNT, least_lookahead, servers_needed
+from config.ranges import Checked, Range, outside
+from config.simulation import COUNT
 from sim import rounds
 from sim.expectation import moments
-from sim.formulas import Array
+from sim.formulas import Array, least_lookahead, servers_needed
 from sim.published import MOST, Latencies, online_mean
 
 COMMAND = "python -m scripts.simulate paper"
+RANGES = {"S": Range(MOST + 1, 10_000), "num_target_servers": Range(1, COUNT)}
 LOOKAHEADS = re.compile(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*")
+
+Lookaheads = NDArray[np.int64]
 
 
 class Row(NamedTuple):
@@ -50,7 +54,7 @@ TABLE = (
 
 
 @dataclass(frozen=True)
-class Paper:
+class Paper(Checked):
     """The speed-ups of the ten rows of Table 2, beside the published ones.
 
     online: in the accounting of the published online simulator, without its overhead; offline: in that of the
@@ -65,13 +69,8 @@ class Paper:
     num_target_servers: int = 7  # servers of the target that DSI has
     lookaheads: str = "1,5,10"  # those of online and offline, with commas between
 
-    def __post_init__(self) -> None:
-        problem = next(self._problems(), "")
-        if problem:
-            raise ValueError(problem)
-
-    def _problems(self) -> Iterator[str]:
-        yield from outside(vars(self), {"S": Range(MOST + 1, 10_000), "num_target_servers": Range(1, COUNT)})
+    def problems(self) -> Iterator[str]:
+        yield from outside(vars(self), RANGES)
         if not LOOKAHEADS.fullmatch(self.lookaheads):
             yield f"lookaheads={self.lookaheads} is no list of lookaheads: write numbers with commas between, as 1,5,10"
         for row in TABLE:
@@ -119,28 +118,39 @@ def table(config: Paper) -> str:
 
 def recomputed(row: Row, config: Paper) -> Recomputed:
     """One row; every algorithm has the lookahead that is best for it, DSI among those that its servers allow."""
-    every, chosen = np.arange(1, config.S), np.array(config.chosen)
-    legal = every[_allowed(row, every, config)]
-    times = Latencies(row.target, row.drafter, row.target * row.first_target, row.drafter * row.first_drafter)
-    rate, tokens = row.acceptance, config.S
-    online = [min(online_mean(times, rate, int(k), servers, tokens) for k in lookaheads) for servers, lookaheads in (
-        (None, chosen), (config.num_target_servers, chosen[_allowed(row, chosen, config)]))]
-    offline = si(row, chosen, tokens).min() / dsi(row, chosen[_allowed(row, chosen, config)], tokens, "original").min()
+    tokens, servers = config.S, config.num_target_servers
+    chosen = np.array(config.chosen)
+    chosen_legal = _allowed(row, chosen, servers)
+    online = _online(row, chosen, None, tokens) / _online(row, chosen_legal, servers, tokens)
+    offline = si(row, chosen, tokens).min() / dsi(row, chosen_legal, tokens, "original").min()
+    every = np.arange(1, tokens)
+    legal = _allowed(row, every, servers)
     by_si, by_dsi = si(row, every, tokens), dsi(row, legal, tokens, "corrected")
-    return Recomputed(online[0] / online[1], offline, by_si.min() / by_dsi.min(), tokens * row.target / by_dsi.min(),
-                      int(every[by_si.argmin()]), int(legal[by_dsi.argmin()]))
+    events = by_si.min() / by_dsi.min()
+    plain = tokens * row.target / by_dsi.min()
+    si_best, dsi_best = every[by_si.argmin()], legal[by_dsi.argmin()]
+    return Recomputed(online, offline, events, plain, int(si_best), int(dsi_best))
 
 
-def _allowed(row: Row, lookaheads: np.ndarray, config: Paper) -> list[bool]:
-    """Which lookaheads the servers allow."""
-    return [servers_needed(row.target, row.drafter, int(k)) <= config.num_target_servers for k in lookaheads]
+def _allowed(row: Row, lookaheads: Lookaheads, servers: int) -> Lookaheads:
+    """The lookaheads that the servers allow."""
+    return lookaheads[servers_needed(row.target, row.drafter, lookaheads) <= servers]
 
 
-def si(row: Row, lookaheads: np.ndarray, tokens: int) -> Array:
+def _online(row: Row, lookaheads: Lookaheads, servers: int | None, tokens: int) -> float:
+    """The mean cost in the accounting of the published online simulator, with the best of these lookaheads."""
+    first_target, first_drafter = row.target * row.first_target, row.drafter * row.first_drafter
+    times = Latencies(row.target, row.drafter, first_target, first_drafter)
+    return min(online_mean(times, row.acceptance, int(k), servers, tokens) for k in lookaheads)
+
+
+def si(row: Row, lookaheads: Lookaheads, tokens: int) -> Array:
     """The mean cost by SI for each lookahead."""
-    return moments(rounds.si(row.target, row.drafter, lookaheads), row.acceptance, tokens).mean
+    decoding = rounds.si(row.target, row.drafter, lookaheads)
+    return moments(decoding, row.acceptance, tokens).mean
 
 
-def dsi(row: Row, lookaheads: np.ndarray, tokens: int, accounting: str) -> Array:
+def dsi(row: Row, lookaheads: Lookaheads, tokens: int, accounting: str) -> Array:
     """The mean cost by DSI for each lookahead."""
-    return moments(rounds.dsi(row.target, row.drafter, lookaheads, accounting), row.acceptance, tokens).mean
+    decoding = rounds.dsi(row.target, row.drafter, lookaheads, accounting)
+    return moments(decoding, row.acceptance, tokens).mean

@@ -5,7 +5,7 @@ the names that the case's expected values have. A field that is missing or makes
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Dict, Mapping
 
 import numpy as np
 
@@ -15,16 +15,29 @@ from sim import formulas
 from sim.counting import Times, count_dsi, count_si, settled
 
 Case = Mapping[str, Any]
+Found = Dict[str, Any]  # by the names of expected values
+Computing = Callable[[Case], Found]
 POSITIVE, SHARE = number(1e-12, 1e12), number(0, 1)
 COUNT, TOKENS = whole(1, 1_000_000_000), whole(1, 1_000_000)
 DRAWS = list_of(whole(0, 1_000_000_000), 1_000_000)
-MOMENTS = Kind("an object of moments, each a number from 0 to 1000000 times the target's latency", lambda value: (
-    isinstance(value, dict) and all(number(0, 1e18).fits(moment) for moment in value.values())))
-SETTING = {"c": POSITIVE, "a": SHARE, "k": COUNT, "S": TOKENS, "failure_cost": POSITIVE, "accept_draws": DRAWS,
-           "pad_with": whole(0, 1_000_000_000)}
-INPUTS = {"target_latency": POSITIVE, "drafter_latency": POSITIVE, "SP": COUNT, "lookahead": COUNT, "c": POSITIVE,
-          "a": SHARE, "k": COUNT, "failure_cost": POSITIVE, "t1": POSITIVE, "t2": POSITIVE, "p": SHARE, "N": TOKENS,
-          "mean_accepted": number(0, 1e9), "times": MOMENTS}
+MOMENT = number(0, 1e18)
+
+
+def _are_moments(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(MOMENT.fits, value.values()))
+
+
+MOMENTS = Kind(f"an object of moments, each {MOMENT.words}", _are_moments)
+SETTING = {
+    "c": POSITIVE, "failure_cost": POSITIVE, "a": SHARE, "k": COUNT, "S": TOKENS,
+    "accept_draws": DRAWS, "pad_with": whole(0, 1_000_000_000),
+}
+INPUTS = {
+    "target_latency": POSITIVE, "drafter_latency": POSITIVE, "SP": COUNT, "lookahead": COUNT,
+    "c": POSITIVE, "failure_cost": POSITIVE, "a": SHARE, "k": COUNT,
+    "t1": POSITIVE, "t2": POSITIVE, "p": SHARE, "N": TOKENS,
+    "mean_accepted": number(0, 1e9), "times": MOMENTS,
+}
 REMEDY = "mend the case"
 LONGEST = 1_000_000  # windows of DSI that are followed
 
@@ -44,7 +57,8 @@ def inputs(case: Case, *needed: str) -> Any:
     return _part(case, "inputs", INPUTS, needed)
 
 
-def _part(case: Case, name: str, table: Mapping[str, Kind], needed: tuple[str, ...]) -> Any:
+def _part(case: Case, name: str, table: Mapping[str, Kind],
+          needed: tuple[str, ...]) -> Any:
     check(case, {name: OBJECT}, named(case), REMEDY, needed=[name])
     check(case[name], table, f"{named(case)}, in its {name},", REMEDY, needed)
     return case[name]
@@ -52,7 +66,7 @@ def _part(case: Case, name: str, table: Mapping[str, Kind], needed: tuple[str, .
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 
-def deterministic(case: Case) -> dict[str, Any]:
+def deterministic(case: Case) -> Found:
     """No draft is right (a = 0), or every draft is (a = 1)."""
     given = params(case, "c", "a", "k", "S", "failure_cost")
     if given["a"] not in (0, 1):
@@ -60,25 +74,27 @@ def deterministic(case: Case) -> dict[str, Any]:
     return _counted(given, [], given["k"] if given["a"] == 1 else 0)
 
 
-def trace(case: Case) -> dict[str, Any]:
+def trace(case: Case) -> Found:
     """What is accepted stands in the case, window by window."""
     given = params(case, "c", "k", "S", "failure_cost")
     check(case, SETTING, named(case), REMEDY, needed=["accept_draws"])
     return _counted(given, case["accept_draws"], case.get("pad_with", 0))
 
 
-def _counted(given: Case, draws: list[int], padding: int) -> dict[str, Any]:
-    times, lookahead, tokens = Times(given["failure_cost"], given["c"]), given["k"], given["S"]
-    si = count_si(times, lookahead, tokens, draws, padding)
-    dsi = count_dsi(times, lookahead, tokens, draws, padding, "original")
-    ideal = count_dsi(times, lookahead, tokens, draws, padding, "corrected")
-    return {"nonsi_cost": tokens * times.target, "ideal_dsi_cost": ideal.cost,
-            "si": {"cost": si.cost, "iters": si.iterations}, "dsi": {"cost": dsi.cost, "iters": dsi.iterations}}
+def _counted(given: Case, draws: list[int], padding: int) -> Found:
+    times = Times(given["failure_cost"], given["c"])
+    text = times, given["k"], given["S"], draws, padding
+    si = count_si(*text)
+    dsi = count_dsi(*text, "original")
+    ideal = count_dsi(*text, "corrected")
+    return {"nonsi_cost": given["S"] * times.target, "ideal_dsi_cost": ideal.cost,
+            "si": {"cost": si.cost, "iters": si.iterations},
+            "dsi": {"cost": dsi.cost, "iters": dsi.iterations}}
 
 
 # --- analytic ---------------------------------------------------------------------------------------------------------
 
-def lookahead(case: Case) -> dict[str, Any]:
+def lookahead(case: Case) -> Found:
     """The least lookahead of Eq. 1, the servers that it needs, and the most that are of use at any."""
     given = inputs(case, "target_latency", "drafter_latency", "SP")
     times = given["target_latency"], given["drafter_latency"]
@@ -87,7 +103,7 @@ def lookahead(case: Case) -> dict[str, Any]:
             "useful_max_SP": formulas.servers_needed(*times, 1)}
 
 
-def long_run(case: Case) -> dict[str, Any]:
+def long_run(case: Case) -> Found:
     """The cost per token of a text without end."""
     given = inputs(case, "c", "a", "k", "failure_cost")
     setting = given["failure_cost"], given["c"], given["a"], given["k"]
@@ -98,28 +114,31 @@ def long_run(case: Case) -> dict[str, Any]:
         "dsi_ideal": formulas.dsi_rate(*setting), "dsi_ideal_without_min": formulas.dsi_rate(*setting, bare=False)}}
 
 
-def proposition(case: Case) -> dict[str, Any]:
+def proposition(case: Case) -> Found:
     """The bound of Proposition 1."""
     given = inputs(case, "t1", "t2", "p", "N")
-    bound = formulas.proposition_bound(given["t2"], given["t1"], given["p"], given["N"])
-    return {"expected": bound, "nonsi": given["t2"] * given["N"]}
+    drafter, target, tokens = given["t1"], given["t2"], given["N"]
+    bound = formulas.proposition_bound(target, drafter, given["p"], tokens)
+    return {"expected": bound, "nonsi": target * tokens}
 
 
-def output_tokens(case: Case) -> dict[str, Any]:
+def output_tokens(case: Case) -> Found:
     """The tokens of Figure 1 and Table 1 at given moments, if no draft is right (worst) or every draft is (best)."""
     given = inputs(case, "target_latency", "drafter_latency", "lookahead", "times")
-    times, moments = Times(given["target_latency"], given["drafter_latency"]), given["times"].values()
+    times = Times(given["target_latency"], given["drafter_latency"])
+    lookahead, moments = given["lookahead"], given["times"].values()
     servers = given.get("SP") or float("inf")
-    if max(moments, default=0) > LONGEST * min(times.target, times.drafter * given["lookahead"]):
+    window = min(times.target, times.drafter * lookahead)
+    if max(moments, default=0) > LONGEST * window:
         raise ValueError(f"{named(case)} has moments after more than {LONGEST} windows; {REMEDY}")
     found = {}
     for name, right in (("worst", False), ("best", True)):
-        counts = [settled(times, given["lookahead"], moment, right, servers) for moment in moments]
+        counts = [settled(times, lookahead, moment, right, servers) for moment in moments]
         found[name] = {each: [count[each] for count in counts] for each in ("nonsi", "si", "dsi")}
     return {"expected": found}
 
 
-def forwards(case: Case) -> dict[str, Any]:
+def forwards(case: Case) -> Found:
     """SI by counting forwards, as in appendix F.3."""
     given = inputs(case, "target_latency", "drafter_latency", "lookahead", "mean_accepted", "N")
     target, tokens = given["target_latency"], given["N"]
@@ -129,7 +148,7 @@ def forwards(case: Case) -> dict[str, Any]:
                          "si": counted.cost, "nonsi": plain, "speedup": plain / counted.cost}}
 
 
-def visible(case: Case) -> dict[str, Any]:
+def visible(case: Case) -> Found:
     """The forwards of the target that cost latency, and the speed-up by model parallelism that is as good."""
     given = inputs(case, "a", "lookahead")
     share = formulas.visible_fraction(given["a"], given["lookahead"])
@@ -137,7 +156,7 @@ def visible(case: Case) -> dict[str, Any]:
         return {"expected": {"visible_fraction": share, "mp_breakeven": 1 / share}}
 
 
-def perfect(case: Case) -> dict[str, Any]:
+def perfect(case: Case) -> Found:
     """DSI over SI if every draft is right, for each of a list of inputs, or for one."""
     asked = case.get("inputs")
     if not isinstance(asked, list):
@@ -150,19 +169,20 @@ def _perfect(case: Case) -> Any:
     return formulas.perfect_speedup(given.get("failure_cost", 1.0), given["c"], given["k"])
 
 
-KINDS: dict[str, Callable[[Case], dict[str, Any]]] = {"offline_deterministic": deterministic, "offline_trace": trace}
-QUANTITIES: dict[str, Callable[[Case], dict[str, Any]]] = {  # by words out of an analytic case's `quantity`
+KINDS: dict[str, Computing] = {"offline_deterministic": deterministic, "offline_trace": trace}
+QUANTITIES: dict[str, Computing] = {  # by words out of an analytic case's `quantity`
     "minimal lookahead": lookahead, "long-run cost per token": long_run, "proposition 1": proposition,
     "number of output tokens": output_tokens, "counting forwards": forwards,
     "fraction of target forwards": visible, "dsi/si speedup with a=1": perfect}
 
 
-def computed(case: Case, group: str) -> dict[str, Any]:
+def computed(case: Case, group: str) -> Found:
     """All that can be said about a case, whose kind is what it says, or else what its group is called.
 
     Raises ValueError for a kind or a quantity that there is not.
     """
-    kind = case.get("kind", group[:-1] if group[:-1] in KINDS else group)
+    one_of_them = group[:-1]  # as offline_trace of offline_traces
+    kind = case.get("kind", one_of_them if one_of_them in KINDS else group)
     if isinstance(kind, str) and kind in KINDS:
         return KINDS[kind](case)
     if kind != "analytic":

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, NamedTuple
 
 from tqdm import tqdm
 
-from config.files import ROOM, fits, whole, write
+from config.files import fits, whole, write_json
 from config.keys import read_keys
 from config.measures import Pair, TableConfig
 from eval.acceptance import rate
@@ -22,17 +21,16 @@ from eval.metrics import Interval
 from eval.pairs import Model, answer, check_pair, open_model, prompts_of, record, sampler_of
 from eval.prediction import FLAT, Measures, Prediction, predict
 from eval.summary import number, save
+from scripts.simulate.columns import in_columns
 from scripts.simulate.latency import check_context
 
 COMMAND = "python -m scripts.simulate table"
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
 COUNTS = ("prompts", "tokens")
+COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
+           "k", "plain/DSI", "SI/DSI", "best")
 SPREADS = ("median", "low", "high")  # low and high: quartiles
 Row = Dict[str, Any]  # what was measured of a pair
-MEASURED = {  # the form of such a row in a file
-    **dict.fromkeys(Pair._fields, str), **dict.fromkeys(COUNTS, int), **dict.fromkeys(TIMES, (float, float, float)),
-    "acceptance": lambda bounds: fits(bounds, (float, _is_bound, _is_bound)),
-    "growth": lambda growth: isinstance(growth, dict) and all(map(_is_growth, growth.items()))}
 
 
 def _is_bound(value: Any) -> bool:
@@ -40,8 +38,18 @@ def _is_bound(value: Any) -> bool:
     return value is None or fits(value, float)
 
 
-def _is_growth(entry: tuple[str, Any]) -> bool:
-    return entry[0].isdigit() and fits(entry[1], float)
+def _is_growth(value: Any) -> bool:
+    """Whether these are factors by the numbers of rows."""
+    return isinstance(value, dict) and all(map(str.isdigit, value)) and fits(list(value.values()), [float])
+
+
+MEASURED = {  # the form of such a row in a file
+    **dict.fromkeys(Pair._fields, str),
+    **dict.fromkeys(COUNTS, int),
+    **dict.fromkeys(TIMES, (float, float, float)),
+    "acceptance": (float, _is_bound, _is_bound),
+    "growth": _is_growth,
+}
 
 
 class Written(NamedTuple):
@@ -69,18 +77,21 @@ class Measuring:
         check_context(target, config)
         done = self._written(pair, target, drafter)
         records = [record(drafter, *both, sampler) for both in zip(done.prompts, done.texts)]
-        found = paces([target.whole, drafter.whole], done.prompts, config.max_new_tokens, sampler, config.repeats)
+        both = [target.whole, drafter.whole]
+        found = paces(both, done.prompts, config.max_new_tokens, sampler, config.repeats)
         spreads = [spread for own in found for spread in own]
-        times = {name: [getattr(spread, part) for part in SPREADS] for name, spread in zip(TIMES, spreads)}
+        times = {name: (spread.median, spread.low, spread.high) for name, spread in zip(TIMES, spreads)}
         bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
+        tokens = sum(map(len, records))
         return {**pair._asdict(), **times, "acceptance": bounds, "growth": self._growth(pair, target),
-                "prompts": len(records), "tokens": sum(map(len, records))}
+                "prompts": len(records), "tokens": tokens}
 
     def _open(self, pair: Pair) -> tuple[Model, Model]:
         """Both models; those of the row before stay in memory only if they are among them."""
         self.models = {name: model for name, model in self.models.items() if name in pair}
         for folder in (pair.target, pair.draft):
-            self.models.setdefault(folder, self.models.get(folder) or open_model(folder, self.config))
+            if folder not in self.models:
+                self.models[folder] = open_model(folder, self.config)
         return self.models[pair.target], self.models[pair.draft]
 
     def _written(self, pair: Pair, target: Model, drafter: Model) -> Written:
@@ -97,9 +108,10 @@ class Measuring:
         """How many times as long as one over a single token a pass over m tokens takes, by m."""
         if pair.target not in self.growths:
             config = self.config
-            took = passes(target.whole, sorted({1, *config.chosen_rows}), config.context, sampler_of(config),
-                          config.repeats)
-            self.growths[pair.target] = {size: spread.median / took[1].median for size, spread in took.items()}
+            sizes = sorted({1, *config.chosen_rows})
+            took = passes(target.whole, sizes, config.context, sampler_of(config), config.repeats)
+            one = took[1].median
+            self.growths[pair.target] = {size: spread.median / one for size, spread in took.items()}
         return self.growths[pair.target]
 
 
@@ -107,7 +119,7 @@ def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, COMMAND)
     rows = kept(config)
     measuring = Measuring(config)
-    for pair in tqdm(config.pairs, desc="pairs", unit="pair", file=sys.stderr):
+    for pair in tqdm(config.pairs, desc="pairs", unit="pair"):
         if pair not in rows:
             rows[pair] = measuring.row(pair)
             keep(config, rows)
@@ -130,11 +142,13 @@ def kept(config: TableConfig) -> dict[Pair, Row]:
     if not fits(found, {"keys": dict, "rows": [MEASURED]}):
         raise ValueError(f"{path} is no file of rows: {other}")
     mine = json.loads(json.dumps(config.settings))
-    for name in sorted(mine.keys() | found["keys"].keys()):
-        if mine.get(name) != found["keys"].get(name):
-            raise ValueError(f"{path} was measured with {name}={found['keys'].get(name)}, and {name}={mine.get(name)} "
-                             f"is asked for: {other}")
-    return {Pair(*(row[name] for name in Pair._fields)): row for row in found["rows"]}
+    theirs = found["keys"]
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            raise ValueError(f"{path} was measured with {name}={theirs.get(name)}, and {name}={mine.get(name)} is "
+                             f"asked for: {other}")
+    pairs = [Pair(row["target"], row["draft"], row["set"]) for row in found["rows"]]
+    return dict(zip(pairs, found["rows"]))
 
 
 def keep(config: TableConfig, rows: dict[Pair, Row]) -> None:
@@ -142,14 +156,20 @@ def keep(config: TableConfig, rows: dict[Pair, Row]) -> None:
     if config.output:
         found = list(rows.values())
         content = {"keys": config.settings, "rows": found}
-        write(config.output, json.dumps(content, indent=1) + "\n", ROOM)
+        write_json(config.output, content)
         flat = [_cells(row, config.num_target_servers) for row in found]
         save(Path(config.output).with_suffix(".csv"), list(flat[0]), flat)
 
 
+def measures_of(row: Row) -> Measures:
+    """What predictions follow from: the middle of each figure."""
+    target, draft, right = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
+    return Measures(target, draft, right)
+
+
 def predictions(row: Row, servers: int) -> tuple[Prediction, Prediction]:
     """What decoding costs if a pass over many tokens takes as long as one over a single token, and with T(m)."""
-    measures = Measures(row["target_tpot"][0], row["draft_tpot"][0], row["acceptance"][0])
+    measures = measures_of(row)
     growth = {int(size): factor for size, factor in row["growth"].items()}
     return predict(measures, servers, FLAT), predict(measures, servers, growth)
 
@@ -172,23 +192,20 @@ def _cells(row: Row, servers: int) -> dict[str, Any]:
 
 def table(rows: list[Row], servers: int) -> str:
     """A line for each row: what was measured, and the ratios of predicted costs per token."""
-    columns = ("T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original", "k", "plain/DSI", "SI/DSI",
-               "best")
-    lines = [f"measured: T and d are medians of TPOT, a is the likeliest acceptance rate; predicted: DSI with "
-             f"{servers} target servers,", "first as if T(m) were T(1), where original is SI/DSI in the accounting of "
-             "the published simulator, then with T(m)", "",
-             f"{'target':<14}{'drafter':<14}{'set':<14}" + "".join(f"{name:>10}" for name in columns)]
+    about = ("measured: T and d are medians of TPOT, a is the likeliest acceptance rate; predicted: DSI with "
+             f"{servers} target servers,\nfirst as if T(m) were T(1), where original is SI/DSI in the accounting of "
+             "the published simulator, then with T(m)\n\n")
+    lines = []
     for row in rows:
         flat, grown = predictions(row, servers)
-        target, draft, right = row["target_tpot"][0], row["draft_tpot"][0], row["acceptance"][0]
-        cells = [number(target), number(draft), number(100 * draft / target, 1), number(100 * right, 1),
-                 str(flat.dsi_lookahead), *_ratios(flat), number(flat.si / flat.original),
-                 str(grown.dsi_lookahead), *_ratios(grown), grown.best]
-        names = (Path(row["target"]).name, Path(row["draft"]).name, row["set"])
-        lines.append("".join(f"{name[-13:]:<14}" for name in names) + "".join(f"{cell:>10}" for cell in cells))
-    return "\n".join(lines)
+        target, draft, right = measures_of(row)
+        names = Path(row["target"]).name, Path(row["draft"]).name, row["set"]
+        measured = number(target), number(draft), number(100 * draft / target, 1), number(100 * right, 1)
+        original = number(flat.si / flat.original)
+        lines.append([*names, *measured, *_ratios(flat), original, *_ratios(grown), grown.best])
+    return about + in_columns(COLUMNS, lines, names=3)
 
 
 def _ratios(found: Prediction) -> list[str]:
-    """How many times as much as DSI plain decoding and SI cost."""
-    return [number(found.nonsi / found.dsi), number(found.si / found.dsi)]
+    """The lookahead of DSI, and how many times as much as DSI plain decoding and SI cost."""
+    return [str(found.dsi_lookahead), number(found.nonsi / found.dsi), number(found.si / found.dsi)]
