@@ -36,33 +36,33 @@ def runs(record: Record) -> Runs:
     return Runs(ended, length)
 
 
-class Counted(NamedTuple):
+class Sums(NamedTuple):
     """The matches of some runs, and how many runs they are. With n matches in the mean, the rate is 1 - 1 / (1 + n)."""
 
     matches: int
     runs: int
 
 
-def prefix(record: Record) -> Counted:
+def prefix(record: Record) -> Sums:
     """The paper's definition (appendix F.2): the common prefix of what target and drafter write by themselves.
 
     Up to its first miss the drafter has read its own words, so that the prefix is the first run of a record. A text
     without a miss counts with its whole length as if a miss followed.
     """
     ended, cut = runs(record)
-    return Counted(ended[0] if ended else cut, 1)
+    return Sums(ended[0] if ended else cut, 1)
 
 
-def ended_runs(record: Record) -> Counted:
+def ended_runs(record: Record) -> Sums:
     """All runs that a miss ended.
 
     Those that the text's end cut off are left out. These are long ones more often than not, so the rate is too small.
     """
     ended, _ = runs(record)
-    return Counted(sum(ended), len(ended))
+    return Sums(sum(ended), len(ended))
 
 
-def original_runs(record: Record) -> Counted:
+def original_runs(record: Record) -> Sums:
     """The runs that the repository of the paper counts, in a branch of it.
 
     It takes the run that the text's end cuts off for one that ended, and forgets one that the last token ends. So a
@@ -70,22 +70,22 @@ def original_runs(record: Record) -> Counted:
     """
     ended, cut = runs(record)
     counted = [*ended, cut] if cut else ended[:-1]
-    return Counted(sum(counted), len(counted))
+    return Sums(sum(counted), len(counted))
 
 
-def likeliest(record: Record) -> Counted:
+def likeliest(record: Record) -> Sums:
     """All matches, and a run for each miss: the rate is matches by places.
 
     Of runs that are geometric, some of them cut off, this is the rate of the greatest likelihood.
     """
-    return Counted(sum(record), len(record) - sum(record))
+    return Sums(sum(record), len(record) - sum(record))
 
 
-DEFINITIONS: dict[str, Callable[[Record], Counted]] = {
+DEFINITIONS: dict[str, Callable[[Record], Sums]] = {
     "likeliest": likeliest, "prefix": prefix, "runs": ended_runs, "original": original_runs}
 
 
-def rate(records: Records, definition: Callable[[Record], Counted] = likeliest) -> Interval:
+def rate(records: Records, definition: Callable[[Record], Sums] = likeliest) -> Interval:
     """The acceptance rate by a definition, with the bounds of a bootstrap over texts; NaN if no run counts."""
     counted = [definition(record) for record in records if len(record)]
     counts = np.array(counted, dtype=float).reshape(-1, 2)

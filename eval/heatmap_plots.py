@@ -76,7 +76,8 @@ def bands(one: Map, ratio: Array) -> Bands:
     labels = ["0", *map(_label, faster.round(9))]
     if largest > faster[-1]:
         labels[-1] = f"> {labels[-1]}"
-    return Bands(np.array([0, *faster]), [SLOWER[0], *_colours(count)], labels)
+    slower, *_ = SLOWER
+    return Bands(np.array([0, *faster]), [slower, *_colours(count)], labels)
 
 
 def _label(border: float) -> str:

@@ -112,7 +112,7 @@ def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
     return -np.expm1(lookahead * logarithm)
 
 
-class Counted(NamedTuple):
+class Forwards(NamedTuple):
     """Forwards of speculative decoding, and what they cost one after the other."""
 
     target_forwards: Array
@@ -121,11 +121,11 @@ class Counted(NamedTuple):
 
 
 def si_forwards(target: Numbers, drafter: Numbers, lookahead: Numbers, accepted: Numbers,
-                tokens: Numbers) -> Counted:
+                tokens: Numbers) -> Forwards:
     """SI by counting forwards (appendix F.3): with `accepted` drafts in the mean a round settles one token more."""
     rounds = tokens / (doubles(accepted) + 1)
     round_cost = target + lookahead * drafter
-    return Counted(rounds, rounds * lookahead, rounds * round_cost)
+    return Forwards(rounds, rounds * lookahead, rounds * round_cost)
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------

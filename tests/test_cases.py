@@ -83,6 +83,17 @@ def test_an_analytic_value_may_be_rounded_and_a_counted_one_may_not(tmp_path: Pa
     assert half_unit(40) == pytest.approx(0.5)
 
 
+def test_what_a_file_rounds_is_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = {"id": "x", "kind": "analytic", "quantity": "fraction of target forwards that cost latency",
+            "inputs": {"a": 0.5, "lookahead": 2}, "expected": {"visible_fraction": 0.75, "mp_breakeven": 1.33}}
+    assert main(["cases", write(tmp_path, {"mine": [case]})]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "all                         1 of 1 agree, worst deviation 0.0e+00, not counting 1 rounded in the file")
+    case["expected"] = {"visible_fraction": 0.6, "mp_breakeven": 1.33}
+    assert main(["cases", write(tmp_path, {"mine": [case]})]) == 1
+    assert "0 of 1 agree, worst deviation 2.5e-01, not counting 1 rounded" in capsys.readouterr().out
+
+
 def test_servers_that_are_too_few_are_waited_for(tmp_path: Path) -> None:
     """Two servers, a verification after every draft of 0.25: they end at 1, 1.25, 2, 2.25, 3, ..."""
     case = {"kind": "analytic", "quantity": "number of output tokens",

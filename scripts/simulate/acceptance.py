@@ -19,7 +19,7 @@ from scripts.simulate.columns import in_columns
 COMMAND = "python -m scripts.simulate acceptance"
 ALL = "all"
 LONGEST = 16  # runs from this length on stand in one line
-CUT: dict[str, Any] = {"color": "white", "edgecolor": "black", "hatch": "////"}  # bars of runs that a text's end cut off
+CUT_OFF: dict[str, Any] = {"color": "white", "edgecolor": "black", "hatch": "////"}  # the bars of such runs
 
 
 def main(argv: list[str]) -> int:
@@ -67,10 +67,10 @@ def table(found: dict[str, list[list[int]]]) -> str:
     heading = ["", "prompts", "tokens", *rates, "after hit", "after miss"]
     rows = []
     for name, records in found.items():
-        tokens = sum(map(len, records))
+        sizes = [str(len(records)), str(sum(map(len, records)))]
         bounds = [_bounds(rate(records, definition)) for definition in DEFINITIONS.values()]
         after = [number(rate_after(records, match), 3) for match in (1, 0)]
-        rows.append([name, str(len(records)), str(tokens), *bounds, *after])
+        rows.append([name, *sizes, *bounds, *after])
     return in_columns(heading, rows)
 
 
@@ -87,8 +87,8 @@ def histogram(records: Records) -> str:
         shown.append((f"{LONGEST} to {found[-1].length}", found[LONGEST:]))
     rows = []
     for name, group in shown:
-        _, ended, cut, *expected = (sum(column) for column in zip(*group))
-        rows.append([name, str(ended), str(cut), *(f"{count:.1f}" for count in expected)])
+        _, ended, cut, expected, by_text = (sum(column) for column in zip(*group))
+        rows.append([name, str(ended), str(cut), f"{expected:.1f}", f"{by_text:.1f}"])
     return in_columns(["length", "ended", "cut off", "expected", "by text"], rows)
 
 
@@ -100,7 +100,7 @@ def draw(found: list[Length], title: str, path: str) -> None:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 3.5))
         axes.bar(x, ended, color="#5b6fb5", label="ended by a miss")
-        axes.bar(x, cut, bottom=ended, label="cut off by the text's end", **CUT)
+        axes.bar(x, cut, bottom=ended, label="cut off by the text's end", **CUT_OFF)
         axes.plot(x, expected, "k.-", label="expected to end, if all places have one rate")
         axes.plot(x, by_text, "k+:", label="expected to end, if each text has its own")
         axes.set_xlabel("matches in a row")

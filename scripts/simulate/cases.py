@@ -23,7 +23,7 @@ class Cases:
 
     Exits with 0 if all agree, with 1 if one does not, and with 2 if the file makes no sense. A counted cost agrees
     within the relative tolerance of its case (rel_tol, or 1e-9), an analytic value also if it rounds to the digits that
-    the file shows.
+    the file shows. The deviation of such a rounded value says nothing, and is not counted.
     """
 
     EXAMPLES: ClassVar[str] = EXAMPLES
@@ -95,8 +95,8 @@ def line(name: str, cases: Sequence[Found]) -> str:
     agreed = sum(not found.problems for found in cases)
     worst = max((found.worst for found in cases), default=0.0)
     rounded = sum(found.rounded for found in cases)
-    beside = f", beside {rounded} values that agree in all digits of the file" if rounded else ""
-    return f"{name:<24}{agreed:>5} of {len(cases)} agree, worst deviation {worst:.1e}{beside}"
+    apart = f", not counting {rounded} rounded in the file" if rounded else ""
+    return f"{name:<24}{agreed:>5} of {len(cases)} agree, worst deviation {worst:.1e}{apart}"
 
 
 def read(path: str) -> dict[str, list[Case]]:

@@ -17,6 +17,7 @@ from eval.heatmaps import Bests, best, costs, grid, load, summary, table
 
 COMMAND = "python -m scripts.simulate heatmap"
 TABLE = "heatmap.csv"
+REMEDY = "name another folder with output="
 BAR: dict[str, Any] = {"delay": 1, "leave": False}  # what takes less than a second shows no bar
 
 
@@ -26,9 +27,9 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(config.output)
     if config.loaded:
         config, found = load(config.loaded)
-        check_folder(folder, ROOM)
+        check_folder(folder, REMEDY)
     else:
-        check_folder(folder, ROOM)
+        check_folder(folder, REMEDY)
         found = _computed(config, folder)
     with tqdm(total=len(NAMES), desc="maps", unit="map", **BAR) as bar:
         for _ in draw(config, found, folder):

@@ -64,6 +64,8 @@ def _about(model: Model, config: LatencyConfig) -> dict[str, Any]:
 
 def _figures(found: dict[str, Pace], took: dict[int, Spread]) -> dict[str, Any]:
     """The figures themselves, in milliseconds."""
-    sets = {name: {"ttft": first._asdict(), "tpot": later._asdict()} for name, (first, later) in found.items()}
+    sets = {}
+    for name, (first, later) in found.items():
+        sets[name] = {"ttft": first._asdict(), "tpot": later._asdict()}
     passed = {size: spread._asdict() for size, spread in took.items()}
     return {"sets": sets, "passes": passed}

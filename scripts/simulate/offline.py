@@ -108,7 +108,8 @@ def main(argv: Sequence[str]) -> int:
     if config.picture:
         check_form(config.picture)
         check_output(config.picture, "choose another picture=")
-    traces = [np.array(text) for text in read_traces(config.traces)] if config.traces else []
+    recordings = read_traces(config.traces) if config.traces else []
+    traces = [np.array(text) for text in recordings]
     acceptance = float(np.mean(np.concatenate(traces))) if traces else config.a
     found = list(results(config, acceptance, source(config, traces)))
     print(heading(config, acceptance, traces))

@@ -98,8 +98,9 @@ def plan_of(config: Online, number: int) -> Plan:
     later = tuple(map(ticks, config.rows))
     target = Forward(ticks(config.failure_cost), later)
     drafter = Forward(ticks(config.c), (ticks(config.c_sub),))
-    merged, seed = config.queue == "merged", config.random_seed + number
-    return Plan(config.S, config.k, config.servers, target, drafter, config.parts, ticks(config.hop), merged, seed)
+    return Plan(config.S, config.k, config.servers, target, drafter,
+                parts=config.parts, hop=ticks(config.hop),
+                merge=config.queue == "merged", seed=config.random_seed + number)
 
 
 def ticks(seconds: float) -> int:
@@ -139,7 +140,7 @@ def measured(config: Online, texts: list[Text],
                 wall.restart()
                 text = number // each
                 outcome = run(config, one.method, texts[text], text, wall)
-                one = Repeat(one.method, one.predicted, one.tokens, outcome, wall.elapsed, wall.late, wall.handling)
+                one = one._replace(outcome=outcome, measured=wall.elapsed, late=wall.late, react=wall.handling)
                 bar.update(one.predicted)
             done.append(one)
     return done
@@ -153,7 +154,9 @@ def table(repeats: list[Repeat]) -> str:
     plain = mean(one.predicted for one in by_method[PLAIN])
     cells = {method: _cells(some, plain) for method, some in by_method.items()}
     columns = [column for column in COLUMNS if any(column in row for row in cells.values())]
-    rows = [[method, *(row.get(column, "-") for column in columns)] for method, row in cells.items()]
+    rows = []
+    for method, row in cells.items():
+        rows.append([method, *(row.get(column, "-") for column in columns)])
     return in_columns(["", *columns], rows)
 
 

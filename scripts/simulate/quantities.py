@@ -134,7 +134,9 @@ def output_tokens(case: Case) -> Found:
     found = {}
     for name, right in (("worst", False), ("best", True)):
         counts = [settled(times, lookahead, moment, right, servers) for moment in moments]
-        found[name] = {each: [count[each] for count in counts] for each in ("nonsi", "si", "dsi")}
+        found[name] = {}
+        for method in ("nonsi", "si", "dsi"):
+            found[name][method] = [count[method] for count in counts]
     return {"expected": found}
 
 

@@ -16,7 +16,7 @@ from config.files import fits, whole, write_json
 from config.keys import read_keys
 from config.measures import Pair, TableConfig
 from eval.acceptance import rate
-from eval.latency import paces, passes
+from eval.latency import Spread, paces, passes
 from eval.metrics import Interval
 from eval.pairs import Model, answer, check_pair, open_model, prompts_of, record, sampler_of
 from eval.prediction import FLAT, Measures, Prediction, predict
@@ -29,7 +29,7 @@ TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # millisecon
 COUNTS = ("prompts", "tokens")
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
            "k", "plain/DSI", "SI/DSI", "best")
-SPREADS = ("median", "low", "high")  # low and high: quartiles
+SPREADS = Spread._fields[:3]  # median and quartiles
 Row = Dict[str, Any]  # what was measured of a pair
 
 
@@ -40,7 +40,9 @@ def _is_bound(value: Any) -> bool:
 
 def _is_growth(value: Any) -> bool:
     """Whether these are factors by the numbers of rows."""
-    return isinstance(value, dict) and all(map(str.isdigit, value)) and fits(list(value.values()), [float])
+    if not isinstance(value, dict):
+        return False
+    return all(map(str.isdigit, value)) and fits([*value.values()], [float])
 
 
 MEASURED = {  # the form of such a row in a file
@@ -80,7 +82,7 @@ class Measuring:
         both = [target.whole, drafter.whole]
         found = paces(both, done.prompts, config.max_new_tokens, sampler, config.repeats)
         spreads = [spread for own in found for spread in own]
-        times = {name: (spread.median, spread.low, spread.high) for name, spread in zip(TIMES, spreads)}
+        times = {name: list(spread[:len(SPREADS)]) for name, spread in zip(TIMES, spreads)}
         bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
         tokens = sum(map(len, records))
         return {**pair._asdict(), **times, "acceptance": bounds, "growth": self._growth(pair, target),
@@ -199,13 +201,16 @@ def table(rows: list[Row], servers: int) -> str:
     for row in rows:
         flat, grown = predictions(row, servers)
         target, draft, right = measures_of(row)
-        names = Path(row["target"]).name, Path(row["draft"]).name, row["set"]
-        measured = number(target), number(draft), number(100 * draft / target, 1), number(100 * right, 1)
+        folders = [Path(row[name]).name for name in ("target", "draft")]
+        times = [number(target), number(draft)]
+        shares = [number(100 * share, 1) for share in (draft / target, right)]
         original = number(flat.si / flat.original)
-        lines.append([*names, *measured, *_ratios(flat), original, *_ratios(grown), grown.best])
+        lines.append([*folders, row["set"], *times, *shares,
+                      *_ratios(flat), original, *_ratios(grown), grown.best])
     return about + in_columns(COLUMNS, lines, names=3)
 
 
 def _ratios(found: Prediction) -> list[str]:
     """The lookahead of DSI, and how many times as much as DSI plain decoding and SI cost."""
-    return [str(found.dsi_lookahead), number(found.nonsi / found.dsi), number(found.si / found.dsi)]
+    over_plain, over_si = found.nonsi / found.dsi, found.si / found.dsi
+    return [str(found.dsi_lookahead), number(over_plain), number(over_si)]
