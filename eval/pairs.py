@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import torch
 from tqdm import tqdm
 
+from config.foreign import shown
 from config.measures import Measured
 from config.prompts import Prompt, draw
 from launch.devices import usable
@@ -42,6 +44,8 @@ class Model(NamedTuple):
 
 def open_model(folder: str, config: Measured) -> Model:
     """The model in a folder. Raises ValueError for one that is damaged, not supported or too large for the device."""
+    if not folder or not Path(folder).is_dir():
+        raise ValueError(f"there is no folder {shown(folder)}: name the folder of a model in Hugging Face form")
     place, dtype = usable(config.device), config.dtype
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -131,7 +131,7 @@ def output_tokens(case: Case) -> Found:
     window = min(times.target, times.drafter * lookahead)
     if max(moments, default=0) > LONGEST * window:
         raise ValueError(f"{named(case)} has moments after more than {LONGEST} windows; {REMEDY}")
-    found = {}
+    found: dict[str, dict[str, list[int]]] = {}
     for name, right in (("worst", False), ("best", True)):
         counts = [settled(times, lookahead, moment, right, servers) for moment in moments]
         found[name] = {}
