@@ -197,7 +197,8 @@ def test_the_command_writes_matches_that_simulations_read_and_a_picture(target, 
     (["max_new_tokens=2048", "sets=qa"], "no prompt of qa leaves room"), (["dtype=int8"], "dtype=int8 is unknown"),
     (["template=nope"], "template=nope is unknown"), (["device=tpu"], "device=tpu is unknown"),
     (["picture=runs.txt"], "runs.txt is no picture"), (["drafts=x"], "unknown key drafts: did you mean draft"),
-    (["draft=nowhere"], "there is no folder"), (["target="], "name the folder of a model")], ids=lambda value: " ".join(value)[:20])
+    (["draft=nowhere"], "there is no folder"), (["target="], "name the folder of a model"),
+], ids=lambda value: " ".join(value)[:20])
 def test_what_cannot_be_measured_is_one_sentence(words, told, capsys):
     assert main(["acceptance", *words]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
