@@ -1,0 +1,128 @@
+"""Records for predictions: the texts that a target writes to questions, and which of their tokens a drafter foresees.
+
+A drafter reads a text in one pass (teacher forcing). Two things are noted of each token: whether it is the drafter's
+likeliest, which is what drafting level by level guesses; and whether the drafter would choose it with the noise of its
+position, as DSI drafts above temperature 0.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
+
+import torch
+from tqdm import tqdm
+
+from config.files import ROOM, fits, whole, write
+from config.predict_config import PredictConfig
+from config.questions import load
+from eval.pairs import Model, answer, check_pair, record
+from launch.devices import usable
+from model.checkpoint import Checkpoint
+from model.sample import Sampler
+from model.text import Text
+from model.whole import Whole
+from sim.recorded import Record
+
+SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question_end", "template", "temperature",
+            "top_p", "top_k", "seed", "max_new_tokens", "dtype")  # the keys that decide a record
+IDS = [lambda value: fits(value, int) and value >= 0]
+BITS = [lambda value: fits(value, int) and value in (0, 1)]
+
+
+class Written(NamedTuple):
+    """One answer: token ids, and for each token of the text 1 or 0."""
+
+    prompt: list[int]
+    text: list[int]
+    likeliest: list[int]
+    coupled: list[int]
+
+    def record(self, coupled: bool) -> Record:
+        """What a drafter that chooses with the target's noise has to know, or one that takes the likeliest token."""
+        return Record(self.prompt, self.text, self.coupled if coupled else self.likeliest)
+
+
+class Book(NamedTuple):
+    """The answers to all questions, the size of the vocabulary, and the tokens that end an answer."""
+
+    answers: list[Written]
+    vocab: int
+    ends: list[int]
+
+
+FORM = {"keys": dict, "vocab": lambda value: fits(value, int) and value > 0, "ends": IDS,
+        "answers": [{"prompt": IDS, "text": IDS, "likeliest": BITS, "coupled": BITS}]}
+
+
+def sampler_of(config: PredictConfig) -> Sampler:
+    """What chooses the tokens of the target."""
+    return Sampler(config.temperature, config.top_p, config.top_k, config.seed)
+
+
+def book_of(config: PredictConfig) -> Book:
+    """The record that the file of traces holds, or a new one, which is kept there.
+
+    Raises ValueError if the file holds anything else, or a record of other keys.
+    """
+    path = Path(config.traces)
+    if config.traces and path.is_file():
+        return _kept(path, _settings(config))
+    book = _made(config)
+    if config.traces:
+        answers = [one._asdict() for one in book.answers]
+        content = {"keys": _settings(config), "vocab": book.vocab, "ends": book.ends, "answers": answers}
+        write(path, json.dumps(content) + "\n", ROOM)
+    return book
+
+
+def _settings(config: PredictConfig) -> dict[str, Any]:
+    return {key: getattr(config, key) for key in SETTINGS}
+
+
+def _kept(path: Path, settings: dict[str, Any]) -> Book:
+    other = "name another traces="
+    found = whole(path, other)
+    if not fits(found, FORM) or not all(map(_is_sound, found["answers"])) or not found["answers"]:
+        raise ValueError(f"{path} holds no record of texts: {other}")
+    for key, value in settings.items():
+        if found["keys"].get(key) != value:
+            raise ValueError(f"{path} was recorded with {key}={found['keys'].get(key)}, and {key}={value} is asked "
+                             f"for: {other}")
+    answers = [Written(*(one[name] for name in Written._fields)) for one in found["answers"]]
+    return Book(answers, found["vocab"], found["ends"])
+
+
+def _is_sound(one: dict[str, list[int]]) -> bool:
+    """Whether an answer has a prompt, tokens, and a bit of each kind for every token."""
+    sizes = {len(one[name]) for name in ("text", "likeliest", "coupled")}
+    return len(sizes) == 1 and bool(one["prompt"]) and bool(one["text"])
+
+
+# --- with both models -------------------------------------------------------------------------------------------------
+
+def _made(config: PredictConfig) -> Book:
+    target, drafter = (_open(folder, config) for folder in (config.base_dir, config.draft_dir))
+    check_pair(target, drafter)
+    sampler, answers = sampler_of(config), []
+    for prompt in tqdm(_prompts(config, target.text), desc="record", unit="answer", leave=False, file=sys.stderr):
+        text = answer(target, prompt, config.max_new_tokens, sampler)
+        likeliest, coupled = (record(drafter, prompt, text, one) for one in (Sampler(), sampler))
+        answers.append(Written(prompt, text, likeliest, coupled))
+    return Book(answers, target.whole.config.vocab, sorted(target.text.end_ids))
+
+
+def _open(folder: str, config: PredictConfig) -> Model:
+    """The model in a folder. Raises ValueError for one that is damaged or not supported."""
+    place = usable(config.device)
+    kind = config.dtype
+    if kind == "auto":
+        kind = "float16" if place.type == "cuda" else "float32"
+    return Model(Whole(Checkpoint(folder), getattr(torch, kind), place), Text(Path(folder)))
+
+
+def _prompts(config: PredictConfig, text: Text) -> Sequence[list[int]]:
+    """The first turns of all chosen questions as token ids."""
+    sets = [load(config.data, name, config.question_begin, config.question_end) for name in config.chosen_sets]
+    return [text.prompt_ids([question.turns[0]], config.template) for questions in sets for question in questions]
