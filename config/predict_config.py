@@ -76,9 +76,10 @@ def words(argv: Sequence[str]) -> list[str]:
     """
     given = typed(argv)
     lookahead = given.get("lookahead", LOOKAHEAD)
-    defaults = {**USUAL, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead)}
-    if WHOLE.fullmatch(lookahead) and int(lookahead) > 0:
-        defaults.update(dict.fromkeys(LEVELS, str(int(lookahead) - 1)))
+    if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
+        lookahead = LOOKAHEAD  # what was typed is refused by its own name
+    defaults = {**USUAL, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead),
+                **dict.fromkeys(LEVELS, str(int(lookahead) - 1))}
     if preset_of(argv) in ("", "toy") and given.get("draft", "model") == "model":
         defaults["draft_dir"] = str(TOY / "draft_a")
     return over(argv, defaults, "toy")

@@ -1,4 +1,4 @@
-"""Speeds that follow from a profile and a record alone: by the methods' own code in virtual time, by formulas, by events.
+"""Speeds that follow from a profile and a record alone: by the methods' own code in virtual time, and by formulas.
 
 No model is computed. In virtual time the strategies, trees, drafts, rings and replicas are those of a real run; only
 what the target says and what the drafter guesses is read out of the record (`sim/recorded.py`).
@@ -12,6 +12,7 @@ from config.methods import METHODS
 from config.predict_config import PredictConfig
 from config.run_config import RunConfig
 from eval.acceptance import rate
+from eval.metrics import NAN
 from eval.records import Book, sampler_of
 from launch.build import build_decoder, build_ring
 from launch.prepare import prepare
@@ -65,7 +66,8 @@ def speed(spent: Sequence[Spent]) -> float:
 # --- in virtual time --------------------------------------------------------------------------------------------------
 
 def foretold(config: PredictConfig, book: Book, method: str, own: Own = NOTHING) -> list[Spent]:
-    """What each answer takes in virtual time by a method; `own` is what Python takes beside what the profile charges."""
+    """What each answer takes in virtual time by a method; `own` is what Python takes beside what the profile charges.
+    """
     run = config.run(method, virtual=True)
     spent = []
     for one in book.answers:
@@ -136,10 +138,11 @@ def closed_form(config: PredictConfig, method: str, numbers: Numbers) -> float:
     return 1e3 / float(cost)
 
 
-def by_events(config: PredictConfig, method: str, book: Book, numbers: Numbers, servers: int) -> float | None:
-    """Tokens per second of the recorded matches by events; None for a method that has none of its own there."""
+def by_events(config: PredictConfig, method: str, book: Book, numbers: Numbers) -> float:
+    """Tokens per second of the recorded matches by events; NaN for a method that has none of its own there."""
     if method not in BY_EVENTS:
-        return None
+        return NAN
+    servers = config.run(method, virtual=True).copies(1 + config.replica_stages)
     target, drafter = (Forward(ticks, (ticks,)) for ticks in (_ticks(numbers.target), _ticks(numbers.drafter)))
     seconds, tokens = 0.0, 0
     for one in book.answers:
