@@ -72,7 +72,8 @@ def foretold(config: PredictConfig, book: Book, method: str, own: Own = NOTHING)
     spent = []
     for one in book.answers:
         asked = request_of(config, book, one.prompt)
-        answer = _answer(run, Recorded(one.record(method == "dsi"), book.vocab), asked, own)
+        recorded = Recorded(one.record(coupled=method == "dsi"), book.vocab)
+        answer = _answer(run, recorded, asked, own)
         assert answer.token_ids == one.text, "the text of a prediction is the recorded one"
         spent.append(spent_on(answer))
     return spent
@@ -143,14 +144,21 @@ def by_events(config: PredictConfig, method: str, book: Book, numbers: Numbers) 
     if method not in BY_EVENTS:
         return NAN
     servers = config.run(method, virtual=True).copies(1 + config.replica_stages)
-    target, drafter = (Forward(ticks, (ticks,)) for ticks in (_ticks(numbers.target), _ticks(numbers.drafter)))
+    target, drafter = _forward(numbers.target), _forward(numbers.drafter)
+    hop = _ticks(numbers.hop)
     seconds, tokens = 0.0, 0
     for one in book.answers:
         matches = one.coupled if METHODS[method].target == "replicas" else one.likeliest
-        plan = Plan(len(one.text), config.lookahead, servers, target, drafter, hop=_ticks(numbers.hop))
+        plan = Plan(len(one.text), config.lookahead, servers, target, drafter, hop=hop)
         seconds += decode(BY_EVENTS[method], plan, list(map(bool, matches))).ticks * TICK
         tokens += len(one.text)
     return tokens / seconds
+
+
+def _forward(milliseconds: float) -> Forward:
+    """A forward that always takes as long."""
+    ticks = _ticks(milliseconds)
+    return Forward(ticks, (ticks,))
 
 
 def _ticks(milliseconds: float) -> int:

@@ -27,8 +27,6 @@ from sim.recorded import Record
 
 SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question_end", "template", "temperature",
             "top_p", "top_k", "seed", "max_new_tokens", "dtype")  # the keys that decide a record
-IDS = [lambda value: fits(value, int) and value >= 0]
-BITS = [lambda value: fits(value, int) and value in (0, 1)]
 
 
 class Written(NamedTuple):
@@ -52,8 +50,16 @@ class Book(NamedTuple):
     ends: list[int]
 
 
-FORM = {"keys": dict, "vocab": lambda value: fits(value, int) and value > 0, "ends": IDS,
-        "answers": [{"prompt": IDS, "text": IDS, "likeliest": BITS, "coupled": BITS}]}
+def _is_id(value: Any) -> bool:
+    return fits(value, int) and value >= 0
+
+
+def _is_bit(value: Any) -> bool:
+    return fits(value, int) and value in (0, 1)
+
+
+ANSWER = {**dict.fromkeys(("prompt", "text"), [_is_id]), **dict.fromkeys(("likeliest", "coupled"), [_is_bit])}
+FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "answers": [ANSWER]}
 
 
 def sampler_of(config: PredictConfig) -> Sampler:
@@ -72,7 +78,7 @@ def book_of(config: PredictConfig) -> Book:
     book = _made(config)
     if config.traces:
         answers = [one._asdict() for one in book.answers]
-        content = {"keys": _settings(config), "vocab": book.vocab, "ends": book.ends, "answers": answers}
+        content = {"keys": _settings(config), **book._asdict(), "answers": answers}
         write(path, json.dumps(content) + "\n", ROOM)
     return book
 
@@ -84,20 +90,25 @@ def _settings(config: PredictConfig) -> dict[str, Any]:
 def _kept(path: Path, settings: dict[str, Any]) -> Book:
     other = "name another traces="
     found = whole(path, other)
-    if not fits(found, FORM) or not all(map(_is_sound, found["answers"])) or not found["answers"]:
+    if not fits(found, FORM) or not _are_sound(found["answers"], found["vocab"]):
         raise ValueError(f"{path} holds no record of texts: {other}")
     for key, value in settings.items():
         if found["keys"].get(key) != value:
             raise ValueError(f"{path} was recorded with {key}={found['keys'].get(key)}, and {key}={value} is asked "
                              f"for: {other}")
-    answers = [Written(*(one[name] for name in Written._fields)) for one in found["answers"]]
+    answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
     return Book(answers, found["vocab"], found["ends"])
 
 
-def _is_sound(one: dict[str, list[int]]) -> bool:
-    """Whether an answer has a prompt, tokens, and a bit of each kind for every token."""
-    sizes = {len(one[name]) for name in ("text", "likeliest", "coupled")}
-    return len(sizes) == 1 and bool(one["prompt"]) and bool(one["text"])
+def _are_sound(answers: Sequence[dict[str, list[int]]], vocab: int) -> bool:
+    """Whether there are answers, and each has a prompt, tokens of the vocabulary, and a bit of each kind for a token.
+    """
+    for one in answers:
+        sizes = {len(one[name]) for name in ("text", "likeliest", "coupled")}
+        known = all(token < vocab for token in one["prompt"] + one["text"])
+        if not one["prompt"] or not one["text"] or len(sizes) > 1 or not known:
+            return False
+    return bool(answers)
 
 
 # --- with both models -------------------------------------------------------------------------------------------------
@@ -106,9 +117,11 @@ def _made(config: PredictConfig) -> Book:
     target, drafter = (_open(folder, config) for folder in (config.base_dir, config.draft_dir))
     check_pair(target, drafter)
     sampler, answers = sampler_of(config), []
-    for prompt in tqdm(_prompts(config, target.text), desc="record", unit="answer", leave=False, file=sys.stderr):
+    prompts = _prompts(config, target.text)
+    for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
         text = answer(target, prompt, config.max_new_tokens, sampler)
-        likeliest, coupled = (record(drafter, prompt, text, one) for one in (Sampler(), sampler))
+        likeliest = record(drafter, prompt, text, Sampler())
+        coupled = record(drafter, prompt, text, sampler)
         answers.append(Written(prompt, text, likeliest, coupled))
     return Book(answers, target.whole.config.vocab, sorted(target.text.end_ids))
 
@@ -119,10 +132,14 @@ def _open(folder: str, config: PredictConfig) -> Model:
     kind = config.dtype
     if kind == "auto":
         kind = "float16" if place.type == "cuda" else "float32"
-    return Model(Whole(Checkpoint(folder), getattr(torch, kind), place), Text(Path(folder)))
+    dtype: torch.dtype = getattr(torch, kind)
+    whole_model = Whole(Checkpoint(folder), dtype, place)
+    return Model(whole_model, Text(Path(folder)))
 
 
 def _prompts(config: PredictConfig, text: Text) -> Sequence[list[int]]:
     """The first turns of all chosen questions as token ids."""
-    sets = [load(config.data, name, config.question_begin, config.question_end) for name in config.chosen_sets]
-    return [text.prompt_ids([question.turns[0]], config.template) for questions in sets for question in questions]
+    begin, end = config.question_begin, config.question_end
+    sets = (load(config.data, name, begin, end) for name in config.chosen_sets)
+    asked = [question.turns[0] for questions in sets for question in questions]
+    return [text.prompt_ids([question], config.template) for question in asked]

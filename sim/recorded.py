@@ -61,14 +61,15 @@ class Recorded:
 
     def draft(self, slots: int) -> ModelDraft:
         """The drafter of the record, with a cache of so many slots that holds nothing."""
-        return ModelDraft(self._read, self.lm_head, TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
+        empty = TreeCache((0, 1, slots, 1), torch.float64, "cpu")
+        return ModelDraft(self._read, self.lm_head, empty)
 
     def _read(self, token_T: Tensor, pos_T: Tensor, cache: TreeCache) -> Tensor:
         """The guess after each row `[T, 1]`.
 
         Below a wrong guess all are wrong. So a token that equals the text at its position stands on nothing but text.
         """
-        guesses = [self._guess(position, token) for position, token in zip(pos_T.tolist(), token_T.tolist())]
+        guesses = list(map(self._guess, pos_T.tolist(), token_T.tolist()))
         return torch.tensor(guesses, dtype=torch.float64)[:, None]
 
     def _guess(self, position: int, token: int) -> int:
@@ -81,8 +82,8 @@ class Recorded:
 
     def _stands(self, position: int, token: int) -> bool:
         """Whether a token is that of the prompt or text at a position, where those before it are."""
-        place = position - len(self.record.prompt)
-        return place < 0 or place < len(self.record.text) and self.record.text[place] == token
+        text, place = self.record.text, position - len(self.record.prompt)
+        return place < 0 or place < len(text) and text[place] == token
 
     def _next(self, position: int) -> int:
         """The token of the text behind a position; any, where there is none."""

@@ -66,7 +66,8 @@ def _answers(config: PredictConfig, given: Sequence[str], book: Book, start: Seq
     folder, *methods = start
     keys = {key.name for key in fields(RunConfig)}.difference(APART)
     options = {key: value for key, value in typed(given).items() if key in keys}
-    with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1], trace=folder) as pipeline:
+    options.update(pipeline_type=methods[-1], trace=folder)
+    with Pipeline.open(preset_of(given), **options) as pipeline:
         decoders = {name: pipeline.decoder_for(config.run(name, virtual=False)) for name in methods}
         for decoder in decoders.values():
             asked = request_of(config, book, book.answers[0].prompt)

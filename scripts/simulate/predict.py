@@ -12,7 +12,7 @@ from config.cli import parse
 from config.files import ROOM, write
 from config.foreign import plain
 from config.predict_config import COMMAND, PredictConfig, words
-from eval.foretold import Numbers, by_events, closed_form, foretold, numbers_of, speed
+from eval.foretold import Numbers, Spent, by_events, closed_form, foretold, numbers_of, speed
 from eval.metrics import NAN
 from eval.records import Book, book_of
 from eval.summary import number
@@ -41,9 +41,10 @@ class Row(NamedTuple):
     @property
     def cells(self) -> list[str]:
         """As the columns of the table show it."""
-        ratios = [value / self.measured for value in self]
-        values = [*self[:3], *ratios[:2], self.closed, ratios[3], self.events, ratios[4]]
-        return [number(value, 3 if name == "ratio" else 2) for value, name in zip(values, COLUMNS)]
+        speeds = [number(value) for value in self]
+        ratios = [number(value / self.measured, 3) for value in self]
+        formulas = [speeds[3], ratios[3], speeds[4], ratios[4]]
+        return [*speeds[:3], *ratios[:2], *formulas]
 
 
 Rows = Dict[str, Row]  # by method
@@ -61,10 +62,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
         return LOST
     rows = rows_of(config, book, numbers, found)
-    told = [heading(config, book, numbers), *emulation(config, found), "", table(rows), "", NOTE, *worst(rows)]
-    print("\n".join(told))
+    print("\n".join([heading(config, book, numbers), *emulation(config, found)]))
+    print("\n".join(["", table(rows), "", NOTE, *worst(rows)]))
     if config.output:
-        write(config.output, json.dumps(report(config, book, rows, found), indent=1) + "\n", ROOM)
+        content = json.dumps(report(config, book, rows, found), indent=1)
+        write(config.output, content + "\n", ROOM)
     return 0
 
 
@@ -77,12 +79,13 @@ def _stages(config: PredictConfig) -> int:
 def rows_of(config: PredictConfig, book: Book, numbers: Numbers, found: Measured | None) -> Rows:
     """The figures of every method."""
     rows = {}
-    for name in tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr):
+    methods = config.chosen_methods
+    for name in tqdm(methods, unit="method", desc="predicted", leave=False, file=sys.stderr):
         predicted = speed(foretold(config, book, name))
         with_own = speed(foretold(config, book, name, found.own)) if found else NAN
         taken = speed(found.spent[name]) if found else NAN
-        closed = closed_form(config, name, numbers)
-        rows[name] = Row(predicted, with_own, taken, closed, by_events(config, name, book, numbers))
+        closed, events = closed_form(config, name, numbers), by_events(config, name, book, numbers)
+        rows[name] = Row(predicted, with_own, taken, closed, events)
     return rows
 
 
@@ -123,19 +126,37 @@ def worst(rows: Rows) -> list[str]:
         return []
     parts = []
     for column, name in (("predicted", "predicted"), ("with_own", "with own time")):
-        off = {method: getattr(row, column) / row.measured - 1 for method, row in rows.items()}
+        off = {method: _off(row, column) for method, row in rows.items()}
         method = max(off, key=lambda each: abs(off[each]))
         parts.append(f"{name} {off[method]:+.1%} ({method})")
     return [f"worst deviation: {', '.join(parts)}"]
 
 
+def _off(row: Row, column: str) -> float:
+    """By what share a prediction is above what was measured."""
+    foreseen: float = getattr(row, column)
+    return foreseen / row.measured - 1
+
+
 def report(config: PredictConfig, book: Book, rows: Rows, found: Measured | None) -> dict[str, Any]:
     """What the output file says: the keys, and every figure; null is what was not measured or not told."""
-    methods = {name: {key: None if value != value else value for key, value in row._asdict().items()}
-               for name, row in rows.items()}
-    told: dict[str, Any] = {"predicted": "simulated", "measured": "emulated" if found else None, "keys": asdict(config),
-                            "tokens_per_second": methods, "matches": [one.likeliest for one in book.answers]}
+    told: dict[str, Any] = {
+        "predicted": "simulated",
+        "measured": "emulated" if found else None,
+        "keys": asdict(config),
+        "tokens_per_second": {name: _figures(row) for name, row in rows.items()},
+        "matches": [one.likeliest for one in book.answers]}
     if found:
-        told.update(own_seconds=asdict(found.own), late=found.late, other_texts=dict(found.other),
-                    answers={name: [one._asdict() for one in taken] for name, taken in found.spent.items()})
+        told["own_seconds"], told["late"] = asdict(found.own), found.late
+        told["other_texts"] = dict(found.other)
+        told["answers"] = {name: _each(taken) for name, taken in found.spent.items()}
     return told
+
+
+def _figures(row: Row) -> dict[str, float | None]:
+    figures = row._asdict()
+    return {key: None if value != value else value for key, value in figures.items()}
+
+
+def _each(taken: Sequence[Spent]) -> list[dict[str, float]]:
+    return [one._asdict() for one in taken]
