@@ -11,18 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
-import torch
 from tqdm import tqdm
 
 from config.files import ROOM, fits, whole, write
+from config.measures import Measured
 from config.predict_config import PredictConfig
 from config.questions import load
-from eval.pairs import Model, answer, check_pair, record
-from launch.devices import usable
-from model.checkpoint import Checkpoint
+from eval.pairs import answer, check_pair, open_model, record
 from model.sample import Sampler
 from model.text import Text
-from model.whole import Whole
 from sim.recorded import Record
 
 SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question_end", "template", "temperature",
@@ -70,17 +67,27 @@ def sampler_of(config: PredictConfig) -> Sampler:
 def book_of(config: PredictConfig) -> Book:
     """The record that the file of traces holds, or a new one, which is kept there.
 
-    Raises ValueError if the file holds anything else, or a record of other keys.
+    Raises ValueError if the file holds anything else, or a record of other keys, or if an answer has no room.
     """
     path = Path(config.traces)
     if config.traces and path.is_file():
-        return _kept(path, _settings(config))
+        book = _kept(path, _settings(config))
+        check_room([one.prompt for one in book.answers], config.max_length, config)
+        return book
     book = _made(config)
     if config.traces:
         answers = [one._asdict() for one in book.answers]
         content = {"keys": _settings(config), **book._asdict(), "answers": answers}
         write(path, json.dumps(content) + "\n", ROOM)
     return book
+
+
+def check_room(prompts: Sequence[Sequence[int]], context: int, config: PredictConfig) -> None:
+    """Raise ValueError if a prompt and its answer may not fit into so many tokens."""
+    longest = max(map(len, prompts))
+    if longest + config.max_new_tokens > context:
+        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={config.max_new_tokens} in a "
+                         f"context of {context}: give less, or other sets= or questions")
 
 
 def _settings(config: PredictConfig) -> dict[str, Any]:
@@ -114,27 +121,19 @@ def _are_sound(answers: Sequence[dict[str, list[int]]], vocab: int) -> bool:
 # --- with both models -------------------------------------------------------------------------------------------------
 
 def _made(config: PredictConfig) -> Book:
-    target, drafter = (_open(folder, config) for folder in (config.base_dir, config.draft_dir))
+    opened = Measured(dtype=config.dtype, device=config.device, threads=config.threads_per_rank)
+    target, drafter = (open_model(folder, opened) for folder in (config.base_dir, config.draft_dir))
     check_pair(target, drafter)
     sampler, answers = sampler_of(config), []
     prompts = _prompts(config, target.text)
+    contexts = (model.whole.config.context for model in (target, drafter))
+    check_room(prompts, min(config.max_length, *contexts), config)
     for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
         text = answer(target, prompt, config.max_new_tokens, sampler)
         likeliest = record(drafter, prompt, text, Sampler())
         coupled = record(drafter, prompt, text, sampler)
         answers.append(Written(prompt, text, likeliest, coupled))
     return Book(answers, target.whole.config.vocab, sorted(target.text.end_ids))
-
-
-def _open(folder: str, config: PredictConfig) -> Model:
-    """The model in a folder. Raises ValueError for one that is damaged or not supported."""
-    place = usable(config.device)
-    kind = config.dtype
-    if kind == "auto":
-        kind = "float16" if place.type == "cuda" else "float32"
-    dtype: torch.dtype = getattr(torch, kind)
-    whole_model = Whole(Checkpoint(folder), dtype, place)
-    return Model(whole_model, Text(Path(folder)))
 
 
 def _prompts(config: PredictConfig, text: Text) -> Sequence[list[int]]:

@@ -91,6 +91,8 @@ def test_the_record_is_kept_and_read_again_and_another_one_is_refused(tmp_path, 
     assert len(made.answers) == 2 and made.vocab == 4096 and made.ends
     assert simulate.main(["predict", *given, "seed=4"]) == 2
     assert "was recorded with seed=0, and seed=4 is asked for" in capsys.readouterr().err
+    assert simulate.main(["predict", *given, "max_length=30"]) == 2
+    assert "leaves no room for max_new_tokens=20 in a context of 30" in capsys.readouterr().err
     content = json.loads(path.read_text())
     for spoil in ({"answers": []}, {"ends": [-1]}, {"vocab": 0},
                   {"answers": [{**content["answers"][0], "coupled": [1]}]},
@@ -161,7 +163,7 @@ def test_the_command_measures_what_it_predicts(tmp_path, capfd):
     ("tp=2", "has no tp"), ("trace=x", "has no trace"), ("ignore_eos=true", "has no ignore_eos"),
     ("sets=", "sets is empty"), ("sets=nothing", "there is no data set nothing"), ("init_topk=2", "give init_topk=1"),
     (f"output={TOY}", "choose another output="), (f"traces={TOY}", "choose another traces="),
-    ("draft_dir=/nowhere/at/all", "/nowhere/at/all")])
+    ("draft_dir=/nowhere/at/all", "/nowhere/at/all"), ("max_length=9", "in a context of 9")])
 def test_what_cannot_be_predicted_is_refused_with_the_fix(word, told, capsys):
     assert simulate.main(["predict", "measure=false", "max_new_tokens=2", word]) == 2
     assert told in capsys.readouterr().err
