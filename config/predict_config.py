@@ -23,7 +23,7 @@ NARROW = {  # of every level the likeliest guess alone, however unlikely it is
     "init_topk": "1", "expand_topk": "1", "init_topk_pipedec": "1", "min_probability": "0"}
 SEGMENTS = ("run_pipeinfer", "init_subseq_token", "expand_subseq_token")
 LEVELS = ("init_depth", "expand_depth")  # after the first
-MEASURED = ("lookahead", *SEGMENTS[1:])  # keys whose 0 asks for a measurement
+MEASURED = {"lookahead": "auto", **dict.fromkeys(SEGMENTS[1:], 0)}  # keys, and what asks for a measurement
 EXAMPLES = """\
   python -m scripts.simulate predict
   python -m scripts.simulate predict profile=lan-1g slowdown=8 output=lan.json
@@ -102,9 +102,10 @@ def _problems(c: PredictConfig) -> Iterator[str]:
     for key, value in NARROW.items():
         if getattr(c, key) != float(value):
             yield f"{key}={getattr(c, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
-    for key in MEASURED:
-        if getattr(c, key) == 0:
-            yield f"{key}=0 asks for a measurement, of which a prediction knows nothing: give {key} a number from 1"
+    for key, open_value in MEASURED.items():
+        if getattr(c, key) == open_value:
+            yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
+                   "number from 1")
     if c.cluster is None:
         yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
     yield from _problems_of_runs(c)

@@ -128,7 +128,7 @@ def closed_form(config: PredictConfig, method: str, numbers: Numbers) -> float:
     """
     target, drafter, hop, acceptance, stages = numbers
     if method == "dsi":
-        cost = formulas.dsi_rate(target, drafter, acceptance, config.lookahead)
+        cost = formulas.dsi_rate(target, drafter, acceptance, config.tree.lookahead)
     elif method == "serial":
         latency = formulas.latency(target, stages, hop)
         cost = formulas.si_rate(latency, drafter, acceptance, config.init_depth + 1)
@@ -149,7 +149,7 @@ def by_events(config: PredictConfig, method: str, book: Book, numbers: Numbers) 
     seconds, tokens = 0.0, 0
     for one in book.answers:
         matches = one.coupled if METHODS[method].target == "replicas" else one.likeliest
-        plan = Plan(len(one.text), config.lookahead, servers, target, drafter, hop=hop)
+        plan = Plan(len(one.text), config.tree.lookahead, servers, target, drafter, hop=hop)
         seconds += decode(BY_EVENTS[method], plan, list(map(bool, matches))).ticks * TICK
         tokens += len(one.text)
     return tokens / seconds

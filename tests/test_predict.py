@@ -157,7 +157,7 @@ def test_the_command_measures_what_it_predicts(tmp_path, capfd):
 @pytest.mark.parametrize(("word", "told"), [
     ("methods=ar,streaming", "streaming drafts no chain"), ("methods=dsi,dsi", "names something twice"),
     ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
-    ("lookahead=0", "give lookahead a number"), ("lookahead=x", "lookahead=x is not a whole number"),
+    ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
     ("init_subseq_token=0", "give init_subseq_token a number"), ("profile=none", "profile=jetson-7b"),
     ("time=virtual", "leave time out"), ("pipeline_type=dsi", "write methods="), ("stop=x", "has no stop"),
     ("tp=2", "has no tp"), ("trace=x", "has no trace"), ("ignore_eos=true", "has no ignore_eos"),
