@@ -41,7 +41,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "init_total_token": GUESSES, "init_topk": GUESSES, "init_depth": LEVELS, "init_subseq_token": ROWS,
     "expand_total_token": GUESSES, "expand_topk": GUESSES, "expand_depth": LEVELS, "expand_subseq_token": ROWS,
     "stream_total_token": GUESSES, "stream_topk": GUESSES, "stream_subseq_token": ROWS,
-    "opt_threshold": Range(0.000001, 1, {0: "by what is measured at the start"}),
+    "opt_threshold": Range(0.000001, 1, {0: "what pays, as measured"}),
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
     "run_pipeinfer": GUESSES,
     "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
@@ -76,7 +76,7 @@ class RunConfig:
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
     draft: str = "eagle"  # eagle (the head), model (draft_dir), ssm, suffix (copies), sums as eagle+suffix, or none
     draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
-    ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: draft in rank 0's
+    ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: rank 0's draft
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
@@ -99,7 +99,7 @@ class RunConfig:
     top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
     top_k: int = 0  # sample from this many likeliest tokens; 0: from all
     seed: int = 0  # of the noise; with one seed every method writes the same text
-    verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, their law not
+    verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, laws do not
     max_new_tokens: int = 256  # tokens, at most
     ignore_eos: bool = False  # go on after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none
@@ -313,7 +313,8 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
 
 def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if c.draft_dir and "model" not in c.sources:
-        yield f"draft_dir={c.draft_dir} is ignored with draft={c.draft}: add draft=model, or leave it out"
+        fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
+        yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
     if c.answers and "suffix" not in c.sources:
         yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
     if c.stages and not STAGES.fullmatch(c.stages):

@@ -19,7 +19,7 @@ from launch.spec import RankSpec
 from model.checkpoint import Checkpoint, Form
 from model.llama import LlamaConfig
 from model.quant import PIECE, Recast
-from model.weights import EMBED, HEAD
+from model.weights import EMBED, HEAD, read_sizes, translate
 from pipeline.replicas import MOST
 from tp.shares import shares
 
@@ -127,8 +127,10 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     if not (folder / "config.json").is_file():
         return NOTHING
     source = Checkpoint(folder)
-    sizes = replace(LlamaConfig.read(source.config), context=spec.sizes.context)
+    sizes = replace(read_sizes(source), context=spec.sizes.context)
     forms = {name: source.form(name) for name in source.names()}
+    if sizes.tied and not eagle:
+        forms[HEAD] = next(form for name, form in forms.items() if translate(name) == EMBED)  # held once more
     if eagle and "embed_tokens.weight" not in forms:
         forms[EMBED] = part.weights.form(HEAD)
     cache = _cache(spec, sizes, 1 if eagle else sizes.layers)

@@ -15,7 +15,6 @@ import torch
 
 from config.run_config import CHOICES
 from config.trees import expanded
-from model.mixture import Mixture
 from model.rules import RULES, Judging, Stream, apart, each, mss, naive, residual, rule_of, without_replacement
 from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
 from model.tree import Proposal, TokenTree
@@ -260,20 +259,10 @@ TINY = Tiny(layers=1)
 START, RUNS = [9], 700
 
 
-def drafters(*noises):
-    """Models that are a little off, as drafters of one tree."""
-    networks = []
-    for number, noise in enumerate(noises):
-        network = TINY.twin(noise)
-        network.source, network.number = f"ssm{number + 1}", number
-        networks.append(network)
-    return Mixture(networks)
-
-
 def texts(rule, runs=RUNS):
     """The first two tokens with many seeds, both of them guessed by two drafters that are often wrong."""
-    tree = replace(TREE, init=TREE.init.shaped(expanded((2, 1))))
-    with pipeline(TINY, 1, "serial", drafters(0.1, 0.2), tree) as decoder:
+    tree = replace(TREE, init=TREE.init.shaped(expanded("2,1")))
+    with pipeline(TINY, 1, "serial", TINY.drafters(0.1, 0.2), tree) as decoder:
         return [write(decoder, START, 2, Sampler(0.7, top_k=5, seed=seed, rule=rule)) for seed in range(runs)]
 
 
