@@ -1,4 +1,4 @@
-"""How trees are grown: OPT-Tree's and EAGLE-1's, and trees of several drafters merged, against what brute force finds."""
+"""How trees are grown: OPT-Tree's, EAGLE-1's and those of several drafters, against what brute force finds."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -139,7 +139,7 @@ def test_the_static_tree_has_exactly_the_shape_that_was_published():
     draft = Random(1, vocab=11)
     tree = grown(draft, TREE.init.shaped(STATIC))
     assert sorted(ranks(draft, path) for path in paths(tree)) == sorted(PUBLISHED)
-    assert [ranks(draft, path(tree, node)) for node in sorted(tree.live)] == PUBLISHED, "level by level, likeliest first"
+    assert [ranks(draft, path(tree, node)) for node in sorted(tree.live)] == PUBLISHED, "level by level"
     leaves = [node for node in tree.live if not tree.children.get(node)]
     assert (len(tree.live), len(leaves), max(map(len, PUBLISHED))) == (25, 15, 5)
 
