@@ -24,7 +24,6 @@ TAKES_BACK = {
     "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
-REPLICATED = [method for method in METHODS.values() if method.target == "replicas"]
 EXAMPLES = """\
   bash run_pipe.sh
   bash run_pipe.sh "prompt=What does a baker do?"
@@ -84,8 +83,6 @@ def _chosen(preset: RunConfig, typed: Mapping[str, Any]) -> dict[str, Any]:
     taken = {other for key in typed for other in TAKES_BACK.get(key, ())}
     if typed.get("profile", "none") != "none":
         taken.update(TUNED)  # they suit this machine, not one that is emulated
-    if METHODS.get(typed.get("pipeline_type", "")) in REPLICATED:
-        taken.add("stages")  # a replica is the whole model, unless somebody says otherwise
     values, usual = vars(preset), vars(RunConfig())
     chosen = values.keys() - taken
     return {key: values[key] for key in chosen if values[key] != usual[key]}

@@ -22,7 +22,9 @@ BOARDS = {**TREES, "methods": "naive,pipedec,continuous", "max_new_tokens": "256
 HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questions of the real data sets
 QUICK = {"profile": "jetson-7b", "time": "virtual", "question_end": "5", "max_new_tokens": "64"}
 HURRY = "0.5"  # the slowdown of the same in real time, half an hour on a laptop
-HEADS = {"drafts": "eagle+suffix", "baseline_draft": "eagle:toy/eagle"}  # the bundled ones
+# Of the bundled model, whose copies for dsi are small.
+TOY = {"methods": "ar,serial,naive,pruned,pipedec,continuous,streaming,dsi", "drafts": "eagle+suffix",
+       "baseline_draft": "eagle:toy/eagle"}
 BASELINE = "naive"
 SHARED = {**TREES, "methods": "naive,tp,galaxy"}
 FP4 = {"quant": "fp4"}
@@ -37,7 +39,7 @@ class Protocol(NamedTuple):
 
 RESULTS = ROOT / "results"
 PROTOCOLS = {
-    "emulated": Protocol("toy", {**TREES, **QUICK, **HEADS, "results": str(RESULTS)}),
+    "emulated": Protocol("toy", {**TREES, **QUICK, **TOY, "results": str(RESULTS)}),
     "tensor-parallel": Protocol("toy", {**SHARED, **QUICK, "results": str(RESULTS / "tp")}),
     "paper-7b": Protocol("llama2-7b", {**PAPER, "results": str(RESULTS / "paper-7b")}),
     "paper-13b": Protocol("llama2-13b", {**PAPER, **FP4, "results": str(RESULTS / "paper-13b")}),
@@ -194,7 +196,7 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     if protocol in EMULATED:
         other_preset = named in PRESETS and named != preset
         if other_preset or "model_dir" in given or "base_dir" in given:
-            for key in (*QUICK, *HEADS):
+            for key in (*QUICK, *TOY):
                 defaults.pop(key, None)
     elif "data" in given and not HELD_OUT.keys() & given:
         defaults.update(HELD_OUT)

@@ -24,7 +24,7 @@ ONLINE_RANGES = {  # and of those that OnlineSimulation adds
     "c_sub": COST, "failure_cost_sub": COST, "total_tokens": Range(0, COUNT), "wait_for_pipe": Range(0, 3600),
     "maximum_correct_tokens": Range(0, COUNT),
 }
-SIMULATED = ("DSI", "SI")
+SIMULATED = ("DSI", "SI", "both")
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def paired(answers: Answers, baseline: Answers) -> np.ndarray:
 
 def speed(samples: Sequence[np.ndarray]) -> Interval:
     """The speed xi in tokens/s: all new tokens by all seconds; of several sets, the mean of theirs."""
-    return _bootstrap(samples, lambda sums: _rate(sums[..., :2]))
+    return bootstrap(samples, lambda sums: _rate(sums[..., :2]))
 
 
 def decoding_speed(sets: Sequence[Answers]) -> Interval:
@@ -131,7 +131,7 @@ def speed_up(samples: Sequence[np.ndarray]) -> Interval:
         mine, theirs = sums[..., :2], sums[..., 2:]
         return _rate(mine) / _rate(theirs)
 
-    return _bootstrap(samples, ratio)
+    return bootstrap(samples, ratio)
 
 
 def _rate(sums: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ def _rate(sums: np.ndarray) -> np.ndarray:
     return np.asarray(np.mean(rates, -1))
 
 
-def _bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
+def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
     """A statistic of the samples of all sets, with the bounds of a bootstrap over questions.
 
     Questions are drawn anew with replacement, within their set and together with their baseline; the bounds are

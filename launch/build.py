@@ -106,7 +106,7 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     """The pipeline as rank 0 sees it, or copies of it; in an emulated cluster the verification takes its time."""
     head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
     stages = len(spec.part.stages)
-    if METHODS[spec.config.pipeline_type].target == "replicas":
+    if spec.config.replicated:
         return Replicas(links, head, stages - 1, spec.device, trace, clock)
     return Ring(links[0], head, stages, spec.device, trace, clock)
 

@@ -171,9 +171,14 @@ class Pipeline:
         there, or does not fit.
         """
         spec = replace(self.spec, config=config, head=head)
+<<<<<<< HEAD
         draft = self.draft_of(spec)
         tree = self._deepening(config, draft, self._tree(config))
         if METHODS[config.pipeline_type].target == "replicas":
+=======
+        draft, tree = self.draft_of(spec), self._tree(config)
+        if config.replicated:
+>>>>>>> main
             tree = replace(tree, lookahead=self._lookahead(config, draft))
         return build_decoder(spec, self.ring, draft, tree)
 
@@ -209,14 +214,14 @@ class Pipeline:
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """How many guesses of DSI make a verification, as given or as measured; tells if too few replicas are there."""
-        chosen, servers = config.lookahead, self.ring.depth
-        measured = latencies(self.ring, draft.networks, chosen, self.spec.context, self.ring.clock)
-        least, needed = measured.least(servers), measured.needs(chosen or 1)
-        if chosen and needed > servers:
-            print(f"flowspec: with lookahead={chosen} up to {needed} verifications of "
+        chosen, servers = config.guesses, self.ring.depth
+        measured = latencies(self.ring, draft.networks, self.spec.context, self.ring.clock)
+        least = measured.least(servers)
+        if 0 < chosen < least:
+            print(f"flowspec: with lookahead={chosen} up to {measured.needs(chosen)} verifications of "
                   f"{measured.verification * 1e3:.3g} ms are under way at once, since a guess takes "
                   f"{measured.guess * 1e3:.3g} ms; the replicas here compute {servers} at once, so some will wait: "
-                  f"give lookahead={least}, or replicas for {needed}", file=sys.stderr)
+                  f"give lookahead={least}, or replicas for {measured.needs(chosen)}", file=sys.stderr)
         return chosen or least
 
     @cached_property

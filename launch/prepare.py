@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Sequence
 
 from config.files import check_folder, check_output
-from config.methods import METHODS
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
@@ -21,7 +20,7 @@ from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.stages import is_split_as
 from model.text import Text
-from model.weights import HEAD, Part, plan_stages
+from model.weights import HEAD, Part, plan_stages, read_sizes
 from pipeline.trace import rank_files
 from tp.links import Placement
 
@@ -61,7 +60,7 @@ def _check_form(config: RunConfig, part: Part) -> None:
         if len(part.stages) > 1:
             raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
                              "into another folder, with --tp N and without --stages")
-    elif config.stages and not is_split_as(config.stages, part.stages):
+    elif config.stages and not config.replicated and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
     if wanted.asked and wanted.speeds != tuple(part.shares):
         raise ValueError(f"{held}, not with {wanted.asked}: leave tp and tp_shares out, {again}")
@@ -124,8 +123,8 @@ def _split(config: RunConfig, write: bool) -> Path:
     source = Checkpoint(config.base_dir)
     stages = ""
     if not config.tensor_parallel.whole:
-        usual = "1" if METHODS[config.pipeline_type].target == "replicas" else "4"
-        stages = "+".join(map(str, plan_stages(config.stages or usual, source)))
+        wanted = _replica(config.replica_stages, source) if config.replicated else config.stages or "4"
+        stages = "+".join(map(str, plan_stages(wanted, source)))
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
     # A board that has the whole model, as toy: others may write into the same folder, or an earlier split broke off.
@@ -133,6 +132,14 @@ def _split(config: RunConfig, write: bool) -> Path:
         layout = Layout(quant, config.tensor_parallel.speeds)
         split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
+
+
+def _replica(stages: int, source: Checkpoint) -> str:
+    """The stages of a copy of the model, as `plan_stages` reads them."""
+    layers = read_sizes(source).layers
+    if stages > layers:
+        raise ValueError(f"replica_stages={stages} does not fit: the model has {layers} layers, so choose 1 to {layers}")
+    return str(stages)
 
 
 def _name(config: RunConfig, stages: str, quant: str) -> str:

@@ -20,6 +20,7 @@ from sim.formulas import least_lookahead, servers_needed
 SIZES = (16, 32, 64)  # rows
 FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewest rows counts as just as long
 GUESSED = 8  # guesses whose time is taken, and tokens of the text before them
+ROUNDS = 3  # in which the rows of a verification are found
 MOST = 64  # rows of a verification, and guesses for it, at most
 
 
@@ -66,20 +67,20 @@ class Latencies(NamedTuple):
         return min(MOST, int(least_lookahead(self.verification, self.guess, servers)))
 
 
-def latencies(ring: Ring, networks: Sequence[Draft], chosen: int, context: int, clock: Clock = REAL) -> Latencies:
-    """The latencies of DSI with `chosen` guesses in a verification; 0: as few as Eq. 1 wants.
+def latencies(ring: Ring, networks: Sequence[Draft], context: int, clock: Clock = REAL) -> Latencies:
+    """The latencies of DSI, with as few guesses in a verification as Eq. 1 wants.
 
     While a replica verifies, others are sent the guesses after its own. So whoever is next has to catch up with about
-    T / d of them, which lengthens T, which changes how many they are: two rounds come close enough.
+    T / d of them, which lengthens T, which changes how many they are: a few rounds come close enough.
     """
     guess = max(sum(_guess(ring, network, clock) for network in networks), 1e-6)
     room = min(MOST, context)
     _pass(ring, 1, clock)  # warms up
     found = Latencies(_pass(ring, 1, clock), guess)
-    for _ in range(2):
-        lookahead = chosen or found.least(ring.depth)
+    for _ in range(ROUNDS):
         behind = math.ceil(min(found.verification / guess, room))
-        found = Latencies(_pass(ring, min(room, behind + lookahead), clock), guess)
+        rows = min(room, behind + found.least(ring.depth))
+        found = Latencies(_pass(ring, rows, clock), guess)
     return found
 
 

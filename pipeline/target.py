@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, count
-from typing import Callable, ContextManager, Iterator, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -176,10 +176,10 @@ class RequestTarget(Target):
         token, parent = tree.token[tip], tree.parent[tip]
         return self.ring.trace.span(name, tip=tip, token=token, parent=parent)
 
-    def _sending(self, segment: Segment) -> ContextManager[object]:
+    def _sending(self, segment: Segment, **facts: Any) -> ContextManager[object]:
         """The span in which a segment leaves."""
-        return self.ring.trace.span("send", nodes=segment.nodes, tokens=segment.x.tolist(), parents=segment.parents,
-                                    text=segment.text)
+        facts.update(nodes=segment.nodes, tokens=segment.x.tolist(), parents=segment.parents, text=segment.text)
+        return self.ring.trace.span("send", **facts)
 
     def _segment(self, request: int, nodes: Sequence[int]) -> Segment:
         """These nodes as a message."""

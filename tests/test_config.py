@@ -140,6 +140,10 @@ MISTAKES = {
     "pipeline_type=specinfer draft=eagle": "drafts with the small models of ssm=DIR,DIR: leave draft=eagle out",
     "pipeline_type=specinfer draft_dir=small": "is ignored with draft=ssm: name small models with ssm=DIR,DIR",
     "master_port=70000": "0 for the usual one",
+    "lookahead=0": "give auto or a number from 1 to 65536",
+    "lookahead=half": "give auto or a number from 1 to 65536",
+    "replicas=-1": "0 for as many as fill four ranks",
+    "replica_stages=0": "give a number from 1 to 1024",
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sim import rounds
-from sim.counting import Times, count_dsi, count_si, drawn, recorded, resampled, simulate
+from sim.counting import Times, count_dsi, count_si, drawn, recorded, resampled, settled, simulate
 from sim.expectation import moments
 from sim.formulas import ACCOUNTINGS, PIPELINES, dsi_rate, proposition_bound, si_rate
 from sim.rounds import Decoding
@@ -135,14 +135,21 @@ def test_counting_knows_two_accountings() -> None:
         rounds.pipeline("streaming", *DEVICES)
 
 
+def test_a_moment_that_is_a_whole_number_of_forwards_but_for_rounding_has_them_all() -> None:
+    assert 0.3 // 0.1 == 2
+    assert settled(Times(0.1, 0.1), 2, 0.3, right=True) == {"nonsi": 3, "si": 3, "dsi": 3}
+    assert settled(Times(0.1, 0.1), 2, 0.3, right=False) == {"nonsi": 3, "si": 1, "dsi": 3}
+    assert settled(Times(0.1, 0.1), 2, 0.09, right=True) == {"nonsi": 0, "si": 0, "dsi": 0}
+
+
 def test_texts_of_the_bootstrap_are_made_of_blocks_of_the_traces() -> None:
     traces = [np.array([True, True, False, True]), np.array([False]), np.zeros(0, dtype=bool)]
     texts = resampled(traces, block=3, tokens=50, repeats=20, seed=2)
-    blocks = [(True, True, False), (True, False, True), (False,)]
+    blocks = [(True, True, False), (True, False, True), (False, True, True), (True, True, True), (False, False, False)]
     assert texts.shape == (20, 50) and all(made_of(tuple(text.tolist()), blocks) for text in texts)
     assert np.array_equal(texts, resampled(traces, 3, 50, 20, seed=2))
     assert not np.array_equal(texts, resampled(traces, 3, 50, 20, seed=3))
-    assert not made_of((True, True, True), blocks)
+    assert not made_of((True, False, False), blocks) and not made_of((False, True, True, False, True, False), blocks)
     with pytest.raises(ValueError, match="no recorded position"):
         resampled([np.zeros(0, dtype=bool)], 3, 50, 20, seed=2)
 
@@ -155,6 +162,13 @@ def made_of(text: tuple, blocks: list[tuple]) -> bool:
             ends.update(min(place + len(block), len(text)) for block in blocks
                         if text[place:place + len(block)] == block[:len(text) - place])
     return len(text) in ends
+
+
+def test_every_position_of_a_trace_is_as_likely_in_the_bootstrap() -> None:
+    traces = [np.array([True, True, False, True, True, False, False]), np.array([False, True])]
+    texts = resampled(traces, block=5, tokens=100, repeats=2000, seed=2)
+    assert abs(texts.mean() - 5 / 9) < 0.005
+    assert np.abs(texts.mean(axis=0) - 5 / 9).max() < 0.05
 
 
 def test_a_bootstrap_of_independent_matches_has_the_moments_of_independent_drafts() -> None:

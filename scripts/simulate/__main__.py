@@ -5,6 +5,13 @@ Usage: python -m scripts.simulate COMMAND [key=value ...]
 cases FILE  computes the reference cases of a file anew, those of the paper's offline simulator and of its analysis, and
             says how many agree
 heatmap     where SI, DSI and pipelines are faster than what, as maps and a table
+offline     what a text costs by plain, speculative and distributed decoding and by pipelines of the same devices, by
+            counting forwards: exactly, and over texts that are drawn or made of recorded matches
+paper       Table 2 of the paper, computed anew by three accountings
+acceptance  how often a drafter foresees the next token of a target, measured with both models on data sets
+latency     how long a model takes for its first token, for each later one, and for m tokens at once
+table       both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas
+online      SI and DSI by events with modelled acceptance, on the real clock and on a virtual one with the same draws
 """
 from __future__ import annotations
 
@@ -17,6 +24,12 @@ from launch.processes import WRONG
 COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
     "cases": "scripts.simulate.cases",
     "heatmap": "scripts.simulate.heatmap",
+    "offline": "scripts.simulate.offline",
+    "paper": "scripts.simulate.paper",
+    "acceptance": "scripts.simulate.acceptance",
+    "latency": "scripts.simulate.latency",
+    "table": "scripts.simulate.table",
+    "online": "scripts.simulate.online",
 }
 
 

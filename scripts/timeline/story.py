@@ -37,6 +37,8 @@ class Story:
         self.segments: list[Span] = []
         self.events: list[list[Any]] = []  # time, kind, rank, what, how many
         self._away: deque[int] = deque()  # segments that have not been verified
+        self._number: dict[int, int] = {}  # of the segment that a row is in, by the ids that it has on its way
+        self._dealt = any("ids" in span for span in spans)  # whether segments go to replicas, and not all one way
         self._told: list[int] | None = None  # the answer of the next request
         follow = {
             "send": self._send, "grow": self._grow, "verify": self._verify,
@@ -86,6 +88,7 @@ class Story:
         segment = {"request": len(self.requests) - 1, "nodes": nodes, "text": text, "sent": at}
         self.segments.append({**segment, "stops": [], "back": None, "verified": None})
         self._away.append(number)
+        self._number.update(dict.fromkeys([*nodes, *span.get("ids", ())], number))
         self._note(at, "send", number, len(nodes))
 
     def _grow(self, span: Span) -> None:
@@ -106,11 +109,21 @@ class Story:
         for node, token in span.get("said", {}).items():
             self.nodes[int(node)].update(said=token, saidAt=at)
             self.requests[-1]["said"] = True
-        if self._away:
-            number = self._away.popleft()
+        number = self._judged(span)
+        if number is not None:
             begin = self._ms(span["t0"])
             self.segments[number].update(verified=[begin, at], back=begin)
             self._note(at, "verify", number, len(span.get("said", ())))
+
+    def _judged(self, span: Span) -> int | None:
+        """The segment that was judged. Round a ring they come back in order, also those whose rows have all died."""
+        if self._dealt:
+            return self._of(span)
+        return self._away.popleft() if self._away else None
+
+    def _of(self, span: Span) -> int | None:
+        """The segment that a span is about, if one of its rows is left to tell."""
+        return next(map(self._number.get, span["nodes"]), None)
 
     def _prune(self, span: Span) -> None:
         if span.get("parent") in self.nodes:  # not of a request that sent nothing, nor where rank 0 is a stage as well
@@ -163,16 +176,17 @@ class Story:
 
     def _travel(self) -> None:
         """What came to a rank leaves it in that order, a Prune aside: so a segment is known though all rows died."""
-        home = {node: number for number, segment in enumerate(self.segments) for node in segment["nodes"]}
         for here in self.ranks:
             mine = [span for span in self.spans if span["rank"] == here]
             came = [span for span in mine if span["name"] == "recv" and span["kind"] != "Prune"]
             left = [span for span in mine if span["name"] == "send"]
             computed = [span for span in mine if span["name"] == "forward" and span["nodes"]]
-            forwards = {home.get(span["nodes"][0]): span for span in computed}
+            forwards = {self._of(span): span for span in computed}
             numbers = iter(range(len(self.segments)))
             for i, span in enumerate(came):
-                number = next(numbers, None) if span["kind"] == "Segment" else None
+                number = None
+                if span["kind"] == "Segment":
+                    number = self._of(span) if self._dealt else next(numbers, None)
                 if number is None:
                     continue
                 if here == self.root:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from model.checkpoint import Checkpoint
 from model.eagle import inner_layers
-from model.llama import LlamaConfig, Slice, fill, linear
-from model.quant import Recast
-from model.weights import EMBED, HEAD, assign, check_model
+from model.weights import EMBED, translate
+from model.whole import Whole
 from scripts.train_eagle.unroll import Causal
 
 
@@ -27,21 +26,13 @@ def mark(source: Checkpoint, name: str) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-class Teacher:
-    """The layers and the LM head of `source`, in `dtype` on `device`."""
+class Teacher(Whole):
+    """The base of a head, in `dtype` on `device`."""
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        check_model(source)
-        self.source, self.dtype, self.device = source, dtype, device
-        self.config = LlamaConfig.read(source.config)
-        stages = [0, self.config.layers]  # rank 0 has the LM head, one stage all layers
-        top, body = assign(source.names(), stages, self.config.tied)
-        self.stored = source.form(body[EMBED]).dtype  # how its file holds its weights
-        self.body = Slice(self.config, 0, self.config.layers)
-        names = {name[len("model."):]: held for name, held in body.items()}
-        fill(self.body, Recast(source, names, sound=True), dtype, device)
-        self.lm_head = linear(self.config.hidden, self.config.vocab)
-        fill(self.lm_head, {"weight": source.sound(top[HEAD])}, dtype, device)
+        super().__init__(source, dtype, device)
+        names = {translate(name): name for name in source.names()}
+        self.stored = source.form(names[EMBED]).dtype  # how its file holds its weights
 
     @property
     def embedding(self) -> Tensor:

@@ -1,0 +1,139 @@
+"""Prompts for measurements: questions of a data set, or entries of a public one in the words of a known prompt format.
+
+It knows nothing about models. A set is a NAME, whose questions `questions.py` reads, or FORMAT:FILE, a file whose
+entries have the fields that the data set of the format has at Hugging Face. The formats are those that the paper on
+distributed speculative inference measures with; the words around an entry are ours where its own are not known.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+from config import questions
+from config.files import fits, lines, whole
+
+Entry = Mapping[str, Any]
+INSTRUCTED = "Below is an instruction that describes a task"
+ANSWERED = "Write a response that appropriately completes the request."
+TASK = """\
+[INST] Write a Python function for this task: {text}
+It must pass this test:
+{test}
+Write the function between [PYTHON] and [/PYTHON]. [/INST]
+[PYTHON]
+"""
+SHOT = TASK.format(text="Write a function that doubles a number.", test="assert double(4) == 8") + """\
+def double(number):
+    return 2 * number
+[/PYTHON]
+"""
+
+
+class Prompt(NamedTuple):
+    """What a model is asked; `ready` says that it needs no template of conversations around it."""
+
+    text: str
+    ready: bool
+
+
+class Format(NamedTuple):
+    """How an entry of a data set becomes a prompt, what it must hold for that, and this in words."""
+
+    write: Callable[[Entry], str]
+    form: Mapping[str, Any]
+    needs: str
+
+
+def _alpaca(entry: Entry) -> str:
+    given = entry.get("input")
+    if given:
+        head = f"{INSTRUCTED}, paired with an input that provides further context. {ANSWERED}"
+        return f"{head}\n\n### Instruction:\n{entry['instruction']}\n\n### Input:\n{given}\n\n### Response:\n"
+    return f"{INSTRUCTED}. {ANSWERED}\n\n### Instruction:\n{entry['instruction']}\n\n### Response:\n"
+
+
+def _task(entry: Entry) -> str:
+    """What a task of MBPP asks; its sanitized half calls the field otherwise."""
+    text: str = entry.get("text") or entry["prompt"]
+    return text
+
+
+def _mbpp(entry: Entry) -> str:
+    return SHOT + TASK.format(text=_task(entry), test=entry["test_list"][0])
+
+
+def _mbpp_docstring(entry: Entry) -> str:
+    return f'"""\n{_task(entry)}\n{entry["test_list"][0]}\n"""\n'
+
+
+def _is_task(entry: Any) -> bool:
+    named = any(fits(entry, {name: _is_text}) for name in ("text", "prompt"))
+    return named and fits(entry, {"test_list": [str]}) and bool(entry["test_list"])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+TESTED = 'a "text" or a "prompt", and a "test_list"'
+FORMATS = {
+    "cnn_dailymail": Format(lambda entry: f"Summarize:\n{entry['article']}\nSummary:\n",
+                            {"article": _is_text}, 'an "article"'),
+    "alpaca": Format(_alpaca, {"instruction": _is_text}, 'an "instruction", and perhaps an "input"'),
+    "mbpp": Format(_mbpp, {}, TESTED),
+    "mbpp_docstring": Format(_mbpp_docstring, {}, TESTED),
+    "openai_humaneval": Format(lambda entry: str(entry["prompt"]), {"prompt": _is_text}, 'a "prompt"'),
+}
+
+
+def problems(sets: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the names of sets, each in a sentence that names the fix."""
+    if not sets:
+        yield "sets is empty: name at least one"
+    if len(set(sets)) < len(sets):
+        yield "sets names something twice: leave one of them out"
+    for name in sets:
+        form, colon, path = name.partition(":")
+        if colon and form not in FORMATS:
+            yield f"sets: {form} is no format of prompts: choose among {', '.join(FORMATS)}"
+        elif colon and not path:
+            yield f"sets: {name} names no file: write {form}:FILE"
+        elif not colon and "/" in name:
+            yield f"sets: {name} is no name of a data set: name its folder with data=, or write FORMAT:FILE"
+
+
+def draw(name: str, data: str, count: int, seed: int) -> list[Prompt]:
+    """So many prompts of a set, drawn with the seed, or all if `count` is 0; `data` is the folder of sets with a name.
+
+    Raises ValueError, with the place and the fix, if the set is not there, not sound or too short.
+    """
+    form, colon, path = name.partition(":")
+    if colon:
+        found = [Prompt(text, True) for text in _texts(Path(path), form)]
+    else:
+        found = [Prompt(question.turns[0], False) for question in questions.load(data, name)]
+    if count > len(found):
+        raise ValueError(f"num_examples={count} are more than the {len(found)} of {name}: give {len(found)} or less, "
+                         "or 0 for all")
+    return Random(seed).sample(found, count or len(found))
+
+
+def _texts(path: Path, name: str) -> Iterator[str]:
+    """All entries of a file as prompts: one JSON object a line, or a list of them in a file .json."""
+    form = FORMATS[name]
+    remedy = f"write JSON objects with {form.needs}, one a line, or a list of them into a file .json"
+    if path.suffix == ".json":
+        listed = whole(path, remedy)
+        if not isinstance(listed, list):
+            raise ValueError(f"{path} is no list: {remedy}")
+        entries = [(f"entry {number}", entry) for number, entry in enumerate(listed, 1)]
+    else:
+        entries = [(f"line {number}", entry) for number, entry in lines(path, remedy)]
+    if not entries:
+        raise ValueError(f"{path} has no entry: {remedy}")
+    for place, entry in entries:
+        is_sound = _is_task(entry) if name.startswith("mbpp") else fits(entry, form.form)
+        if not is_sound or not fits(entry.get("input") or "", str):
+            raise ValueError(f"{place} of {path} is none of {name}: {remedy}")
+        yield form.write(entry)

@@ -1,0 +1,124 @@
+"""A target and its drafter, whole on one device: what the target writes, and which of its tokens the drafter foresees.
+
+It knows nothing about pipelines or time.
+"""
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from typing import Any, NamedTuple, Sequence
+
+import torch
+from tqdm import tqdm
+
+from config.measures import Measured
+from config.prompts import Prompt, draw
+from launch.devices import usable
+from launch.memory import GB, free
+from model.checkpoint import Checkpoint
+from model.sample import Sampler
+from model.text import Text
+from model.whole import Whole
+
+TAKE = "take a drafter with the same tokenizer"
+
+
+class Model(NamedTuple):
+    """A model and its tokenizer."""
+
+    whole: Whole
+    text: Text
+
+    @property
+    def name(self) -> str:
+        """The folder that it was read from."""
+        return str(self.text.folder)
+
+    def ids(self, prompt: Prompt, template: str) -> list[int]:
+        """The token ids of a prompt."""
+        return self.text.prompt_ids([prompt.text], "none" if prompt.ready else template)
+
+
+def open_model(folder: str, config: Measured) -> Model:
+    """The model in a folder. Raises ValueError for one that is damaged, not supported or too large for the device."""
+    place, dtype = usable(config.device), config.dtype
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    if dtype == "auto":
+        dtype = "float16" if place.type == "cuda" else "float32"
+    number: torch.dtype = getattr(torch, dtype)
+    text, source = Text(folder), Checkpoint(folder)
+    width = torch.empty(0, dtype=number).element_size()
+    forms = [source.form(name) for name in source.names()]
+    need = sum(form.bytes // form.width for form in forms) * width
+    if need > free(place):
+        raise ValueError(f"the weights of {folder} take {need / GB:,.1f} GB in {dtype}, and {place} has "
+                         f"{free(place) / GB:,.1f} GB free: choose a smaller model or another device=")
+    return Model(Whole(source, number, place), text)
+
+
+def check_pair(target: Model, drafter: Model) -> None:
+    """Raise ValueError for a drafter whose tokens are not the target's."""
+    mine, theirs = drafter.whole.config.vocab, target.whole.config.vocab
+    if mine != theirs:
+        raise ValueError(f"the drafter in {drafter.name} has vocab_size {mine}, but the target in {target.name} has "
+                         f"{theirs}: {TAKE}")
+    _check_same(target, drafter, "token", target.text.tokenizer.get_vocab(), drafter.text.tokenizer.get_vocab())
+    _check_same(target, drafter, "special token", target.text.tokenizer.special_tokens_map,
+                drafter.text.tokenizer.special_tokens_map)
+
+
+def _check_same(target: Model, drafter: Model, what: str, theirs: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Raise ValueError for the first name that does not mean the same in both tables."""
+    for name in sorted(theirs.keys() | mine.keys()):
+        if theirs.get(name) != mine.get(name):
+            raise ValueError(f"the {what} {name!r} is {mine.get(name)!r} for the drafter in {drafter.name}, but "
+                             f"{theirs.get(name)!r} for the target in {target.name}: {TAKE}")
+
+
+def sampler_of(config: Measured) -> Sampler:
+    """What chooses the tokens of a measurement."""
+    return Sampler(config.temperature, config.top_p, seed=config.seed) if config.do_sample else Sampler()
+
+
+def prompts_of(name: str, config: Measured, models: Sequence[Model]) -> list[list[int]]:
+    """The prompts of a data set as token ids of the first of these models.
+
+    Those that leave no room for an answer in the context of one of them are left out, which is told. Raises ValueError
+    if none is left.
+    """
+    context = min(model.whole.config.context for model in models)
+    found = [models[0].ids(prompt, config.template) for prompt in draw(name, config.data, config.num_examples,
+                                                                       config.seed)]
+    fitting = [ids for ids in found if len(ids) + config.max_new_tokens <= context]
+    left_out = len(found) - len(fitting)
+    if not fitting:
+        raise ValueError(f"no prompt of {name} leaves room for {config.max_new_tokens} tokens in a context of "
+                         f"{context}: give a smaller max_new_tokens=, or other sets=")
+    if left_out:
+        tqdm.write(f"{name}: {left_out} of {len(found)} prompts are too long for a context of {context}, and left out",
+                   file=sys.stderr)
+    return fitting
+
+
+def answer(model: Model, prompt: Sequence[int], limit: int, sampler: Sampler) -> list[int]:
+    """The token ids that a model writes behind a prompt: `limit` of them, or up to an end token."""
+    cache = model.whole.cache(len(prompt) + limit)
+    ends, text = model.text.end_ids, []
+    for token in islice(model.whole.words(prompt, cache, sampler), limit):
+        text.append(token)
+        if token in ends:
+            break
+    return text
+
+
+def record(drafter: Model, prompt: Sequence[int], text: Sequence[int], sampler: Sampler) -> list[int]:
+    """For each token of a target's text, whether the drafter has it, too, once it has read the text up to there.
+
+    The drafter reads prompt and text in one pass. With the sampler of the target it draws with the target's noise, so
+    that above temperature 0 this is coupled acceptance.
+    """
+    read = [*prompt, *text[:-1]]
+    logits_TV = drafter.whole.logits(read, drafter.whole.cache(len(read)), len(text))
+    places = range(len(prompt), len(prompt) + len(text))
+    return [int(mine == theirs) for mine, theirs in zip(sampler(logits_TV, places), text)]

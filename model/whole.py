@@ -1,0 +1,65 @@
+"""A whole model on one device: all layers of any family and the LM head, which read a text and say how it goes on.
+
+It knows nothing about stages or drafts.
+
+Shapes: T rows, D model, V vocabulary.
+"""
+from __future__ import annotations
+
+from typing import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from model.cache import TreeCache
+from model.checkpoint import Checkpoint
+from model.llama import Slice, fill, linear
+from model.quant import Recast
+from model.sample import Sampler
+from model.weights import HEAD, assign, check_model, read_sizes
+
+
+class Whole:
+    """The layers and the LM head of `source`, in `dtype` on `device`.
+
+    ValueError for a model that is not supported, or whose weights are damaged.
+    """
+
+    def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> None:
+        check_model(source)
+        self.source, self.dtype, self.device = source, dtype, torch.device(device)
+        self.config = read_sizes(source)
+        stages = [0, self.config.layers]  # rank 0 has the LM head, one stage all layers
+        top, layers = assign(source.names(), stages, self.config.tied)
+        self.body = Slice(self.config, 0, self.config.layers)
+        names = {name[len("model."):]: held for name, held in layers.items()}
+        fill(self.body, Recast(source, names, sound=True), dtype, device)
+        self.lm_head = linear(self.config.hidden, self.config.vocab)
+        fill(self.lm_head, {"weight": source.sound(top[HEAD])}, dtype, device)
+
+    def cache(self, slots: int) -> TreeCache:
+        """An empty cache for a text of so many tokens."""
+        return self.config.cache(self.config.layers, slots, self.lm_head.weight)
+
+    @torch.no_grad()
+    def logits(self, ids: Sequence[int], cache: TreeCache, last: int, text: bool = True) -> Tensor:
+        """The logits `[last, V]` behind the last of these tokens, which follow those that `cache` holds.
+
+        The tokens stay in the cache, unless they are no `text`: then `cache.drop()` forgets them.
+        """
+        start = cache.capacity - cache.room
+        nodes = list(range(start, start + len(ids)))
+        parents = [node - 1 for node in nodes]
+        cache.admit(nodes, parents, len(ids) if text else 0)
+        ids_T = torch.tensor(ids, device=self.device)
+        out_TD = self.body(ids_T, torch.tensor(nodes, device=self.device), cache)
+        logits_TV: Tensor = self.lm_head(out_TD[-last:])
+        return logits_TV
+
+    def words(self, prompt: Sequence[int], cache: TreeCache, sampler: Sampler) -> Iterator[int]:
+        """The tokens that follow a prompt, one after the other, as long as the empty `cache` has slots."""
+        ids, position = list(prompt), len(prompt)
+        while True:
+            [token] = sampler(self.logits(ids, cache, 1), [position])
+            yield token
+            ids, position = [token], position + 1

@@ -1,0 +1,204 @@
+"""Acceptance rates: four definitions by hand, matches of whole models, and the command."""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from config.measures import AcceptanceConfig
+from config.presets import TOY
+from eval.acceptance import DEFINITIONS, _expected, ended_runs, lengths, rate, rate_after, runs
+from eval.pairs import answer, check_pair, open_model, record, sampler_of
+from model.sample import Sampler
+from scripts.simulate.__main__ import main
+from tests.checkpoints import refused
+from tests.saved import save_model
+from tests.tiny import Tiny
+
+NAN = math.nan
+CONFIG = AcceptanceConfig(dtype="float64", max_new_tokens=24)
+DRAWN = replace(CONFIG, do_sample=True, temperature=0.7, seed=3)
+PROMPT = [1, 5, 9, 12, 7]
+
+
+def matches(text):
+    return [int(sign == "M") for sign in text]
+
+
+def save_off(folder, noise):
+    """The tiny model with weights that are a little off."""
+    save_model(folder)
+    generator = torch.Generator().manual_seed(7)
+    tensors = load_file(folder / "model.safetensors")
+    for name, x in tensors.items():
+        if x.dim() > 1:
+            tensors[name] = x + noise * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair") / "target"
+    save_model(folder)
+    return open_model(str(folder), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory):
+    return open_model(str(save_off(tmp_path_factory.mktemp("pair") / "drafter", 0.05)), CONFIG)
+
+
+@pytest.mark.parametrize(("texts", "likeliest", "prefix", "of_runs", "original"), [
+    ([], NAN, NAN, NAN, NAN),
+    ([""], NAN, NAN, NAN, NAN),
+    (["MMMM"], 1, 4 / 5, NAN, 4 / 5),
+    (["XXX"], 0, 0, 0, 0),
+    (["X"], 0, 0, 0, NAN),
+    (["MMMX"], 3 / 4, 3 / 4, 3 / 4, NAN),
+    (["MXMMXM"], 4 / 6, 1 / 2, 3 / 5, 4 / 7),
+    (["MMMX", "MX"], 4 / 6, 2 / 3, 2 / 3, NAN),
+    (["MM", "", "XM"], 3 / 4, 1 / 2, 0, 1 / 2)])
+def test_each_definition_is_what_a_person_computes(texts, likeliest, prefix, of_runs, original):
+    records = [matches(text) for text in texts]
+    found = [rate(records, definition).value for definition in DEFINITIONS.values()]
+    assert found == pytest.approx([likeliest, prefix, of_runs, original], nan_ok=True)
+
+
+def test_runs_end_with_misses_and_the_last_one_may_be_cut_off():
+    assert runs(matches("MXXMMXMMM")) == ([1, 0, 2], 3)
+    assert runs(matches("MX")) == ([1], 0)
+    assert rate_after([matches("MMXMXX")], 1) == 1 / 3
+    assert rate_after([matches("MMXMXX")], 0) == 1 / 2
+
+
+def test_matches_by_places_are_the_rate_of_the_greatest_likelihood_of_runs_that_may_be_cut_off():
+    records = [matches(text) for text in ("MMXMMMM", "XMM", "MMMMX")]
+    counted = [runs(one) for one in records]
+
+    def log_likelihood(rate):
+        ended = [length * math.log(rate) + math.log(1 - rate) for one in counted for length in one.ended]
+        cut = [one.cut * math.log(rate) for one in counted]
+        return sum(ended) + sum(cut)
+
+    best = max(np.linspace(0.001, 0.999, 999), key=log_likelihood)
+    assert rate(records).value == pytest.approx(best, abs=0.001)
+
+
+def test_runs_that_are_left_out_because_they_are_cut_off_make_the_rate_too_small():
+    drawn = np.random.default_rng(0).random((400, 20)) < 0.8
+    records = drawn.astype(int).tolist()
+    likeliest = rate(records)
+    assert rate(records, ended_runs).high < likeliest.low < 0.8 < likeliest.high
+
+
+def test_the_bounds_are_those_of_a_bootstrap_over_texts_and_one_text_has_none():
+    records = [matches("M" * right + "X" * (10 - right)) for right in (9, 8, 3, 7, 9, 6)]
+    first, second = rate(records), rate(records)
+    assert first == second and first.low < first.value == 42 / 60 < first.high
+    assert all(map(math.isnan, rate(records[:1])[1:]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_expected_number_of_runs_is_the_mean_over_all_texts(size):
+    for length in range(size + 1):
+        mean = sum(0.7 ** sum(text) * 0.3 ** (size - sum(text)) * runs(text).ended.count(length)
+                   for text in product((0, 1), repeat=size))
+        assert _expected(size, length, 0.7) == pytest.approx(mean)
+
+
+def test_the_lengths_count_every_run():
+    found = list(lengths([matches("MMX"), matches("XMM"), []]))
+    assert [one[:3] for one in found] == [(0, 1, 0), (1, 0, 0), (2, 1, 1)]
+    assert found[0].by_text == pytest.approx(2 * (1 / 3 + 2 / 9))  # a place alone or behind another miss, of three
+    assert list(lengths([])) == []
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, seed=3)])
+def test_a_whole_model_writes_the_reference_text(target, sampler):
+    assert answer(target, PROMPT, 24, sampler) == _until_end(Tiny().text(PROMPT, 24, sampler))
+
+
+def _until_end(text, end=2):
+    return text[:text.index(end) + 1] if end in text else text
+
+
+@pytest.mark.parametrize("config", [CONFIG, DRAWN])
+def test_a_drafter_that_is_the_target_has_rate_1(target, config):
+    text = answer(target, PROMPT, 24, sampler_of(config))
+    assert record(target, PROMPT, text, sampler_of(config)) == [1] * len(text)
+
+
+@pytest.mark.parametrize("config", [CONFIG, DRAWN])
+def test_one_pass_over_a_text_finds_what_a_drafter_says_token_by_token(target, drafter, config):
+    sampler = sampler_of(config)
+    text = answer(target, PROMPT, 24, sampler)
+    said = []
+    for place in range(len(text)):
+        read = [*PROMPT, *text[:place]]
+        said += sampler(drafter.whole.logits(read, drafter.whole.cache(len(read)), 1), [len(read)])
+    found = record(drafter, PROMPT, text, sampler)
+    assert found == [int(mine == theirs) for mine, theirs in zip(said, text)]
+    assert 0 < sum(found) < len(found)
+
+
+@pytest.mark.parametrize("config", [CONFIG, DRAWN])
+def test_the_first_run_is_the_common_prefix_of_what_both_write(target, drafter, config):
+    sampler = sampler_of(config)
+    theirs, mine = (answer(model, PROMPT, 24, sampler) for model in (target, drafter))
+    differ = [place for place, both in enumerate(zip(theirs, mine)) if both[0] != both[1]]
+    found = record(drafter, PROMPT, theirs, sampler)
+    assert found.index(0) == differ[0]
+
+
+def test_a_drafter_with_other_tokens_is_refused_by_name(target, tmp_path):
+    def other(name, file, old, new):
+        folder = tmp_path / name
+        save_model(folder)
+        text = (folder / file).read_text()
+        assert old in text
+        (folder / file).write_text(text.replace(old, new))
+        return open_model(str(folder), CONFIG)
+
+    check_pair(target, target)
+    with refused("the token 'a' is 4 for the drafter in"):
+        check_pair(target, other("swapped", "tokenizer.json", '"a": 3', '"a": 4'))
+    with refused("the special token 'eos_token' is '<unk>' for the drafter in"):
+        check_pair(target, other("special", "tokenizer_config.json", '"eos_token": "</s>"', '"eos_token": "<unk>"'))
+    with refused("has vocab_size 4096, but the target in"):
+        check_pair(target, open_model(str(TOY / "draft_b"), CONFIG))
+
+
+def test_the_command_writes_matches_that_simulations_read_and_a_picture(target, drafter, tmp_path, capsys):
+    folders = [f"target={target.name}", f"draft={drafter.name}", "dtype=float64", "template=none", "max_new_tokens=8"]
+    code = main(["acceptance", *folders, "sets=qa,sum", "num_examples=2", f"traces={tmp_path / 'traces.json'}",
+                 f"picture={tmp_path / 'runs.svg'}"])
+    told = capsys.readouterr().out
+    records = json.loads((tmp_path / "traces.json").read_text())
+    assert code == 0 and len(records) == 4 and {match for one in records for match in one} <= {0, 1}
+    assert f"{rate(records).value:.3f}" in told and "all" in told and "expected" in told
+    assert (tmp_path / "runs.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
+    (["do_sample=true", "top_p=0"], "top_p=0 leaves no token"),
+    (["temperature=0.5"], "temperature=0.5 counts only where tokens are drawn: add do_sample=true"),
+    (["top_p=0.5"], "top_p=0.5 counts only where tokens are drawn"),
+    (["sets=c4:FILE"], "c4 is no format of prompts: choose among cnn_dailymail, alpaca, mbpp, mbpp_docstring"),
+    (["sets=qa,qa"], "names something twice"), (["sets="], "sets is empty"), (["sets=nope"], "no data set nope"),
+    (["sets=mbpp:"], "mbpp: names no file"), (["num_examples=21", "sets=qa"], "more than the 20 of qa"),
+    (["max_new_tokens=2048", "sets=qa"], "no prompt of qa leaves room"), (["dtype=int8"], "dtype=int8 is unknown"),
+    (["template=nope"], "template=nope is unknown"), (["device=tpu"], "device=tpu is unknown"),
+    (["picture=runs.txt"], "runs.txt is no picture"), (["drafts=x"], "unknown key drafts: did you mean draft"),
+    (["draft=nowhere"], "has no tokenizer")], ids=lambda value: " ".join(value)[:20])
+def test_what_cannot_be_measured_is_one_sentence(words, told, capsys):
+    assert main(["acceptance", *words]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("flowspec: ") and told in said

@@ -1,0 +1,118 @@
+"""`pipeline_type=dsi` as a person types it: over threads, processes and torchrun, with what can go wrong."""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from functools import lru_cache
+
+import pytest
+
+from config.presets import ROOT
+from launch.prepare import open_part
+from model.sample import Sampler
+from tests.saved import command, here, models, wait_until
+from tests.tiny import Tiny
+from tp.links import Placement
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
+NEW = 30
+ASK = ("pipeline_type=dsi", "prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4",
+       "ignore_eos=true")
+BUNDLED = ("max_new_tokens=24", "seed=3", "temperature=1", "draft=model",
+           f"draft_dir={ROOT / 'toy' / 'draft_a'}")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@lru_cache(maxsize=None)
+def reference(temperature: float) -> list[int]:
+    return Tiny().text(PROMPT, NEW, Sampler(temperature, seed=4))
+
+
+def ids(path):
+    return json.loads(path.read_text())["token_ids"]
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+@pytest.mark.parametrize("stages, words", [
+    ("0+4", ["replicas=1", "lookahead=3"]), ("0+4", ["lookahead=1"]), ("0+4", ["replicas=3"]),
+    ("0+2+2", ["lookahead=2"])])
+def test_replicas_as_threads_write_the_reference_text(saved, tmp_path, stages, words, temperature):
+    assert here(f"model_dir={saved / stages}", *ASK, *words, f"temperature={temperature}",
+                f"output={tmp_path / 'out.json'}") == 0
+    assert ids(tmp_path / "out.json") == reference(float(temperature))
+
+
+def test_four_processes_write_what_threads_write_and_leave_a_timeline(saved, tmp_path):
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+4'}", *ASK, "replicas=3", "lookahead=2",
+                 "temperature=1", f"output={tmp_path / 'out.json'}", f"trace={tmp_path / 'trace'}",
+                 "dtype=float64") as run:
+        assert run.end(120) == 0, run.stderr
+    assert ids(tmp_path / "out.json") == reference(1.0)
+    events = json.loads((tmp_path / "trace" / "trace.json").read_text())["traceEvents"]
+    named = {(event["pid"], event["name"]) for event in events}
+    assert {(rank, "forward") for rank in (1, 2, 3)} <= named
+
+
+def test_a_drafter_and_three_replicas_under_torchrun_write_what_plain_decoding_writes(tmp_path):
+    assert here(*BUNDLED, "pipeline_type=ar", f"output={tmp_path / 'ar.json'}") == 0
+    with command(tmp_path, "torch.distributed.run --standalone --nproc-per-node 4 -m scripts.generate", *BUNDLED,
+                 "dtype=float64", "pipeline_type=dsi", "replicas=3", "lookahead=2",
+                 f"output={tmp_path / 'dsi.json'}") as run:
+        assert run.end(180) == 0, run.stderr
+    assert ids(tmp_path / "dsi.json") == ids(tmp_path / "ar.json")
+
+
+def test_when_a_replica_is_killed_all_end_and_its_name_is_told(saved, tmp_path):
+    endless = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+4'}", *endless, "pipeline_type=dsi",
+                 "replicas=3", "lookahead=2") as run:
+        assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
+        os.kill(run.ranks()[2], signal.SIGKILL)
+        assert run.end(10) == 75, run.stderr
+    assert "rank 2 was " in run.stderr and "Traceback" not in run.stderr
+
+
+def test_too_few_replicas_are_told_with_the_number_that_would_do(tmp_path, capsys):
+    words = [*BUNDLED, "pipeline_type=dsi", "profile=jetson-7b", "time=virtual", f"output={tmp_path / 'out.json'}"]
+    assert here(*words, "lookahead=1", "replicas=2") == 0
+    told = capsys.readouterr().err
+    assert "up to 21 verifications" in told and "give lookahead=11, or replicas for 21" in told
+    assert here(*words, "lookahead=11", "replicas=2") == 0
+    assert capsys.readouterr().err == ""
+    assert here(*words, "replicas=2") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_replica_of_more_stages_than_layers_is_refused(saved, capsys):
+    assert here(f"base_dir={saved / 'base'}", *ASK, "replica_stages=5") == 2
+    assert "replica_stages=5 does not fit: the model has 4 layers, so choose 1 to 4" in capsys.readouterr().err
+
+
+def test_another_number_of_ranks_is_refused(saved, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert here(f"model_dir={saved / '0+4'}", *ASK, "replicas=3") == 2
+    assert "is split as 0+4, in 3 replicas: start 4 ranks, rank 0 included" in capsys.readouterr().err
+
+
+def test_ranks_above_those_of_the_split_hold_copies_even_where_only_their_own_part_is(saved, tmp_path):
+    assert [open_part(saved / "0+2+2", rank).folder.name for rank in range(5)] == [
+        "stage_0", "stage_1", "stage_2", "stage_1", "stage_2"]
+    shutil.copytree(saved / "0+2+2" / "stage_2", tmp_path / "stage_2")
+    part = open_part(tmp_path, 4)
+    assert (part.rank, part.layers) == (4, (2, 4))
+
+
+def test_rank_0_has_a_link_into_each_replica_and_the_others_know_only_their_own():
+    placement = Placement.of([0, 2, 2], 1, copies=2)
+    assert placement.world == 5 and placement.leaders == [0, 1, 2, 3, 4]
+    assert placement.peers(0) == [(2, [1], [1, 2], None, False), (4, [3], [3, 4], None, False)]
+    assert placement.peers(3) == [(0, [4], (), 0, False)] and placement.peers(4) == [(3, [0], (), 0, False)]
+    shared = Placement.of([0, 4], 2, copies=2)
+    assert [list(group) for group in shared.groups] == [[0], [1, 2], [3, 4]]

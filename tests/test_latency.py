@@ -1,0 +1,138 @@
+"""Times of whole models, what is predicted out of them, and the commands that measure both; no time has an upper bound.
+"""
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from config.measures import LatencyConfig, TableConfig
+from eval.latency import paces, passes, spread
+from eval.pairs import open_model
+from eval.prediction import Measures, predict
+from model.sample import Sampler
+from scripts.simulate.__main__ import main
+from scripts.simulate.table import Measuring
+from sim.formulas import dsi_rate, least_lookahead, si_rate
+from tests.saved import save_model
+
+SMALL = ["dtype=float64", "template=none", "num_examples=1", "max_new_tokens=3", "repeats=1", "rows=1,3", "context=8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    save_model(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return open_model(folder, LatencyConfig(dtype="float64")).whole
+
+
+def test_a_spread_is_the_median_with_quartiles_in_milliseconds():
+    assert spread([0.001, 0.002, 0.003, 0.004, 0.010]) == pytest.approx((3, 2, 4, 5))
+
+
+def test_each_answer_of_each_turn_that_counts_has_its_times(model):
+    found = paces([model, model], [[1, 5, 7], [1, 4]], new=3, sampler=Sampler(), repeats=2)
+    spreads = [spread for pace in found for spread in pace]
+    assert [spread.n for spread in spreads] == [4, 4, 4, 4]
+    assert all(0 < spread.low <= spread.median <= spread.high for spread in spreads)
+
+
+@pytest.mark.parametrize("context", [0, 9])
+def test_passes_are_timed_for_the_sizes_that_are_asked(model, context):
+    found = passes(model, (1, 2, 64), context, Sampler(), repeats=3)
+    assert list(found) == [1, 2, 64]
+    assert all(spread.n == 3 and spread.median > 0 for spread in found.values())
+
+
+def test_a_prediction_is_the_best_of_each_way_of_decoding():
+    found = predict(Measures(10, 1.5, 0.8), servers=2)
+    k = int(least_lookahead(10, 1.5, 2))
+    assert (found.dsi_lookahead, found.nonsi) == (k, 10) == (4, 10)
+    assert found.dsi == dsi_rate(10, 1.5, 0.8, k) < found.original == dsi_rate(10, 1.5, 0.8, k, accounting="original")
+    costs = {look: float(si_rate(10, 1.5, 0.8, look)) for look in range(1, 201)}
+    assert found.si == pytest.approx(costs[found.si_lookahead]) == pytest.approx(min(costs.values()))
+    assert found.best == "dsi"
+    assert predict(Measures(10, 9.9, 0.0), servers=2).best == "nonsi"
+
+
+def test_a_verification_that_reads_more_tokens_costs_what_such_a_pass_takes():
+    growth = {1: 1.0, 5: 2.0, 100: 2.0}
+    found, flat = predict(Measures(10, 2, 0.7), 3, growth), predict(Measures(10, 2, 0.7), 3)
+    verify = {look: 10 * min(2.0, 1 + look / 4) for look in range(1, 100)}  # of look + 1 tokens
+    assert found.si == pytest.approx(min(float(si_rate(verify[look], 2, 0.7, look)) for look in verify))
+    assert found.dsi == pytest.approx(float(dsi_rate(20, 2, 0.7, 4)))  # about 20 / 2 + 4 tokens, so twice T
+    assert (found.dsi_lookahead, flat.dsi_lookahead) == (4, 2)
+    assert found.nonsi == flat.nonsi == 10 and found.dsi > flat.dsi and found.si > flat.si
+
+
+def test_the_latency_command_tells_and_writes_what_it_measured(folder, tmp_path, capsys):
+    assert main(["latency", f"model={folder}", *SMALL, "sets=qa,sum", f"output={tmp_path / 'times.json'}"]) == 0
+    told, found = capsys.readouterr().out, json.loads((tmp_path / "times.json").read_text())
+    assert "TTFT" in told and "m = 3" in told
+    assert list(found["sets"]) == ["qa", "sum"] and list(found["passes"]) == ["1", "3"]
+    assert found["sets"]["qa"]["tpot"]["median"] > 0
+
+
+@pytest.mark.parametrize(("command", "words", "told"), [
+    ("latency", ["max_new_tokens=1"], "leaves no later token whose time could be told: give 2 or more"),
+    ("table", ["max_new_tokens=1"], "leaves no later token whose time could be told: give 2 or more"),
+    ("latency", ["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
+    ("latency", ["repeats=0"], "repeats=0 is not possible"), ("latency", ["rows=1,x"], "rows=1,x are no sizes"),
+    ("latency", ["rows=0"], "rows=0 are no sizes"), ("latency", ["rows="], "rows= are no sizes"),
+    ("latency", ["context=2048", "sets=qa"], "are more than the 2048 positions"),
+    ("latency", ["device=cuda:99"], "device=cuda:99 is not here"),
+    ("table", ["output=rows.csv"], "rows.csv is no JSON file"), ("table", ["drafts="], "drafts is empty"),
+    ("table", ["num_target_servers=0"], "num_target_servers=0 is not possible"),
+    ("table", ["records=nowhere.json"], "nowhere.json")], ids=lambda value: " ".join(value)[:24])
+def test_what_cannot_be_measured_is_one_sentence(command, words, told, capsys):
+    assert main([command, *words]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("flowspec: ") and told in said
+
+
+def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(folder, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "rows.json"
+    words = ["table", f"target={folder}", f"drafts={folder}", *SMALL, f"output={output}"]
+    assert main([*words, "sets=qa"]) == 0
+    first = json.loads(output.read_text())["rows"]
+    assert main([*words, "sets=qa,sum"]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    assert rows[:1] == first and [row["set"] for row in rows] == ["qa", "sum"]
+    assert [row["acceptance"][0] for row in rows] == [1, 1]  # the drafter is the target
+    monkeypatch.setattr(Measuring, "row", None)  # measures nothing
+    capsys.readouterr()
+    assert main([*words, "sets=sum", "num_target_servers=2"]) == 0
+    assert capsys.readouterr().out.count("\ntiny") == 1
+    with (tmp_path / "rows.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["servers"] for line in lines] == ["2", "2"] and {line["flat_best"] for line in lines} <= {
+        "dsi", "si", "nonsi"}
+    assert main([*words, "seed=1"]) == 2
+    assert "was measured with seed=42, and seed=1 is asked for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ('{"rows": []}', "is no file of rows"), ('{"keys": {}, "rows": [{"set": "qa"}]}', "is no file of rows"),
+    ("[", "rows.json")])
+def test_a_file_that_holds_no_rows_is_not_written_over(text, told, tmp_path, capsys):
+    (tmp_path / "rows.json").write_text(text)
+    assert main(["table", f"output={tmp_path / 'rows.json'}"]) == 2
+    assert told in capsys.readouterr().err
+    assert (tmp_path / "rows.json").read_text() == text
+
+
+def test_rows_may_stand_in_a_file_of_records(folder, tmp_path):
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps([{"target": folder, "draft": folder, "set": "qa"}]))
+    assert TableConfig(records=str(path)).pairs == [(folder, folder, "qa")]
+    for text, told in (("[]", "is no list of records"), ('[{"target": "a", "draft": "b"}]', "is no list of records"),
+                       ('[{"target": "a", "draft": "b", "set": "c4:x"}]', "c4 is no format of prompts")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=told):
+            _ = TableConfig(records=str(path)).pairs

@@ -1,0 +1,287 @@
+"""SI and DSI by events: exact times, published figures, and what no order of events may break."""
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+from itertools import accumulate
+from math import ceil, sqrt
+
+import numpy as np
+import pytest
+
+from sim.events import Virtual, Wall
+from sim.expectation import moments
+from sim.formulas import dsi_rate, nonsi_rate, si_rate
+from sim.forwards import Forward
+from sim.original import replay
+from sim.published import Latencies, online_mean
+from sim.rounds import dsi, si
+from sim.runs import drawn, gathered, spread, until
+from sim.speculation import DSI, METHODS, Plan, decode
+
+
+def even(ticks: int) -> Forward:
+    return Forward(ticks, (ticks,))
+
+
+def plan(target: int, drafter: int, lookahead: int, tokens: int, more: int = 0) -> Plan:
+    """With the servers that Eq. 1 asks for, and some `more`.
+
+    Only the last drafts, fewer than k, follow sooner than that equation has it: for them it takes one more.
+    """
+    servers = ceil(target / (lookahead * drafter)) + more
+    return Plan(tokens, lookahead, servers, even(target), even(drafter))
+
+
+def chances(acceptance: float, tokens: int, seed: int) -> list:
+    chance = random.Random(seed)
+    return [chance.random() < acceptance for _ in range(tokens)]
+
+
+def summed(asked: Plan, right: list, least: int) -> int:
+    """What DSI takes if nothing ever waits: run after run, by hand. The rejected draft is among its first `least`."""
+    target, drafter, total, left = asked.target.first, asked.drafter.first, 0, asked.tokens
+    while left:
+        start = asked.tokens - left
+        accepted = next((n for n, hit in enumerate(right[start:asked.tokens - 1]) if not hit), left - 1)
+        drafts = min(ceil(accepted / least) * least, left - 1)
+        total += drafts * drafter + target
+        left -= accepted + 1
+    return total
+
+
+SIZES = [(7, 1, 1), (10, 1, 2), (10, 1, 5), (20, 3, 4), (9, 5, 1), (8, 8, 1), (16, 3, 5)]
+
+
+@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
+@pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 50])
+def test_perfect_drafts_take_a_draft_each_and_one_target_and_useless_ones_a_target_each(
+        target: int, drafter: int, lookahead: int, tokens: int):
+    asked = plan(target, drafter, lookahead, tokens, more=lookahead > 1)
+    always, never = [True] * tokens, [False] * tokens
+    assert decode("DSI", asked, always).ticks == (tokens - 1) * drafter + target
+    for parts, more in ((0, 0), (0, 1), (1, 1), (4, 1)):
+        plain = decode("DSI", replace(plan(target, drafter, lookahead, tokens, more), parts=parts), never)
+        assert [plain.settled(moment * target) for moment in range(tokens + 1)] == list(range(tokens + 1))
+        assert plain.ticks == tokens * target
+        assert drafter == target or plain.rejections == tokens - 1  # or no draft may be there in time
+    assert decode("non-SI", asked, always) == decode("non-SI", asked, never)
+    assert decode("non-SI", asked, never).commits == tuple((i * target, 1) for i in range(1, tokens + 1))
+    assert decode("SI", asked, never).ticks == tokens * target + drafter * sum(
+        min(lookahead, left) for left in range(tokens))
+
+
+def test_each_round_of_si_takes_its_drafts_and_one_target():
+    right = spread([2, 0, 3, 1, 5], 12)  # 1 1 0 0 1 1 1 0 1 0 1 1
+    assert decode("SI", plan(10, 1, 2, 12), right).commits == (
+        (12, 3), (24, 1), (36, 3), (48, 1), (60, 2), (71, 2))
+
+
+@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
+def test_dsi_takes_run_after_run_what_a_person_sums_if_there_are_servers_enough(
+        target: int, drafter: int, lookahead: int):
+    for seed in range(60):
+        tokens = 1 + seed
+        right = chances((0.3, 0.7, 0.95)[seed % 3], tokens, seed)
+        for more, parts in ((0, 0), (1, 0), (1, 1), (1, 3)):
+            enough = plan(target, drafter, lookahead, tokens, more + (lookahead > 1))
+            asked = replace(enough, parts=parts, seed=seed)
+            assert decode("DSI", asked, right).ticks == summed(asked, right, lookahead)
+
+
+COUNTS = {  # tokens at 2T, 4(T+d), 8T and 8(T+d) with T = 7d, as figure 1 and table 1 of the paper have them
+    ("non-SI", False): (2, 4, 8, 9), ("SI", False): (1, 4, 7, 8), ("DSI", False): (2, 4, 8, 9),
+    ("non-SI", True): (2, 4, 8, 9), ("SI", True): (2, 8, 14, 16), ("DSI", True): (8, 26, 50, 58)}
+
+
+@pytest.mark.parametrize(("method", "best"), COUNTS)
+def test_the_counts_of_figure_1(method: str, best: bool):
+    outcome = decode(method, plan(7, 1, 1, 100), [best] * 100)
+    assert tuple(outcome.settled(moment) for moment in (14, 32, 56, 64)) == COUNTS[method, best]
+
+
+ACCEPTANCES = [0.0, 0.35, 0.8, 0.97, 1.0]
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
+def test_texts_cost_in_the_mean_what_is_computed_exactly(
+        target: int, drafter: int, lookahead: int, acceptance: float):
+    tokens, texts = 40, 50
+    for method, decoding in (("DSI", dsi(target, drafter, lookahead)), ("SI", si(target, drafter, lookahead))):
+        exact = moments(decoding, acceptance, tokens)
+        asked = plan(target, drafter, lookahead, tokens, more=lookahead > 1)
+        mean = statistics.mean(decode(method, asked, chances(acceptance, tokens, seed)).ticks for seed in range(texts))
+        assert mean == pytest.approx(exact.mean[0], rel=1e-9, abs=4 * exact.deviation[0] / sqrt(texts))
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
+@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES[:5])
+def test_long_texts_cost_what_the_closed_forms_say(target: int, drafter: int, lookahead: int, acceptance: float):
+    tokens, texts = 500, 16
+    for method, rate in (("DSI", dsi_rate(target, drafter, acceptance, lookahead, "corrected", bare=False)),
+                         ("SI", si_rate(target, drafter, acceptance, lookahead)), ("non-SI", nonsi_rate(target))):
+        asked = plan(target, drafter, lookahead, tokens)
+        costs = [decode(method, asked, chances(acceptance, tokens, seed)).ticks for seed in range(texts)]
+        end = target + lookahead * drafter  # the last tokens have no run, or round, of their own
+        assert abs(statistics.mean(costs) - rate * tokens) <= 4 * statistics.stdev(costs) / sqrt(texts) + end
+
+
+PREEMPTION = [  # T, d, k; a; tokens; and the times in T of another simulation, with and without preemption, the latter
+    # with one server more
+    ((7, 1, 1), 0.0, 20, (20.00, 20.00)), ((10, 1, 2), 0.8, 50, (15.06, 15.05)), ((10, 1, 5), 0.8, 50, (16.50, 16.43)),
+    ((20, 1, 4), 0.9, 60, (10.00, 9.99)), ((5, 1, 1), 0.6, 50, (26.52, 26.52))]
+
+
+@pytest.mark.parametrize(("sizes", "acceptance", "tokens", "known"), PREEMPTION)
+def test_without_preemption_one_server_more_makes_up_for_it(
+        sizes: tuple, acceptance: float, tokens: int, known: tuple):
+    def times(parts: int, more: int) -> np.ndarray:
+        asked = replace(plan(*sizes, tokens, more), parts=parts)
+        return np.array([decode("DSI", replace(asked, seed=seed), chances(acceptance, tokens, seed)).ticks / sizes[0]
+                         for seed in range(100)])
+    instant, none, more = times(0, 0), times(1, 0), times(1, 1)
+    error = instant.std() / 10
+    assert abs(instant.mean() - known[0]) <= 4 * error and abs(more.mean() - known[1]) <= 4 * error
+    assert more.mean() == pytest.approx(instant.mean(), rel=0.01) and (more >= times(0, 1)).all()
+    assert none.mean() > 1.05 * instant.mean()
+
+
+class Watched(DSI):
+    """DSI that notices an answer of an epoch that is over, and more servers at work than there are."""
+
+    epoch = 0
+
+    def begin(self) -> None:
+        self.epoch += 1
+        super().begin()
+
+    def ask(self, server, length, done) -> None:
+        epoch = self.epoch
+
+        def answer() -> None:
+            assert epoch == self.epoch
+            done()
+        assert server.free and server in self.servers
+        super().ask(server, length, answer)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_the_order_of_events_all_is_settled_once_by_no_stale_answer_and_no_sooner_than_can_be(seed: int):
+    chance = random.Random(seed)
+    target, tokens = chance.randint(4, 30), chance.randint(1, 40)
+    asked = Plan(tokens, chance.randint(1, 6), chance.randint(1, 5),
+                 Forward(target + chance.randint(0, 20), tuple(target + i for i in range(chance.randint(1, 9)))),
+                 even(chance.randint(1, target)), parts=chance.choice([0, 1, 2, 5]), hop=chance.choice([0, 0, 1, 4]),
+                 merge=chance.random() < 0.5, seed=seed)
+    right = chances(chance.choice([0.0, 0.5, 0.9, 1.0]), tokens, seed)
+    outcome = Watched(asked, right, Virtual()).run()
+    assert sum(count for _, count in outcome.commits) == tokens
+    assert list(outcome.commits) == sorted(outcome.commits) and 1 <= outcome.most <= asked.servers
+    assert outcome.ticks >= summed(replace(asked, target=even(target)), right, 1)
+    assert outcome.rejections <= right[:tokens - 1].count(False)
+
+
+def test_a_server_that_takes_long_for_its_first_forward_does_so_once():
+    asked = Plan(20, 2, 3, Forward(100, (10,)), Forward(5, (1,)))
+    assert decode("non-SI", asked, [True] * 20).ticks == 100 + 19 * 10
+    assert decode("SI", asked, [False] * 20).commits[:2] == ((100 + 5 + 1, 1), (100 + 6 + 12, 1))
+    never = decode("DSI", asked, [False] * 20)
+    assert never.commits[0] == (100, 1) and never.ticks == 100 + 19 * 10
+
+
+def test_messages_take_their_time_both_ways():
+    asked = replace(plan(10, 1, 1, 12, more=8), hop=3)
+    assert decode("DSI", asked, [False] * 12).ticks == 12 * 16
+    assert decode("DSI", asked, [True] * 12).ticks == 11 + 16
+    assert decode("SI", asked, [True] * 12).ticks == 6 * 17
+
+
+def test_servers_that_share_the_work_lack_what_others_computed():
+    """Of 20 drafts, each k = 2, a server of five has seen every fifth block: it lacks ten rows."""
+    rows = Forward(10, tuple(10 + i for i in range(20)))
+    shared = Plan(21, 2, 5, rows, even(1))
+    assert decode("DSI", shared, [True] * 21).ticks > decode("DSI", replace(shared, target=even(10)), [True] * 21).ticks
+    assert decode("SI", replace(shared, lookahead=4), [True] * 21).ticks == 4 * 4 + 10 + 3 * 14 + 10
+
+
+def test_slow_drafts_do_not_keep_the_target_waiting():
+    """With k d > T no block is full in time: what was drafted so far is verified whenever the target is free."""
+    asked = Plan(30, 5, 1, even(10), even(9))
+    assert decode("DSI", asked, [True] * 30).ticks <= decode("non-SI", asked, [True] * 30).ticks
+    for seed in range(20):
+        right = chances(0.7, 30, seed)
+        assert decode("DSI", asked, right).ticks <= decode("non-SI", asked, right).ticks
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("acceptance", [0.0, 0.7, 1.0])
+def test_threads_that_sleep_settle_the_same_tokens_at_the_same_moments(method: str, acceptance: float):
+    asked = Plan(8, 2, 3, Forward(30, (12,)), Forward(5, (2,)), parts=3, hop=1)
+    right = chances(acceptance, 8, 3)
+    expected = decode(method, asked, right)
+    with Wall(1 + asked.servers, 0.0005) as wall:
+        for _ in range(2):
+            wall.restart()
+            assert decode(method, asked, right, wall) == expected
+            assert wall.elapsed >= expected.ticks * 0.0005
+
+
+def test_a_chain_of_sleeps_settles_as_many_tokens_and_no_sooner():
+    asked, right = plan(10, 2, 1, 8, more=1), chances(0.7, 8, 3)
+    with Wall(1 + asked.servers, 0.001, chained=True) as wall:
+        outcome = decode("SI", asked, right, wall)
+    expected = decode("SI", asked, right)
+    assert [count for _, count in outcome.commits] == [count for _, count in expected.commits]
+    assert outcome.ticks >= expected.ticks
+
+
+# --- runs, and the accounting of the simulator that was published -----------------------------------------------------
+
+def test_runs_are_drawn_and_recorded():
+    assert spread([2, 0, 1, 5], 8) == [True, True, False, False, True, False, True, True]
+    runs = gathered([True, True, False, False, True])
+    assert [next(runs) for _ in range(5)] == [2, 0, 3, 0, 3]
+    assert until([3, 0, 2, 9, 9], 5) == [3, 0, 2, 9] and until([0, 0, 6, 1], 5) == [0, 0, 6]
+    chance = np.random.RandomState(7)
+    lengths = [next(drawn(0.8, 9, chance)) for _ in range(5)]
+    assert lengths == [min(n - 1, 9) for n in np.random.RandomState(7).geometric(1 - 0.8, size=5)]
+    assert next(drawn(1.0, 20, chance)) == 20 and next(drawn(0.0, 20, chance)) == 0
+
+
+@pytest.mark.parametrize(("target", "drafter", "lookahead"), SIZES)
+def test_the_published_accounting_is_its_formula_run_after_run(target: int, drafter: int, lookahead: int):
+    for seed in range(20):
+        asked = plan(target, drafter, lookahead, 40)
+        runs = until(drawn(0.7, 20, np.random.RandomState(seed)), 40)
+        windows = [(n // lookahead + 1) * lookahead * drafter for n in runs[:-1]]
+        dsi, si = replay("DSI", asked, runs), replay("SI", asked, runs)
+        assert dsi.ticks == sum(window + target for window in windows) + target
+        calls = [n // lookahead + 1 for n in runs[:-1]]
+        assert si.ticks == sum(windows) + target * (sum(calls) + len(runs))
+        assert list(accumulate(n for _, n in dsi.commits)) == list(accumulate(runs))
+        assert dsi.rejections == si.rejections == len(runs) - 1
+
+
+PUBLISHED = [  # T, d, a, ratios of first to later forwards, and SI over DSI as recomputed from the published simulator
+    (206, 68, 0.93, 1.35, 1.19, 1.74), (521, 340, 0.95, 1.29, 1.23, 1.52), (377, 25, 0.63, 5.36, 1.04, 1.71)]
+
+
+@pytest.mark.parametrize(("target", "drafter", "acceptance", "first", "first_draft", "ratio"), PUBLISHED)
+def test_the_published_accounting_yields_what_the_published_simulator_does(
+        target: int, drafter: int, acceptance: float, first: float, first_draft: float, ratio: float):
+    def best(method: str, lookaheads: list) -> float:
+        means = []
+        for lookahead in lookaheads:
+            chance = np.random.RandomState(1)
+            asked = Plan(50, lookahead, 7, Forward(round(target * first), (target,)),
+                         Forward(round(drafter * first_draft), (drafter,)))
+            costs = [replay(method, asked, until(drawn(acceptance, 20, chance), 50)).ticks for _ in range(60)]
+            times = Latencies(target, drafter, asked.target.first, asked.drafter.first)
+            exact = online_mean(times, acceptance, lookahead, 7 if method == "DSI" else None, 50)
+            assert abs(statistics.mean(costs) - exact) <= 4 * statistics.stdev(costs) / sqrt(len(costs))
+            means.append(statistics.mean(costs))
+        return min(means)
+    legal = [lookahead for lookahead in (1, 5, 10) if ceil(target / (lookahead * drafter)) <= 7]
+    assert best("SI", [1, 5, 10]) / best("DSI", legal) == pytest.approx(ratio, rel=0.04)
