@@ -337,8 +337,8 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     copies = "suffix" in c.sources
     if copies and c.policy in FIXED:
         yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"
-    several = len(c.sources) > 1 or ("ssm" in c.sources and len(c.small_models) > 1)
-    if c.policy == "opt" and (several or copies):
+    models = len(c.small_models) if "ssm" in c.sources else 1
+    if c.policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
         yield "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=DIR"
     for method in c.asked_methods if c.verify in DRAWN else ():
         strategy = METHODS[method].strategy

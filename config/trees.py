@@ -18,7 +18,13 @@ LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
 Shape = Tuple[Tuple[int, ...], ...]  # level by level, how many children each node of the level before has, in order
 
 # EAGLE-1's tree: of 25 guesses, the likeliest of a node first. Nodes that a level leaves out have no children.
-STATIC: Shape = ((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,))
+STATIC: Shape = (
+    (4,),
+    (3, 2, 2, 1),
+    (3, 2, 2, 1),
+    (3,),
+    (2,),
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,8 @@ class Growth:
 
     def shaped(self, shape: Shape) -> Growth:
         """A tree of this shape, in segments of the same size."""
-        nodes = sum(map(sum, shape))
-        return replace(self, nodes=nodes, depth=len(shape) - 1, width=max(map(max, shape)), shape=shape)
+        nodes, width = sum(map(sum, shape)), max(map(max, shape))
+        return replace(self, nodes=nodes, depth=len(shape) - 1, width=width, shape=shape)
 
     def adaptive(self, gain: float) -> Growth:
         """OPT-Tree's tree of as many guesses: the frontier is as wide as the tree, and deepens while that pays."""
