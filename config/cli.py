@@ -55,7 +55,8 @@ def _check_draft(config: RunConfig, typed: Mapping[str, Any]) -> None:
     own = [name for name in config.asked_methods if METHODS[name].draft == "ssm"]
     if own and typed.get("draft", "ssm") != "ssm":
         raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={typed['draft']} out")
-    if "ssm" in typed and not own and "ssm" not in config.sources:
+    drafts = getattr(config, "chosen_drafts", config.sources)  # an evaluation compares several
+    if "ssm" in typed and not own and "ssm" not in drafts:
         raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={config.pipeline_type} with "
                          f"draft={config.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
 

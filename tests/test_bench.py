@@ -296,6 +296,7 @@ def test_specinfer_has_a_start_and_a_draft_of_its_own():
     assert config.contenders(["specinfer", "ar"]) == [("specinfer", "ssm"), ("ar", "none")]
     assert config.with_draft("ssm").draft == "ssm"
     assert EvalConfig(methods="ar,specinfer", verify="mss").verify == "mss"
+    assert parse(["drafts=eagle,ssm", "ssm=a,b"], kind=EvalConfig).chosen_drafts == ("eagle", "ssm")
     with pytest.raises(ValueError, match="verify=mss judges guesses that were drawn, which naive would choose"):
         EvalConfig(methods="ar,naive,specinfer", verify="mss")
 
