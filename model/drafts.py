@@ -19,7 +19,6 @@ from torch import Tensor
 from config.trees import Growth
 from model.blend import Guesses
 from model.cache import TreeCache
-from model.llama import Slice
 from model.rules import Drafter, Proposed, drawing, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
@@ -324,7 +323,8 @@ class ModelDraft(TreeDraft):
 
     source = "model"
 
-    def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
+    def __init__(self, model: Callable[[Tensor, Tensor, TreeCache], Tensor],
+                 lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
         self.model, self.lm_head = model, lm_head
         super().__init__(cache)
 
@@ -336,7 +336,7 @@ class ModelDraft(TreeDraft):
         return self._out  # not looked at
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
-        return self.model(token_T, pos_T, self.cache)  # type: ignore[no-any-return]
+        return self.model(token_T, pos_T, self.cache)
 
     def logits(self, out_TD: Tensor) -> Tensor:
         return self.lm_head(out_TD)
