@@ -62,7 +62,8 @@ def _check_draft(config: RunConfig, typed: Mapping[str, Any]) -> None:
                          f"draft={config.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
 
 
-def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
+def _given(words: Sequence[str],
+           keys: Mapping[str, Option]) -> dict[str, Any]:
     """The values of the keys that were typed behind the preset, if there was one."""
     for word in words:
         if word in PRESETS:

@@ -184,7 +184,8 @@ class RunConfig:
     @property
     def small_models(self) -> tuple[str, ...]:
         """The folders that the key `ssm` lists."""
-        return tuple(folder.strip() for folder in self.ssm.split(",") if folder.strip())
+        folders = map(str.strip, self.ssm.split(","))
+        return tuple(filter(None, folders))
 
     @property
     def asked_methods(self) -> tuple[str, ...]:

@@ -221,4 +221,5 @@ def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn
     return lm_head
 
 
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {"eagle": _eagle_draft, "model": _model_draft}
+DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {
+    "eagle": _eagle_draft, "model": _model_draft}

@@ -300,7 +300,8 @@ class TreeDraft:
         self._score = self._score.new_tensor(scores)
         self._out = out_TD[list(rows.values())]
 
-    def _children(self, tree: TokenTree, out_TD: Tensor, counts: Sequence[int]) -> list[Proposed]:
+    def _children(self, tree: TokenTree, out_TD: Tensor,
+                  counts: Sequence[int]) -> list[Proposed]:
         """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
         sampler, drafter = self._sampler, Drafter(self.source, self.number)
         if drawing(sampler) is None:

@@ -189,7 +189,8 @@ class Judge:
     def _token(self, tree: TokenTree, node: int, law_V: Law) -> int:
         position = tree.pos[node] + 1
         chance = Stream(stream(self._sampler.seed, position, JUDGING))
-        proposals = [widened(proposal, len(law_V)) for proposal in tree.drawn.get(node, ())]
+        drawn = tree.drawn.get(node, ())
+        proposals = [widened(proposal, len(law_V)) for proposal in drawn]
         return self._judge(law_V, proposals, chance)
 
 

@@ -30,7 +30,8 @@ def damaged(dtype: torch.dtype) -> ValueError:
                       "(python split_and_save_models.py --check FOLDER), or split it again")
 
 
-def stream(seed: int, position: int, purpose: int, who: int = 0) -> np.random.Generator:
+def stream(seed: int, position: int, purpose: int,
+           who: int = 0) -> np.random.Generator:
     """A counter-based stream of chance for one position, with (seed, position) as its key.
 
     The upper words of its counter are purpose and who, so that no two of these streams have a number in common.
