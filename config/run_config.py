@@ -41,7 +41,6 @@ RANGES = {  # of every key that is a number, but those of sharing
     "run_pipeinfer": GUESSES,
     "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
     "replica_stages": Range(1, 1024),
-    "lookahead": Range(1, 65536, {0: "by what is measured at the start"}),
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
@@ -53,6 +52,7 @@ RANGES = {  # of every key that is a number, but those of sharing
 EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1, "time": "real"}
 TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
 STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
+COUNTED = re.compile(r"[0-9]{1,9}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
 MEASURED = 16  # rows per segment until it is measured how many there should be
@@ -169,7 +169,7 @@ class RunConfig:
     prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
     run_pipeinfer: int = 4  # guesses in a run of pipeinfer
-    lookahead: int = 0  # guesses of dsi in a verification; 0: the fewest with which none waits, as measured
+    lookahead: str = "auto"  # guesses of dsi in a verification; auto: the fewest with which none waits, as measured
     min_probability: float = 0.0  # a guess whose path the draft finds less likely than this is not drafted; 0: all are
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
@@ -251,6 +251,11 @@ class RunConfig:
         """Whether the method has copies of the model, each split into `replica_stages` instead of `stages`."""
         return METHODS[self.pipeline_type].target == "replicas"
 
+    @property
+    def guesses(self) -> int:
+        """How many guesses of dsi make a verification; 0 if that is to be measured."""
+        return 0 if self.lookahead == "auto" else int(self.lookahead)
+
     def copies(self, stages: int) -> int:
         """How many copies of a model of so many stages, rank 0's included, verify; 1 if the method has no replicas."""
         if not self.replicated:
@@ -278,7 +283,7 @@ class RunConfig:
         stream = Growth(self.stream_total_token, ENDLESS, self.stream_topk, _bound(self.stream_subseq_token),
                         max(worth, LEAST), anywhere=True)
         coupled = replace(chain, anywhere=True)
-        return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.lookahead or 1,
+        return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.guesses or 1,
                           self.prefill_chunk, self.score_order, self.prune)
 
 
@@ -328,5 +333,7 @@ def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if c.stages and not STAGES.fullmatch(c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
                "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
+    if c.lookahead != "auto" and not (COUNTED.fullmatch(c.lookahead) and GUESSES.holds(int(c.lookahead))):
+        yield f"lookahead={c.lookahead} is not possible: give auto or {GUESSES.advice}"
     if not DEVICE.fullmatch(c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"

@@ -196,7 +196,7 @@ class Pipeline:
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """How many guesses of DSI make a verification, as given or as measured; tells if too few replicas are there."""
-        chosen, servers = config.lookahead, self.ring.depth
+        chosen, servers = config.guesses, self.ring.depth
         measured = latencies(self.ring, draft.networks, self.spec.context, self.ring.clock)
         least = measured.least(servers)
         if 0 < chosen < least:

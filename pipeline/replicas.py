@@ -44,8 +44,9 @@ class Replicas(Ring):
         return target
 
     def forget(self, request: int) -> None:
-        target = self._open[request]
-        self._open = {number: other for number, other in self._open.items() if other is not target}
+        closed = self._open[request]
+        others = self._open.items()
+        self._open = {number: target for number, target in others if target is not closed}
         self.requests += 1
 
 
@@ -77,6 +78,10 @@ class Copy:
     def busy(self) -> int:
         """How many segments it has that are not given up."""
         return sum(not flight.stale for flight in self.flights)
+
+    def effort(self, nodes: Sequence[int]) -> tuple[int, int, int]:
+        """What it has to do before these nodes come: segments, those that are given up, rows that it lacks."""
+        return self.busy, len(self.flights), len(self.lacks(nodes))
 
     def lacks(self, nodes: Sequence[int]) -> list[int]:
         """These nodes and those of their ancestors that the replica was not sent, parents first."""
@@ -130,10 +135,11 @@ class Copy:
             self._settled += 1
         self._forget([node for node in self._young if node not in tree.token])
         tip = tree.trunk[max(0, self._settled - 1)]
+        parent = tree.parent[tip]
         keep = [self._id[node] for node in self._young]
         if spare:
             keep += chain.from_iterable(flight.ids for flight in self.flights)
-        return Prune(self.request, self._id[tip], self._id[tree.parent[tip]], self._horizon, keep)
+        return Prune(self.request, self._id[tip], self._id[parent], self._horizon, keep)
 
     def _give_up(self) -> None:
         """Mark the last segments, as far as each was sent for guesses of which some died and none lives."""
@@ -171,7 +177,8 @@ class ReplicaTarget(RequestTarget):
 
     @property
     def in_flight(self) -> int:
-        return len(self._returned) + sum(len(copy.flights) for copy in self._copies.values())
+        under_way = (len(copy.flights) for copy in self._copies.values())
+        return len(self._returned) + sum(under_way)
 
     @property
     def free(self) -> bool:
@@ -180,7 +187,7 @@ class ReplicaTarget(RequestTarget):
     def send(self, nodes: Sequence[int]) -> None:
         copies = list(self._copies.values())
         if not self._prompt.issuperset(nodes):
-            copies = [min(copies, key=lambda copy: (copy.busy, len(copy.flights), len(copy.lacks(nodes))))]
+            copies = [min(copies, key=lambda copy: copy.effort(nodes))]
         ids: list[int] = []
         with self._sending(self._segment(copies[0].request, nodes), ids=ids):
             for copy in copies:
@@ -191,7 +198,8 @@ class ReplicaTarget(RequestTarget):
         lacking = copy.lacks(nodes)
         for begin in range(0, len(lacking), MOST):
             piece = lacking[begin:begin + MOST]
-            segment = copy.name(self._segment(copy.request, piece), frozenset(piece).intersection(nodes))
+            wanted = frozenset(piece).intersection(nodes)
+            segment = copy.name(self._segment(copy.request, piece), wanted)
             copy.link.send(segment)
             self.ring.segments += 1
             yield from segment.nodes

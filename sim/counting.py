@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain, repeat
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -57,23 +57,21 @@ def count_dsi(times: Times, lookahead: int, tokens: int, draws: Iterable[int], p
 
     A run costs its windows and one forward of the target, or plain decoding if that is less. The windows of a run are
     those with an accepted draft, since what was verified before tells of a rejected first draft; `original` counts the
-    last window all the same, unless the one before ended in a rejection too.
+    last window all the same. A run without an accepted draft costs one forward in both, since plain decoding does.
     """
     if accounting not in ACCOUNTINGS:
         raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
     accepted = chain(draws, repeat(padding))
-    done, cost, iterations, rejected = 0, 0.0, 0, False
+    done, cost, iterations = 0, 0.0, 0
     while done < tokens:
         new, run, ends = 0, 0.0, False
         while not ends:
             window = min(lookahead, tokens - 1 - done - new)
             right = min(window, next(accepted))
-            told = rejected if accounting == "original" else True
-            if right > 0 or not told:
+            if right > 0 or accounting == "original":
                 run += window * times.drafter
             new += right
             ends = window == 0 or right < window
-            rejected = ends
             iterations += 1
         cost += min(run + times.target, (new + 1) * times.target)
         done += new + 1
@@ -98,6 +96,19 @@ def settled(times: Times, lookahead: int, moment: float, right: bool, servers: f
         ends.append(max(drafted, free) + times.target)
     verified = len(ends) - 1  # one ends too late; the first has no drafts
     return {"nonsi": plain, "si": si, "dsi": 1 + (verified - 1) * lookahead if verified else 0}
+
+
+def published_draws(acceptance: float, lookahead: int, tokens: int, seed: int) -> Iterator[list[int]]:
+    """The draws of text after text, as the simulator published with the paper makes them out of the same seed.
+
+    Where the acceptance is 0 or 1, every draw is 0 or the lookahead.
+    """
+    rng = np.random.RandomState(seed)
+    while True:
+        if acceptance in (0, 1):
+            yield [int(acceptance) * lookahead] * tokens
+        else:
+            yield np.minimum(rng.geometric(1 - acceptance, size=tokens) - 1, lookahead).tolist()
 
 
 # --- many texts -------------------------------------------------------------------------------------------------------

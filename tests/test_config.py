@@ -122,6 +122,10 @@ MISTAKES = {
     "question_begin=3 question_end=3": "leaves no question",
     "timeout=0": "give a number from 1 to 2592000",
     "master_port=70000": "0 for the usual one",
+    "lookahead=0": "give auto or a number from 1 to 65536",
+    "lookahead=half": "give auto or a number from 1 to 65536",
+    "replicas=-1": "0 for as many as fill four ranks",
+    "replica_stages=0": "give a number from 1 to 1024",
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sim import rounds
-from sim.counting import Times, count_dsi, count_si, drawn, recorded, resampled, simulate
+from sim.counting import Times, count_dsi, count_si, drawn, recorded, resampled, settled, simulate
 from sim.expectation import moments
 from sim.formulas import ACCOUNTINGS, PIPELINES, dsi_rate, proposition_bound, si_rate
 from sim.rounds import Decoding
@@ -133,6 +133,13 @@ def test_counting_knows_two_accountings() -> None:
             call()
     with pytest.raises(ValueError, match="there is no formula for the method streaming"):
         rounds.pipeline("streaming", *DEVICES)
+
+
+def test_a_moment_that_is_a_whole_number_of_forwards_but_for_rounding_has_them_all() -> None:
+    assert 0.3 // 0.1 == 2
+    assert settled(Times(0.1, 0.1), 2, 0.3, right=True) == {"nonsi": 3, "si": 3, "dsi": 3}
+    assert settled(Times(0.1, 0.1), 2, 0.3, right=False) == {"nonsi": 3, "si": 1, "dsi": 3}
+    assert settled(Times(0.1, 0.1), 2, 0.09, right=True) == {"nonsi": 0, "si": 0, "dsi": 0}
 
 
 def test_texts_of_the_bootstrap_are_made_of_blocks_of_the_traces() -> None:

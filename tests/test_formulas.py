@@ -140,6 +140,7 @@ def test_with_few_servers_and_a_fast_drafter_si_at_its_best_lookahead_is_faster(
 def test_the_servers_that_no_verification_waits_for() -> None:
     assert servers_needed(1.0, 0.05, 5) == 4 and least_lookahead(1.0, 0.05, 4) == 5
     assert servers_needed(1.0, 1 / 7, 1) == 7 and servers_needed(0.3, 0.1, 1) == 3
+    assert 4.2 / 0.6 > 7 and servers_needed(4.2, 0.6, 1) == 7 == least_lookahead(4.2, 0.6, 1)
     assert least_lookahead(1.0, 0.5, np.inf) == 1
     drafter, lookahead = np.array([0.01, 0.05, 0.1, 1 / 7, 0.5]), np.array([[1], [2], [7]])
     assert servers_needed(1.0, drafter, lookahead).tolist() == [

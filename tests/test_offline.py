@@ -39,8 +39,19 @@ def test_the_table_has_the_exact_moments_of_every_algorithm(capsys: pytest.Captu
     assert float(found["ar"][0]) == pytest.approx(60 * 1.15)
     assert main([*words, "accounting=original"]) == 0
     original = rows(capsys.readouterr().out)
-    assert original["SI"] == found["SI"] and float(original["DSI"][0]) > float(found["DSI"][0])
+    assert original["SI"][:4] == found["SI"][:4] and float(original["DSI"][0]) > float(found["DSI"][0])
     assert main(words) == 0 and rows(capsys.readouterr().out) == found, "the same seed draws the same"
+
+
+def test_the_original_accounting_draws_what_the_published_simulator_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its sanity run, of 5 texts of 1000 tokens with seed 42, gives about 322 for SI and 219 for DSI."""
+    assert main(["offline", "accounting=original", "num_repeats=5"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert (found["SI"][4], found["SI"][-1]) == ("322.24", "215")
+    assert (found["DSI"][4], found["DSI"][-1]) == ("219.18", "247.2")
+    for acceptance, cost in (("0", "40"), ("1", "4.9")):
+        assert main(["offline", "accounting=original", "num_repeats=2", "S=40", f"a={acceptance}"]) == 0
+        assert rows(capsys.readouterr().out)["DSI"][4] == cost
 
 
 def test_traces_take_the_place_of_chance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +83,7 @@ def test_a_picture_is_drawn(form: str, tmp_path: Path, capsys: pytest.CaptureFix
     ("stages=-1", "give 0 for as many as DSI has servers"), ("block=0", "give a number from 1"),
     ("k=1", "are too few for k=1"), ("picture=costs.txt", "name a file that ends in .png or .svg"),
     ("traces=nowhere.json", "there is no file"),
-    ("traces=x num_repeats=1000000", "give num_repeats=200000 or less"),
+    ("traces=x num_repeats=1000000", "give num_repeats=200000 or less"), ("S=20001", "give S=20000 or less"),
 ])
 def test_a_mistake_is_told_in_one_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["offline", *words.split()]) == 2

@@ -32,24 +32,26 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
 
 
 def counted(times: Latencies, acceptance: float, lookahead: int, waits: bool, rng: np.random.Generator) -> float:
-    """The cost of 50 tokens, run by run, if first forwards take as long as later ones and no call waits."""
-    total, cost = 0, 0.0
+    """The cost of 50 tokens, run by run, if no call waits; the first forward of a server is that of its first run."""
+    total, cost = 0, times.first_target - times.target
     while True:
         n = 20 if acceptance == 1 else min(int(rng.geometric(1 - acceptance)) - 1, 20)
         if total + n > 50:
             return cost + times.target
         windows = n // lookahead + 1
         cost += windows * lookahead * times.drafter + times.target
+        cost += (times.first_drafter - times.drafter) * (total == 0)
         cost += (windows * times.target) * waits
         total += n
 
 
-@pytest.mark.parametrize("servers", [None, 7])
-def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers: int | None) -> None:
+@pytest.mark.parametrize(("servers", "times"), [
+    (None, Latencies(1.0, 0.25, 3.0, 2.75)), (7, Latencies(1.0, 0.25, 1.0, 2.75))])
+def test_the_mean_of_the_online_accounting_is_that_of_drawn_runs(servers: int | None, times: Latencies) -> None:
     rng, repeats = np.random.default_rng(1), 4000
     for acceptance, lookahead in ((0.3, 1), (0.8, 4), (1.0, 5)):
-        costs = [counted(TIMES, acceptance, lookahead, servers is None, rng) for _ in range(repeats)]
-        exact = online_mean(TIMES, acceptance, lookahead, servers, 50)
+        costs = [counted(times, acceptance, lookahead, servers is None, rng) for _ in range(repeats)]
+        exact = online_mean(times, acceptance, lookahead, servers, 50)
         assert abs(np.mean(costs) - exact) < 4 * np.std(costs) / np.sqrt(repeats) + 1e-9
 
 
@@ -61,6 +63,8 @@ def test_a_first_forward_counts_once_for_each_server_and_for_the_drafter_until_s
     assert online_mean(TIMES, 1.0, 5, 7, 50) == pytest.approx(2 * (25 * 0.25 + 1) + 1)
     # the fifth call of 25 drafts comes at 6.75, when a server that was used is free
     assert online_mean(slow, 1.0, 5, 7, 50) == pytest.approx(2 * (25 * 0.25 + 1) + 1 + 0.5)
+    # the newest first: calls of 11 and 12 drafts begin when the two servers are free, and that of 11 ends at 4
+    assert online_mean(Latencies(1.0, 0.25, 3.0, 0.25), 1.0, 1, 2, 6, most=5) == pytest.approx(4 + 1)
     # two servers: calls of 0 and 1 draft, at 0 and 0.25, end after 1 or 3; then the newest that waits begins, for 1
     two, half = Latencies(1.0, 0.25, 3.0, 0.25), 0.5
     after = online_mean(TIMES, half, 1, 2, 2, most=1) - half * (1.25 + 2)

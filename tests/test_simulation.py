@@ -66,7 +66,7 @@ def test_what_the_sentence_about_servers_names_is_enough_and_the_least() -> None
                 Simulation(c=c, failure_cost=failure_cost, k=k, num_target_servers=servers)
             Simulation(c=c, failure_cost=failure_cost, k=least, num_target_servers=servers)
             assert least == 1 or servers_needed(failure_cost, c, least - 1) > servers
-    assert servers_needed(1.0, 1 / 7, 1) == 7 and servers_needed(0.7, 0.1, 1) == 7
+    assert servers_needed(1.0, 1 / 7, 1) == 7 and servers_needed(4.2, 0.6, 1) == 7 == least_lookahead(4.2, 0.6, 1)
 
 
 def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:

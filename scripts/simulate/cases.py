@@ -56,6 +56,13 @@ class Value(NamedTuple):
         return self.deviation <= tolerance or rounded and abs(self.got - self.expected) <= half_unit(self.expected)
 
 
+class Found(NamedTuple):
+    """What came of a case: a line for each value that does not agree, and the worst deviation."""
+
+    problems: list[str]
+    worst: float
+
+
 def half_unit(value: float) -> float:
     """Half a unit of the last digit that a number shows, and a bit for the rounding of doubles."""
     exponent = Decimal(repr(value)).as_tuple().exponent
@@ -66,25 +73,22 @@ def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree; the exit code."""
     alone = bool(argv) and "=" not in argv[0] and argv[0] not in HELP and not argv[0].startswith("-")
     asked = read_keys([f"file={argv[0]}", *argv[1:]] if alone else argv, Cases, COMMAND)
-    groups = read(asked.file)
-    agreed, total, worst = 0, 0, 0.0
-    wrong: list[str] = []
+    groups = {group: [compared(case, group) for case in cases] for group, cases in read(asked.file).items()}
+    every = [found for cases in groups.values() for found in cases]
     for group, cases in groups.items():
-        found = [compared(case, group) for case in cases]
-        bad = [problem for problems, _ in found for problem in problems]
-        good = sum(not problems for problems, _ in found)
-        far = max((deviation for _, deviation in found), default=0.0)
-        print(plain(line(group, good, len(cases), far)))
-        agreed, total, worst, wrong = agreed + good, total + len(cases), max(worst, far), wrong + bad
-    for problem in wrong:
-        print(plain(problem))
-    print(line("all", agreed, total, worst))
-    return 0 if agreed == total else 1
+        print(plain(line(group, cases)))
+    for found in every:
+        for problem in found.problems:
+            print(plain(problem))
+    print(line("all", every))
+    return 1 if any(found.problems for found in every) else 0
 
 
-def line(name: str, agreed: int, total: int, worst: float) -> str:
+def line(name: str, cases: Sequence[Found]) -> str:
     """One line about a group, or about all."""
-    return f"{name:<24}{agreed:>5} of {total} agree, worst deviation {worst:.1e}"
+    agreed = sum(not found.problems for found in cases)
+    worst = max((found.worst for found in cases), default=0.0)
+    return f"{name:<24}{agreed:>5} of {len(cases)} agree, worst deviation {worst:.1e}"
 
 
 def read(path: str) -> dict[str, list[Case]]:
@@ -100,11 +104,8 @@ def read(path: str) -> dict[str, list[Case]]:
     return groups
 
 
-def compared(case: Case, group: str) -> tuple[list[str], float]:
-    """What does not agree in a case, a line for each value, and the worst deviation.
-
-    Raises ValueError if the case has nothing to compare, or makes no sense.
-    """
+def compared(case: Case, group: str) -> Found:
+    """A case beside what is computed for it. Raises ValueError if it has nothing to compare, or makes no sense."""
     found = computed(case, group)
     given = {name: case[name] for name in BEGINS if name in case}
     values = list(pairs(given, found, "", case))
@@ -116,7 +117,7 @@ def compared(case: Case, group: str) -> tuple[list[str], float]:
     rounded = "inputs" in case
     wrong = [f"{case.get('id', '?')}: {name} expected {expected}, got {got}" for name, expected, got in (
         value for value in values if not value.agrees(tolerance, rounded))]
-    return wrong, max(value.deviation for value in values)
+    return Found(wrong, max(value.deviation for value in values))
 
 
 def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:

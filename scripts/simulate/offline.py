@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, ClassVar, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -14,7 +15,19 @@ from config.ranges import Range, outside
 from config.simulation import COST, Simulation, servers_needed
 from scripts.bench.branches import check_form
 from sim import rounds
-from sim.counting import Ahead, Sample, drawn, recorded, resampled, simulate
+from sim.counting import (
+    Ahead,
+    Counted,
+    Sample,
+    Times,
+    count_dsi,
+    count_si,
+    drawn,
+    published_draws,
+    recorded,
+    resampled,
+    simulate,
+)
 from sim.expectation import Moments, moments
 from sim.formulas import ACCOUNTINGS, PIPELINES
 from sim.rounds import Decoding
@@ -27,8 +40,10 @@ EXAMPLES = f"""\
 RANGES = {"block": Range(1, 1_000_000), "stages": Range(1, 65536, {0: "as many as DSI has servers"}),
           "hop": Range(COST.least, COST.most, {0: "no time"})}
 PLAIN, SI, DSI = "non-SI", "SI", "DSI"
+PUBLISHED = {SI: count_si, DSI: count_dsi}
 LOW, HIGH = 2.5, 97.5  # percentiles of an interval of 95 %
 MOST = 200_000_000  # positions of all resampled texts together: a gigabyte and a half of numbers
+LONGEST = 20_000  # tokens; the exact sums take a time that grows with their square
 BINS = 30
 
 
@@ -61,6 +76,8 @@ class Offline(Simulation):
         yield from outside(vars(self), RANGES)
         if self.accounting not in ACCOUNTINGS:
             yield f"accounting={self.accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}"
+        if self.S > LONGEST:
+            yield f"S={self.S} tokens would be summed over for very long: give S={LONGEST} or less"
         if self.traces and self.num_repeats * self.S > MOST:
             yield (f"num_repeats={self.num_repeats} texts of S={self.S} tokens are too many for the memory: give "
                    f"num_repeats={max(1, MOST // self.S)} or less")
@@ -106,11 +123,25 @@ def algorithms(config: Offline) -> dict[str, Decoding]:
 
 
 def results(config: Offline, acceptance: float, ahead: Ahead | None) -> Iterator[Result]:
-    """Every algorithm: exactly with independent drafts, and over the same texts, or over texts of its own."""
+    """Every algorithm: exactly with independent drafts, and over the same texts, or over texts of its own.
+
+    In the original accounting SI and DSI are drawn as the published simulator draws them.
+    """
     for name, decoding in algorithms(config).items():
         exact = moments(decoding, acceptance, config.S)
-        texts = ahead or drawn(acceptance, config.random_seed)
-        yield Result(name, exact, simulate(decoding, texts, config.S, config.num_repeats))
+        if name in PUBLISHED and config.accounting == "original" and not ahead:
+            yield Result(name, exact, published(config, PUBLISHED[name]))
+        else:
+            texts = ahead or drawn(acceptance, config.random_seed)
+            yield Result(name, exact, simulate(decoding, texts, config.S, config.num_repeats))
+
+
+def published(config: Offline, count: Callable[..., Counted]) -> Sample:
+    """The texts that the published simulator draws with this seed."""
+    times = Times(config.failure_cost, config.c)
+    draws = islice(published_draws(config.a, config.k, config.S, config.random_seed), config.num_repeats)
+    counted = [count(times, config.k, config.S, text) for text in draws]
+    return Sample(np.array([[text.cost for text in counted]]), np.array([[float(text.iterations) for text in counted]]))
 
 
 def source(config: Offline, traces: list[Any]) -> Ahead | None:
@@ -145,7 +176,7 @@ def heading(config: Offline, acceptance: float, traces: list[Any]) -> str:
 def table(found: Sequence[Result], tokens: int) -> str:
     """A line for each algorithm."""
     lines = [f"{'':<12}{'exact mean':>13}{'sd':>10}{'per token':>12}{'speed-up':>10}{'texts: mean':>15}{'sd':>10}"
-             f"{'interval':>23}{'off':>7}{'iterations':>12}"]
+             f"{'interval':>25}{'off':>7}{'iterations':>12}"]
     plain = found[0].exact.mean[0]
     for name, exact, sample in found:
         mean, deviation = float(exact.mean[0]), float(exact.deviation[0])
@@ -153,7 +184,7 @@ def table(found: Sequence[Result], tokens: int) -> str:
         low, high = np.percentile(costs, [LOW, HIGH])
         interval = f"[{low:.6g}, {high:.6g}]"
         lines.append(f"{name:<12}{mean:>13.6g}{deviation:>10.4g}{mean / tokens:>12.5g}{plain / mean:>10.3f}"
-                     f"{costs.mean():>15.6g}{costs.std():>10.4g}{interval:>23}{off(exact, costs):>7}"
+                     f"{costs.mean():>15.6g}{costs.std():>10.4g} {interval:>24}{off(exact, costs):>7}"
                      f"{sample.iterations[0].mean():>12.6g}")
     return "\n".join(lines)
 

@@ -163,7 +163,7 @@ def computed(case: Case, group: str) -> dict[str, Any]:
     Raises ValueError for a kind or a quantity that there is not.
     """
     kind = case.get("kind", group[:-1] if group[:-1] in KINDS else group)
-    if kind in KINDS:
+    if isinstance(kind, str) and kind in KINDS:
         return KINDS[kind](case)
     if kind != "analytic":
         raise ValueError(f"{named(case)} is of the kind {shown(kind)}, which is unknown: give one of "
