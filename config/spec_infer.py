@@ -178,7 +178,7 @@ def help_text(program: str) -> str:
     models = "-llm-model toy/llama" + " -ssm-model toy/draft_a" * (program == SPEC_INFER)
     known = [flag for flag in FLAGS if flag.only in ("", program)]
     lines = [f"usage: {command} [-FLAG VALUE ...] [key=value ...]", "",
-             "SpecInfer's command line. Without a model it takes the bundled one, without -prompt a question of its own.",
+             "SpecInfer's command line. Without a model it takes the bundled one, without -prompt a question to it.",
              "A key of bash run_pipe.sh may stand beside the flags, as threads_per_rank=1.", "",
              "examples:", f"  {command}",
              f"  {command} {models} -prompt FILE.json -output-file OUT",
