@@ -1,4 +1,4 @@
-"""SpecInfer's command line: what each flag of its programs means here, as a table, and the keys of a run that follow.
+"""SpecInfer's command line: flags in, the keys of a run out, by the table of `spec_flags.py`.
 
 It knows nothing about models but where they lie. A flag may be typed with one dash or two. What a person got wrong is a
 ValueError whose sentence names the fix.
@@ -8,122 +8,22 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+from config.files import fits
+from config.files import whole as read_json
 from config.keys import nearest
 from config.presets import MODELS
 from config.ranges import number, whole
 from config.run_config import RunConfig
+from config.spec_flags import BY_NAME, CONFIG_FILE, FLAGS, INCR_DECODING, OPTIONS, SPEC_INFER, Flag
 from config.words import typed
 
-SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"
-PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # SpecInfer's two programs, and the method that is each
+PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # and the method that is each
+TABLE = 'write a JSON object, as {"llm_model": "DIR", "ssms": [{"ssm_model": "DIR"}], "prompt": "FILE.json"}'
 LENGTH = "1024"  # tokens of prompt and answer together if nothing is said, as in SpecInfer
 NUMBERS: Mapping[str, tuple[Callable[[str], float], str]] = {
     "N": (whole, "a whole number"), "X": (number, "a number")}
-
-
-class Flag(NamedTuple):
-    """One flag of SpecInfer's programs, without its dashes.
-
-    `takes` names the value behind it: N (a whole number), X (a number), another word for a text; empty: there is none.
-    `key` gets the value in this `form`, or as `special` says. A flag without a key is ignored, and `about` says why.
-    One that is `beside` another counts only with that one; `only` names the program that has it, if one alone has.
-    """
-
-    name: str
-    takes: str
-    key: str
-    about: str
-    form: str = "{}"
-    special: tuple[tuple[str, str], ...] = ()
-    beside: str = ""
-    only: str = ""
-
-    @property
-    def typed(self) -> str:
-        """The flag with its dashes and the name of its value, as SpecInfer's own pages write it."""
-        dashes = "-" if self.name in SHORT or ":" in self.name else "--"
-        return f"{dashes}{self.name} {self.takes}".rstrip()
-
-
-# Those that SpecInfer writes with one dash.
-SHORT = ("llm-model", "ssm-model", "llm-weight", "ssm-weight", "llm-config", "ssm-config", "tokenizer", "cache-folder",
-         "prompt", "output-file", "offload", "offload-reserve-space-size", "data-parallelism-degree",
-         "tensor-parallelism-degree", "pipeline-parallelism-degree", "profiling-folder", "trace", "level", "logfile")
-CHAIN = "1,1,1,1,1,1,1,1"
-WITHOUT_SMALL = "it decodes without small models"
-PLACED = "weights and caches take what they need, on the devices that device= names"
-ONE = "one answer is made at a time"
-SCHEDULED = "requests are answered in the order of the prompt file, with no times of arrival and no latency goals"
-SHAPED = "the tree has the shape of --expansion-degree, or of expansion=1,1,3,1"
-TRAINED = "models are not trained here"
-TOLD = "trace=DIR tells what every rank did, see docs/options.md"
-
-FLAGS = (
-    # models
-    Flag("llm-model", "NAME", "base_dir", "the model: a folder in Hugging Face form, or its name in models/"),
-    Flag("llm-weight", "DIR", "base_dir", "the same in SpecInfer's early days"),
-    Flag("ssm-model", "NAME", "ssm", "a small model; repeat it for several", only=SPEC_INFER),
-    Flag("ssm-weight", "DIR", "ssm", "the same in SpecInfer's early days", only=SPEC_INFER),
-    Flag("cache-folder", "DIR", "models", "folder of models that are given by name"),
-    Flag("tokenizer", "FILE", "", "the tokenizer is the one in the model's folder"),
-    Flag("llm-config", "FILE", "", "config.json is the one in the model's folder"),
-    Flag("ssm-config", "FILE", "", "config.json is the one in the model's folder"),
-    Flag("refresh-cache", "", "", "nothing is downloaded"),
-    # what is asked and written
-    Flag("prompt", "FILE", "question_file", "prompts: a JSON list of texts in a file .json"),
-    Flag("output-file", "FILE", "lines", "file to which SpecInfer's lines are appended"),
-    Flag("max-sequence-length", "N", "max_length", "tokens of prompt and answer together, at most"),
-    Flag("max-length", "N", "max_length", "the same; of both the smaller one counts"),
-    Flag("max-output-length", "N", "max_new_tokens", "tokens of the answer, at most"),
-    # how a token is chosen
-    Flag("do-sample", "", "temperature", "draw tokens, at temperature 1 if none is given", "1"),
-    Flag("temperature", "X", "temperature", "of drawing", beside="do-sample"),
-    Flag("topp", "X", "top_p", "draw from the likeliest tokens that have this probability together",
-         beside="do-sample"),
-    Flag("sampling-seed", "N", "seed", "of the noise"),
-    Flag("spec-sampling", "", "verify", "verify by multi-step speculative sampling", "mss", only=SPEC_INFER),
-    # the tree of guesses
-    Flag("expansion-degree", "N", "expansion", "guesses in the third step of the tree; -1: a chain",
-         "1,1,{},1,1,1,1,1", (("-1", CHAIN),), only=SPEC_INFER),
-    Flag("max-tree-width", "N", "", SHAPED, only=SPEC_INFER),
-    Flag("max-tree-depth", "N", "", SHAPED, only=SPEC_INFER),
-    # the machine
-    Flag("use-full-precision", "", "dtype", "compute in float32; else in float16 on CUDA", "float32"),
-    Flag("use-bf16-precision", "", "dtype", "compute in bfloat16", "bfloat16"),
-    Flag("use-bf16", "", "dtype", "compute in bfloat16", "bfloat16"),
-    Flag("4bit-quantization", "", "quant", "weights in 4 bits", "nf4"),
-    Flag("8bit-quantization", "", "quant", "weights in 8 bits", "int8"),
-    Flag("pipeline-parallelism-degree", "N", "stages", "ranks in a row, each with a share of the layers"),
-    Flag("tensor-parallelism-degree", "N", "tp", "ranks that share the layers of a stage"),
-    Flag("data-parallelism-degree", "N", "", "one copy of the model answers"),
-    Flag("max-tokens-per-prefilling-batch", "N", "prefill_chunk", "tokens of the prompt in one segment"),
-    Flag("max-requests-per-batch", "N", "", ONE),
-    Flag("max-tokens-per-batch", "N", "", "a segment has as many rows as its tree"),
-    Flag("max-tokens-per-ssm-batch", "N", "", "a small model reads each level of its tree at once"),
-    Flag("num-kv-cache-slots", "N", "", "the cache has room for --max-sequence-length and the trees"),
-    Flag("offload", "", "", "weights stay on their devices; more stages, or 4 bits, make them fit"),
-    Flag("offload-reserve-space-size", "MB", "", "weights stay on their devices"),
-    *(Flag(name, "N", "", PLACED) for name in ("ll:gpu", "ll:cpu", "ll:util", "ll:fsize", "ll:zsize", "ll:csize",
-                                               "ll:rsize", "ll:streams", "ll:stacksize")),
-    # tests and measurements of SpecInfer's own
-    Flag("benchmarking", "", "", "weights are always read"),
-    Flag("warmup", "", "", "what is measured at the start warms up"),
-    *(Flag(name, "", "", TOLD) for name in ("verbose", "profiling", "inference-debugging")),
-    *(Flag(name, "TEXT", "", TOLD) for name in ("profiling-folder", "level", "logfile", "lg:prof", "lg:prof_logfile")),
-    Flag("fusion", "", "", "torch runs each operator by itself"),
-    Flag("enable-peft", "", "", TRAINED),
-    Flag("enable-peft-finetuning", "", "", TRAINED),
-    # SpecInfer's scheduler
-    Flag("no-special-tokens", "", "", "a prompt begins as its tokenizer wants it"),
-    *(Flag(name, "X", "", SCHEDULED) for name in ("baseline-latency-ms", "ssm-spec-latency-ms", "llm-verify-latency-ms",
-                                                  "request-per-second", "qps")),
-    *(Flag(name, "FILE", "", SCHEDULED) for name in ("trace", "emission-file-path")),
-    *(Flag(name, "", "", SCHEDULED) for name in ("enable-streaming-cache", "spec-infer-old-version", "greedy-schedule",
-                                                 "equal-schedule", "slo-attainment-early-termination")),
-)
-BY_NAME = {flag.name: flag for flag in FLAGS}
 REPEATED = ("ssm",)  # keys of flags that may be given several times
 # Which value counts where several flags of one key are given, in the order of the table; of other keys one flag is.
 JOINED: Mapping[str, Callable[[Sequence[str]], str]] = {
@@ -172,6 +72,30 @@ def read(program: str, argv: Sequence[str]) -> Call:
     return Call(_words(program, keys, own), ignored)
 
 
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """The flags that say the same as options of the Python API; of two options with one flag the later counts.
+
+    Raises ValueError for an option that is unknown.
+    """
+    small = options.get("ssms", [])
+    if not fits(small, [{"ssm_model": str}]):
+        raise ValueError('ssms is no list of small models: write each as {"ssm_model": "DIR"}')
+    chosen: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in (*OPTIONS, "ssms"):
+            raise ValueError(f"unknown option {name}: {nearest(name, OPTIONS) or 'docs/moving.md has those there are'}")
+        if name in OPTIONS:
+            chosen[OPTIONS[name]] = value
+    words = []
+    for flag, value in chosen.items():
+        is_said = value is not None and value is not False and value != ""
+        if is_said:
+            words += [f"-{flag}", f"{value}"] if BY_NAME[flag].takes else [f"-{flag}"]
+    for ssm in small:
+        words += ["-ssm-model", ssm["ssm_model"]]
+    return words
+
+
 def help_text(program: str) -> str:
     """The text of `--help`: usage, examples, and what becomes of every flag."""
     command = f"bash scripts/{program}.sh"
@@ -182,6 +106,8 @@ def help_text(program: str) -> str:
              "A key of bash run_pipe.sh may stand beside the flags, as threads_per_rank=1.", "",
              "examples:", f"  {command}",
              f"  {command} {models} -prompt FILE.json -output-file OUT",
+             f"  {command} {CONFIG_FILE.typed}", "",
+             f"{CONFIG_FILE.typed}: {CONFIG_FILE.about}, whose options are flags by other names.",
              "", "flags, and the keys of bash run_pipe.sh that they set:"]
     lines += [f"  {flag.typed:<35} {flag.key + '=':<16} {flag.about}" for flag in known if flag.key]
     lines += ["", "flags without a meaning here, which are named and ignored:"]
@@ -199,12 +125,21 @@ def _given(argv: Sequence[str]) -> tuple[list[tuple[Flag, str]], list[str]]:
     for word in words:
         if word.startswith("-"):
             flag = _flag(word)
-            found.append((flag, _value(flag, word, next(words, "")) if flag.takes else ""))
+            value = _value(flag, word, next(words, "")) if flag.takes else ""
+            found += [(flag, value)] if flag != CONFIG_FILE else _given(_in_file(value))[0]
         elif "=" in word:
             own.append(word)
         else:
             raise ValueError(f"{word} stands behind no flag: write -FLAG VALUE, or key=value")
     return found, own
+
+
+def _in_file(path: str) -> list[str]:
+    """The flags that a file of options stands for."""
+    options = read_json(path, TABLE)
+    if not isinstance(options, dict):
+        raise ValueError(f"{path} is no table of options: {TABLE}")
+    return flags_of(options)
 
 
 def _flag(word: str) -> Flag:
@@ -274,7 +209,9 @@ def _words(program: str, keys: Mapping[str, str], own: Sequence[str]) -> list[st
     if program == SPEC_INFER and "base_dir" in found and "ssm" not in {**found, **beside}:
         raise ValueError(f"-llm-model {found['base_dir']} has no small model beside it: add -ssm-model DIR, or take "
                          f"scripts/{INCR_DECODING}.sh")
-    usual = {"pipeline_type": PROGRAMS[program], "template": "none", "max_length": LENGTH}
+    usual = {"pipeline_type": PROGRAMS[program], "max_length": LENGTH}
+    if "question_file" in found:
+        usual["template"] = "none"  # prompts of a file stand as they are
     usual["max_new_tokens"] = {**usual, **found, **beside}["max_length"]
     left_open = {key: value for key, value in usual.items() if key not in {**found, **beside}}
     return [*(f"{key}={value}" for key, value in {**left_open, **found}.items()), *own]
