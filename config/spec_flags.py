@@ -33,6 +33,10 @@ class Flag(NamedTuple):
         dashes = "-" if self.name in SHORT or ":" in self.name else "--"
         return f"{dashes}{self.name} {self.takes}".rstrip()
 
+    def written(self, value: str) -> str:
+        """The value of the key for this value of the flag."""
+        return dict(self.special).get(value) or self.form.format(value)
+
 
 # Those that SpecInfer writes with one dash.
 SHORT = ("llm-model", "ssm-model", "llm-weight", "ssm-weight", "llm-config", "ssm-config", "tokenizer", "cache-folder",
@@ -98,7 +102,8 @@ FLAGS = (
     Flag("benchmarking", "", "", "weights are always read"),
     Flag("warmup", "", "", "what is measured at the start warms up"),
     *(Flag(name, "", "", TOLD) for name in ("verbose", "profiling", "inference-debugging")),
-    *(Flag(name, "TEXT", "", TOLD) for name in ("profiling-folder", "level", "logfile", "lg:prof", "lg:prof_logfile")),
+    *(Flag(name, "TEXT", "", TOLD) for name in (
+        "profiling-folder", "level", "logfile", "lg:prof", "lg:prof_logfile")),
     Flag("fusion", "", "", "torch runs each operator by itself"),
     Flag("enable-peft", "", "", TRAINED),
     Flag("enable-peft-finetuning", "", "", TRAINED),

@@ -50,7 +50,8 @@ class Call(NamedTuple):
     @property
     def command(self) -> str:
         """The command of this project that does the same; it writes the answers as JSON."""
-        return " ".join(["bash run_pipe.sh", *(shlex.quote(_as_moved(word)) for word in self.words)])
+        quoted = (shlex.quote(_as_moved(word)) for word in self.words)
+        return " ".join(["bash run_pipe.sh", *quoted])
 
 
 def read(program: str, argv: Sequence[str]) -> Call:
@@ -109,12 +110,17 @@ def help_text(program: str) -> str:
              f"  {command} {CONFIG_FILE.typed}", "",
              f"{CONFIG_FILE.typed}: {CONFIG_FILE.about}, whose options are flags by other names.",
              "", "flags, and the keys of bash run_pipe.sh that they set:"]
-    lines += [f"  {flag.typed:<35} {flag.key + '=':<16} {flag.about}" for flag in known if flag.key]
+    lines += [_row(flag) for flag in known if flag.key]
     lines += ["", "flags without a meaning here, which are named and ignored:"]
     for about in dict.fromkeys(flag.about for flag in known if not flag.key):
         alike = ", ".join(flag.typed for flag in known if flag.about == about)
         lines.append(f"  {alike}: {about}")
     return "\n".join(lines)
+
+
+def _row(flag: Flag) -> str:
+    key = f"{flag.key}="
+    return f"  {flag.typed:<35} {key:<16} {flag.about}"
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -183,8 +189,8 @@ def _joined(key: str, found: Mapping[Flag, Sequence[str]]) -> str:
     if len(found) > 1 and key not in JOINED:
         raise ValueError(f"{' and '.join(map(_dashed, found))} are both given: leave one of them out")
     ordered = sorted(found, key=FLAGS.index)
-    values = [dict(flag.special).get(value, flag.form.format(value)) for flag in ordered for value in found[flag]]
-    return JOINED[key](values) if key in JOINED else values[0]
+    written = [flag.written(value) for flag in ordered for value in found[flag]]
+    return JOINED[key](written) if key in JOINED else written[0]
 
 
 def _dashed(flag: Flag) -> str:
@@ -200,7 +206,8 @@ def _as_typed(flag: Flag, value: str) -> str:
 def _words(program: str, keys: Mapping[str, str], own: Sequence[str]) -> list[str]:
     """The words of a run: those that the flags make, those that were typed as keys, and SpecInfer's own defaults."""
     beside = typed(own)
-    found = _placed(keys, keys.get("models") or beside.get("models") or str(MODELS))
+    root = {"models": str(MODELS), **beside, **keys}["models"]
+    found = _placed(keys, root)
     prompts = found.get("question_file", ".json")
     if not prompts.endswith(".json"):
         raise ValueError(f"-prompt {prompts} is no file .json: name one that holds a JSON list of texts")
@@ -213,18 +220,21 @@ def _words(program: str, keys: Mapping[str, str], own: Sequence[str]) -> list[st
     if "question_file" in found:
         usual["template"] = "none"  # prompts of a file stand as they are
     usual["max_new_tokens"] = {**usual, **found, **beside}["max_length"]
-    left_open = {key: value for key, value in usual.items() if key not in {**found, **beside}}
-    return [*(f"{key}={value}" for key, value in {**left_open, **found}.items()), *own]
+    made = {**usual, **found}
+    for key in usual.keys() & beside.keys() - found.keys():
+        del made[key]
+    return [*(f"{key}={value}" for key, value in made.items()), *own]
 
 
 def _placed(keys: Mapping[str, str], root: str) -> dict[str, str]:
     """The same keys, with folders in place of the names of models."""
     found = dict(keys)
     if "ssm" in found:
-        found["ssm"] = ",".join(_folder(name, root) for name in found["ssm"].split(","))
+        names = found["ssm"].split(",")
+        found["ssm"] = ",".join(_folder(name, root) for name in names)
     if "base_dir" in found:
         folder = _folder(found.pop("base_dir"), root)
-        is_split = (Path(folder) / "stage_0").is_dir()
+        is_split = Path(folder, "stage_0").is_dir()
         found["model_dir" if is_split else "base_dir"] = folder
     return found
 

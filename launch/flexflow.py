@@ -71,6 +71,7 @@ class Request:
 
 
 Asked = Union[str, Request]
+Show = Callable[[str], Any]  # is told each piece of a text
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,14 @@ class GenerationResult:
         return f"[Profile] {figures}\ntoken IDs: {ids}\n{self.output_text}\n"
 
 
-def answer_to(pipeline: Pipeline, request: Request, show: Callable[[str], Any] = lambda piece: None
-              ) -> GenerationResult:
+def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: None) -> GenerationResult:
     """The answer to a request, shown piece by piece as it settles. Raises ValueError for lengths that cannot be."""
     text, config = pipeline.text, pipeline.config
     if text is None:
         raise ValueError("SpecInfer's programs read texts: leave prompt_ids out")
     ids = text.prompt_ids([request.prompt], config.template)
-    generation = pipeline.stream(ids, max_new_tokens=_room(request, len(ids), config.max_new_tokens))
+    room = _room(request, len(ids), config.max_new_tokens)
+    generation = pipeline.stream(ids, max_new_tokens=room)
     for piece in generation:
         show(piece)
     tokens = [*ids, *generation.answer.token_ids]
@@ -179,7 +180,8 @@ class LLM:
         words = flags_of({"max_seq_length": 256, **_machine, **options, **self._own, "ssms": small})
         words += filter(None, [self.data_type.value])
         words += (generation_config or GenerationConfig()).words
-        words += [f"{key}={value}" for key, value in {"template": "none", **(keys or {})}.items()]
+        beside = {"template": "none", **(keys or {})}
+        words += [f"{key}={value}" for key, value in beside.items()]
         call = read(SPEC_INFER if ssms else INCR_DECODING, words)
         for sentence in call.ignored:
             warnings.warn(sentence, stacklevel=2)
@@ -220,10 +222,11 @@ class LLM:
         asked: Any = [requests_or_prompts] if alone else requests_or_prompts
         results = []
         for prompt in asked:
-            request = prompt if isinstance(prompt, Request) else Request(prompt, max_length, max_new_tokens)
-            if not isinstance(request.prompt, str):
-                raise ValueError(f"{request.prompt!r} is no prompt: give a text, or a list of texts")
-            results.append(self._answer(request))
+            if isinstance(prompt, str):
+                prompt = Request(prompt, max_length, max_new_tokens)
+            if not isinstance(prompt, Request):
+                raise ValueError(f"{prompt!r} is no prompt: give a text, or a list of texts")
+            results.append(self._answer(prompt))
         return results[0] if alone else results
 
     def _answer(self, request: Request) -> GenerationResult:

@@ -173,6 +173,11 @@ def test_a_wrong_flag_is_told_with_the_fix(typed_words, capsys):
     assert told.startswith("flowspec: ") and told.count("\n") == 1 and WRONG[typed_words] in told
 
 
+def test_another_program_is_told(capsys):
+    assert program("", ["-prompt", "p.json"]) == program("--help", []) == 2
+    assert "nothing is no program of SpecInfer: write spec_infer or incr_decoding first" in capsys.readouterr().err
+
+
 def test_weights_that_flexflow_has_converted_are_named(tmp_path):
     (tmp_path / "weights" / "meta" / "llama").mkdir(parents=True)
     with refused("holds weights in FlexFlow's own form, which is not read here"):
@@ -262,7 +267,7 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
     told = capfd.readouterr()
     assert "flowspec: -ll:gpu 4 is ignored: " in told.err
     assert "flowspec: the same by this project's own command: bash run_pipe.sh pipeline_type=specinfer" in told.err
-    assert "All 2 prompts" in told.out and "mean accepted length" in told.out
+    assert "All 2 answers" in told.out and "mean accepted length" in told.out
     assert program("incr_decoding", words) == 0
     written = out.read_text()
     assert written.startswith("old\n[Profile]")
@@ -280,6 +285,15 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
     assert not guessed[3] and float(plain[3]) < float(plain[2])
     assert int(guessed[1]) + int(guessed2[1]) < int(plain[1]) + int(plain2[1]), "small models have guessed"
     assert [int(entry[0]) + 1 for entry in (guessed, plain)] == [int(entry[0]) for entry in (guessed2, plain2)]
+
+
+def test_a_prompt_that_is_too_long_is_left_out_and_the_others_are_answered(saved, tmp_path, capfd):
+    (tmp_path / "asked.json").write_text(json.dumps(["a" * 50, "abc"]))
+    assert program("incr_decoding", ["-llm-model", str(saved / "0+2+2"), "-prompt", str(tmp_path / "asked.json"),
+                                     "-output-file", str(tmp_path / "out"), "--max-length", "20", *QUICK]) == 2
+    assert ("flowspec: Prompt[0] is left out: the prompt has 50 tokens and the context only 20: shorten the prompt or "
+            "raise max_length\n") in capfd.readouterr().err
+    assert len(LINES.findall((tmp_path / "out").read_text())) == 1
 
 
 def test_without_any_flag_the_bundled_models_answer_a_question_of_their_own(capfd):
