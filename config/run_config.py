@@ -14,7 +14,7 @@ from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import Range, outside
 from config.tensor_parallel import TensorParallel
-from config.trees import ENDLESS, LEAST, MOST, STATIC, Growth, TreeConfig, expanded, wrong_widths
+from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
@@ -41,7 +41,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "init_total_token": GUESSES, "init_topk": GUESSES, "init_depth": LEVELS, "init_subseq_token": ROWS,
     "expand_total_token": GUESSES, "expand_topk": GUESSES, "expand_depth": LEVELS, "expand_subseq_token": ROWS,
     "stream_total_token": GUESSES, "stream_topk": GUESSES, "stream_subseq_token": ROWS,
-    "opt_threshold": Range(0.000001, 1, {0: "by what is measured at the start"}),
+    "opt_threshold": Range(0.000001, 1, {0: "what pays, as measured"}),
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
     "run_pipeinfer": GUESSES,
     "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
@@ -60,8 +60,6 @@ STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]
 COUNTED = re.compile(r"[0-9]{1,9}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
-FIXED = ("static", "expansion")  # policies by which a tree has its shape before anything is guessed
-GAIN = 0.5  # of a level of policy=opt, until it is measured how much pays
 MEASURED = 16  # rows per segment until it is measured how many there should be
 USUAL_RANKS = 4  # beside rank 0, of a method with replicas
 
@@ -77,7 +75,7 @@ class RunConfig:
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
     draft: str = "eagle"  # eagle (the head), model (draft_dir), ssm, suffix (copies), sums as eagle+suffix, or none
     draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
-    ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: draft in rank 0's
+    ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: rank 0's draft
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
@@ -101,7 +99,7 @@ class RunConfig:
     top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
     top_k: int = 0  # sample from this many likeliest tokens; 0: from all
     seed: int = 0  # of the noise; with one seed every method writes the same text
-    verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, their law not
+    verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, laws do not
     max_new_tokens: int = 256  # tokens, at most
     ignore_eos: bool = False  # go on after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none
@@ -247,14 +245,15 @@ class RunConfig:
 
         A growth that is switched off has no nodes and no levels; `min_probability` becomes a log-probability.
         """
+        policy = self.policy_of(self.pipeline_type)
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
         init = Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token), worth)
         expand = replace(init, nodes=0, depth=0)
         if self.expand:
             segment = _bound(self.expand_subseq_token)
             expand = Growth(self.expand_total_token, self.expand_depth, self.expand_topk, segment, worth)
-            expand = self._by_policy(expand)
-        init = self._by_policy(init)
+            expand = by_policy(expand, policy, self.expansion, self.opt_threshold)
+        init = by_policy(init, policy, self.expansion, self.opt_threshold)
         idle = Growth(0, 0, self.expand_topk)
         if self.none_expand:
             idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
@@ -267,15 +266,6 @@ class RunConfig:
         return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.guesses or 1,
                           self.prefill_chunk, self.score_order, self.prune)
 
-
-    def _by_policy(self, growth: Growth) -> Growth:
-        """A tree that is grown in the way that the key `policy` says."""
-        policy = self.policy_of(self.pipeline_type)
-        if policy == "opt":
-            return growth.adaptive(self.opt_threshold or GAIN)
-        if policy not in FIXED:
-            return growth
-        return growth.shaped(STATIC if policy == "static" else expanded(self.expansion))
 
     def policy_of(self, method: str) -> str:
         """How a method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
@@ -325,7 +315,8 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
 
 def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if c.draft_dir and "model" not in c.sources:
-        yield f"draft_dir={c.draft_dir} is ignored with draft={c.draft}: add draft=model, or leave it out"
+        fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
+        yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
     if c.answers and "suffix" not in c.sources:
         yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
     if c.stages and not STAGES.fullmatch(c.stages):
@@ -346,8 +337,8 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     copies = "suffix" in c.sources
     if copies and c.policy in FIXED:
         yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"
-    several = len(c.sources) > 1 or ("ssm" in c.sources and len(c.small_models) > 1)
-    if c.policy == "opt" and (several or copies):
+    models = len(c.small_models) if "ssm" in c.sources else 1
+    if c.policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
         yield "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=DIR"
     for method in c.asked_methods if c.verify in DRAWN else ():
         strategy = METHODS[method].strategy

@@ -45,7 +45,8 @@ class DataType(Enum):
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How tokens are chosen: the likeliest one, or drawn if `do_sample`. A `topk` of 1 counts for nothing there."""
+    """How tokens are chosen: the likeliest one, or drawn if `do_sample`. `topk=1` leaves all tokens, as the original does.
+    """
 
     do_sample: bool = False
     temperature: float = 0.9

@@ -303,6 +303,16 @@ def test_methods_of_another_target_get_a_start_of_their_own(monkeypatch):
     ("boards-13b", [], {"quant": "fp4", "stages": "0+10+10+10+10"}),
     ("paper-13b", ["vicuna-13b", "data=there", "question_end=2"], {"question_begin": 0, "quant": "fp4"}),
 ])
+def test_specinfer_has_a_start_and_a_draft_of_its_own():
+    config = EvalConfig(methods="ar,serial,specinfer", drafts="eagle,model:DIR")
+    assert config.groups == [("ar", "serial"), ("specinfer",)]
+    assert config.contenders(["specinfer", "ar"]) == [("specinfer", "ssm"), ("ar", "none")]
+    assert config.with_draft("ssm").draft == "ssm"
+    assert EvalConfig(methods="ar,specinfer", verify="mss").verify == "mss"
+    with pytest.raises(ValueError, match="verify=mss judges guesses that were drawn, which naive would choose"):
+        EvalConfig(methods="ar,naive,specinfer", verify="mss")
+
+
 def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected):
     config = parse(words(protocol, given), kind=EvalConfig)
     assert {name: getattr(config, name) for name in expected} == expected
