@@ -43,6 +43,8 @@ SHORT = ("llm-model", "ssm-model", "llm-weight", "ssm-weight", "llm-config", "ss
          "prompt", "output-file", "offload", "offload-reserve-space-size", "data-parallelism-degree",
          "tensor-parallelism-degree", "pipeline-parallelism-degree", "profiling-folder", "trace", "level", "logfile",
          "config-file")
+# What the runtime below FlexFlow is told of devices and memory.
+LEGION = ("ll:gpu", "ll:cpu", "ll:util", "ll:fsize", "ll:zsize", "ll:csize", "ll:rsize", "ll:streams", "ll:stacksize")
 CHAIN = "1,1,1,1,1,1,1,1"
 PLACED = "weights and caches take what they need, on the devices that device= names"
 ONE = "one answer is made at a time"
@@ -96,8 +98,7 @@ FLAGS = (
     Flag("num-kv-cache-slots", "N", "", "the cache has room for --max-sequence-length and the trees"),
     Flag("offload", "", "", "weights stay on their devices; more stages, or 4 bits, make them fit"),
     Flag("offload-reserve-space-size", "MB", "", "weights stay on their devices"),
-    *(Flag(name, "N", "", PLACED) for name in ("ll:gpu", "ll:cpu", "ll:util", "ll:fsize", "ll:zsize", "ll:csize",
-                                               "ll:rsize", "ll:streams", "ll:stacksize")),
+    *(Flag(name, "N", "", PLACED) for name in LEGION),
     # tests and measurements of SpecInfer's own
     Flag("benchmarking", "", "", "weights are always read"),
     Flag("warmup", "", "", "what is measured at the start warms up"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 from config.files import fits
 from config.files import whole as read_json
@@ -19,6 +19,8 @@ from config.run_config import RunConfig
 from config.spec_flags import BY_NAME, CONFIG_FILE, FLAGS, INCR_DECODING, OPTIONS, SPEC_INFER, Flag
 from config.words import typed
 
+Pair = Tuple[Flag, str]  # a flag and the value behind it
+Keys = Mapping[str, str]
 PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # and the method that is each
 TABLE = 'write a JSON object, as {"llm_model": "DIR", "ssms": [{"ssm_model": "DIR"}], "prompt": "FILE.json"}'
 LENGTH = "1024"  # tokens of prompt and answer together if nothing is said, as in SpecInfer
@@ -125,7 +127,7 @@ def _row(flag: Flag) -> str:
 
 # --- flags ------------------------------------------------------------------------------------------------------------
 
-def _given(argv: Sequence[str]) -> tuple[list[tuple[Flag, str]], list[str]]:
+def _given(argv: Sequence[str]) -> tuple[list[Pair], list[str]]:
     """The flags with their values, and the words key=value, in the order in which they were typed."""
     found, own, words = [], [], iter(argv)
     for word in words:
@@ -203,7 +205,7 @@ def _as_typed(flag: Flag, value: str) -> str:
 
 # --- keys -------------------------------------------------------------------------------------------------------------
 
-def _words(program: str, keys: Mapping[str, str], own: Sequence[str]) -> list[str]:
+def _words(program: str, keys: Keys, own: Sequence[str]) -> list[str]:
     """The words of a run: those that the flags make, those that were typed as keys, and SpecInfer's own defaults."""
     beside = typed(own)
     root = {"models": str(MODELS), **beside, **keys}["models"]
@@ -226,7 +228,7 @@ def _words(program: str, keys: Mapping[str, str], own: Sequence[str]) -> list[st
     return [*(f"{key}={value}" for key, value in made.items()), *own]
 
 
-def _placed(keys: Mapping[str, str], root: str) -> dict[str, str]:
+def _placed(keys: Keys, root: str) -> dict[str, str]:
     """The same keys, with folders in place of the names of models."""
     found = dict(keys)
     if "ssm" in found:

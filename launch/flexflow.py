@@ -45,8 +45,7 @@ class DataType(Enum):
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How tokens are chosen: the likeliest one, or drawn if `do_sample`. `topk=1` leaves all tokens, as the original does.
-    """
+    """How tokens are chosen: the likeliest one, or drawn if `do_sample`. With `topk=1` all tokens may be drawn."""
 
     do_sample: bool = False
     temperature: float = 0.9
@@ -71,8 +70,8 @@ class Request:
     max_new_tokens: int = -1
 
 
-Asked = Union[str, Request]
 Show = Callable[[str], Any]  # is told each piece of a text
+Told = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,10 @@ def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: N
     generation = pipeline.stream(ids, max_new_tokens=room)
     for piece in generation:
         show(piece)
-    tokens = [*ids, *generation.answer.token_ids]
-    return GenerationResult(next(GUIDS), request.prompt, text.decode(tokens), ids, tokens, generation.answer)
+    answer = generation.answer
+    tokens = [*ids, *answer.token_ids]
+    said = text.decode(tokens)
+    return GenerationResult(next(GUIDS), request.prompt, said, ids, tokens, answer)
 
 
 def _room(request: Request, tokens: int, usual: int) -> int:
@@ -133,7 +134,7 @@ def keep(path: str, result: GenerationResult, ttft: bool) -> None:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-def init(configs: Mapping[str, Any] | str | None = None, **options: Any) -> None:
+def init(configs: Told = None, **options: Any) -> None:
     """Say what the machine is: a dictionary, the name of a file of JSON, or options; for all models compiled later.
 
     Raises ValueError for an option that is unknown.
@@ -211,16 +212,15 @@ class LLM:
                  traceback: TracebackType | None) -> None:
         self.stop_server()
 
-    def generate(self, requests_or_prompts: Asked | Sequence[Asked], max_length: int = -1, max_new_tokens: int = -1
-                 ) -> Any:
-        """The GenerationResult of a prompt, or a list of them for a list, one after the other.
+    def generate(self, requests_or_prompts: Any, max_length: int = -1, max_new_tokens: int = -1) -> Any:
+        """The GenerationResult of a prompt (a text or a `Request`), or a list of them for a list, one after the other.
 
         `max_length` counts prompt and answer, and `max_new_tokens` the answer alone; of both the latter counts, and
         without either prompt and answer stay below `max_seq_length`. A `Request` has lengths of its own.
         """
         self.start_server()
         alone = isinstance(requests_or_prompts, (str, Request))
-        asked: Any = [requests_or_prompts] if alone else requests_or_prompts
+        asked = [requests_or_prompts] if alone else requests_or_prompts
         results = []
         for prompt in asked:
             if isinstance(prompt, str):
