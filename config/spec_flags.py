@@ -117,7 +117,7 @@ FLAGS = (
                                                  "equal-schedule", "slo-attainment-early-termination")),
 )
 
-CONFIG_FILE = Flag("config-file", "FILE", "", "a JSON object of the options of SpecInfer's Python programs")
+CONFIG_FILE = Flag("config-file", "FILE", "", "options of SpecInfer's Python programs in a JSON object")
 BY_NAME: Mapping[str, Flag] = {flag.name: flag for flag in (*FLAGS, CONFIG_FILE)}
 OPTIONS: Mapping[str, str] = {  # of the Python API and its files, with the flags that mean the same
     "llm_model": "llm-model", "ssm_model": "ssm-model", "cache_path": "cache-folder",

@@ -110,7 +110,7 @@ def help_text(program: str) -> str:
              "examples:", f"  {command}",
              f"  {command} {models} -prompt FILE.json -output-file OUT",
              f"  {command} {CONFIG_FILE.typed}", "",
-             f"{CONFIG_FILE.typed}: {CONFIG_FILE.about}, whose options are flags by other names.",
+             f"{CONFIG_FILE.typed}: {CONFIG_FILE.about}; each is a flag by another name.",
              "", "flags, and the keys of bash run_pipe.sh that they set:"]
     lines += [_row(flag) for flag in known if flag.key]
     lines += ["", "flags without a meaning here, which are named and ignored:"]

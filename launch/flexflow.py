@@ -26,6 +26,9 @@ from config.words import typed
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 
+Show = Callable[[str], Any]  # is told each piece of a text
+Told = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
+
 ANOTHER = "choose another output file"
 GUIDS = count(1_000_000)  # of requests, as the original counts them
 # What the original's example programs keep in the same dictionary for LLM, SSM and generate.
@@ -68,10 +71,6 @@ class Request:
     prompt: str
     max_length: int = -1
     max_new_tokens: int = -1
-
-
-Show = Callable[[str], Any]  # is told each piece of a text
-Told = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
 
 
 @dataclass(frozen=True)
