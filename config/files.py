@@ -158,6 +158,18 @@ def replace(path: Name, data: bytes) -> None:
         _drop(draft)
 
 
+def append(path: Name, text: str, remedy: str) -> None:
+    """Add a text at the end of a file, which is made if it is not there; devices and pipes are written through."""
+    data = text.encode("utf-8", "backslashreplace")
+    with _told(path, remedy):
+        if streams(path):
+            replace(path, data)
+            return
+        place = _place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _put(os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), data)
+
+
 def _put(file: int, data: bytes) -> None:
     with open(file, "wb") as out:
         out.write(data)

@@ -1,0 +1,368 @@
+"""SpecInfer's commands, files and Python API: what each flag means here, what is refused, and the texts that come."""
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+import launch.flexflow as ff
+from config.cli import parse
+from config.presets import ROOT, TOY
+from config.run_config import RunConfig
+from config.spec_flags import BY_NAME, FLAGS, OPTIONS
+from config.spec_infer import SpecInferConfig, flags_of, help_text, read
+from config.words import typed
+from launch.pipeline import Pipeline
+from pipeline.decode import Answer
+from scripts.spec_infer import program
+from tests.checkpoints import refused
+from tests.saved import models
+
+LLM, SSM, OTHER = str(TOY / "llama"), str(TOY / "draft_a"), str(TOY / "draft_b")
+PROMPTS = ["def add(a, b):", "The baker"]
+QUICK = ("processes=false", "dtype=float64")
+LINES = re.compile(r"\[Profile\] guid\((\d+)\) llm_decoding_steps\((\d+)\) latency\((\d+\.\d{3})\)"
+                   r"(?: ttft\((\d+\.\d{3})\))?\ntoken IDs: ([\d,]+)\n")
+# What stands in SpecInfer's documentation and sources, early and late.
+KNOWN = """
+    ll:gpu ll:fsize ll:zsize llm-weight ssm-weight tokenizer prompt llm-model ssm-model cache-folder output-file
+    use-full-precision max-requests-per-batch max-tokens-per-batch max-sequence-length expansion-degree do-sample
+    temperature topp offload offload-reserve-space-size 4bit-quantization 8bit-quantization data-parallelism-degree
+    tensor-parallelism-degree pipeline-parallelism-degree verbose profiling benchmarking inference-debugging fusion
+    spec-sampling sampling-seed max-tree-width max-tree-depth max-tokens-per-ssm-batch max-tokens-per-prefilling-batch
+    max-output-length trace enable-streaming-cache baseline-latency-ms ssm-spec-latency-ms llm-verify-latency-ms
+    request-per-second spec-infer-old-version greedy-schedule equal-schedule emission-file-path no-special-tokens
+    slo-attainment-early-termination""".split()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.getbasetemp() / "saved")
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.json"
+    path.write_text(json.dumps(PROMPTS))
+    return str(path)
+
+
+def keys(*argv, of="spec_infer"):
+    return typed(read(of, argv).words)
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+ROWS = {
+    "--max-sequence-length 256": {"max_length": "256", "max_new_tokens": "256"},
+    "--max-length 128": {"max_length": "128", "max_new_tokens": "128"},
+    "--max-length 128 --max-sequence-length 64": {"max_length": "64", "max_new_tokens": "64"},
+    "--max-output-length 7": {"max_new_tokens": "7"},
+    "--do-sample": {"temperature": "1"},
+    "--temperature 0.3 --do-sample": {"temperature": "0.3"},
+    "--do-sample --topp 0.8": {"temperature": "1", "top_p": "0.8"},
+    "--sampling-seed 5": {"seed": "5"},
+    "--spec-sampling": {"verify": "mss"},
+    "--expansion-degree 4": {"expansion": "1,1,4,1,1,1,1,1"},
+    "--expansion-degree -1": {"expansion": "1,1,1,1,1,1,1,1"},
+    "--use-full-precision": {"dtype": "float32"},
+    "--use-bf16-precision": {"dtype": "bfloat16"},
+    "--use-bf16": {"dtype": "bfloat16"},
+    "--4bit-quantization": {"quant": "nf4"},
+    "--8bit-quantization": {"quant": "int8"},
+    "-pipeline-parallelism-degree 3": {"stages": "3"},
+    "-tensor-parallelism-degree 2": {"tp": "2"},
+    "--max-tokens-per-prefilling-batch 32": {"prefill_chunk": "32"},
+    "-prompt asked.json": {"question_file": "asked.json", "template": "none"},
+    "-output-file out": {"lines": "out"},
+    f"-llm-model {LLM} -ssm-model {SSM}": {"base_dir": LLM, "ssm": SSM},
+    f"-llm-weight {LLM} -ssm-weight {SSM}": {"base_dir": LLM, "ssm": SSM},
+    f"-ssm-model {SSM} -ssm-model {OTHER}": {"ssm": f"{SSM},{OTHER}"},
+    f"-cache-folder {TOY} -llm-model llama -ssm-model draft_b": {"models": str(TOY), "base_dir": LLM, "ssm": OTHER},
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_flag_sets_its_key_with_one_dash_or_two(row):
+    usual = {"pipeline_type": "specinfer", "max_length": "1024", "max_new_tokens": "1024"}
+    assert keys(*row.split()) == {**usual, **ROWS[row]}
+    flags = [f"-{word.lstrip('-')}" if word.lstrip("-") in BY_NAME else word for word in row.split()]
+    assert keys(*flags) == keys(*(f"-{flag}" if flag[:1] == "-" and flag[1:] in BY_NAME else flag for flag in flags))
+    assert keys(*flags) == keys(*row.split())
+
+
+def test_every_row_of_the_table_with_a_key_is_among_these():
+    tried = {word.lstrip("-") for row in ROWS for word in row.split()}
+    assert {flag.name for flag in FLAGS if flag.key} <= tried
+    assert len({flag.name for flag in FLAGS}) == len(FLAGS)
+    assert set(KNOWN) <= BY_NAME.keys() and set(OPTIONS.values()) <= BY_NAME.keys()
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if not flag.key], ids=lambda flag: flag.name)
+def test_a_flag_without_a_meaning_is_named_with_the_reason(flag):
+    value = ["4"] if flag.takes else []
+    call = read("spec_infer", [f"-{flag.name}", *value, "--sampling-seed", "5"])
+    sentence, = call.ignored
+    assert re.fullmatch(rf"--?{re.escape(' '.join([flag.name, *value]))} is ignored: .+", sentence)
+    assert sentence.endswith(flag.about)
+    assert call.words == read("spec_infer", ["--sampling-seed", "5"]).words
+
+
+def test_what_counts_only_beside_another_flag_or_in_the_other_program_is_named_too():
+    call = read("spec_infer", ["--temperature", "0.3"])
+    assert call.ignored == ["--temperature 0.3 is ignored: it counts only beside --do-sample"]
+    call = read("incr_decoding", ["-ssm-model", SSM, "--expansion-degree", "3"])
+    assert [sentence.partition(":")[0] for sentence in call.ignored] == [
+        f"-ssm-model {SSM} is ignored", "--expansion-degree 3 is ignored"]
+    assert typed(call.words) == {"pipeline_type": "ar", "max_length": "1024", "max_new_tokens": "1024"}
+
+
+def test_keys_of_a_run_may_stand_beside_the_flags():
+    assert keys("max_length=50", "template=vicuna", "-prompt", "a=b.json") == {
+        "pipeline_type": "specinfer", "max_new_tokens": "50", "question_file": "a=b.json", "max_length": "50",
+        "template": "vicuna"}
+    with refused("seed is given twice: leave one of them out"):
+        parse(read("spec_infer", ["--sampling-seed", "5", "seed=6"]).words, kind=SpecInferConfig)
+
+
+def test_a_split_model_is_taken_as_it_is(saved):
+    assert keys("-llm-model", str(saved / "0+2+2"), of="incr_decoding")["model_dir"] == str(saved / "0+2+2")
+
+
+def test_the_command_that_is_printed_does_the_same():
+    call = read("spec_infer", shlex.split(
+        f"-llm-model {LLM} -ssm-model {SSM} -prompt 'my prompts.json' -output-file out --do-sample"))
+    command = shlex.split(call.command)
+    assert command[:2] == ["bash", "run_pipe.sh"]
+    ours, theirs = asdict(parse(command[2:])), asdict(parse(call.words, kind=SpecInferConfig))
+    assert theirs.pop("lines") == "out" and ours.pop("output") == str(ROOT / "out.json") != theirs.pop("output")
+    assert ours == theirs and ours.keys() == asdict(RunConfig()).keys() - {"output"}
+
+
+WRONG = {
+    "--expansion-degre 3": "unknown flag --expansion-degre: did you mean expansion-degree?",
+    "--qwertz": "unknown flag --qwertz: --help shows them all",
+    "--expansion-degree": "--expansion-degree has no value: write --expansion-degree N",
+    "--expansion-degree many": "--expansion-degree many is not a whole number: write --expansion-degree N",
+    "--do-sample --topp high": "--topp high is not a number: write --topp X",
+    "-prompt -output-file out": "-prompt has no value: write -prompt FILE",
+    "--max-length=128": "--max-length=128 has its value behind an equals sign: write --max-length 128",
+    "prompts.json": "prompts.json stands behind no flag: write -FLAG VALUE, or key=value",
+    "-prompt a.json -prompt b.json": "-prompt is given 2 times: leave one of them out",
+    "--4bit-quantization --8bit-quantization": "--4bit-quantization and --8bit-quantization are both given",
+    f"-llm-model {LLM} -llm-weight {LLM}": "-llm-model and -llm-weight are both given: leave one of them out",
+    "-llm-model no/model -ssm-model no/other": "there is no model no/other, and no folder",
+    f"-llm-model {LLM}": "has no small model beside it: add -ssm-model DIR, or take scripts/incr_decoding.sh",
+    "-prompt prompts.txt": "-prompt prompts.txt is no file .json: name one that holds a JSON list of texts",
+    "-prompt p.json -output-file p.json": "-output-file p.json is the prompt file: choose another -output-file",
+    "-config-file nowhere.json": "there is no file nowhere.json",
+}
+
+
+@pytest.mark.parametrize("typed_words", WRONG)
+def test_a_wrong_flag_is_told_with_the_fix(typed_words, capsys):
+    with refused(WRONG[typed_words]):
+        read("spec_infer", typed_words.split())
+    assert program("spec_infer", typed_words.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("flowspec: ") and told.count("\n") == 1 and WRONG[typed_words] in told
+
+
+def test_another_program_is_told(capsys):
+    assert program("", ["-prompt", "p.json"]) == program("--help", []) == 2
+    assert "nothing is no program of SpecInfer: write spec_infer or incr_decoding first" in capsys.readouterr().err
+
+
+def test_weights_that_flexflow_has_converted_are_named(tmp_path):
+    (tmp_path / "weights" / "meta" / "llama").mkdir(parents=True)
+    with refused("holds weights in FlexFlow's own form, which is not read here"):
+        read("incr_decoding", ["-cache-folder", str(tmp_path), "-llm-model", "Meta/LLaMA"])
+
+
+@pytest.mark.parametrize(("content", "told"), [
+    (None, "there is no file"), ("{}", "is no list: write a list of texts"), ("[]", "has no question"),
+    ('["a", 3]', "entry 2 of the list in"), ("[", "is not JSON")])
+def test_a_prompt_file_that_is_wrong_is_told_before_the_start(monkeypatch, capsys, tmp_path, content, told):
+    monkeypatch.setattr("launch.run.as_threads", lambda *_: pytest.fail("it started"))
+    path = tmp_path / "asked.json"
+    if content is not None:
+        path.write_text(content)
+    assert program("incr_decoding", ["-prompt", str(path), *QUICK]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_output_file_that_cannot_be_written_is_told_before_the_start(capsys, tmp_path, prompts):
+    assert program("incr_decoding", ["-prompt", prompts, "-output-file", str(tmp_path), *QUICK]) == 2
+    assert capsys.readouterr().err == (
+        f"flowspec: {tmp_path} cannot be written (it is a folder): choose another output file\n")
+
+
+def test_the_help_has_every_flag_and_so_has_the_page(capsys):
+    assert program("spec_infer", ["--help"]) == 0
+    assert capsys.readouterr().out == f"{help_text('spec_infer')}\n"
+    page = (ROOT / "docs" / "moving.md").read_text(encoding="utf-8")
+    for flag in FLAGS:
+        assert flag.typed in help_text("spec_infer")
+        assert (flag.typed in help_text("incr_decoding")) == (flag.only != "spec_infer")
+        row = f"| `{flag.typed}` | `{flag.key}` | {flag.about} |\n" if flag.key else f"`{flag.typed}`"
+        assert row in page and flag.about in page, flag.name
+
+
+@pytest.mark.parametrize("name", ["spec_infer", "incr_decoding"])
+def test_the_commands_stand_beside_the_others(name):
+    words = (ROOT / "scripts" / f"{name}.sh").read_text(encoding="utf-8")
+    assert words.endswith(f'exec "$PY" -m scripts.spec_infer {name} "$@"\n')
+    ran = subprocess.run([sys.executable, "-m", "scripts.spec_infer", name, "-h"], cwd=ROOT, capture_output=True,
+                         text=True)
+    assert ran.returncode == 0 and ran.stdout.startswith(f"usage: bash scripts/{name}.sh")
+
+
+# --- options of the Python programs -----------------------------------------------------------------------------------
+
+def test_a_file_of_options_counts_as_the_flags_that_mean_the_same(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({
+        "num_gpus": 2, "fusion": True, "offload": False, "pipeline_parallelism_degree": 2, "llm_model": LLM,
+        "cache_path": "", "full_precision": True, "prompt": "p.json", "output_file": "", "max_length": 128,
+        "ssms": [{"ssm_model": SSM, "cache_path": ""}, {"ssm_model": OTHER}]}))
+    call = read("spec_infer", ["-config-file", str(path)])
+    assert typed(call.words) == {
+        "pipeline_type": "specinfer", "template": "none", "max_length": "128", "max_new_tokens": "128", "stages": "2",
+        "base_dir": LLM, "dtype": "float32", "question_file": "p.json", "ssm": f"{SSM},{OTHER}"}
+    assert [sentence.split()[0] for sentence in call.ignored] == ["-ll:gpu", "--fusion"]
+    for content, told in (("[]", "is no table of options"), ('{"llm": 1}', "unknown option llm"),
+                          ('{"ssms": ["a"]}', "ssms is no list of small models")):
+        path.write_text(content)
+        with refused(told):
+            read("spec_infer", ["-config-file", str(path)])
+
+
+def test_of_two_options_with_one_flag_the_later_counts():
+    assert flags_of({"tensor_parallelism_degree": 1, "model_specific_tensor_parallelism_degree": 2}) == [
+        "-tensor-parallelism-degree", "2"]
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+def test_the_lines_of_an_answer():
+    answer = Answer(2, [7, 8], prefill_seconds=0.5, decode_seconds=1.25, target_passes=3)
+    result = ff.GenerationResult(1000000, "a", "abc", [1, 5], [1, 5, 7, 8], answer)
+    assert result.lines(ttft=False) == (
+        "[Profile] guid(1000000) llm_decoding_steps(3) latency(1750000.000)\ntoken IDs: 1,5,7,8\nabc\n")
+    assert result.lines(ttft=True).startswith(
+        "[Profile] guid(1000000) llm_decoding_steps(3) latency(1750000.000) ttft(500000.000)\n")
+
+
+def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path, prompts, capfd):
+    out = tmp_path / "out"
+    out.write_text("old\n")
+    words = ["-llm-model", LLM, "-prompt", prompts, "-output-file", str(out), "--max-sequence-length", "40",
+             "-pipeline-parallelism-degree", "2", "-ll:gpu", "4", *QUICK]
+    assert program("spec_infer", [*words, "-ssm-model", SSM, "-ssm-model", OTHER]) == 0
+    told = capfd.readouterr()
+    assert "flowspec: -ll:gpu 4 is ignored: " in told.err
+    assert "flowspec: the same by this project's own command: bash run_pipe.sh pipeline_type=specinfer" in told.err
+    assert "All 2 answers" in told.out and "mean accepted length" in told.out
+    assert program("incr_decoding", words) == 0
+    written = out.read_text()
+    assert written.startswith("old\n[Profile]")
+    guessed, guessed2, plain, plain2 = LINES.findall(written)
+    texts = LINES.split(written)[6::6]
+    with Pipeline.open("toy", base_dir=LLM, stages=2, pipeline_type="ar", max_length=40, max_new_tokens=40,
+                       template="none", processes=False, dtype="float64") as pipeline:
+        assert pipeline.text
+        for number, prompt in enumerate(PROMPTS):
+            ids = pipeline.text.prompt_ids([prompt], "none")
+            tokens = [*ids, *pipeline.generate(ids).answer.token_ids]
+            for found in ((guessed, guessed2), (plain, plain2)):
+                assert found[number][4] == ",".join(map(str, tokens))
+            assert texts[number] == texts[number + 2] == f"{pipeline.text.decode(tokens)}\n"
+    assert not guessed[3] and float(plain[3]) < float(plain[2])
+    assert int(guessed[1]) + int(guessed2[1]) < int(plain[1]) + int(plain2[1]), "small models have guessed"
+    assert [int(entry[0]) + 1 for entry in (guessed, plain)] == [int(entry[0]) for entry in (guessed2, plain2)]
+
+
+def test_a_prompt_that_is_too_long_is_left_out_and_the_others_are_answered(saved, tmp_path, capfd):
+    (tmp_path / "asked.json").write_text(json.dumps(["a" * 50, "abc"]))
+    assert program("incr_decoding", ["-llm-model", str(saved / "0+2+2"), "-prompt", str(tmp_path / "asked.json"),
+                                     "-output-file", str(tmp_path / "out"), "--max-length", "20", *QUICK]) == 2
+    assert ("flowspec: Prompt[0] is left out: the prompt has 50 tokens and the context only 20: shorten the prompt or "
+            "raise max_length\n") in capfd.readouterr().err
+    assert len(LINES.findall((tmp_path / "out").read_text())) == 1
+
+
+def test_without_any_flag_the_bundled_models_answer_a_question_of_their_own(capfd):
+    assert program("spec_infer", ["max_new_tokens=8", *QUICK]) == 0
+    shown = capfd.readouterr().out
+    assert shown.startswith("Prompt[0]: Tell me a short story") and "of ssm1" in shown
+
+
+# --- the Python API ---------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def llm(saved, tmp_path):
+    llm = ff.LLM(str(saved / "0+2+2"), output_file=str(tmp_path / "out"))
+    ff.init({"fusion": False, "llm_model": "of the program"})
+    llm.compile(max_seq_length=24, keys=dict(word.split("=") for word in (*QUICK, "ignore_eos=true")))
+    return llm
+
+
+def test_lengths_are_those_of_the_original(llm, tmp_path):
+    with llm:
+        one = llm.generate("abc", max_new_tokens=4)
+        both = llm.generate(["abc", ff.Request("abcd", max_new_tokens=2)], max_length=10)
+        longest = llm.generate("abc")
+        for wrong, told in (({"max_length": 24}, "24 tokens are more than max_seq_length=24 has room for"),
+                            ({"max_length": 3}, "max_length=3 leaves no room behind a prompt of 3 tokens")):
+            with refused(told):
+                llm.generate("abc", **wrong)
+        with refused("7 is no prompt: give a text, or a list of texts"):
+            llm.generate([7])
+    assert [len(result.output_tokens) - len(result.input_tokens) for result in (one, *both, longest)] == [4, 7, 2, 20]
+    assert one.input_text == "abc" and one.output_text.startswith("abc")
+    assert longest.output_tokens[:7] == one.output_tokens == [*one.input_tokens, *one.answer.token_ids]
+    found = LINES.findall((tmp_path / "out").read_text())
+    assert [int(entry[0]) for entry in found] == [result.guid for result in (one, *both, longest)]
+    assert all(entry[3] for entry in found), "incremental decoding tells the time to the first token"
+
+
+def test_small_models_guess_what_the_model_says_anyhow(saved, llm):
+    with llm:
+        plain = llm.generate("abc", max_new_tokens=9)
+    guessing, ssm = ff.LLM(str(saved / "0+2+2")), ff.SSM(str(saved / "base"))
+    ssm.compile(ff.GenerationConfig(), max_tokens_per_batch=128)
+    guessing.compile(ff.GenerationConfig(), max_seq_length=24, ssms=[ssm], keys={
+        "processes": False, "dtype": "float64", "ignore_eos": True})
+    with guessing:
+        guessed = guessing.generate("abc", max_new_tokens=9)
+    assert guessed.output_tokens == plain.output_tokens and guessed.output_text == plain.output_text
+    assert guessed.answer.target_passes < plain.answer.target_passes
+
+
+def test_how_tokens_are_chosen_and_what_is_ignored_is_settled_by_compile(saved):
+    llm = ff.LLM(str(saved / "0+2+2"), data_type=ff.DataType.DT_FLOAT)
+    with refused("the model is not compiled: call compile first"):
+        llm.generate("abc")
+    with pytest.warns(UserWarning, match="--max-requests-per-batch 4 is ignored: one answer is made at a time"):
+        llm.compile(ff.GenerationConfig(do_sample=True, topk=5), max_requests_per_batch=4)
+    told = {"temperature": "0.9", "top_p": "0.8", "top_k": "5", "dtype": "float32", "max_length": "256"}
+    assert {key: llm.keys[key] for key in told} == told
+    llm.compile(ff.GenerationConfig(temperature=0.5))
+    assert not {"temperature", "top_k"} & llm.keys.keys()
+    with refused("unknown option max_seq_len: did you mean max_seq_length?"):
+        llm.compile(max_seq_len=4)
+    with refused("unknown option memory: did you mean memory_per_gpu?"):
+        ff.init(memory=4)
+
+
+def test_the_program_of_the_page_runs():
+    page = (ROOT / "docs" / "moving.md").read_text(encoding="utf-8")
+    code, = re.findall(r"```python\n(.*?)```", page, re.S)
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "def add(a, b):" in ran.stdout and "The baker" in ran.stdout
