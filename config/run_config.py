@@ -14,10 +14,13 @@ from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import Range, outside
 from config.tensor_parallel import TensorParallel
+from config.trees import ENDLESS, LEAST, Growth, TreeConfig
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
     "draft": ("eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "none"),
+    "verify": ("match", "naive", "mss", "eagle1"),
+    "policy": ("auto", "eagle2", "static", "opt", "expansion"),
     "template": ("vicuna", "llama-2", "own", "none"),
     "profile": ("none", *PROFILES),
     "time": ("real", "virtual"),
@@ -54,53 +57,8 @@ EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1, "time": "real"}
 TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
 STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
-LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
 MEASURED = 16  # rows per segment until it is measured how many there should be
 USUAL_RANKS = 4  # beside rank 0, of a method with replicas
-ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How a draft grows a tree: the best `nodes` guesses stay, in `depth` levels after the first.
-
-    The best `width` guesses of a level get `width` children each. A segment has at most `segment` rows (None: there is
-    no bound).
-    """
-
-    nodes: int
-    depth: int
-    width: int
-    segment: int | None = None
-    worth: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
-    anywhere: bool = False  # whether the likeliest guesses are read wherever they stand, or level by level
-
-    @property
-    def young(self) -> Growth:
-        """The same tree before it is deep: of three levels, at most."""
-        return replace(self, depth=min(self.depth, 2))
-
-    def deeper(self, more: Growth) -> Growth:
-        """The same tree with this many nodes and levels more."""
-        return replace(self, nodes=self.nodes + more.nodes, depth=self.depth + more.depth)
-
-
-@dataclass(frozen=True)
-class TreeConfig:
-    """The hyperparameters that strategies and drafts read."""
-
-    init: Growth = Growth(80, 6, 10, 16)  # at the start, and after a miss
-    expand: Growth = Growth(64, 6, 10, 16)  # of continuous after a hit
-    idle: Growth = Growth(48, 1, 10)  # what continuous adds when a segment came back and settled nothing
-    layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)  # one more layer of PipeDec
-    chain: Growth = Growth(ENDLESS, ENDLESS, 1)  # one more guess of PipeInfer's chain
-    stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST, anywhere=True)  # of streaming
-    run: int = 4  # guesses of that chain in a segment
-    coupled: Growth = Growth(ENDLESS, ENDLESS, 1, anywhere=True)  # one more guess of DSI's chain, which knows the noise
-    lookahead: int = 1  # guesses of that chain in a verification
-    chunk: int = 64  # the most rows of unsent text in one segment
-    best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
-    prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who guesses: EAGLE-2's dynamic tree grown level by level, and a small model that drafts.
+"""Who guesses: trees grown level by level, EAGLE-2's, OPT-Tree's or of a given shape, and a small model that drafts.
 
 It knows nothing about pipelines or strategies. What a draft reads of a node is tagged with the node in the draft's
 own cache. How it reads, and what it makes of that, is the one thing that drafts differ in.
@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 import sys
+from itertools import accumulate
 from typing import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from config.run_config import Growth
+from config.trees import Growth
 from model.blend import Guesses
 from model.cache import TreeCache
 from model.llama import Slice
+from model.rules import Proposed, drawing, drawn, laws, likely, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 
@@ -53,6 +56,7 @@ class TreeDraft:
     """
 
     source = ""  # its name among the drafts of a tree
+    number = 0  # and its number among the small models, which keeps their draws apart
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
     inner = False  # whether its features are the inputs of inner layers of the target
     drifts = False  # whether its guesses get worse where they stand on many of its own
@@ -172,7 +176,7 @@ class TreeDraft:
         return not_finite("draft", out_TD.dtype, "its weights are damaged or were made for another model: take "
                           "another draft, or add draft=none")
 
-    # --- level by level, EAGLE-2 --------------------------------------------------------------------------------------
+    # --- level by level -----------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Begin again at the tip at the next growth, with the target's features instead of the draft's own."""
@@ -184,14 +188,15 @@ class TreeDraft:
 
         The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
         the best `nodes` stay (section 4.2). A tree is `depth` + 1 levels deep. It deepens for as long as a guess of
-        its last level lives, and begins anew at the tip otherwise.
+        its last level lives, and begins anew at the tip otherwise. A tree that has a shape gets all guesses of it.
+        With a `gain` no level is drafted behind one that brought no more (OPT-Tree, algorithm 1).
         """
         if growth.nodes < 1:
             return False
         alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
         if alive:
             position = tree.pos[self._frontier[alive[0]]]
-            if self._level > growth.depth or position + 1 >= tree.limit:
+            if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
                 return False
             out_TD = self._deepen(tree, alive)
         else:
@@ -201,7 +206,10 @@ class TreeDraft:
             if followed is None:
                 return False
             out_TD = followed
-        self._offer(tree, out_TD, growth)
+        if growth.shape:
+            self._branch(tree, out_TD, growth)
+        else:
+            self._offer(tree, out_TD, growth)
         return True
 
     def _follow(self, tree: TokenTree) -> Tensor | None:
@@ -221,6 +229,8 @@ class TreeDraft:
         self._origin = self._tip = tree.tip
         self._level, self._base = 0, tree.score[tree.tip]
         self._frontier, self._score = [tree.tip], out_TD.new_zeros(1)
+        self._places = [0]
+        self._pays, self._expected = True, 0.0
         return out_TD[-1:]
 
     def _deepen(self, tree: TokenTree, alive: list[int]) -> Tensor:
@@ -230,6 +240,7 @@ class TreeDraft:
             self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
         if len(alive) < len(self._frontier):
             self._frontier = [self._frontier[i] for i in alive]
+            self._places = [self._places[i] for i in alive]
             self._score, self._out = self._score[alive], self._out[alive]
         parents = [tree.parent[node] for node in self._frontier]
         self.cache.admit(self._frontier, parents, text=0)
@@ -259,8 +270,51 @@ class TreeDraft:
         taken = tree.offer(guesses, growth.nodes, least, self.source)
         self._frontier = taken[:growth.width]
         size = len(self._frontier)
+        self._places = list(range(size))
         self._score, self._out = score[:size], out_TD[parents[:size]]
         self._level += 1
+        if growth.gain:
+            expected = sum(math.exp(tree.score[node] - tree.score[tree.tip]) for node in tree.live)
+            self._pays, self._expected = expected - self._expected > growth.gain, expected
+
+    def _branch(self, tree: TokenTree, out_TD: Tensor, growth: Growth) -> None:
+        """Give every node of the frontier the children that the shape says; those with children are the next one.
+
+        A child that was drawn twice is one node, whose children are those of the place of its first draw.
+        """
+        counts = growth.shape[self._level]
+        begins = [0, *accumulate(counts)]
+        self._level += 1
+        following = growth.shape[self._level] if self._level < len(growth.shape) else ()
+        children = self._children(tree, out_TD, [counts[place] for place in self._places])
+        above = self._score.tolist()
+        rows: dict[int, int] = {}  # a node of the next frontier -> the row of its parent
+        places, scores = [], []
+        for row, (parent, guesses) in enumerate(zip(self._frontier, children)):
+            for place, (proposal, gain) in enumerate(guesses, begins[self._places[row]]):
+                score = above[row] + gain
+                node = tree.propose(parent, proposal, self._base + score)
+                if place < len(following) and following[place] and node not in rows:
+                    rows[node] = row
+                    places.append(place)
+                    scores.append(score)
+        self._frontier, self._places = list(rows), places
+        self._score, self._out = self._score.new_tensor(scores), out_TD[list(rows.values())]
+
+    def _children(self, tree: TokenTree, out_TD: Tensor, counts: Sequence[int]) -> list[Proposed]:
+        """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
+        if drawing(self._sampler) is None:
+            gain_TW, token_TW = self.guess(out_TD, max(counts))
+            if gain_TW.isnan().any():
+                raise self._damaged(out_TD)
+            return likely(self.source, gain_TW.tolist(), token_TW.tolist(), counts)
+        law_TV = laws(self._sampler, self.logits(out_TD))
+        if np.isnan(law_TV).any():
+            raise self._damaged(out_TD)
+        places = torch.arange(law_TV.shape[1], device=out_TD.device)
+        law_TV = spread(law_TV, self.tokens(places).cpu().numpy())
+        positions = [tree.pos[node] + 1 for node in self._frontier]
+        return drawn(self._sampler, (self.source, self.number), law_TV, positions, counts)
 
 
 class ModelDraft(TreeDraft):

@@ -13,7 +13,7 @@ from typing import Callable, Iterator, Sequence
 
 import torch
 
-from config.run_config import Growth
+from config.trees import Growth
 from model.blend import SUFFIX, Blend, Guesses
 from model.drafts import TreeDraft
 from model.sample import Sampler
@@ -120,8 +120,12 @@ class Mixture:
     def grow(self, tree: TokenTree, growth: Growth) -> bool:
         """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
 
-        A single network can also grow level by level, as the reproductions of other methods do.
+        A single network can also grow level by level, as the reproductions of other methods do. In a tree of a given
+        shape every network grows its own tree of this shape, and the trees are merged (SpecInfer, section 3).
         """
+        if growth.shape:
+            grown = [network.grow(tree, growth) for network in self.networks]
+            return any(grown)
         if not growth.anywhere and self._suffix is None and len(self.networks) == 1:
             return self.networks[0].grow(tree, growth)
         self._tree = tree

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 NONE = -1  # in place of a token that nothing can be said of
+NOISE, JUDGING, DRAWING = 0, 1, 2  # what a stream of chance is for
 
 
 def not_finite(whose: str, dtype: torch.dtype, otherwise: str) -> ValueError:
@@ -23,12 +24,27 @@ def not_finite(whose: str, dtype: torch.dtype, otherwise: str) -> ValueError:
     return ValueError(f"the {whose}'s logits are not finite (NaN or infinity); {cause}")
 
 
+def damaged(dtype: torch.dtype) -> ValueError:
+    """The error for logits of the target that are not finite."""
+    return not_finite("model", dtype, "its weights or its config.json are damaged: compare the split with its hashes "
+                      "(python split_and_save_models.py --check FOLDER), or split it again")
+
+
+def stream(seed: int, position: int, purpose: int, who: int = 0) -> np.random.Generator:
+    """A counter-based stream of chance for one position, with (seed, position) as its key.
+
+    The upper words of its counter are purpose and who, so that no two of these streams have a number in common.
+    """
+    key = np.array([seed, position], dtype=np.uint64)  # of a list with 2**63 or more numpy makes floats
+    counter = np.array([0, 0, who, purpose], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))
+
+
 @lru_cache(maxsize=64)  # the positions of the guesses in flight come again and again
 def gumbel(seed: int, position: int, size: int) -> Tensor:
-    """Gumbel noise `[size]` in float64 for one position: a counter-based stream with (seed, position) as its key."""
-    key = np.array([seed, position], dtype=np.uint64)  # of a list with 2**63 or more numpy makes floats
-    stream = np.random.Generator(np.random.Philox(key=key))
-    return torch.from_numpy(-np.log(stream.standard_exponential(size)))
+    """Gumbel noise `[size]` in float64 for one position."""
+    exponential = stream(seed, position, NOISE).standard_exponential(size)
+    return torch.from_numpy(-np.log(exponential))
 
 
 def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
@@ -49,13 +65,15 @@ def warp(logits_TV: Tensor, temperature: float, top_k: int, top_p: float) -> Ten
 class Sampler:
     """Argmax at temperature 0; above it an exact sample by the Gumbel-max rule.
 
-    `seed` is a whole number from 0 to 2**64 - 1.
+    `seed` is a whole number from 0 to 2**64 - 1. `rule` names who judges guesses above temperature 0: `match` is the
+    sampler itself, the others are in model/rules.py.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    rule: str = "match"
 
     def warped(self, logits_TV: Tensor) -> Tensor:
         """The logits of the distribution that is sampled from, in float64; at temperature 0 those of the model."""
@@ -64,8 +82,8 @@ class Sampler:
         return warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
 
     def noise(self, positions: Sequence[int], token_V: Tensor) -> Tensor:
-        """The noise `[T, V]` of these tokens at each position, by which one of them wins; 0 at temperature 0."""
-        if not self.temperature:
+        """The noise `[T, V]` of these tokens at each position, by which one of them wins; 0 where there is none."""
+        if not self.temperature or self.rule != "match":
             return torch.zeros(len(positions), 1, device=token_V.device)
         size = int(token_V.max()) + 1
         noise_TV = torch.stack([gumbel(self.seed, position, size) for position in positions])
@@ -84,6 +102,5 @@ class Sampler:
         broken_T = ~best.values.isfinite()
         tokens: list[int] = best.indices.masked_fill(broken_T, NONE).tolist()
         if NONE in tokens:
-            raise not_finite("model", logits_TV.dtype, "its weights or its config.json are damaged: compare the split "
-                             "with its hashes (python split_and_save_models.py --check FOLDER), or split it again")
+            raise damaged(logits_TV.dtype)
         return tokens

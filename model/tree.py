@@ -9,9 +9,20 @@ import heapq
 import math
 from collections import deque
 from itertools import count, takewhile
-from typing import Any, Iterable, Iterator, Sequence, Tuple
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 Guess = Tuple[int, int, float]  # parent, token, log-probability of the path
+
+
+class Proposal(NamedTuple):
+    """A token that is guessed after a node, by whom, and the law of all tokens that it was drawn from.
+
+    The law is None where the token was chosen without chance.
+    """
+
+    source: str
+    token: int
+    law: Any = None
 
 
 class TokenTree:
@@ -31,6 +42,7 @@ class TokenTree:
         self.pos: dict[int, int] = {}
         self.score: dict[int, float] = {}  # log-probability of the path, never above the parent's
         self.proposals: dict[int, dict[str, float]] = {}  # guess -> who proposed it -> the score that it gave
+        self.drawn: dict[int, list[Proposal]] = {}  # node -> what was drawn after it, in this order, equal tokens apart
         self.children: dict[int, dict[int, int]] = {}  # node -> token -> child: adding twice is merging
         self.trunk: list[int] = []
         self.unsent: deque[int] = deque()  # settled nodes that the target was not sent yet
@@ -89,9 +101,17 @@ class TokenTree:
         self.waiting.add(node)
         return node
 
+    def propose(self, parent: int, proposal: Proposal, score: float) -> int:
+        """Guess a token after `parent`. If it was drawn, that is kept: who draws it twice has proposed it twice."""
+        if proposal.law is not None:
+            self.drawn.setdefault(parent, []).append(proposal)
+        return self.add(parent, proposal.token, score, proposal.source)
+
     def settle(self, token: int) -> None:
         """The text goes on with `token`; every branch that said otherwise dies."""
         branches = self.children.pop(self.tip, {}) if self.trunk else {}
+        if self.trunk:
+            self.drawn.pop(self.tip, None)
         node = branches.pop(token, None)
         for dead in branches.values():
             self.drop(dead)
@@ -177,6 +197,7 @@ class TokenTree:
             del self.token[node], self.parent[node]
             del self.pos[node], self.score[node]
             del self.proposals[node]
+            self.drawn.pop(node, None)
             self.target_token.pop(node, None)
             self.hidden.pop(node, None)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from model.cache import upload
+from model.rules import rule_of
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.clock import REAL
@@ -103,7 +104,7 @@ class RequestTarget(Target):
     """What one request hears: the segments that came back for it, and what the target says of their rows."""
 
     def __init__(self, ring: Ring, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
-        self.ring, self.tree, self.sampler = ring, tree, sampler
+        self.ring, self.tree, self.rule = ring, tree, rule_of(sampler)
         self.inner, self.prunes = inner, prunes
         self._returned: deque[Segment] = deque()
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
@@ -143,7 +144,7 @@ class RequestTarget(Target):
             self.ring.trace.note("verify", self.ring.clock.now(), nodes=[], said={})
 
     def _judge(self) -> None:
-        """Ask LM head and sampler what follows the rows of the oldest segment that is back."""
+        """Ask LM head and rule what follows the rows of the oldest segment that is back."""
         segment = self._returned.popleft()
         said: dict[int, int] = {}
         with self.ring.trace.span("verify", nodes=segment.nodes, said=said):
@@ -152,7 +153,7 @@ class RequestTarget(Target):
     def _note(self, segment: Segment, said: dict[int, int]) -> None:
         """Write into the tree what a segment that came back tells of its nodes, and the target's tokens into `said`.
 
-        Each node that the tree still knows gets its features, for the draft. LM head and sampler then say which token
+        Each node that the tree still knows gets its features, for the draft. LM head and rule then say which token
         follows a live guess or the tip; below other nodes nothing can be settled any more, so they are not asked.
         """
         tree, device = self.tree, self.ring.device
@@ -166,8 +167,8 @@ class RequestTarget(Target):
         if asked:
             rows = upload(torch.tensor(asked), device)
             logits_TV = self.ring.lm_head(x_TD.index_select(0, rows))
-            tokens = self.sampler(logits_TV, [segment.pos[i] + 1 for i in asked])
-            said.update(zip((nodes[i] for i in asked), tokens))
+            judged = [nodes[i] for i in asked]
+            said.update(zip(judged, self.rule(tree, judged, logits_TV)))
             tree.target_token.update(said)
 
     def _span(self, name: str) -> ContextManager[object]:

@@ -1,0 +1,81 @@
+"""How trees of guesses are grown: the hyperparameters that strategies and drafts read, and the shapes of fixed trees.
+
+It knows nothing about keys: `run_config.py` makes these values of them.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Sequence, Tuple
+
+ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
+LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
+Shape = Tuple[Tuple[int, ...], ...]  # level by level, how many children each node of the level before has, in order
+
+# EAGLE-1's tree: of 25 guesses, the likeliest of a node first. Nodes that a level leaves out have no children.
+STATIC: Shape = ((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a draft grows a tree: the best `nodes` guesses stay, in `depth` levels after the first.
+
+    The best `width` guesses of a level get `width` children each. A segment has at most `segment` rows (None: there is
+    no bound). With a `shape` the tree has this shape instead, whatever its guesses are worth.
+    """
+
+    nodes: int
+    depth: int
+    width: int
+    segment: int | None = None
+    worth: float = -math.inf  # log-probability of a path, from the tip, below which a guess is not worth its row
+    anywhere: bool = False  # whether the likeliest guesses are read wherever they stand, or level by level
+    shape: Shape = ()
+    gain: float = 0.0  # expected accepted guesses that a level must bring for another one to be drafted (OPT-Tree)
+
+    @property
+    def young(self) -> Growth:
+        """The same tree before it is deep: of three levels, at most."""
+        return replace(self, depth=min(self.depth, 2))
+
+    def deeper(self, more: Growth) -> Growth:
+        """The same tree with this many nodes and levels more; a shape stays as it is."""
+        if self.shape:
+            return self
+        return replace(self, nodes=self.nodes + more.nodes, depth=self.depth + more.depth)
+
+    def shaped(self, shape: Shape) -> Growth:
+        """A tree of this shape, in segments of the same size."""
+        nodes = sum(map(sum, shape))
+        return replace(self, nodes=nodes, depth=len(shape) - 1, width=max(map(max, shape)), shape=shape)
+
+    def adaptive(self, gain: float) -> Growth:
+        """OPT-Tree's tree of as many guesses: the frontier is as wide as the tree, and deepens while that pays."""
+        return replace(self, width=self.nodes, gain=gain)
+
+
+def expanded(widths: Sequence[int]) -> Shape:
+    """SpecInfer's tree: in each step every node of the last level gets so many children."""
+    shape, nodes = [], 1
+    for width in widths:
+        shape.append((width,) * nodes)
+        nodes *= width
+    return tuple(shape)
+
+
+@dataclass(frozen=True)
+class TreeConfig:
+    """The hyperparameters that strategies and drafts read."""
+
+    init: Growth = Growth(80, 6, 10, 16)  # at the start, and after a miss
+    expand: Growth = Growth(64, 6, 10, 16)  # of continuous after a hit
+    idle: Growth = Growth(48, 1, 10)  # what continuous adds when a segment came back and settled nothing
+    layer: Growth = Growth(ENDLESS, ENDLESS, 16, 16)  # one more layer of PipeDec
+    chain: Growth = Growth(ENDLESS, ENDLESS, 1)  # one more guess of PipeInfer's chain
+    stream: Growth = Growth(1024, ENDLESS, 10, 16, LEAST, anywhere=True)  # of streaming
+    run: int = 4  # guesses of that chain in a segment
+    coupled: Growth = Growth(ENDLESS, ENDLESS, 1, anywhere=True)  # one more guess of DSI's chain, which knows the noise
+    lookahead: int = 1  # guesses of that chain in a verification
+    chunk: int = 64  # the most rows of unsent text in one segment
+    best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
+    prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same

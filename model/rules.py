@@ -1,0 +1,227 @@
+"""The rules of verification: which token follows a node, given the target's law and what was drawn after the node.
+
+A rule says one token for each node, and that token follows the target's law whatever was drawn: so the walk along what
+is said (`model.tree.verify`) writes an exact sample. It knows nothing about pipelines.
+
+**Why that is exact.** At one node each rule below gives a token with law p, if every proposal was drawn from the very q
+that stands beside it, and if the chance that judges is independent of the chance that drew. Both come from streams that
+are keyed by seed, position and purpose, the draws also by who draws. A text has one node at each position, and which
+one that is, what is drawn there and what the laws are follows from earlier positions alone. So the chance of a position
+is fresh for the node that becomes text, although nodes beside it, on other branches, use the same numbers: of those
+none becomes text. The tokens of a text are then drawn one after the other from p, by induction over positions. It needs
+a tree of which nothing is left out by its value, and in which what is below a node is drawn once.
+
+Laws are arrays `[V]` of numbers: floats, or fractions, with which the tests compute whole distributions. `chance` is
+the source of all randomness.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, List, NamedTuple, Protocol, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.sample import DRAWING, JUDGING, Sampler, damaged, stream
+from model.tree import Proposal, TokenTree
+
+Law = Any  # probabilities [V], an array of numpy
+Rule = Callable[[TokenTree, Sequence[int], Tensor], List[int]]
+Proposed = List[Tuple[Proposal, float]]  # with the log-probability of each
+
+
+class Chance(Protocol):
+    """What happens by chance."""
+
+    def happens(self, probability: Any) -> bool:
+        """Whether an event of this probability happens."""
+
+    def pick(self, weights: Law) -> int:
+        """The place of one of these weights, with a probability in proportion to it."""
+
+
+class Stream:
+    """Chance by uniform numbers of the stream of one position."""
+
+    def __init__(self, seed: int, position: int, purpose: int, who: int = 0) -> None:
+        self._random = stream(seed, position, purpose, who).random  # from [0, 1)
+
+    def happens(self, probability: Any) -> bool:
+        return bool(self._random() < probability)
+
+    def pick(self, weights: Law) -> int:
+        sums = np.cumsum(weights)
+        place = int(np.searchsorted(sums, self._random() * sums[-1], side="right"))
+        if place == len(sums):  # the product was rounded up to the whole sum
+            place = int(np.flatnonzero(weights)[-1])
+        return place
+
+
+# --- the arithmetic at one node ---------------------------------------------------------------------------------------
+
+def naive(law: Law, proposals: Sequence[Proposal], chance: Chance) -> int:
+    """A sample of the target; a guess is right if it is that token (SpecInfer's naive sampling)."""
+    return chance.pick(law)
+
+
+def mss(law: Law, proposals: Sequence[Proposal], chance: Chance) -> int:
+    """Multi-step speculative sampling (SpecInfer, algorithm 2): proposals that were drawn independently, in any order.
+
+    Equal tokens are proposals of their own, be they of one drafter or of two. After one that is rejected, the target's
+    law is what that proposal left of it, in which the rejected token has no probability.
+    """
+    left = list(proposals)
+    while left:
+        proposal = left.pop(chance.pick(np.ones(len(left), dtype=int)))
+        if chance.happens(acceptance(law, proposal.law, proposal.token)):
+            return proposal.token
+        law = residual(law, proposal.law)
+    return chance.pick(law)
+
+
+def without_replacement(law: Law, proposals: Sequence[Proposal], chance: Chance) -> int:
+    """EAGLE-1's rule: each drafter drew tokens that differ, from what earlier ones have left of its law."""
+    unseen: dict[str, Law] = {}  # by drafter
+    for source, token, whole in proposals:
+        drawn_from = unseen.get(source, whole)
+        if chance.happens(acceptance(law, drawn_from, token)):
+            return token
+        law = residual(law, drawn_from)
+        unseen[source] = taken_out(drawn_from, token)
+    return chance.pick(law)
+
+
+def acceptance(law: Law, drawn_from: Law, token: int) -> Any:
+    """min(1, p / q) for a token that was drawn from q."""
+    wanted, offered = law[token], drawn_from[token]
+    return 1 if wanted >= offered else wanted / offered
+
+
+def residual(law: Law, drawn_from: Law) -> Law:
+    """What a rejected proposal leaves of a law: norm(max(0, p - q)).
+
+    If that is nothing, p and q are equal but for rounding, and p stays.
+    """
+    left = np.maximum(law - drawn_from, 0)
+    total = left.sum()
+    return left / total if total > 0 else law
+
+
+def taken_out(law: Law, token: int) -> Law:
+    """A law without one of its tokens; nothing is left of one that had no other."""
+    left = law.copy()
+    left[token] = 0
+    total = left.sum()
+    return left / total if total > 0 else left
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------------
+
+def each(law: Law, count: int, chance: Chance) -> list[int]:
+    """Tokens that are drawn independently of each other."""
+    return [chance.pick(law) for _ in range(count)]
+
+
+def apart(law: Law, count: int, chance: Chance) -> list[int]:
+    """Tokens that differ, each drawn from what is left of the law; fewer, if the law has no more."""
+    tokens = []
+    for _ in range(count):
+        if not law.any():
+            break
+        tokens.append(chance.pick(law))
+        law = taken_out(law, tokens[-1])
+    return tokens
+
+
+class Judging(NamedTuple):
+    """How a node is judged, and how what is below it has to be drawn; None: guesses may be chosen in any way."""
+
+    judge: Callable[[Law, Sequence[Proposal], Chance], int]
+    draw: Callable[[Law, int, Chance], list[int]] | None
+
+
+RULES = {"naive": Judging(naive, None), "mss": Judging(mss, each), "eagle1": Judging(without_replacement, apart)}
+
+
+# --- rules for nodes of a tree ----------------------------------------------------------------------------------------
+
+def rule_of(sampler: Sampler) -> Rule:
+    """The rule that a sampler names; at temperature 0 all of them are the argmax."""
+    if sampler.rule == "match" or not sampler.temperature:
+        return Match(sampler)
+    return Judge(sampler)
+
+
+class Match:
+    """A guess is right if it is the token that the sampler chooses at its position."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def __call__(self, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
+        """The tokens that follow these nodes, where the rows are the target's logits there."""
+        return self._sampler(logits_TV, [tree.pos[node] + 1 for node in nodes])
+
+
+class Judge:
+    """A guess is judged by the law of the target and, if it was drawn, by that which it was drawn from."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler, self._judge = sampler, RULES[sampler.rule].judge
+
+    def __call__(self, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
+        """The tokens that follow these nodes, where the rows are the target's logits there."""
+        law_TV = laws(self._sampler, logits_TV)
+        if np.isnan(law_TV).any():
+            raise damaged(logits_TV.dtype)
+        return [self._token(tree, node, law_V) for node, law_V in zip(nodes, law_TV)]
+
+    def _token(self, tree: TokenTree, node: int, law_V: Law) -> int:
+        chance = Stream(self._sampler.seed, tree.pos[node] + 1, JUDGING)
+        proposals = [proposal._replace(law=widened(proposal.law, len(law_V))) for proposal in tree.drawn.get(node, ())]
+        return self._judge(law_V, proposals, chance)
+
+
+def laws(sampler: Sampler, logits_TV: Tensor) -> Law:
+    """The laws `[T, V]` that a sampler makes of logits, in float64 on the host; NaN where they are not finite."""
+    return torch.softmax(sampler.warped(logits_TV).double(), -1).cpu().numpy()
+
+
+# --- guesses for nodes of a tree --------------------------------------------------------------------------------------
+
+def drawing(sampler: Sampler) -> Callable[[Law, int, Chance], list[int]] | None:
+    """How the guesses below a node are drawn; None if the rule takes those that are likeliest."""
+    if sampler.rule == "match" or not sampler.temperature:
+        return None
+    return RULES[sampler.rule].draw
+
+
+def drawn(sampler: Sampler, drafter: tuple[str, int], law_TV: Law, positions: Sequence[int], counts: Sequence[int]
+          ) -> list[Proposed]:
+    """What a drafter, by name and number, draws from each of these laws: so many tokens for each position."""
+    draw, (source, number) = drawing(sampler), drafter
+    assert draw is not None, f"the rule {sampler.rule} draws nothing"
+    found = []
+    for law_V, position, count in zip(law_TV, positions, counts):
+        tokens = draw(law_V, count, Stream(sampler.seed, position, DRAWING, number))
+        found.append([(Proposal(source, token, law_V), math.log(law_V[token])) for token in tokens])
+    return found
+
+
+def likely(source: str, gain_TW: list[list[float]], token_TW: list[list[int]], counts: Sequence[int]) -> list[Proposed]:
+    """The first tokens of each row, so many of each."""
+    return [[(Proposal(source, token), gain) for token, gain in zip(tokens[:count], gains)]
+            for tokens, gains, count in zip(token_TW, gain_TW, counts)]
+
+
+def spread(law_TV: Law, known_V: Law) -> Law:
+    """Laws over a drafter's tokens as laws over the target's, up to the last of those that it knows."""
+    all_TV = np.zeros((len(law_TV), int(known_V.max()) + 1))
+    all_TV[:, known_V] = law_TV
+    return all_TV
+
+
+def widened(law: Law, size: int) -> Law:
+    """A law over so many tokens, of which a drafter may know fewer."""
+    return np.pad(law, (0, size - len(law)))

@@ -1,0 +1,299 @@
+"""The rules of verification give a token by the target's law: whole distributions in fractions, then whole pipelines.
+
+Every bias that is easily made meets the same tests, which must find it.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from config.run_config import CHOICES
+from config.trees import expanded
+from model.mixture import Mixture
+from model.rules import RULES, Judging, Stream, apart, each, mss, naive, residual, rule_of, without_replacement
+from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
+from model.tree import Proposal, TokenTree
+from tests.checkpoints import refused
+from tests.test_sample import ALPHA, p_value
+from tests.tiny import TREE, Tiny, pipeline, write
+
+# --- all that can happen, with its probability ------------------------------------------------------------------------
+
+
+class Script:
+    """Chance that follows a list of decisions, and the first possibility behind its end; `others` are those left."""
+
+    def __init__(self, decisions):
+        self.decisions, self.made = decisions, []
+        self.probability, self.others = Fraction(1), []
+
+    def _decide(self, probabilities):
+        step = len(self.made)
+        possible = [i for i, probability in enumerate(probabilities) if probability > 0]
+        chosen = self.decisions[step] if step < len(self.decisions) else possible[0]
+        if step >= len(self.decisions):
+            self.others += [(*self.made, other) for other in possible[1:]]
+        self.made.append(chosen)
+        self.probability *= probabilities[chosen]
+        return chosen
+
+    def happens(self, probability):
+        return self._decide([probability, 1 - probability]) == 0
+
+    def pick(self, weights):
+        weights = [Fraction(int(weight)) if isinstance(weight, np.integer) else weight for weight in weights]
+        return self._decide([weight / sum(weights) for weight in weights])
+
+
+def distribution(experiment, size):
+    """The probability of each token that an experiment may end in."""
+    found, left = Counter(), [()]
+    while left:
+        chance = Script(left.pop())
+        token = experiment(chance)
+        found[token] += chance.probability
+        left += chance.others
+    assert sum(found.values()) == 1
+    return [found[token] for token in range(size)]
+
+
+def distance(experiment, law):
+    """The total variation between what an experiment gives and a law."""
+    found = distribution(experiment, len(law))
+    return sum(abs(a - b) for a, b in zip(found, law)) / 2
+
+
+def law(*parts):
+    """Probabilities in these proportions."""
+    return np.array([Fraction(part, sum(parts)) for part in parts], dtype=object)
+
+
+def proposals(drafters, draw, chance):
+    """What each drafter draws; `drafters` are laws and how many tokens are drawn from each."""
+    return [Proposal(f"ssm{i}", token, law_V) for i, (law_V, count) in enumerate(drafters)
+            for token in draw(law_V, count, chance)]
+
+
+def random_laws(seed, size, count):
+    rng = np.random.default_rng(seed)
+    return [law(*(int(part) for part in rng.integers(1, 12, size) ** 2)) for _ in range(count)]
+
+
+P3, Q3 = law(1, 5, 2), law(4, 1, 3)
+P4, Q4, R4 = random_laws(1, 4, 3)
+P5, Q5 = law(2, 0, 7, 1, 1), law(1, 4, 0, 2, 2)  # zeros in both
+CASES = {  # the target's law, and the drafters
+    "one of three": (P3, [(Q3, 1)]), "two of three": (P3, [(Q3, 2)]), "three of three": (P3, [(Q3, 3)]),
+    "equal laws": (P3, [(P3, 3)]), "two of four": (P4, [(Q4, 2)]), "zeros": (P5, [(Q5, 2)]),
+    "zeros in the draft": (P3, [(law(0, 1, 0), 2)]), "zeros in the target": (law(0, 1, 0), [(Q3, 2)]),
+    "nothing in common": (law(1, 0, 2, 0), [(law(0, 1, 0, 1), 2)]),
+    "two drafters": (P3, [(Q3, 1), (law(1, 1, 1), 2)]), "three drafters": (P4, [(Q4, 1), (R4, 1), (P4, 1)]),
+    "nobody": (P4, []),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("case", CASES)
+def test_every_rule_gives_a_token_by_the_target_s_law(name, case):
+    target, drafters = CASES[case]
+    judge, draw = RULES[name]
+
+    def experiment(chance):
+        return judge(target, proposals(drafters, draw or each, chance), chance)
+
+    assert distance(experiment, target) == 0
+
+
+def test_naive_gives_the_target_s_law_whatever_is_below_the_node():
+    for tokens in ([], [2], [0, 1, 2]):
+        below = [Proposal("eagle", token) for token in tokens]
+        assert distance(lambda chance, below=below: naive(P3, below, chance), P3) == 0
+
+
+# --- biases, which the same test must see -----------------------------------------------------------------------------
+
+def in_turn(target, drawn, chance):
+    """The proposals judged one after the other, as they come."""
+    for _, token, law_V in drawn:
+        if chance.happens(min(Fraction(1), target[token] / law_V[token])):
+            return token
+        target = residual(target, law_V)
+    return chance.pick(target)
+
+
+def likeliest(law_V, count):
+    return sorted(range(len(law_V)), key=lambda token: -law_V[token])[:count]
+
+
+def dropped(target, law_V, chance):
+    drawn = dict.fromkeys(each(law_V, 3, chance))
+    return mss(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
+
+
+def unchanged(target, law_V, chance):
+    return in_turn(target, [Proposal("ssm", token, law_V) for token in apart(law_V, 3, chance)], chance)
+
+
+def top(target, law_V, chance):
+    return in_turn(target, [Proposal("ssm", token, law_V) for token in likeliest(law_V, 3)], chance)
+
+
+def merged(target, law_V, chance):
+    """Two drafters draw a token each, and equal tokens count once."""
+    drawn = {proposal.token: proposal for proposal in proposals([(law_V, 1), (law_V[::-1], 1)], each, chance)}
+    return mss(target, list(drawn.values()), chance)
+
+
+def pruned(target, law_V, chance):
+    drawn = sorted(each(law_V, 3, chance), key=lambda token: -law_V[token])[:2]
+    return mss(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
+
+
+def ranked(target, law_V, chance):
+    drawn = sorted(each(law_V, 3, chance), key=lambda token: -law_V[token])
+    return in_turn(target, [Proposal("ssm", token, law_V) for token in drawn], chance)
+
+
+@pytest.mark.parametrize("biased, least", [
+    (dropped, 0.05), (unchanged, 0.05), (top, 0.3), (merged, 0.03), (pruned, 0.1), (ranked, 0.1)])
+def test_the_exact_test_sees_a_bias(biased, least):
+    pairs = [random_laws(seed, 4, 2) for seed in range(2, 7)]
+    assert max(distance(lambda chance: biased(target, law_V, chance), target) for target, law_V in pairs) > least
+
+
+def test_one_of_the_draws_may_be_left_out_by_chance_but_not_by_its_value():
+    def experiment(chance):
+        drawn = proposals([(Q3, 3)], each, chance)
+        drawn.pop(chance.pick(np.ones(3, dtype=int)))
+        return mss(P3, drawn, chance)
+
+    assert distance(experiment, P3) == 0
+
+
+# --- arithmetic with floats -------------------------------------------------------------------------------------------
+
+class Never:
+    """Chance by which nothing is accepted."""
+
+    def happens(self, probability):
+        return False
+
+    def pick(self, weights):
+        return Stream(0, 0, JUDGING).pick(weights)
+
+
+@pytest.mark.parametrize("judge", [mss, without_replacement])
+def test_a_residual_that_rounding_has_emptied_falls_back_to_the_law(judge):
+    law_V = np.array([0.25, 0.0, 0.75])
+    drawn = [Proposal("ssm", 0, law_V), Proposal("ssm", 2, law_V)]
+    assert judge(law_V, drawn, Never()) in (0, 2)
+    assert residual(law_V, law_V) is law_V
+
+
+def test_a_token_without_probability_is_never_picked():
+    weights = np.array([0.0, 1e-300, 0.0, 0.5, 0.0])
+    picked = {Stream(seed, 3, JUDGING).pick(weights) for seed in range(2000)}
+    assert picked == {3}
+    assert {Stream(seed, 3, JUDGING).pick(np.array([0.0, 1e-300, 0.0])) for seed in range(200)} == {1}
+
+
+def test_streams_follow_weights_and_no_two_purposes_share_one():
+    weights = np.array([0.1, 0.4, 0.0, 0.3, 0.2])
+    picked = [Stream(7, position, DRAWING, 1).pick(weights) for position in range(20_000)]
+    assert p_value(picked, weights) > ALPHA
+    streams = [(NOISE, 0), (JUDGING, 0), (DRAWING, 0), (DRAWING, 1)]
+    numbers = [stream(5, 9, purpose, who).random(4).tolist() for purpose, who in streams]
+    assert len(set(map(tuple, numbers))) == len(streams)
+    assert stream(5, 9, JUDGING).random() == stream(5, 9, JUDGING).random()
+    again = -np.log(stream(5, 9, NOISE).standard_exponential(3))
+    assert gumbel(5, 9, 3).tolist() == again.tolist()
+
+
+# --- nodes of a tree --------------------------------------------------------------------------------------------------
+
+def test_a_node_keeps_every_proposal_though_equal_tokens_are_one_child():
+    tree = TokenTree([3], 20)
+    first = tree.propose(tree.tip, Proposal("ssm1", 7, "q"), -1.0)
+    assert tree.propose(tree.tip, Proposal("ssm2", 7, "r"), -0.5) == first
+    assert tree.propose(tree.tip, Proposal("ssm2", 7, "r"), -0.5) == first
+    tree.propose(first, Proposal("ssm1", 9), -2.0)
+    assert [(p.source, p.law) for p in tree.drawn[tree.tip]] == [("ssm1", "q"), ("ssm2", "r"), ("ssm2", "r")]
+    assert tree.proposals[first] == {"ssm1": -1.0, "ssm2": -0.5} and first not in tree.drawn
+    tree.propose(first, Proposal("ssm1", 4, "q"), -2.0)
+    tree.settle(8)
+    assert tree.drawn == {}
+
+
+def test_the_names_of_the_rules_are_those_that_a_person_may_give():
+    assert CHOICES["verify"] == ("match", *RULES)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_without_proposals_a_rule_follows_the_warped_law(name):
+    logits = torch.randn(9, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    tree = TokenTree(range(20_001), 1 << 20)
+    sampler = Sampler(0.8, 0.9, 6, seed=2, rule=name)
+    said = rule_of(sampler)(tree, tree.trunk, logits.expand(len(tree.trunk), -1))
+    assert p_value(said, warp(logits[None], 0.8, 6, 0.9).softmax(-1)[0]) > ALPHA
+    assert rule_of(sampler)(tree, [5, 6], logits.expand(2, -1)) == said[5:7], "a position has one number"
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_told(name, bad):
+    logits = torch.zeros(2, 9)
+    logits[1, 4] = bad
+    tree = TokenTree([1, 2], 9)
+    with refused("the model's logits are not finite (NaN or infinity); its weights or its config.json are damaged"):
+        rule_of(Sampler(1.0, rule=name))(tree, tree.trunk, logits)
+
+
+# --- whole pipelines --------------------------------------------------------------------------------------------------
+
+TINY = Tiny(layers=1)
+START, RUNS = [9], 700
+
+
+def drafters(*noises):
+    """Models that are a little off, as drafters of one tree."""
+    networks = []
+    for number, noise in enumerate(noises):
+        network = TINY.twin(noise)
+        network.source, network.number = f"ssm{number + 1}", number
+        networks.append(network)
+    return Mixture(networks)
+
+
+def texts(rule, runs=RUNS):
+    """The first two tokens with many seeds, both of them guessed by two drafters that are often wrong."""
+    tree = replace(TREE, init=TREE.init.shaped(expanded((2, 1))))
+    with pipeline(TINY, 1, "serial", drafters(0.1, 0.2), tree) as decoder:
+        return [write(decoder, START, 2, Sampler(0.7, top_k=5, seed=seed, rule=rule)) for seed in range(runs)]
+
+
+def p_values(found):
+    """Of the first token, and of the second one behind the likeliest first."""
+    first = warp(TINY.logits(START)[-1:], 0.7, 5, 1.0).softmax(-1)[0]
+    likeliest = int(first.argmax())
+    second = warp(TINY.logits([*START, likeliest])[-1:], 0.7, 5, 1.0).softmax(-1)[0]
+    yield p_value([text[0] for text in found], first.numpy())
+    yield p_value([text[1] for text in found if text[0] == likeliest], second.numpy())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_whole_pipelines_sample_the_models_distribution(rule):
+    assert min(p_values(texts(rule))) > ALPHA
+
+
+@pytest.mark.parametrize("rule, biased", [
+    ("mss", Judging(lambda law_V, drawn, chance: in_turn(
+        law_V, sorted(drawn, key=lambda proposal: -proposal.law[proposal.token]), chance), each)),
+    ("eagle1", Judging(in_turn, apart))])
+def test_the_same_test_sees_biased_pipelines(monkeypatch, rule, biased):
+    monkeypatch.setitem(RULES, rule, biased)
+    assert min(p_values(texts(rule))) < ALPHA
