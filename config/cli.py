@@ -20,8 +20,8 @@ QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "none_expand")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
 TAKES_BACK = {
-    "model_dir": ("base_dir", "eagle_dir", "stages", *TUNED),
-    "base_dir": ("model_dir", "eagle_dir", "stages", *TUNED),
+    "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", *TUNED),
+    "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
 EXAMPLES = """\
@@ -45,7 +45,19 @@ def parse(argv: Sequence[str], command: str = COMMAND, kind: type[RunConfig] = R
     named = bool(argv) and "=" not in argv[0]
     preset = _preset(argv[0], keys) if named else PRESETS[DEFAULT_PRESET]
     typed = _given(argv[1:] if named else argv, keys)
-    return kind(**{**_chosen(preset, typed), **typed})
+    config = kind(**{**_chosen(preset, typed), **typed})
+    _check_draft(config, typed)
+    return config
+
+
+def _check_draft(config: RunConfig, typed: Mapping[str, Any]) -> None:
+    """Refuse a draft that was named beside a method with another one, and small models that nobody asks."""
+    own = [name for name in config.asked_methods if METHODS[name].draft == "ssm"]
+    if own and typed.get("draft", "ssm") != "ssm":
+        raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={typed['draft']} out")
+    if "ssm" in typed and not own and "ssm" not in config.sources:
+        raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={config.pipeline_type} with "
+                         f"draft={config.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
 
 
 def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
@@ -54,6 +66,10 @@ def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
     found = given(words, keys, PATHS)
+    if "ssm" in found:
+        folders = [folder.strip() for folder in found["ssm"].split(",")]
+        absolute = [os.path.abspath(os.path.expanduser(folder)) for folder in folders if folder]
+        found["ssm"] = ",".join(absolute) or found["ssm"]
     for key in QUESTIONS:
         if key in found and not found[key].strip():
             raise ValueError(f"{key} is empty: write the question behind {key}=")

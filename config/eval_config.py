@@ -99,6 +99,10 @@ class EvalConfig(ComparedDrafts):
         return tuple(map(number, listed(self.temperatures)))
 
     @property
+    def asked_methods(self) -> tuple[str, ...]:
+        return tuple(name for name in self.chosen_methods if name in METHODS)
+
+    @property
     def groups(self) -> list[tuple[str, ...]]:
         """The methods that can share one start of the pipeline: those of one target with one kind of draft."""
         found: dict[tuple[str, str], list[str]] = {}
@@ -111,7 +115,8 @@ class EvalConfig(ComparedDrafts):
         """These methods with each of the drafts, those that need none once; and naive with the baseline's draft."""
         found = []
         for name in methods:
-            drafts = ("none",) if METHODS[name].draft == "none" else self.chosen_drafts
+            own = METHODS[name].draft
+            drafts = self.chosen_drafts if own == "eagle" else (own,)
             found += [Contender(name, draft) for draft in drafts]
         baseline = Contender(BASELINE, self.baseline_draft)
         if self.baseline_draft and BASELINE in methods and baseline not in found:

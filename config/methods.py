@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Method:
-    """One row: names of a strategy (pipeline/strategies.py), a target and a draft; `about` is one line for people."""
+    """One row: names of a strategy (pipeline/strategies.py), a target and a draft; `about` is one line for people.
+
+    The draft `eagle` gives way to what the key `draft` says; `none` and `ssm`, the small models, do not.
+    """
 
     strategy: str
     target: str
@@ -32,6 +35,7 @@ METHODS = {
     "streaming": Method("streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
                         measured=True),
     "dsi": Method("dsi", "replicas", "eagle", "DSI: a drafter that never waits, copies of the model verify by turns"),
+    "specinfer": Method("serial", "ring", "ssm", "SpecInfer: trees of small models, merged into one and sent whole"),
     "tp": Method("naive", "tp", "eagle", "no pipeline: all ranks compute each layer together (Megatron)"),
     "galaxy": Method("naive", "galaxy", "eagle", "as tp, but rows are shared between blocks, and travel under matmuls"),
 }

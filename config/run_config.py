@@ -14,11 +14,12 @@ from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import Range, outside
 from config.tensor_parallel import TensorParallel
-from config.trees import ENDLESS, LEAST, Growth, TreeConfig
+from config.trees import ENDLESS, LEAST, MOST, STATIC, Growth, TreeConfig, expanded, wrong_widths
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
-    "draft": ("eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "none"),
+    "draft": ("eagle", "model", "suffix", "eagle+suffix", "model+suffix", "eagle+model", "eagle+model+suffix", "ssm",
+              "none"),
     "verify": ("match", "naive", "mss", "eagle1"),
     "policy": ("auto", "eagle2", "static", "opt", "expansion"),
     "template": ("vicuna", "llama-2", "own", "none"),
@@ -28,7 +29,7 @@ CHOICES = {
     "quant": ("auto", "none", "int8", "nf4", "fp4"),
 }
 COUNT = 1_000_000_000  # the most of anything that is counted
-GUESSES = Range(1, 65536)
+GUESSES = Range(1, MOST)
 LEVELS = Range(0, 65536)
 ROWS = Range(1, 65536, {0: "as many as is measured to pay", -1: "no bound"})
 PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
@@ -40,6 +41,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "init_total_token": GUESSES, "init_topk": GUESSES, "init_depth": LEVELS, "init_subseq_token": ROWS,
     "expand_total_token": GUESSES, "expand_topk": GUESSES, "expand_depth": LEVELS, "expand_subseq_token": ROWS,
     "stream_total_token": GUESSES, "stream_topk": GUESSES, "stream_subseq_token": ROWS,
+    "opt_threshold": Range(0.000001, 1, {0: "by what is measured at the start"}),
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
     "run_pipeinfer": GUESSES,
     "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
@@ -57,6 +59,9 @@ EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1, "time": "real"}
 TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
 STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
+DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
+FIXED = ("static", "expansion")  # policies by which a tree has its shape before anything is guessed
+GAIN = 0.5  # of a level of policy=opt, until it is measured how much pays
 MEASURED = 16  # rows per segment until it is measured how many there should be
 USUAL_RANKS = 4  # beside rank 0, of a method with replicas
 
@@ -70,8 +75,9 @@ class RunConfig:
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
-    draft: str = "eagle"  # eagle (the head), model (draft_dir), suffix (copies), sums as eagle+suffix, or none
+    draft: str = "eagle"  # eagle (the head), model (draft_dir), ssm, suffix (copies), sums as eagle+suffix, or none
     draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
+    ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: draft in rank 0's
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
@@ -95,11 +101,15 @@ class RunConfig:
     top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
     top_k: int = 0  # sample from this many likeliest tokens; 0: from all
     seed: int = 0  # of the noise; with one seed every method writes the same text
+    verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, their law not
     max_new_tokens: int = 256  # tokens, at most
     ignore_eos: bool = False  # go on after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none
 
-    # The tree that serial, naive and pruned draft, and continuous after a miss
+    # The tree that serial, naive, pruned and specinfer draft, and continuous after a miss
+    policy: str = "auto"  # eagle2, opt (OPT-Tree), static (EAGLE-1), expansion; auto: the method's own, or eagle2
+    expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, step by step: children of each guess of the step before
+    opt_threshold: float = 0.0  # accepted guesses that a level of opt must bring; 0: as many as pay, as measured
     init_total_token: int = 80  # guesses in the tree
     init_topk: int = 10  # children of a guess, and guesses of a level that get children
     init_depth: int = 6  # levels after the first
@@ -169,8 +179,19 @@ class RunConfig:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources of the draft's guesses, as the key `draft` sums them up."""
-        return tuple(self.draft.split("+"))
+        """The sources of the draft's guesses, as the key `draft` sums them up, or as the method has its own."""
+        own = METHODS[self.pipeline_type].draft
+        return (own,) if own == "ssm" else tuple(self.draft.split("+"))
+
+    @property
+    def small_models(self) -> tuple[str, ...]:
+        """The folders that the key `ssm` lists."""
+        return tuple(folder.strip() for folder in self.ssm.split(",") if folder.strip())
+
+    @property
+    def asked_methods(self) -> tuple[str, ...]:
+        """The methods that may be run."""
+        return (self.pipeline_type,)
 
     @property
     def virtual(self) -> bool:
@@ -227,6 +248,8 @@ class RunConfig:
         if self.expand:
             segment = _bound(self.expand_subseq_token)
             expand = Growth(self.expand_total_token, self.expand_depth, self.expand_topk, segment, worth)
+            expand = self._by_policy(expand)
+        init = self._by_policy(init)
         idle = Growth(0, 0, self.expand_topk)
         if self.none_expand:
             idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
@@ -238,6 +261,22 @@ class RunConfig:
         coupled = replace(chain, anywhere=True)
         return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.lookahead or 1,
                           self.prefill_chunk, self.score_order, self.prune)
+
+
+    def _by_policy(self, growth: Growth) -> Growth:
+        """A tree that is grown in the way that the key `policy` says."""
+        policy = self.policy_of(self.pipeline_type)
+        if policy == "opt":
+            return growth.adaptive(self.opt_threshold or GAIN)
+        if policy not in FIXED:
+            return growth
+        return growth.shaped(STATIC if policy == "static" else expanded(self.expansion))
+
+    def policy_of(self, method: str) -> str:
+        """How a method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
+        if self.policy != "auto":
+            return self.policy
+        return "expansion" if METHODS[method].draft == "ssm" else "eagle2"
 
 
 def _bound(size: int) -> int | None:
@@ -259,6 +298,7 @@ def _problems(c: RunConfig) -> Iterator[str]:
     yield from _problems_of_time(c)
     yield from _problems_of_questions(c)
     yield from _problems_of_machine(c)
+    yield from _problems_of_trees(c)
 
 
 def _problems_of_time(c: RunConfig) -> Iterator[str]:
@@ -288,3 +328,23 @@ def _problems_of_machine(c: RunConfig) -> Iterator[str]:
                "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
     if not DEVICE.fullmatch(c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"
+
+
+def _problems_of_trees(c: RunConfig) -> Iterator[str]:
+    wrong = wrong_widths(c.expansion)
+    if wrong:
+        yield f"expansion={c.expansion} {wrong}"
+    if c.ssm and not c.small_models:
+        yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
+    copies = "suffix" in c.sources
+    if copies and c.policy in FIXED:
+        yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"
+    several = len(c.sources) > 1 or ("ssm" in c.sources and len(c.small_models) > 1)
+    if c.policy == "opt" and (several or copies):
+        yield "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=DIR"
+    for method in c.asked_methods if c.verify in DRAWN else ():
+        strategy = METHODS[method].strategy
+        whole = strategy == "serial" and c.policy_of(method) in FIXED
+        if strategy != "autoregressive" and not whole:
+            yield (f"verify={c.verify} judges guesses that were drawn, which {method} would choose by their worth: "
+                   "take pipeline_type=specinfer, or serial with policy=static")

@@ -5,10 +5,13 @@ It knows nothing about keys: `run_config.py` makes these values of them.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
-from typing import Sequence, Tuple
+from typing import Tuple
 
 ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
+MOST = 65536  # guesses in a tree
+WIDTHS = re.compile(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*")
 LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
 Shape = Tuple[Tuple[int, ...], ...]  # level by level, how many children each node of the level before has, in order
 
@@ -54,13 +57,26 @@ class Growth:
         return replace(self, width=self.nodes, gain=gain)
 
 
-def expanded(widths: Sequence[int]) -> Shape:
-    """SpecInfer's tree: in each step every node of the last level gets so many children."""
+def expanded(expansion: str) -> Shape:
+    """SpecInfer's tree by its widths, as 1,1,3: in each step every node of the last level gets so many children."""
     shape, nodes = [], 1
-    for width in widths:
+    for width in map(int, expansion.split(",")):
         shape.append((width,) * nodes)
         nodes *= width
     return tuple(shape)
+
+
+def wrong_widths(expansion: str) -> str:
+    """What is wrong with widths that a person wrote, and the fix; empty if nothing is."""
+    if not WIDTHS.fullmatch(expansion):
+        return "is no list of widths: write numbers with commas between, as 1,1,3,1,1,1,1,1"
+    nodes, level = 0, 1
+    for width in map(int, expansion.split(",")):
+        level *= width
+        nodes += level
+        if nodes > MOST:
+            return f"makes a tree of more than {MOST} guesses: give smaller widths"
+    return ""
 
 
 @dataclass(frozen=True)

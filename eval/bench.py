@@ -165,13 +165,14 @@ class Evaluation:
 
     def _sampler(self, job: Job) -> Sampler:
         config = self.config
-        return Sampler(job.temperature, config.top_p, config.top_k, config.seed + job.repeat)
+        return Sampler(job.temperature, config.top_p, config.top_k, config.seed + job.repeat, config.verify)
 
     def _answer(self, job: Job, reference: Texts | None) -> Line:
         """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
         turns = self._conversation(job)
         line = self._line(job, turns)
-        if reference is not None and job.contender.method != "ar":
+        one_text = self.config.verify == "match" or not job.temperature
+        if reference is not None and one_text and job.contender.method != "ar":
             difference = self._first_difference(job, turns, reference)
             line.update(same_as_ar=difference is None, first_difference=difference)
         return line

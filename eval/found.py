@@ -216,7 +216,8 @@ def _asked(start: Mapping[str, Any]) -> list[Contender]:
     """The methods that a start asked for, each with its drafts."""
     found = []
     for method in listed(start["methods"]):
-        drafts = ["none"] if _needs_none(method) else _drafts(start)
+        own = METHODS[method].draft if method in METHODS else "eagle"
+        drafts = _drafts(start) if own == "eagle" else [own]
         found += [Contender(method, draft) for draft in drafts]
     return found
 

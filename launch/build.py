@@ -14,6 +14,7 @@ from torch import Tensor
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from launch.spec import RankSpec
+from launch.vocabulary import check_tokens
 from model.answers import add_texts, load_texts
 from model.blend import SUFFIX
 from model.cache import TreeCache
@@ -114,7 +115,14 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = 
     """The draft that the configuration names. It may share the target's LM head."""
     if not spec.sources:
         return NoDraft()
-    networks: list[Any] = [DRAFTS[name](spec, lm_head) for name in spec.sources if name in DRAFTS]
+    networks: list[Any] = []
+    for name in spec.sources:
+        if name == "ssm":
+            networks += _small_models(spec)
+        elif name in DRAFTS:
+            networks.append(DRAFTS[name](spec, lm_head))
+    for number, network in enumerate(networks):
+        network.number = number
     if spec.cluster:
         networks = [SlowDraft(draft, Pace(spec.cluster, clock, trace)) for draft in networks]
     draft: Draft = Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
@@ -159,11 +167,27 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
 def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
     """A small model of the same vocabulary, whole: from `draft_dir`, or from the folder `draft` in rank 0's."""
     folder = Path(spec.config.draft_dir) if spec.config.draft_dir else spec.part.folder / "draft"
+    return _small_model(spec, folder, "draft_dir")
+
+
+def _small_models(spec: RankSpec) -> list[ModelDraft]:
+    """The small models that draft side by side, called ssm1, ssm2 and so on in the order in which they were named."""
+    found = []
+    for number, folder in enumerate(spec.small_models, 1):
+        draft = _small_model(spec, folder, "ssm")
+        draft.source = f"ssm{number}"
+        found.append(draft)
+    return found
+
+
+def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
+    """The small model in a folder that `key` may name; ValueError for one that does not fit, or is none."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: give draft_dir=FOLDER, a small model in Hugging Face form")
+        raise ValueError(f"there is no folder {folder}: give {key}=FOLDER, a small model in Hugging Face form")
     source = Checkpoint(folder)
     check_model(source)
     sizes = _draft_sizes(LlamaConfig.read(source.config), spec, folder)
+    check_tokens(folder, source.config, spec.part.folder, spec.part.config)
     top, body = assign(source.names(), [0, sizes.layers], sizes.tied)
     model = Slice(sizes, 0, sizes.layers)
     kind = spec.draft_quant()

@@ -106,16 +106,24 @@ def _head(spec: RankSpec) -> Need:
 
 def _draft(spec: RankSpec) -> Need:
     """The memory of the draft's networks."""
-    networks = [_network(spec, name) for name in spec.sources if name in FOLDERS]
+    networks = [_network(spec, folder, name == "eagle") for name in spec.sources for folder in _folders(spec, name)]
     return sum(networks, NOTHING)
 
 
-def _network(spec: RankSpec, name: str) -> Need:
+def _folders(spec: RankSpec, name: str) -> list[Path]:
+    """Where the networks of a source lie."""
+    if name == "ssm":
+        return spec.small_models
+    if name not in FOLDERS:
+        return []
+    if name == "eagle" and spec.part.eagle:
+        return [spec.part.eagle]
+    return [Path(spec.config.draft_dir) if spec.config.draft_dir else spec.part.folder / "draft"]
+
+
+def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     """The memory of one network; nothing where its folder is missing, which is told when the draft is built."""
-    part, eagle = spec.part, name == "eagle"
-    folder = Path(spec.config.draft_dir) if spec.config.draft_dir else part.folder / "draft"
-    if eagle and part.eagle:
-        folder = part.eagle
+    part = spec.part
     if not (folder / "config.json").is_file():
         return NOTHING
     source = Checkpoint(folder)
@@ -168,7 +176,8 @@ def _rows(spec: RankSpec) -> int:
     """The rows of the largest segment that is to be expected."""
     tree = spec.config.tree
     copied = MOST if spec.copies > 1 else 0
-    return max(copied, tree.chunk, tree.init.nodes + 1, spec.config.init_topk_pipedec, spec.config.run_pipeinfer)
+    guesses = tree.init.nodes * spec.drafters
+    return max(copied, tree.chunk, guesses + 1, spec.config.init_topk_pipedec, spec.config.run_pipeinfer)
 
 
 def _step(spec: RankSpec, sizes: LlamaConfig, kind: str) -> int:

@@ -13,10 +13,11 @@ from typing import Any, Generator, Iterator, Sequence, Union
 
 from config.cli import parse
 from config.methods import METHODS
-from config.run_config import RunConfig, TreeConfig
+from config.run_config import RANGES, RunConfig
+from config.trees import TreeConfig
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_ring, build_stage
 from launch.prepare import check_ids, open_text, prepare
-from launch.probe import latencies, segment_rows
+from launch.probe import latencies, level_share, segment_rows
 from launch.ranks import Rank, as_processes, as_threads
 from launch.spec import RankSpec
 from launch.virtual import as_virtual
@@ -29,6 +30,7 @@ from pipeline.target import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
 
+LEAST_GAIN = RANGES["opt_threshold"].least
 # A question; a conversation, in which the user and the assistant take turns; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[int]]
 
@@ -137,7 +139,7 @@ class Pipeline:
 
     def _request(self, ids: list[int], config: RunConfig) -> Request:
         """The request for an answer to these token ids, as the configuration wants it."""
-        sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed)
+        sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
         request = Request(ids, sampler, config.max_new_tokens)
         if self.text and not config.ignore_eos:
             request = replace(request, end=frozenset(self.text.end_ids))
@@ -169,14 +171,15 @@ class Pipeline:
         there, or does not fit.
         """
         spec = replace(self.spec, config=config, head=head)
-        draft, tree = self.draft_of(spec), self._tree(config)
+        draft = self.draft_of(spec)
+        tree = self._deepening(config, draft, self._tree(config))
         if config.replicated:
             tree = replace(tree, lookahead=self._lookahead(config, draft))
         return build_decoder(spec, self.ring, draft, tree)
 
     def draft_of(self, spec: RankSpec) -> Draft:
         """The draft that a specification names, which is built once."""
-        place = spec.draft, spec.head, spec.config.draft_dir
+        place = spec.draft, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
             self.drafts[place] = build_draft(spec, self.lm_head, self.trace, self.ring.clock)
         return self.drafts[place]
@@ -193,6 +196,16 @@ class Pipeline:
         if config.stream_subseq_token == 0:
             tree = replace(tree, stream=replace(tree.stream, segment=self.segment_rows))
         return tree
+
+    def _deepening(self, config: RunConfig, draft: Draft, tree: TreeConfig) -> TreeConfig:
+        """The trees as deep as pays with this draft, as far as OPT-Tree's threshold was left open."""
+        measured = config.opt_threshold == 0 and config.policy_of(config.pipeline_type) == "opt"
+        if not measured or not draft.networks:
+            return tree
+        network, = draft.networks
+        share = level_share(self.ring, network, tree.init, self.spec.context, self.ring.clock)
+        gain = max(share, LEAST_GAIN)
+        return replace(tree, init=replace(tree.init, gain=gain), expand=replace(tree.expand, gain=gain))
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """How many guesses of DSI make a verification, as given or as measured; tells if too few replicas are there."""

@@ -1,4 +1,4 @@
-"""What is measured at the start: how many rows a segment should hold, and how many guesses a verification of DSI.
+"""What is measured at the start: rows of a segment, guesses of a verification of DSI, what a level of OPT-Tree costs.
 
 Where a stage's time is flat, rows are free and a large segment brings more guesses; where it is sloped, or a link is
 slow, small ones come back sooner. It knows nothing about strategies.
@@ -6,9 +6,10 @@ slow, small ones come back sooner. It knows nothing about strategies.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Iterator, NamedTuple, Sequence
 
-from config.run_config import TreeConfig
+from config.trees import Growth, TreeConfig
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.clock import REAL
@@ -83,16 +84,26 @@ def latencies(ring: Ring, networks: Sequence[Draft], context: int, clock: Clock 
     return found
 
 
-def _guess(ring: Ring, network: Draft, clock: Clock) -> float:
-    """The seconds of one more guess in a chain; 0 if the network guesses nothing."""
+def level_share(ring: Ring, network: Draft, growth: Growth, context: int, clock: Clock = REAL) -> float:
+    """What a level of a tree takes, in the time in which the target verifies that tree; from 0 to 1.
+
+    A level that brings more accepted guesses than that is worth its time (OPT-Tree, section 3.2: the least threshold).
+    """
+    rows = min(growth.nodes + 1, context)
+    _pass(ring, rows, clock)  # warms up
+    level = _guess(ring, network, clock, replace(growth, gain=0.0))
+    return min(1.0, level / _pass(ring, rows, clock))
+
+
+def _guess(ring: Ring, network: Draft, clock: Clock, growth: Growth = TreeConfig.chain) -> float:
+    """The seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
     tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
     target = ring.open(tree, Sampler(), network.inner)
     network.begin(Sampler())
     _send(ring, tree, target)
     verify(tree)
-    chain = TreeConfig().chain
     moments = [clock.now()]
-    while network.grow(tree, chain):
+    while network.grow(tree, growth):
         moments.append(clock.now())
     target.close()
     network.reset()

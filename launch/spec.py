@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class RankSpec:
         ranks = len(self.part.stages)
         grown = tree.expand.nodes + ranks * tree.idle.nodes
         layers = ranks * max(self.config.init_topk_pipedec, self.config.run_pipeinfer)
-        return self.context + 8 * max(tree.init.nodes, grown, layers)
+        return self.context + 8 * max(tree.init.nodes * self.drafters, grown, layers)
 
     @property
     def copies(self) -> int:
@@ -89,12 +90,22 @@ class RankSpec:
     @property
     def draft(self) -> str:
         """The kind of draft: that of the method, if it has any."""
-        return "none" if METHODS[self.config.pipeline_type].draft == "none" else self.config.draft
+        return "none" if METHODS[self.config.pipeline_type].draft == "none" else "+".join(self.config.sources)
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The sources of the draft's guesses; none for a method that has no draft."""
         return () if self.draft == "none" else self.config.sources
+
+    @property
+    def small_models(self) -> list[Path]:
+        """The folders of the small models that draft side by side: those that are named, or `draft` in rank 0's."""
+        return [Path(folder) for folder in self.config.small_models] or [self.part.folder / "draft"]
+
+    @property
+    def drafters(self) -> int:
+        """How many trees of the usual size make one."""
+        return len(self.small_models) if "ssm" in self.sources else 1
 
     @property
     def cluster(self) -> Profile | None:

@@ -56,7 +56,7 @@ class TreeDraft:
     """
 
     source = ""  # its name among the drafts of a tree
-    number = 0  # and its number among the small models, which keeps their draws apart
+    number = 0  # and its number among them, which keeps their draws apart
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
     inner = False  # whether its features are the inputs of inner layers of the target
     drifts = False  # whether its guesses get worse where they stand on many of its own

@@ -21,7 +21,8 @@ from pipeline.transport import PeerLost
 CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what decides what a rank computes and says
 # What belongs to a board, or to rank 0, whose user asks. All other keys must agree, so a new one is compared too.
 LOCAL = frozenset({
-    "model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "data", "output", "results", "hosts",  # its folders
+    "model_dir", "base_dir", "eagle_dir", "draft_dir", "ssm", "models",  # its folders …
+    "data", "output", "results", "hosts",  # … and files
     "prompt", "prompt_ids", "question_file",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
     "master_addr", "master_port", "wait",  # how it comes to the rendezvous

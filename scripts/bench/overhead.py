@@ -75,7 +75,7 @@ def _decoders(pipeline: Pipeline) -> dict[str, Decoder]:
 def request(pipeline: Pipeline, question: str) -> Request:
     """The request of a question; of `prompt_ids`, if the pipeline was started with these."""
     config, text = pipeline.config, pipeline.text
-    sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed)
+    sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
     if text is None:
         return Request(list(config.ids), sampler, config.max_new_tokens)
     prompt = text.prompt_ids([question], config.template)

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, OPTConfig, PretrainedConfig
-from transformers import PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from toy.recipe.pack import Rows
 from toy.recipe.tokenizer import VOCABULARY
 from toy.recipe.train import Hyperparameters, begin, join, launch
-
 
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
