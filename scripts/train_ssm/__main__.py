@@ -57,7 +57,8 @@ class Training:
         if len(fitting) <= args.judged:
             raise ValueError(f"{len(fitting)} prompts leave room for {args.new_tokens} tokens in the context, of which "
                              f"--judged {args.judged} are held out: give more prompts, or less of one of both")
-        self.held, self.prompts = fitting[:args.judged], fitting[args.judged:]
+        self.held = fitting[:args.judged]
+        self.prompts = sorted(fitting[args.judged:], key=len)  # texts beside each other are best equally long
         self.target = open_model(args.target, self.device)
 
     @property
@@ -111,7 +112,7 @@ class Training:
 def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
     """Write a drafter as Hugging Face has it, with the config, the tokenizer and the number type of its source."""
     dtype = source.form(source.names()[-1]).dtype
-    model.to(dtype=dtype).save_pretrained(str(folder), safe_serialization=True)
+    model.to(dtype=dtype).save_pretrained(str(folder), safe_serialization=True)  # type: ignore[call-arg]
     for name in ("config.json", *TEXT_FILES):
         if (source.folder / name).is_file():
             shutil.copyfile(source.folder / name, folder / name)
