@@ -14,7 +14,7 @@ from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import Range, outside
 from config.tensor_parallel import TensorParallel
-from config.trees import ENDLESS, LEAST, MOST, STATIC, Growth, TreeConfig, expanded, wrong_widths
+from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
 CHOICES = {
     "pipeline_type": tuple(METHODS),
@@ -41,12 +41,11 @@ RANGES = {  # of every key that is a number, but those of sharing
     "init_total_token": GUESSES, "init_topk": GUESSES, "init_depth": LEVELS, "init_subseq_token": ROWS,
     "expand_total_token": GUESSES, "expand_topk": GUESSES, "expand_depth": LEVELS, "expand_subseq_token": ROWS,
     "stream_total_token": GUESSES, "stream_topk": GUESSES, "stream_subseq_token": ROWS,
-    "opt_threshold": Range(0.000001, 1, {0: "by what is measured at the start"}),
+    "opt_threshold": Range(0.000001, 1, {0: "what pays, as measured"}),
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
     "run_pipeinfer": GUESSES,
     "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
     "replica_stages": Range(1, 1024),
-    "lookahead": Range(1, 65536, {0: "by what is measured at the start"}),
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
@@ -58,10 +57,9 @@ RANGES = {  # of every key that is a number, but those of sharing
 EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1, "time": "real"}
 TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
 STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
+COUNTED = re.compile(r"[0-9]{1,9}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
-FIXED = ("static", "expansion")  # policies by which a tree has its shape before anything is guessed
-GAIN = 0.5  # of a level of policy=opt, until it is measured how much pays
 MEASURED = 16  # rows per segment until it is measured how many there should be
 USUAL_RANKS = 4  # beside rank 0, of a method with replicas
 
@@ -77,7 +75,7 @@ class RunConfig:
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
     draft: str = "eagle"  # eagle (the head), model (draft_dir), ssm, suffix (copies), sums as eagle+suffix, or none
     draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
-    ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: draft in rank 0's
+    ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: rank 0's draft
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
@@ -101,7 +99,7 @@ class RunConfig:
     top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
     top_k: int = 0  # sample from this many likeliest tokens; 0: from all
     seed: int = 0  # of the noise; with one seed every method writes the same text
-    verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, their law not
+    verify: str = "match"  # the rule for guesses: match, naive, mss (SpecInfer) or eagle1; texts differ, laws do not
     max_new_tokens: int = 256  # tokens, at most
     ignore_eos: bool = False  # go on after the end token (to measure speed)
     stop: str = ""  # text that ends the answer; empty: none
@@ -137,7 +135,7 @@ class RunConfig:
     prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
     run_pipeinfer: int = 4  # guesses in a run of pipeinfer
-    lookahead: int = 0  # guesses of dsi in a verification; 0: the fewest with which none waits, as measured
+    lookahead: str = "auto"  # guesses of dsi in a verification; auto: the fewest with which none waits, as measured
     min_probability: float = 0.0  # a guess whose path the draft finds less likely than this is not drafted; 0: all are
     prefill_chunk: int = 64  # rows of the prompt per segment, at most
 
@@ -230,6 +228,11 @@ class RunConfig:
         """Whether the method has copies of the model, each split into `replica_stages` instead of `stages`."""
         return METHODS[self.pipeline_type].target == "replicas"
 
+    @property
+    def guesses(self) -> int:
+        """How many guesses of dsi make a verification; 0 if that is to be measured."""
+        return 0 if self.lookahead == "auto" else int(self.lookahead)
+
     def copies(self, stages: int) -> int:
         """How many copies of a model of so many stages, rank 0's included, verify; 1 if the method has no replicas."""
         if not self.replicated:
@@ -242,14 +245,15 @@ class RunConfig:
 
         A growth that is switched off has no nodes and no levels; `min_probability` becomes a log-probability.
         """
+        policy = self.policy_of(self.pipeline_type)
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
         init = Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token), worth)
         expand = replace(init, nodes=0, depth=0)
         if self.expand:
             segment = _bound(self.expand_subseq_token)
             expand = Growth(self.expand_total_token, self.expand_depth, self.expand_topk, segment, worth)
-            expand = self._by_policy(expand)
-        init = self._by_policy(init)
+            expand = by_policy(expand, policy, self.expansion, self.opt_threshold)
+        init = by_policy(init, policy, self.expansion, self.opt_threshold)
         idle = Growth(0, 0, self.expand_topk)
         if self.none_expand:
             idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
@@ -259,18 +263,9 @@ class RunConfig:
         stream = Growth(self.stream_total_token, ENDLESS, self.stream_topk, _bound(self.stream_subseq_token),
                         max(worth, LEAST), anywhere=True)
         coupled = replace(chain, anywhere=True)
-        return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.lookahead or 1,
+        return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.guesses or 1,
                           self.prefill_chunk, self.score_order, self.prune)
 
-
-    def _by_policy(self, growth: Growth) -> Growth:
-        """A tree that is grown in the way that the key `policy` says."""
-        policy = self.policy_of(self.pipeline_type)
-        if policy == "opt":
-            return growth.adaptive(self.opt_threshold or GAIN)
-        if policy not in FIXED:
-            return growth
-        return growth.shaped(STATIC if policy == "static" else expanded(self.expansion))
 
     def policy_of(self, method: str) -> str:
         """How a method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
@@ -320,12 +315,15 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
 
 def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if c.draft_dir and "model" not in c.sources:
-        yield f"draft_dir={c.draft_dir} is ignored with draft={c.draft}: add draft=model, or leave it out"
+        fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
+        yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
     if c.answers and "suffix" not in c.sources:
         yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
     if c.stages and not STAGES.fullmatch(c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
                "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
+    if c.lookahead != "auto" and not (COUNTED.fullmatch(c.lookahead) and GUESSES.holds(int(c.lookahead))):
+        yield f"lookahead={c.lookahead} is not possible: give auto or {GUESSES.advice}"
     if not DEVICE.fullmatch(c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"
 
@@ -339,8 +337,8 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     copies = "suffix" in c.sources
     if copies and c.policy in FIXED:
         yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"
-    several = len(c.sources) > 1 or ("ssm" in c.sources and len(c.small_models) > 1)
-    if c.policy == "opt" and (several or copies):
+    models = len(c.small_models) if "ssm" in c.sources else 1
+    if c.policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
         yield "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=DIR"
     for method in c.asked_methods if c.verify in DRAWN else ():
         strategy = METHODS[method].strategy

@@ -12,11 +12,19 @@ from typing import Tuple
 ENDLESS = 1 << 30  # no bound: more guesses, or levels, than any context holds
 MOST = 65536  # guesses in a tree
 WIDTHS = re.compile(r"[1-9][0-9]{0,4}(,[1-9][0-9]{0,4})*")
+FIXED = ("static", "expansion")  # policies by which a tree has its shape before anything is guessed
+GAIN = 0.5  # of a level of policy=opt, until it is measured how much pays
 LEAST = -8.0  # log-probability of a path below which streaming drafts nothing
 Shape = Tuple[Tuple[int, ...], ...]  # level by level, how many children each node of the level before has, in order
 
 # EAGLE-1's tree: of 25 guesses, the likeliest of a node first. Nodes that a level leaves out have no children.
-STATIC: Shape = ((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,))
+STATIC: Shape = (
+    (4,),
+    (3, 2, 2, 1),
+    (3, 2, 2, 1),
+    (3,),
+    (2,),
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,21 @@ class Growth:
 
     def shaped(self, shape: Shape) -> Growth:
         """A tree of this shape, in segments of the same size."""
-        nodes = sum(map(sum, shape))
-        return replace(self, nodes=nodes, depth=len(shape) - 1, width=max(map(max, shape)), shape=shape)
+        nodes, width = sum(map(sum, shape)), max(map(max, shape))
+        return replace(self, nodes=nodes, depth=len(shape) - 1, width=width, shape=shape)
 
     def adaptive(self, gain: float) -> Growth:
         """OPT-Tree's tree of as many guesses: the frontier is as wide as the tree, and deepens while that pays."""
         return replace(self, width=self.nodes, gain=gain)
+
+
+def by_policy(growth: Growth, policy: str, expansion: str, threshold: float) -> Growth:
+    """A tree that is grown by a policy, with the values of the keys `expansion` and `opt_threshold`."""
+    if policy == "opt":
+        return growth.adaptive(threshold or GAIN)
+    if policy not in FIXED:
+        return growth
+    return growth.shaped(STATIC if policy == "static" else expanded(expansion))
 
 
 def expanded(expansion: str) -> Shape:

@@ -187,7 +187,7 @@ def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
     source = Checkpoint(folder)
     check_model(source)
     sizes = _draft_sizes(LlamaConfig.read(source.config), spec, folder)
-    check_tokens(folder, source.config, spec.part.folder, spec.part.config)
+    check_tokens(source, spec.part)
     top, body = assign(source.names(), [0, sizes.layers], sizes.tied)
     model = Slice(sizes, 0, sizes.layers)
     kind = spec.draft_quant()

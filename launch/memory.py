@@ -19,7 +19,7 @@ from launch.spec import RankSpec
 from model.checkpoint import Checkpoint, Form
 from model.llama import LlamaConfig
 from model.quant import PIECE, Recast
-from model.weights import EMBED, HEAD
+from model.weights import EMBED, HEAD, read_sizes, translate
 from pipeline.replicas import MOST
 from tp.shares import shares
 
@@ -106,8 +106,11 @@ def _head(spec: RankSpec) -> Need:
 
 def _draft(spec: RankSpec) -> Need:
     """The memory of the draft's networks."""
-    networks = [_network(spec, folder, name == "eagle") for name in spec.sources for folder in _folders(spec, name)]
-    return sum(networks, NOTHING)
+    found = NOTHING
+    for name in spec.sources:
+        for folder in _folders(spec, name):
+            found += _network(spec, folder, name == "eagle")
+    return found
 
 
 def _folders(spec: RankSpec, name: str) -> list[Path]:
@@ -127,8 +130,11 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     if not (folder / "config.json").is_file():
         return NOTHING
     source = Checkpoint(folder)
-    sizes = replace(LlamaConfig.read(source.config), context=spec.sizes.context)
+    sizes = replace(read_sizes(source), context=spec.sizes.context)
     forms = {name: source.form(name) for name in source.names()}
+    if sizes.tied and not eagle:
+        [embedding] = [name for name in forms if translate(name) == EMBED]
+        forms[HEAD] = forms[embedding]  # held once more
     if eagle and "embed_tokens.weight" not in forms:
         forms[EMBED] = part.weights.form(HEAD)
     cache = _cache(spec, sizes, 1 if eagle else sizes.layers)

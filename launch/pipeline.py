@@ -205,11 +205,12 @@ class Pipeline:
         network, = draft.networks
         share = level_share(self.ring, network, tree.init, self.spec.context, self.ring.clock)
         gain = max(share, LEAST_GAIN)
-        return replace(tree, init=replace(tree.init, gain=gain), expand=replace(tree.expand, gain=gain))
+        init, expand = replace(tree.init, gain=gain), replace(tree.expand, gain=gain)
+        return replace(tree, init=init, expand=expand)
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """How many guesses of DSI make a verification, as given or as measured; tells if too few replicas are there."""
-        chosen, servers = config.lookahead, self.ring.depth
+        chosen, servers = config.guesses, self.ring.depth
         measured = latencies(self.ring, draft.networks, self.spec.context, self.ring.clock)
         least = measured.least(servers)
         if 0 < chosen < least:

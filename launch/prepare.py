@@ -20,7 +20,7 @@ from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.stages import is_split_as
 from model.text import Text
-from model.weights import HEAD, Part, plan_stages
+from model.weights import HEAD, Part, plan_stages, read_sizes
 from pipeline.trace import rank_files
 from tp.links import Placement
 
@@ -123,7 +123,7 @@ def _split(config: RunConfig, write: bool) -> Path:
     source = Checkpoint(config.base_dir)
     stages = ""
     if not config.tensor_parallel.whole:
-        wanted = str(config.replica_stages) if config.replicated else config.stages or "4"
+        wanted = _replica(config.replica_stages, source) if config.replicated else config.stages or "4"
         stages = "+".join(map(str, plan_stages(wanted, source)))
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
@@ -132,6 +132,14 @@ def _split(config: RunConfig, write: bool) -> Path:
         layout = Layout(quant, config.tensor_parallel.speeds)
         split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
+
+
+def _replica(stages: int, source: Checkpoint) -> str:
+    """The stages of a copy of the model, as `plan_stages` reads them."""
+    layers = read_sizes(source).layers
+    if stages > layers:
+        raise ValueError(f"replica_stages={stages} does not fit: the model has {layers} layers, so choose 1 to {layers}")
+    return str(stages)
 
 
 def _name(config: RunConfig, stages: str, quant: str) -> str:

@@ -5,27 +5,30 @@ It reads the files of tokenizers, and compares what both models have; one that h
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 from config.files import fits
 from config.foreign import read_json, shown
+from model.checkpoint import Checkpoint
 from model.text import VOCABULARIES, Text
+from model.weights import Part
 
 SPECIAL = ("bos_token_id", "eos_token_id")
+ADDED = [{"id": int, "content": str}]  # tokens behind those of a vocabulary
 OTHER = "take a small model that was made for the same tokenizer"
 
 
-def check_tokens(folder: Path, config: Mapping[str, Any], target: Path, target_config: Mapping[str, Any]) -> None:
-    """Refuse a small model, in `folder`, whose tokens have other numbers than those of the model in `target`.
+def check_tokens(small: Checkpoint, target: Part) -> None:
+    """Refuse a small model whose tokens have other numbers than those of the model that rank 0 holds a part of.
 
-    The `config`s are those of both models. The ValueError names the file and the token.
+    The ValueError names the file and the token.
     """
     for name in SPECIAL:
-        theirs, ours = _numbers(config.get(name)), _numbers(target_config.get(name))
-        if theirs and ours and not theirs & ours:
-            raise ValueError(f"{folder / 'config.json'} has {name}={shown(config[name])}, but the model has "
-                             f"{shown(target_config[name])}: {OTHER}")
-    path, known = vocabulary(folder), vocabulary(target)
+        theirs, ours = small.config.get(name), target.config.get(name)
+        if _numbers(theirs) and _numbers(ours) and not _numbers(theirs) & _numbers(ours):
+            raise ValueError(f"{small.folder / 'config.json'} has {name}={shown(theirs)}, but the model has "
+                             f"{shown(ours)}: {OTHER}")
+    path, known = vocabulary(small.folder), vocabulary(target.folder)
     if path is None or known is None or _same(path, known):
         return
     theirs_by_number, ours_by_number = tokens(path), tokens(known)
@@ -44,12 +47,13 @@ def vocabulary(folder: Path) -> Path | None:
 def tokens(path: Path) -> dict[int, str]:
     """The tokens of a vocabulary by their numbers. ValueError for a file that holds none."""
     if path.suffix != ".json":
-        return {number: token for token, number in Text(path.parent).tokenizer.get_vocab().items()}
+        known = Text(path.parent).tokenizer.get_vocab()
+        return {number: token for token, number in known.items()}
     held = read_json(path)
     if path.name != "tokenizer.json":
         held = {"model": {"vocab": held}}
     added = held.get("added_tokens", [])
-    if not fits(held, {"model": {"vocab": _is_vocabulary}}) or not fits(added, [{"id": int, "content": str}]):
+    if not fits(held, FORM) or not fits(added, ADDED):
         raise ValueError(f"{path} holds no vocabulary: copy it again from its model")
     words = held["model"]["vocab"]
     if isinstance(words, list):
@@ -75,3 +79,6 @@ def _numbers(value: Any) -> set[int]:
     """The numbers of tokens that a field names: none, one or several."""
     named = value if isinstance(value, list) else [value]
     return {number for number in named if isinstance(number, int)}
+
+
+FORM = {"model": {"vocab": _is_vocabulary}}  # of a tokenizer.json

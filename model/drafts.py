@@ -20,7 +20,7 @@ from config.trees import Growth
 from model.blend import Guesses
 from model.cache import TreeCache
 from model.llama import Slice
-from model.rules import Proposed, drawing, drawn, laws, likely, spread
+from model.rules import Drafter, Proposed, drawing, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 
@@ -274,22 +274,23 @@ class TreeDraft:
         self._score, self._out = score[:size], out_TD[parents[:size]]
         self._level += 1
         if growth.gain:
-            expected = sum(math.exp(tree.score[node] - tree.score[tree.tip]) for node in tree.live)
-            self._pays, self._expected = expected - self._expected > growth.gain, expected
+            tip = tree.score[tree.tip]
+            before, self._expected = self._expected, sum(math.exp(tree.score[node] - tip) for node in tree.live)
+            self._pays = self._expected - before > growth.gain
 
     def _branch(self, tree: TokenTree, out_TD: Tensor, growth: Growth) -> None:
         """Give every node of the frontier the children that the shape says; those with children are the next one.
 
         A child that was drawn twice is one node, whose children are those of the place of its first draw.
         """
-        counts = growth.shape[self._level]
+        counts, following = [*growth.shape, ()][self._level:self._level + 2]
         begins = [0, *accumulate(counts)]
         self._level += 1
-        following = growth.shape[self._level] if self._level < len(growth.shape) else ()
         children = self._children(tree, out_TD, [counts[place] for place in self._places])
         above = self._score.tolist()
         rows: dict[int, int] = {}  # a node of the next frontier -> the row of its parent
-        places, scores = [], []
+        places: list[int] = []
+        scores: list[float] = []
         for row, (parent, guesses) in enumerate(zip(self._frontier, children)):
             for place, (proposal, gain) in enumerate(guesses, begins[self._places[row]]):
                 score = above[row] + gain
@@ -299,22 +300,24 @@ class TreeDraft:
                     places.append(place)
                     scores.append(score)
         self._frontier, self._places = list(rows), places
-        self._score, self._out = self._score.new_tensor(scores), out_TD[list(rows.values())]
+        self._score = self._score.new_tensor(scores)
+        self._out = out_TD[list(rows.values())]
 
     def _children(self, tree: TokenTree, out_TD: Tensor, counts: Sequence[int]) -> list[Proposed]:
         """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
-        if drawing(self._sampler) is None:
+        sampler, drafter = self._sampler, Drafter(self.source, self.number)
+        if drawing(sampler) is None:
             gain_TW, token_TW = self.guess(out_TD, max(counts))
             if gain_TW.isnan().any():
                 raise self._damaged(out_TD)
-            return likely(self.source, gain_TW.tolist(), token_TW.tolist(), counts)
-        law_TV = laws(self._sampler, self.logits(out_TD))
+            rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
+            return [drafter.likely(tokens[:count], gains) for tokens, gains, count in rows]
+        law_TV = laws(sampler, self.logits(out_TD))
         if np.isnan(law_TV).any():
             raise self._damaged(out_TD)
-        places = torch.arange(law_TV.shape[1], device=out_TD.device)
-        law_TV = spread(law_TV, self.tokens(places).cpu().numpy())
-        positions = [tree.pos[node] + 1 for node in self._frontier]
-        return drawn(self._sampler, (self.source, self.number), law_TV, positions, counts)
+        law_TV = spread(law_TV, self.tokens(torch.arange(law_TV.shape[1], device=out_TD.device)))
+        position = tree.pos[self._frontier[0]] + 1
+        return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
 
 
 class ModelDraft(TreeDraft):
@@ -322,8 +325,7 @@ class ModelDraft(TreeDraft):
 
     source = "model"
 
-    def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor],
-                 cache: TreeCache) -> None:
+    def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
         self.model, self.lm_head = model, lm_head
         super().__init__(cache)
 

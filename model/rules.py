@@ -20,15 +20,16 @@ import math
 from typing import Any, Callable, List, NamedTuple, Protocol, Sequence, Tuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from model.sample import DRAWING, JUDGING, Sampler, damaged, stream
 from model.tree import Proposal, TokenTree
 
 Law = Any  # probabilities [V], an array of numpy
-Rule = Callable[[TokenTree, Sequence[int], Tensor], List[int]]
+Drawn = Sequence[Proposal]
 Proposed = List[Tuple[Proposal, float]]  # with the log-probability of each
+Nodes = Sequence[int]
+Rule = Callable[[TokenTree, Nodes, Tensor], List[int]]
 
 
 class Chance(Protocol):
@@ -41,31 +42,35 @@ class Chance(Protocol):
         """The place of one of these weights, with a probability in proportion to it."""
 
 
+Draw = Callable[[Law, int, Chance], List[int]]
+
+
 class Stream:
     """Chance by uniform numbers of the stream of one position."""
 
-    def __init__(self, seed: int, position: int, purpose: int, who: int = 0) -> None:
-        self._random = stream(seed, position, purpose, who).random  # from [0, 1)
+    def __init__(self, numbers: np.random.Generator) -> None:
+        self._random = numbers.random  # from [0, 1)
 
     def happens(self, probability: Any) -> bool:
         return bool(self._random() < probability)
 
     def pick(self, weights: Law) -> int:
         sums = np.cumsum(weights)
-        place = int(np.searchsorted(sums, self._random() * sums[-1], side="right"))
-        if place == len(sums):  # the product was rounded up to the whole sum
-            place = int(np.flatnonzero(weights)[-1])
-        return place
+        reached = self._random() * sums[-1]
+        place = np.searchsorted(sums, reached, side="right")
+        if place == len(sums):  # what was reached was rounded up to the whole sum
+            place = np.flatnonzero(weights)[-1]
+        return int(place)
 
 
 # --- the arithmetic at one node ---------------------------------------------------------------------------------------
 
-def naive(law: Law, proposals: Sequence[Proposal], chance: Chance) -> int:
+def naive(law: Law, proposals: Drawn, chance: Chance) -> int:
     """A sample of the target; a guess is right if it is that token (SpecInfer's naive sampling)."""
     return chance.pick(law)
 
 
-def mss(law: Law, proposals: Sequence[Proposal], chance: Chance) -> int:
+def mss(law: Law, proposals: Drawn, chance: Chance) -> int:
     """Multi-step speculative sampling (SpecInfer, algorithm 2): proposals that were drawn independently, in any order.
 
     Equal tokens are proposals of their own, be they of one drafter or of two. After one that is rejected, the target's
@@ -80,7 +85,7 @@ def mss(law: Law, proposals: Sequence[Proposal], chance: Chance) -> int:
     return chance.pick(law)
 
 
-def without_replacement(law: Law, proposals: Sequence[Proposal], chance: Chance) -> int:
+def without_replacement(law: Law, proposals: Drawn, chance: Chance) -> int:
     """EAGLE-1's rule: each drafter drew tokens that differ, from what earlier ones have left of its law."""
     unseen: dict[str, Law] = {}  # by drafter
     for source, token, whole in proposals:
@@ -137,11 +142,15 @@ def apart(law: Law, count: int, chance: Chance) -> list[int]:
 class Judging(NamedTuple):
     """How a node is judged, and how what is below it has to be drawn; None: guesses may be chosen in any way."""
 
-    judge: Callable[[Law, Sequence[Proposal], Chance], int]
-    draw: Callable[[Law, int, Chance], list[int]] | None
+    judge: Callable[[Law, Drawn, Chance], int]
+    draw: Draw | None
 
 
-RULES = {"naive": Judging(naive, None), "mss": Judging(mss, each), "eagle1": Judging(without_replacement, apart)}
+RULES = {
+    "naive": Judging(naive, None),
+    "mss": Judging(mss, each),
+    "eagle1": Judging(without_replacement, apart),
+}
 
 
 # --- rules for nodes of a tree ----------------------------------------------------------------------------------------
@@ -159,7 +168,7 @@ class Match:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def __call__(self, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
+    def __call__(self, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
         """The tokens that follow these nodes, where the rows are the target's logits there."""
         return self._sampler(logits_TV, [tree.pos[node] + 1 for node in nodes])
 
@@ -170,7 +179,7 @@ class Judge:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler, self._judge = sampler, RULES[sampler.rule].judge
 
-    def __call__(self, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
+    def __call__(self, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
         """The tokens that follow these nodes, where the rows are the target's logits there."""
         law_TV = laws(self._sampler, logits_TV)
         if np.isnan(law_TV).any():
@@ -178,50 +187,55 @@ class Judge:
         return [self._token(tree, node, law_V) for node, law_V in zip(nodes, law_TV)]
 
     def _token(self, tree: TokenTree, node: int, law_V: Law) -> int:
-        chance = Stream(self._sampler.seed, tree.pos[node] + 1, JUDGING)
-        proposals = [proposal._replace(law=widened(proposal.law, len(law_V))) for proposal in tree.drawn.get(node, ())]
+        position = tree.pos[node] + 1
+        chance = Stream(stream(self._sampler.seed, position, JUDGING))
+        proposals = [widened(proposal, len(law_V)) for proposal in tree.drawn.get(node, ())]
         return self._judge(law_V, proposals, chance)
 
 
 def laws(sampler: Sampler, logits_TV: Tensor) -> Law:
     """The laws `[T, V]` that a sampler makes of logits, in float64 on the host; NaN where they are not finite."""
-    return torch.softmax(sampler.warped(logits_TV).double(), -1).cpu().numpy()
+    warped_TV = sampler.warped(logits_TV).double()
+    return warped_TV.softmax(-1).cpu().numpy()
 
 
 # --- guesses for nodes of a tree --------------------------------------------------------------------------------------
 
-def drawing(sampler: Sampler) -> Callable[[Law, int, Chance], list[int]] | None:
+def drawing(sampler: Sampler) -> Draw | None:
     """How the guesses below a node are drawn; None if the rule takes those that are likeliest."""
     if sampler.rule == "match" or not sampler.temperature:
         return None
     return RULES[sampler.rule].draw
 
 
-def drawn(sampler: Sampler, drafter: tuple[str, int], law_TV: Law, positions: Sequence[int], counts: Sequence[int]
-          ) -> list[Proposed]:
-    """What a drafter, by name and number, draws from each of these laws: so many tokens for each position."""
-    draw, (source, number) = drawing(sampler), drafter
-    assert draw is not None, f"the rule {sampler.rule} draws nothing"
-    found = []
-    for law_V, position, count in zip(law_TV, positions, counts):
-        tokens = draw(law_V, count, Stream(sampler.seed, position, DRAWING, number))
-        found.append([(Proposal(source, token, law_V), math.log(law_V[token])) for token in tokens])
-    return found
+class Drafter(NamedTuple):
+    """Who proposes: its name in the tree, and its number, which keeps its draws apart from those of others."""
+
+    source: str
+    number: int
+
+    def drawn(self, sampler: Sampler, law_V: Law, position: int, count: int) -> Proposed:
+        """What it draws from its law for a position."""
+        draw = drawing(sampler)
+        assert draw is not None, f"the rule {sampler.rule} draws nothing"
+        numbers = stream(sampler.seed, position, DRAWING, self.number)
+        tokens = draw(law_V, count, Stream(numbers))
+        gains = [math.log(law_V[token]) for token in tokens]
+        return list(zip([Proposal(self.source, token, law_V) for token in tokens], gains))
+
+    def likely(self, tokens: list[int], gains: list[float]) -> Proposed:
+        """Tokens that are chosen without chance, with the log-probability of each."""
+        return list(zip([Proposal(self.source, token) for token in tokens], gains))
 
 
-def likely(source: str, gain_TW: list[list[float]], token_TW: list[list[int]], counts: Sequence[int]) -> list[Proposed]:
-    """The first tokens of each row, so many of each."""
-    return [[(Proposal(source, token), gain) for token, gain in zip(tokens[:count], gains)]
-            for tokens, gains, count in zip(token_TW, gain_TW, counts)]
-
-
-def spread(law_TV: Law, known_V: Law) -> Law:
+def spread(law_TV: Law, known_V: Tensor) -> Law:
     """Laws over a drafter's tokens as laws over the target's, up to the last of those that it knows."""
     all_TV = np.zeros((len(law_TV), int(known_V.max()) + 1))
-    all_TV[:, known_V] = law_TV
+    all_TV[:, known_V.cpu().numpy()] = law_TV
     return all_TV
 
 
-def widened(law: Law, size: int) -> Law:
-    """A law over so many tokens, of which a drafter may know fewer."""
-    return np.pad(law, (0, size - len(law)))
+def widened(proposal: Proposal, size: int) -> Proposal:
+    """A proposal with a law over so many tokens, of which its drafter may know fewer."""
+    law = np.pad(proposal.law, (0, size - len(proposal.law)))
+    return proposal._replace(law=law)

@@ -121,7 +121,29 @@ MISTAKES = {
     "init_subseq_token=-2": "-1 for no bound",
     "question_begin=3 question_end=3": "leaves no question",
     "timeout=0": "give a number from 1 to 2592000",
+    "verify=greedy": "verify=greedy is unknown: choose one of match, naive, mss, eagle1",
+    "policy=eagle": "policy=eagle is unknown: choose one of auto, eagle2, static, opt, expansion",
+    "verify=mss": "which continuous would choose by their worth: take pipeline_type=specinfer, or serial with policy",
+    "verify=eagle1 pipeline_type=serial": "which serial would choose by their worth: take pipeline_type=specinfer",
+    "verify=mss pipeline_type=naive policy=static": "which naive would choose by their worth",
+    "verify=mss pipeline_type=specinfer policy=opt": "which specinfer would choose by their worth",
+    "policy=static draft=eagle+suffix": "suffix is none: leave it out of draft=eagle+suffix",
+    "policy=opt draft=eagle+model": "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=",
+    "policy=opt pipeline_type=specinfer ssm=a,b": "policy=opt grows the tree of one network",
+    "opt_threshold=2": "give 0 for what pays, as measured or a number from 0.000001 to 1",
+    "expansion=": "is no list of widths: write numbers with commas between, as 1,1,3,1,1,1,1,1",
+    "expansion=1,0": "is no list of widths",
+    "expansion=1,,2": "is no list of widths",
+    "expansion=256,256": "makes a tree of more than 65536 guesses: give smaller widths",
+    "ssm=small": "is ignored by pipeline_type=continuous with draft=eagle: add pipeline_type=specinfer or draft=ssm",
+    "ssm=, draft=ssm": "names no folder: write ssm=DIR or ssm=DIR,DIR",
+    "pipeline_type=specinfer draft=eagle": "drafts with the small models of ssm=DIR,DIR: leave draft=eagle out",
+    "pipeline_type=specinfer draft_dir=small": "is ignored with draft=ssm: name small models with ssm=DIR,DIR",
     "master_port=70000": "0 for the usual one",
+    "lookahead=0": "give auto or a number from 1 to 65536",
+    "lookahead=half": "give auto or a number from 1 to 65536",
+    "replicas=-1": "0 for as many as fill four ranks",
+    "replica_stages=0": "give a number from 1 to 1024",
 }
 
 
@@ -131,6 +153,23 @@ def test_a_mistake_is_answered_by_one_sentence_that_names_the_fix(words: str) ->
         parse(words.split())
     assert MISTAKES[words] in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_small_models_are_found_from_where_the_command_is_typed_and_taken_back_with_their_model() -> None:
+    assert parse(["pipeline_type=specinfer"]).small_models == (str(ROOT / "toy" / "draft_a"),)
+    here = os.path.abspath(".")
+    assert parse(["draft=ssm", "ssm=a, b"]).small_models == (f"{here}/a", f"{here}/b")
+    assert parse(["pipeline_type=specinfer", "model_dir=x"]).small_models == ()
+    assert parse(["pipeline_type=specinfer"]).sources == parse(["draft=ssm"]).sources == ("ssm",)
+
+
+def test_a_policy_shapes_the_trees_of_init_and_expand() -> None:
+    tree = parse(["pipeline_type=specinfer", "expansion=2,3", "verify=mss"]).tree
+    assert tree.init.shape == tree.expand.shape == ((2,), (3, 3)) and (tree.init.nodes, tree.init.depth) == (8, 1)
+    assert parse(["policy=expansion"]).tree.init.nodes == 20
+    assert parse(["policy=opt", "opt_threshold=0.3"]).tree.init.gain == 0.3
+    assert parse(["policy=static", "expand=false"]).tree.expand.nodes == 0
+    assert parse(["policy=eagle2"]).tree == parse([]).tree
 
 
 def test_the_help_tells_every_key_method_and_preset(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,11 @@ def test_too_few_replicas_are_told_with_the_number_that_would_do(tmp_path, capsy
     assert capsys.readouterr().err == ""
 
 
+def test_a_replica_of_more_stages_than_layers_is_refused(saved, capsys):
+    assert here(f"base_dir={saved / 'base'}", *ASK, "replica_stages=5") == 2
+    assert "replica_stages=5 does not fit: the model has 4 layers, so choose 1 to 4" in capsys.readouterr().err
+
+
 def test_another_number_of_ranks_is_refused(saved, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -280,6 +280,17 @@ def other_split(saved, tmp_path):
     return [f"model_dir={tmp_path / 'other'}"]
 
 
+def test_boards_that_hold_copies_write_the_reference_text(start, saved, tmp_path):
+    """Each of them has its own part alone, which is the same for all replicas."""
+    for rank, number in enumerate((0, 1, 1)):
+        shutil.copytree(saved / "0+4" / f"stage_{number}", tmp_path / f"board{rank}" / f"stage_{number}")
+    keys = ("pipeline_type=dsi", "replicas=2", "lookahead=2", *ASK, *meet_here(tmp_path))
+    runs = [start(rank, f"model_dir={tmp_path / f'board{rank}'}", *keys, f"output={tmp_path / 'answer.json'}")
+            for rank in range(3)]
+    assert ends(runs, 60) == [0, 0, 0], [said(tmp_path, rank) for rank in range(3)]
+    assert json.loads((tmp_path / "answer.json").read_text())["token_ids"] == reference()
+
+
 @pytest.mark.parametrize(("wrong", "told"), [
     ("code", ", 127.0.0.1) has other code than rank 0"),
     ("split", ", 127.0.0.1) holds a part of another split than rank 0's"),

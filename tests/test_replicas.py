@@ -75,9 +75,9 @@ def jittering(longest, seed):
 
 
 @pytest.mark.parametrize("temperature", SAMPLERS)
-@pytest.mark.parametrize("lookahead", [1, 2, 3, 6])
-@pytest.mark.parametrize("copies, stages", [(1, 1), (2, 1), (3, 1), (5, 1), (2, 2), (1, 4)])
-def test_any_number_of_replicas_writes_the_reference_text_at_any_lookahead(copies, stages, lookahead, temperature):
+@pytest.mark.parametrize("lookahead, copies, stages", [
+    (1, 1, 1), (1, 2, 1), (1, 5, 1), (2, 3, 1), (2, 2, 2), (3, 4, 1), (4, 3, 1), (5, 1, 4), (6, 2, 1)])
+def test_any_number_of_replicas_writes_the_reference_text_at_any_lookahead(lookahead, copies, stages, temperature):
     with replicas(copies, stages, TINY.mixture("twin"), lookahead=lookahead) as decoder:
         assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
         assert not any(stage.caches for stage in decoder.stages)

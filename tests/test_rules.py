@@ -15,7 +15,6 @@ import torch
 
 from config.run_config import CHOICES
 from config.trees import expanded
-from model.mixture import Mixture
 from model.rules import RULES, Judging, Stream, apart, each, mss, naive, residual, rule_of, without_replacement
 from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
 from model.tree import Proposal, TokenTree
@@ -185,7 +184,7 @@ class Never:
         return False
 
     def pick(self, weights):
-        return Stream(0, 0, JUDGING).pick(weights)
+        return Stream(stream(0, 0, JUDGING)).pick(weights)
 
 
 @pytest.mark.parametrize("judge", [mss, without_replacement])
@@ -198,14 +197,14 @@ def test_a_residual_that_rounding_has_emptied_falls_back_to_the_law(judge):
 
 def test_a_token_without_probability_is_never_picked():
     weights = np.array([0.0, 1e-300, 0.0, 0.5, 0.0])
-    picked = {Stream(seed, 3, JUDGING).pick(weights) for seed in range(2000)}
+    picked = {Stream(stream(seed, 3, JUDGING)).pick(weights) for seed in range(2000)}
     assert picked == {3}
-    assert {Stream(seed, 3, JUDGING).pick(np.array([0.0, 1e-300, 0.0])) for seed in range(200)} == {1}
+    assert {Stream(stream(seed, 3, JUDGING)).pick(np.array([0.0, 1e-300, 0.0])) for seed in range(200)} == {1}
 
 
 def test_streams_follow_weights_and_no_two_purposes_share_one():
     weights = np.array([0.1, 0.4, 0.0, 0.3, 0.2])
-    picked = [Stream(7, position, DRAWING, 1).pick(weights) for position in range(20_000)]
+    picked = [Stream(stream(7, position, DRAWING, 1)).pick(weights) for position in range(20_000)]
     assert p_value(picked, weights) > ALPHA
     streams = [(NOISE, 0), (JUDGING, 0), (DRAWING, 0), (DRAWING, 1)]
     numbers = [stream(5, 9, purpose, who).random(4).tolist() for purpose, who in streams]
@@ -260,20 +259,10 @@ TINY = Tiny(layers=1)
 START, RUNS = [9], 700
 
 
-def drafters(*noises):
-    """Models that are a little off, as drafters of one tree."""
-    networks = []
-    for number, noise in enumerate(noises):
-        network = TINY.twin(noise)
-        network.source, network.number = f"ssm{number + 1}", number
-        networks.append(network)
-    return Mixture(networks)
-
-
 def texts(rule, runs=RUNS):
     """The first two tokens with many seeds, both of them guessed by two drafters that are often wrong."""
-    tree = replace(TREE, init=TREE.init.shaped(expanded((2, 1))))
-    with pipeline(TINY, 1, "serial", drafters(0.1, 0.2), tree) as decoder:
+    tree = replace(TREE, init=TREE.init.shaped(expanded("2,1")))
+    with pipeline(TINY, 1, "serial", TINY.drafters(0.1, 0.2), tree) as decoder:
         return [write(decoder, START, 2, Sampler(0.7, top_k=5, seed=seed, rule=rule)) for seed in range(runs)]
 
 

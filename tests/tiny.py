@@ -78,6 +78,13 @@ class Tiny:
         cache = self.config.cache(self.config.layers, CAPACITY, self.lm_head.weight)
         return ModelDraft(model, self.lm_head, cache)
 
+    def drafters(self, *noises: float) -> Mixture:
+        """Several models as one draft, each of them off in its own way."""
+        networks = [self.twin(noise) for noise in noises]
+        for number, network in enumerate(networks):
+            network.source, network.number = f"ssm{number + 1}", number
+        return Mixture(networks)
+
     def mixture(self, *names: str) -> Mixture:
         """A draft out of sources by name: those above, `drifting` (a head that drifts) and `suffix`."""
         makers: dict[str, Callable[[], TreeDraft]] = {

@@ -1,0 +1,239 @@
+"""SpecInfer: trees of small models, merged and verified whole; from drafters in memory to whole commands."""
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from config.run_config import RunConfig
+from config.trees import expanded
+from launch.build import build_draft, build_lm_head
+from launch.memory import need
+from launch.spec import RankSpec
+from launch.split.plan import Layout
+from launch.split.write import split
+from model.rules import RULES
+from model.sample import Sampler
+from model.weights import Part
+from pipeline.decode import Request
+from pipeline.trace import OFF
+from tests.saved import FORM, command, here, models, save_tokenizer
+from tests.tiny import CONFIG, TREE, Tiny, pipeline, weights, write
+
+TINY = Tiny()
+PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 30
+SHAPED = replace(TREE, init=TREE.init.shaped(expanded("1,3,1,1")), expand=TREE.expand.shaped(expanded("2,1")))
+STRATEGIES = ["serial", "naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming"]
+ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
+
+
+@lru_cache(maxsize=None)
+def reference(temperature: float) -> list[int]:
+    return TINY.text(PROMPT, NEW, Sampler(temperature, seed=4))
+
+
+# --- in memory --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_writes_the_reference_text_with_several_drafters(strategy, stages, temperature):
+    with pipeline(TINY, stages, strategy, TINY.drafters(0.02, 0.03), SHAPED) as decoder:
+        assert write(decoder, PROMPT, NEW, Sampler(temperature, seed=4)) == reference(temperature)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("rule", RULES)
+def test_at_temperature_0_every_rule_writes_the_reference_text(rule, stages):
+    with pipeline(TINY, stages, "serial", TINY.drafters(0.02, 0.03), SHAPED) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, Sampler(rule=rule), NEW))
+        assert [token for new in stream for token in new] == reference(0.0)
+    assert answer.mean_accepted_length > 1.5 and set(answer.sources) == {"ssm1", "ssm2"}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_text_depends_on_its_seed_and_not_on_the_stages_or_on_who_asked_before(rule):
+    texts = set()
+    for stages in (1, 3):
+        with pipeline(TINY, stages, "serial", TINY.drafters(0.02, 0.03), SHAPED) as decoder:
+            texts.update(tuple(write(decoder, PROMPT, NEW, Sampler(1.0, seed=4, rule=rule))) for _ in range(2))
+            assert tuple(write(decoder, PROMPT, NEW, Sampler(1.0, seed=5, rule=rule))) not in texts
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("rule", ["mss", "eagle1"])
+def test_two_equal_drafters_of_the_target_itself_are_always_right(rule):
+    with pipeline(TINY, 2, "serial", TINY.drafters(0.0, 0.0), SHAPED) as decoder:
+        answer, stream = decoder.decode(Request(PROMPT, Sampler(1.0, seed=4, rule=rule), 21))
+        assert sum(len(new) for new in stream) == 21
+    assert answer.mean_accepted_length == 5, "four guesses and the target's own token in each pass"
+
+
+def test_the_heads_of_eagle_1_and_3_may_draw_too():
+    deep = Tiny(layers=8)
+    for draft in (deep.eagle(), deep.eagle3()):
+        for rule in ("mss", "eagle1"):
+            with pipeline(deep, 2, "serial", draft, SHAPED) as decoder:
+                assert len(write(decoder, PROMPT, 9, Sampler(1.0, seed=4, rule=rule))) == 9
+
+
+# --- whole commands ---------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The model, its splits over stages and over members of a group, and small models beside it."""
+    folder = tmp_path_factory.mktemp("specinfer")
+    whole = models(folder / "saved")
+    for name, stages in (("tp2", ""), ("2x2", "0+2+2")):
+        split(whole / "base", folder / name, stages, whole / "head", progress=False, layout=Layout(shares=(1, 1)))
+    for name, noise in (("near", 0.02), ("far", 0.1)):
+        save_drafter(whole / "base", folder / name, noise)
+    save_opt(folder / "opt")
+    return folder
+
+
+def save_drafter(base, folder, noise):
+    """The model in a folder of its own, its weights a little off."""
+    shutil.copytree(base, folder)
+    off = weights(TINY.whole, seed=5, scale=noise)
+    tensors = load_file(folder / "model.safetensors")
+    for name, x in off.items():
+        if x.dim() > 1:
+            tensors[f"model.{name}"] += x
+    save_file(tensors, folder / "model.safetensors")
+
+
+def save_opt(folder):
+    """A random OPT of the same vocabulary."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    torch.manual_seed(0)
+    OPTForCausalLM(OPTConfig(vocab_size=CONFIG.vocab, hidden_size=16, ffn_dim=24, num_hidden_layers=2,
+                             num_attention_heads=2, max_position_embeddings=256, word_embed_proj_dim=16,
+                             bos_token_id=1, eos_token_id=2)).save_pretrained(folder)
+
+
+def told(folder, *words):
+    """What a command of specinfer writes into its output."""
+    code = here("pipeline_type=specinfer", f"output={folder / 'out.json'}", *ASK, *words)
+    return json.loads((folder / "out.json").read_text()) if code == 0 else code
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+@pytest.mark.parametrize("form", ["saved/0+4", "saved/0+2+2", "saved/0+1+1+1+1", "tp2", "2x2"])
+def test_specinfer_writes_the_reference_text_over_one_rank_stages_and_groups(saved, tmp_path, form, temperature):
+    got = told(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}",
+               f"temperature={temperature}")
+    assert got["token_ids"] == reference(float(temperature)) and got["mean_accepted_length"] > 1
+
+
+@pytest.mark.parametrize("rule", ["mss", "eagle1"])
+def test_a_split_changes_no_text_of_any_rule(saved, tmp_path, rule):
+    texts = [told(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}", "temperature=1",
+                  f"verify={rule}", "expansion=2,2")["token_ids"] for form in ("saved/0+4", "saved/0+1+1+2", "2x2")]
+    assert texts[0] == texts[1] == texts[2] and len(texts[0]) == NEW
+
+
+def test_a_small_opt_drafts_for_a_llama(saved, tmp_path):
+    words = [f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'opt'}", "temperature=1"]
+    assert told(tmp_path, *words, "max_length=256")["token_ids"] == reference(1.0)
+    assert told(tmp_path, *words, "max_length=300") == 2
+
+
+def test_the_folder_draft_beside_the_split_needs_no_name(saved, tmp_path):
+    shutil.copytree(saved / "saved/0+2+2", tmp_path / "split")
+    assert told(tmp_path, f"model_dir={tmp_path / 'split'}") == 2
+    shutil.copytree(saved / "near", tmp_path / "split/stage_0/draft")
+    assert told(tmp_path, f"model_dir={tmp_path / 'split'}")["token_ids"] == reference(0.0)
+
+
+def test_processes_write_what_threads_write_and_the_table_counts_by_drafter(saved, tmp_path):
+    words = [f"model_dir={saved / '2x2'}", f"ssm={saved / 'near'},{saved / 'far'}", "temperature=1", "dtype=float64",
+             "pipeline_type=specinfer", f"output={tmp_path / 'out.json'}", "threads_per_rank=1"]
+    with command(tmp_path, "scripts.generate", *words, *ASK) as run:
+        assert run.end(120) == 0, run.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference(1.0)
+    assert " of ssm1, " in run.stdout and " of ssm2" in run.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("ssm=toy/draft_a,toy/draft_b",), ("ssm=toy/draft_b", "verify=mss")])
+def test_the_bundled_model_has_bundled_drafters(tmp_path, capsys, words):
+    texts = []
+    for method in (["pipeline_type=ar"], ["pipeline_type=specinfer", *words]):
+        assert here(*method, "prompt=What does a baker do?", "max_new_tokens=24",
+                    f"output={tmp_path / 'out.json'}") == 0
+        texts.append(json.loads((tmp_path / "out.json").read_text())["text"])
+    assert texts[0] == texts[1] and "guesses in the text" in capsys.readouterr().out
+
+
+def test_the_need_of_rank_0_counts_every_drafter(saved):
+    config = RunConfig(pipeline_type="specinfer", dtype="float32", ssm=f"{saved / 'near'},{saved / 'opt'}",
+                       max_length=200)
+    spec = RankSpec(config, Part(saved / "saved/0+2+2/stage_0"))
+    lm_head = build_lm_head(spec)
+    networks = build_draft(spec, lm_head, OFF).networks
+    assert [(network.source, network.number) for network in networks] == [("ssm1", 0), ("ssm2", 1)]
+    modules = [lm_head, *(part for network in networks for part in (network.model, network.lm_head))]
+    held = sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+    assert need(spec).weights == held
+    assert need(spec).cache == sum(2 * network.cache.keys.numel() * 4 for network in networks)
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+def change(folder, name, **fields):
+    held = json.loads((folder / name).read_text())
+    held.update(fields)
+    (folder / name).write_text(json.dumps(held))
+
+
+def rename(folder):
+    """Another token in the place of `a`."""
+    held = json.loads((folder / "tokenizer.json").read_text())
+    held["model"]["vocab"]["A"] = held["model"]["vocab"].pop("a")
+    (folder / "tokenizer.json").write_text(json.dumps(held))
+
+
+def widen(folder):
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.cat((tensors[name], tensors[name][:1]))
+    save_file(tensors, folder / "model.safetensors")
+    change(folder, "config.json", vocab_size=54)
+
+
+SPOILED = {
+    "config.json has eos_token_id=9, but the model has 2: take a small model": lambda f: change(
+        f, "config.json", eos_token_id=9),
+    "config.json has bos_token_id=3, but the model has 1": lambda f: change(f, "config.json", bos_token_id=3),
+    "tokenizer.json calls token 3 'A', but the model's tokenizer.json calls it 'a': take a small model": rename,
+    "tokenizer.json holds no vocabulary: copy it again": lambda f: change(f, "tokenizer.json", model={"vocab": 7}),
+    "has vocab_size 54, but the model has 53: take one with the same tokenizer": widen,
+    "says model_type='gpt2', which is not supported": lambda f: change(
+        f, "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2"),
+    "config.json": lambda f: (f / "config.json").unlink(),
+    "there is no folder": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("sentence", SPOILED)
+def test_a_drafter_that_does_not_fit_is_refused_by_name(saved, tmp_path, capsys, sentence):
+    shutil.copytree(saved / "near", tmp_path / "other")
+    SPOILED[sentence](tmp_path / "other")
+    assert told(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'near'},{tmp_path / 'other'}") == 2
+    said = capsys.readouterr().err
+    assert sentence in said and str(tmp_path / "other") in said and len(said.splitlines()) == 1
+
+
+def test_a_tokenizer_with_more_tokens_behind_the_model_s_is_the_same_one(saved, tmp_path):
+    shutil.copytree(saved / "near", tmp_path / "other")
+    change(tmp_path / "other", "config.json", eos_token_id=[7, 2])
+    save_tokenizer(tmp_path / "other", more=1)
+    assert FORM["eos_token_id"] == 2
+    got = told(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={tmp_path / 'other'}")
+    assert got["token_ids"] == reference(0.0)
