@@ -79,10 +79,8 @@ class Training:
 
     def tune(self, name: str, source: Path, steps: int, lesson: tuple[Sequence[Text], Sequence[Tensor]]
              ) -> PreTrainedModel:
-        """Fine-tune the drafter in `source` on what is left of the texts, and write it into the folder `name` of OUT.
-
-        The weights have then the type of the file, as whoever drafts with them will read them.
-        """
+        """Fine-tune the drafter in `source` on what is left of the texts, write it into the folder `name` of OUT, and
+        read it from there, as whoever drafts with it will."""
         args, model = self.args, open_model(source, self.device)
         taught = Lesson(model, *lesson, args.batch, args.seed)
         if args.distributions:
@@ -94,7 +92,7 @@ class Training:
         terms = {**self.terms, "draft": mark(file, file.names()[-1]), "steps": steps, "left": left}
         Course(plan, model, args.out / f"{name}.pt", terms).run(taught)
         store(model, file, args.out / name)
-        return model.float()
+        return open_model(args.out / name, self.device)
 
     def boosted(self, texts: Sequence[Text]) -> Iterator[tuple[str, int]]:
         """Tune one drafter after the other; its name, and how many tokens were left for it."""

@@ -50,6 +50,7 @@ class Lesson:
         self.texts = [text for text, _ in pairs]
         self.left = [left_N for _, left_N in pairs]
 
+    @torch.enable_grad()
     def __call__(self, step: int) -> dict[str, float]:
         """The gradients of a step, and its loss."""
         chosen = draw(len(self.texts), self.seed, step * self.batch, self.batch)
