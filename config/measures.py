@@ -164,7 +164,8 @@ class SpecInferConfig(Measured):
 
     def widths(self, k: int) -> list[int]:
         """The widths of the tree whose varied step has `k` children."""
-        return [int(width) for width in self.expansion.replace("k", str(k)).split(",")]
+        written = self.expansion.replace("k", str(k))
+        return list(map(int, written.split(",")))
 
 
 @dataclass(frozen=True)

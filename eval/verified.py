@@ -32,13 +32,16 @@ def among_best(rank_N: Array, most: int) -> Array:
 
     At temperature 0 this is so by every rule, above it by the naive one.
     """
-    return np.stack([rank_N < count for count in range(1, most + 1)]).astype(float)
+    counts_K1 = np.arange(1, most + 1)[:, None]
+    return (rank_N < counts_K1).astype(float)
 
 
 def among_drawn(theirs_NV: Law, text: Sequence[int], most: int) -> Array:
     """The probability `[K, N]` that the token is among 1 to `most` tokens drawn independently from a drafter's laws."""
     chance_N = theirs_NV[range(len(text)), text]
-    return np.stack([1 - (1 - chance_N) ** count for count in range(1, most + 1)])
+    counts_K1 = np.arange(1, most + 1)[:, None]
+    never_KN = (1 - chance_N) ** counts_K1
+    return 1 - never_KN
 
 
 def by_mss(law_NV: Law, theirs_NV: Law, text: Sequence[int], most: int) -> Array:

@@ -30,13 +30,20 @@ class Models(NamedTuple):
     drafters: dict[str, tuple[Hyperparameters, Shape]]
 
 
-LLAMA = Models("llama", Hyperparameters("base", steps=1500), Shape(layers=8, hidden=192, heads=3, wide=512), {
-    "draft_a": (Hyperparameters("draft_a", steps=700, processes=1, seed=1), Shape(2, 128, 2, 352)),
-    "draft_b": (Hyperparameters("draft_b", steps=700, processes=1, seed=2), Shape(1, 96, 2, 256)),
+BASE = Hyperparameters("base", steps=1500)
+BASE_SHAPE = Shape(layers=8, hidden=192, heads=3, wide=512)
+DRAFT_A = Hyperparameters("draft_a", steps=700, processes=1, seed=1)
+DRAFT_B = Hyperparameters("draft_b", steps=700, processes=1, seed=2)
+LLAMA = Models("llama", BASE, BASE_SHAPE, {
+    "draft_a": (DRAFT_A, Shape(layers=2, hidden=128, heads=2, wide=352)),
+    "draft_b": (DRAFT_B, Shape(layers=1, hidden=96, heads=2, wide=256)),
 })
 # To have an OPT and a drafter for it at all: minutes instead of an hour, and not in the repository.
-OPT = Models("opt", Hyperparameters("opt", steps=500, processes=1, seed=4), OptShape(4, 160, 4, 640), {
-    "opt_draft": (Hyperparameters("opt_draft", steps=250, processes=1, seed=5), OptShape(1, 96, 2, 384)),
+OPT_BASE = Hyperparameters("opt", steps=500, processes=1, seed=4)
+OPT_SHAPE = OptShape(layers=4, hidden=160, heads=4, wide=640)
+OPT_DRAFT = Hyperparameters("opt_draft", steps=250, processes=1, seed=5)
+OPT = Models("opt", OPT_BASE, OPT_SHAPE, {
+    "opt_draft": (OPT_DRAFT, OptShape(layers=1, hidden=96, heads=2, wide=384)),
 })
 FAMILIES = {"llama": LLAMA, "opt": OPT}
 # 600 steps of two processes make a head that is right too often (5.9 tokens a pass): stopped early, it is wrong about
@@ -64,7 +71,8 @@ def drafters(models: Models, work: Path, out: Path) -> None:
     """All at once: each is one process of one thread."""
     makers = []
     for name, (settings, shape) in models.drafters.items():
-        maker = multiprocessing.Process(target=llama.fit, args=(settings, shape, work, out / name))
+        values = settings, shape, work, out / name
+        maker = multiprocessing.Process(target=llama.fit, args=values)
         maker.start()
         makers.append(maker)
     for maker in makers:
@@ -157,12 +165,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=TOY, help="where the models go (default toy/)")
     parser.add_argument("--family", choices=FAMILIES, default="llama",
                         help="of the models that are trained (default llama)")
-    words = [re.sub("^(family|work|out)=", r"--\1=", word) for word in (sys.argv[1:] if argv is None else argv)]
-    asked = parser.parse_args(words)
+    words = sys.argv[1:] if argv is None else argv
+    asked = parser.parse_args([re.sub("^(family|work|out)=", r"--\1=", word) for word in words])
     try:
         check(asked)
         made = [step for step in STEPS if asked.family == "llama" or step not in HEADS]
-        run(FAMILIES[asked.family], asked.steps or made, asked.work, asked.out.resolve())
+        models, out = FAMILIES[asked.family], asked.out.resolve()
+        run(models, asked.steps or made, asked.work, out)
     except (ValueError, OSError) as error:
         print(f"make_toy: {error}", file=sys.stderr)
         return 2

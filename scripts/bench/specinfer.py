@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -30,22 +29,48 @@ ABOUT = {
     MSS: "drawn texts; k guesses are drawn, multi-step sampling",
 }
 PUBLISHED = "paper: LLaMA-7B with LLaMA-68M on its own texts, so other models and texts than ours"
-TABLE_1 = {  # percent; the paper does not say which of our three kinds its drawn texts are
-    "greedy": {"Alpaca": (68, 77, 81, 84, 85), "CP": (69, 79, 83, 86, 87), "WebQA": (62, 72, 77, 80, 82),
-               "CIP": (70, 81, 85, 88, 89), "PIQA": (63, 75, 79, 83, 85)},
-    "stochastic": {"Alpaca": (54, 81, 91, 95, 97), "CP": (56, 82, 92, 95, 97), "WebQA": (52, 80, 90, 94, 96),
-                   "CIP": (57, 84, 92, 95, 97), "PIQA": (55, 82, 91, 95, 97)},
-}
-TABLE_2 = {
-    "greedy": {"Alpaca": (2.95, 3.07, 3.21, 3.33, 3.43), "CP": (2.58, 3.24, 3.46, 3.59, 3.69),
-               "WebQA": (2.27, 2.69, 2.86, 2.98, 3.07), "CIP": (2.73, 3.40, 3.62, 3.79, 3.91),
-               "PIQA": (2.18, 2.80, 2.97, 3.10, 3.21)},
-    "stochastic": {"Alpaca": (1.79, 2.11, 2.26, 2.32, 2.38), "CP": (1.69, 1.99, 2.15, 2.23, 2.28),
-                   "WebQA": (1.64, 1.93, 2.08, 2.15, 2.21), "CIP": (1.72, 2.05, 2.19, 2.28, 2.29),
-                   "PIQA": (1.67, 1.93, 2.08, 2.15, 2.21)},
-}
-TABLE_3 = {"Alpaca": (1.87, 2.38), "CP": (1.80, 2.28), "WebQA": (1.73, 2.21), "CIP": (1.79, 2.29),
-           "PIQA": (1.73, 2.21)}
+# The paper does not say of which of our three kinds its texts of stochastic decoding are. Table 1 is in percent.
+TABLE_1 = """
+greedy     Alpaca   68 77 81 84 85
+greedy     CP       69 79 83 86 87
+greedy     WebQA    62 72 77 80 82
+greedy     CIP      70 81 85 88 89
+greedy     PIQA     63 75 79 83 85
+stochastic Alpaca   54 81 91 95 97
+stochastic CP       56 82 92 95 97
+stochastic WebQA    52 80 90 94 96
+stochastic CIP      57 84 92 95 97
+stochastic PIQA     55 82 91 95 97
+"""
+TABLE_2 = """
+greedy     Alpaca   2.95 3.07 3.21 3.33 3.43
+greedy     CP       2.58 3.24 3.46 3.59 3.69
+greedy     WebQA    2.27 2.69 2.86 2.98 3.07
+greedy     CIP      2.73 3.40 3.62 3.79 3.91
+greedy     PIQA     2.18 2.80 2.97 3.10 3.21
+stochastic Alpaca   1.79 2.11 2.26 2.32 2.38
+stochastic CP       1.69 1.99 2.15 2.23 2.28
+stochastic WebQA    1.64 1.93 2.08 2.15 2.21
+stochastic CIP      1.72 2.05 2.19 2.28 2.29
+stochastic PIQA     1.67 1.93 2.08 2.15 2.21
+"""
+TABLE_3 = """
+stochastic Alpaca   1.87 2.38
+stochastic CP       1.80 2.28
+stochastic WebQA    1.73 2.21
+stochastic CIP      1.79 2.29
+stochastic PIQA     1.73 2.21
+"""
+Figures = Mapping[str, Sequence[float]]  # data set -> figures for k from 1 on
+
+
+def published(table: str) -> dict[str, Figures]:
+    """The rows of one of the paper's tables by its ways of decoding."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for line in table.strip().splitlines():
+        way, name, *figures = line.split()
+        found.setdefault(way, {})[name] = [float(figure) for figure in figures]
+    return dict(found)
 
 
 class Text(NamedTuple):
@@ -71,7 +96,8 @@ class Counts:
 
     def plus(self, other: Counts) -> Counts:
         """Both together."""
-        return Counts(self.tokens + other.tokens, self.accepted_K + other.accepted_K, self.passes_K + other.passes_K)
+        tokens, accepted_K = self.tokens + other.tokens, self.accepted_K + other.accepted_K
+        return Counts(tokens, accepted_K, self.passes_K + other.passes_K)
 
     @property
     def percent(self) -> list[float]:
@@ -84,6 +110,8 @@ class Counts:
         return (self.tokens / self.passes_K).tolist()  # type: ignore[no-any-return]
 
 
+Pair = Tuple[Model, Model]  # target and drafter
+Accepted = Tuple[str, Array]  # a kind, and how probably each token of a text is accepted, [K, N]
 Found = Mapping[str, Mapping[str, Counts]]  # kind -> data set -> what was counted
 
 
@@ -95,7 +123,7 @@ def specinfer(argv: list[str]) -> int:
     kinds = (GREEDY, BEST, DRAWN, MSS) if config.do_sample else (GREEDY,)
     found: dict[str, dict[str, Counts]] = {kind: {} for kind in kinds}
     for name in config.chosen_sets:
-        for kind, counts in of_set(name, target, drafter, config).items():
+        for kind, counts in of_set(name, (target, drafter), config).items():
             found[kind][name] = counts
     if len(config.chosen_sets) > 1:
         for by_set in found.values():
@@ -108,7 +136,7 @@ def specinfer(argv: list[str]) -> int:
     return 0
 
 
-def of_set(name: str, target: Model, drafter: Model, config: SpecInferConfig) -> dict[str, Counts]:
+def of_set(name: str, pair: Pair, config: SpecInferConfig) -> dict[str, Counts]:
     """What is counted along the target's texts to the prompts of a data set, kind by kind.
 
     Raises ValueError if none of the texts has a token that could be guessed.
@@ -116,12 +144,13 @@ def of_set(name: str, target: Model, drafter: Model, config: SpecInferConfig) ->
     widths = [config.widths(k) for k in range(1, WIDEST + 1)]
     most = max(map(max, widths))
     found: dict[str, Counts] = {}
-    prompts = prompts_of(name, config, (target, drafter))
-    for number, prompt in enumerate(tqdm(prompts, desc=name, leave=False, file=sys.stderr)):
+    prompts = prompts_of(name, config, pair)
+    bar = tqdm(prompts, desc=name, leave=False, file=sys.stderr)
+    for number, prompt in enumerate(bar):
         drawn = Sampler(config.temperature, config.top_p, seed=config.seed + number)
         for sampler in (Sampler(), drawn) if config.do_sample else (Sampler(),):
-            text = Text(prompt, answer(target, prompt, config.max_new_tokens, sampler))
-            for kind, accepted_KN in along(text, target, drafter, sampler, most):
+            text = Text(prompt, answer(pair[0], prompt, config.max_new_tokens, sampler))
+            for kind, accepted_KN in along(text, pair, sampler, most):
                 found.setdefault(kind, Counts()).add(accepted_KN, widths)
     if not all(counts.tokens for counts in found.values()):
         raise ValueError(f"the target ends every text of {name} with its first token, so nothing can be guessed: "
@@ -129,8 +158,9 @@ def of_set(name: str, target: Model, drafter: Model, config: SpecInferConfig) ->
     return found
 
 
-def along(text: Text, target: Model, drafter: Model, sampler: Sampler, most: int) -> Iterator[tuple[str, Array]]:
+def along(text: Text, pair: Pair, sampler: Sampler, most: int) -> Iterator[Accepted]:
     """The kinds that a text of this sampler shows, and how probably its tokens are accepted in each, `[K, N]`."""
+    target, drafter = pair
     theirs_NV = logits(drafter, text)
     best_KN = among_best(ranks(theirs_NV, text.ids), most)
     if not sampler.temperature:
@@ -145,8 +175,8 @@ def along(text: Text, target: Model, drafter: Model, sampler: Sampler, most: int
 def logits(model: Model, text: Text) -> Tensor:
     """What a model says at each token of a text, `[N, V]`; it reads all of it in one pass."""
     read = [*text.prompt, *text.ids[:-1]]
-    with torch.no_grad():
-        return model.whole.logits(read, model.whole.cache(len(read)), len(text.ids))
+    cache = model.whole.cache(len(read))
+    return model.whole.logits(read, cache, len(text.ids))
 
 
 def sum_of(every: Sequence[Counts]) -> Counts:
@@ -161,24 +191,28 @@ def report(found: Found, config: SpecInferConfig) -> Iterator[str]:
     """The lines of the three tables."""
     yield "\nTable 1: the target's token is among k guesses of the drafter, % of the tokens that it wrote"
     for kind, by_set in found.items():
-        yield from rows(f"ours, {ABOUT[kind]}", {name: counts.percent for name, counts in by_set.items()}, 1)
-    for name, percent in TABLE_1.items():
-        yield from rows(f"paper, {name}", percent, 0)
+        percent = {name: counts.percent for name, counts in by_set.items()}
+        yield from rows(f"ours, {ABOUT[kind]}", percent, 1)
+    for way, paper in published(TABLE_1).items():
+        yield from rows(f"paper, {way}", paper, 0)
     yield f"\nTable 2: tokens that a pass of the target verifies, its own included; trees <{config.expansion}>"
     for kind, by_set in found.items():
-        yield from rows(f"ours, {ABOUT[kind]}", {name: counts.verified for name, counts in by_set.items()}, 2)
-    for name, verified in TABLE_2.items():
-        yield from rows(f"paper, <1,1,k,1,1,1,1,1>, {name}", verified, 2)
+        verified = {name: counts.verified for name, counts in by_set.items()}
+        yield from rows(f"ours, {ABOUT[kind]}", verified, 2)
+    for way, paper in published(TABLE_2).items():
+        yield from rows(f"paper, <1,1,k,1,1,1,1,1>, {way}", paper, 2)
     if config.do_sample:
         tree = config.expansion.replace("k", str(WIDEST))
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{tree}>"
-        naive, multi = (found[kind] for kind in (DRAWN, MSS))
-        ours = {name: (naive[name].verified[-1], multi[name].verified[-1]) for name in naive}
+        ours = {}
+        for name, naive in found[DRAWN].items():
+            multi = found[MSS][name]
+            ours[name] = naive.verified[-1], multi.verified[-1]
         yield from ratios("ours, drawn texts and guesses", ours)
-        yield from ratios("paper, <1,1,5,1,1,1,1,1>", TABLE_3)
+        yield from ratios("paper, <1,1,5,1,1,1,1,1>", published(TABLE_3)["stochastic"])
 
 
-def rows(title: str, by_set: Mapping[str, Sequence[float]], digits: int) -> Iterator[str]:
+def rows(title: str, by_set: Figures, digits: int) -> Iterator[str]:
     """A line for each data set, with the figures for k from 1 on."""
     yield f"  {title}"
     yield f"    {'k':<14}" + "".join(f"{k:>8}" for k in range(1, WIDEST + 1))
@@ -186,7 +220,7 @@ def rows(title: str, by_set: Mapping[str, Sequence[float]], digits: int) -> Iter
         yield f"    {name[-13:]:<14}" + "".join(f"{figure:>8.{digits}f}" for figure in figures)
 
 
-def ratios(title: str, by_set: Mapping[str, Sequence[float]]) -> Iterator[str]:
+def ratios(title: str, by_set: Figures) -> Iterator[str]:
     """A line for each data set, with both figures and how much the second one is of the first."""
     yield f"  {title}"
     yield f"    {'':<14}{'naive':>8}{'multi':>8}{'ratio':>8}"

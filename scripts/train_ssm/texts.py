@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, List, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -19,9 +19,12 @@ from config.measures import SETS
 from config.questions import load, read
 from toy.recipe.corpus import dialogues
 
+ABSENT = -1  # in place of a token before a prompt that is shorter than others
 AT_ONCE = 64  # texts that are written beside each other
 OWN = "flowspec boost"  # seed of the bundled models' grammar, which the bundled questions were not made with
 FORM = {"terms": dict, "texts": [{"prompt": [int], "ids": [int]}]}
+Chosen = Sequence[Tensor]  # which tokens of each text, [N]
+Prompts = Sequence[List[int]]
 Terms = Mapping[str, Any]
 
 
@@ -37,8 +40,10 @@ def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
     if path:
         found = dict.fromkeys(question.turns[0] for question in read(path))
     else:
-        bundled = {question.turns[0] for name in SETS.split(",") for question in load("", name)}
-        found = dict.fromkeys(asked[0] for asked, _ in dialogues(count, OWN) if asked[0] not in bundled)
+        asked = [asked[0] for asked, _ in dialogues(count, OWN)]
+        sets = [load("", name) for name in SETS.split(",")]
+        bundled = {question.turns[0] for questions in sets for question in questions}
+        found = dict.fromkeys(question for question in asked if question not in bundled)
     chosen = list(found)
     random.Random(seed).shuffle(chosen)
     return chosen[:count]
@@ -53,7 +58,8 @@ def open_model(folder: Path, device: torch.device) -> PreTrainedModel:
 class Writer:
     """A target that writes texts: the likeliest tokens, or at a temperature drawn ones."""
 
-    def __init__(self, model: PreTrainedModel, ends: Sequence[int], limit: int, temperature: float, seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, ends: Sequence[int], limit: int, temperature: float,
+                 seed: int) -> None:
         self.model, self.ends, self.seed = model, frozenset(ends), seed
         chosen: dict[str, Any] = {"do_sample": False}
         if temperature:
@@ -63,27 +69,30 @@ class Writer:
                                     pad_token_id=0, **chosen)
 
     @torch.no_grad()
-    def write(self, prompts: Sequence[list[int]], first: int) -> Iterator[Text]:
+    def write(self, prompts: Prompts, first: int) -> Iterator[Text]:
         """The texts to some prompts, the `first` and following ones of all; they are drawn by their place there."""
         torch.manual_seed((self.seed + first) % (1 << 63))
         width = max(map(len, prompts))
         device = self.model.device
-        ids_BN = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-        mask_BN = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        padded = [[ABSENT] * (width - len(prompt)) + prompt for prompt in prompts]
+        ids_BN = torch.tensor(padded, device=device)
+        mask_BN = (ids_BN != ABSENT).long()
+        ids_BN = ids_BN * mask_BN
         out_BN = self.model.generate(ids_BN, attention_mask=mask_BN, generation_config=self.how)  # type: ignore[operator]
         for prompt, ids in zip(prompts, out_BN[:, width:].tolist()):
             ended = [place for place, token in enumerate(ids) if token in self.ends]
             yield Text(prompt, ids[:ended[0] + 1] if ended else ids)
 
 
-def texts_of(writer: Writer, prompts: Sequence[list[int]], path: Path, terms: Terms) -> list[Text]:
+def texts_of(writer: Writer, prompts: Prompts, path: Path, terms: Terms) -> list[Text]:
     """What the target writes to these prompts, from where `path` ends, which keeps it.
 
     Raises ValueError if that file is of other terms.
     """
     texts = _kept(path, terms)
-    with tqdm(total=len(prompts), initial=len(texts), desc="texts", unit="text", mininterval=1) as bar:
-        while len(texts) < len(prompts):
+    size, done = len(prompts), len(texts)
+    with tqdm(total=size, initial=done, desc="texts", unit="text") as bar:
+        while len(texts) < size:
             some = prompts[len(texts):len(texts) + AT_ONCE]
             texts += writer.write(some, len(texts))
             content = {"terms": terms, "texts": [text._asdict() for text in texts]}
@@ -114,7 +123,7 @@ class Batch(NamedTuple):
     learnt: Tensor
 
 
-def batch_of(texts: Sequence[Text], learnt: Sequence[Tensor], device: torch.device) -> Batch:
+def batch_of(texts: Sequence[Text], learnt: Chosen, device: torch.device) -> Batch:
     """Some texts, of whose tokens those are learnt that `learnt` says, `[N]` for each text; short ones end in zeros."""
     width = max(len(text.prompt) + len(text.ids) for text in texts)
     ids_BN = torch.zeros(len(texts), width, dtype=torch.long)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,11 +51,10 @@ class OptShape(Shape):
 
 
 def half_precision(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                   mask: torch.Tensor | None, scaling: float | None = None, **options: object
-                   ) -> tuple[torch.Tensor, None]:
+                   mask: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, None]:
     """Causal attention in bfloat16: rotation leaves float32 behind, whose backward pass takes three times as long."""
     rows = (x.to(torch.bfloat16) for x in (query, key, value))
-    return F.scaled_dot_product_attention(*rows, is_causal=True, scale=scaling).transpose(1, 2), None
+    return F.scaled_dot_product_attention(*rows, is_causal=True, scale=options.get("scaling")).transpose(1, 2), None
 
 
 ATTENTION = "half_precision"
