@@ -15,7 +15,7 @@ from config.run_config import RunConfig
 DEFAULT_PRESET = "toy"
 COMMAND = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
-         "data", "results", "hosts")
+         "data", "results", "hosts", "traces")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "none_expand")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
@@ -32,7 +32,8 @@ EXAMPLES = """\
   bash run_pipe.sh model_dir=FOLDER prompt_ids=1,306,626 ignore_eos=true"""
 
 
-def parse(argv: Sequence[str], command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> RunConfig:
+def parse(argv: Sequence[str], command: str = COMMAND,
+          kind: type[RunConfig] = RunConfig) -> RunConfig:
     """The configuration that `argv` asks for: what was typed, over the preset, over the defaults of the keys.
 
     `kind` may be a dataclass that adds keys, with values of their own for some of RunConfig's. `--help` prints the help
@@ -55,7 +56,8 @@ def _check_draft(config: RunConfig, typed: Mapping[str, Any]) -> None:
     own = [name for name in config.asked_methods if METHODS[name].draft == "ssm"]
     if own and typed.get("draft", "ssm") != "ssm":
         raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={typed['draft']} out")
-    if "ssm" in typed and not own and "ssm" not in config.sources:
+    drafts = getattr(config, "chosen_drafts", config.sources)  # an evaluation compares several
+    if "ssm" in typed and not own and "ssm" not in drafts:
         raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={config.pipeline_type} with "
                          f"draft={config.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
 

@@ -196,8 +196,8 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     if protocol in EMULATED:
         other_preset = named in PRESETS and named != preset
         if other_preset or "model_dir" in given or "base_dir" in given:
-            for key in (*QUICK, *TOY):
-                defaults.pop(key, None)
+            suits_toy = {**QUICK, **TOY}.items()
+            defaults = dict(defaults.items() - suits_toy)
     elif "data" in given and not HELD_OUT.keys() & given:
         defaults.update(HELD_OUT)
     in_real_time = given.get("time") == "real" or "slowdown" in given

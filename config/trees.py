@@ -58,7 +58,8 @@ class Growth:
     def shaped(self, shape: Shape) -> Growth:
         """A tree of this shape, in segments of the same size."""
         nodes, width = sum(map(sum, shape)), max(map(max, shape))
-        return replace(self, nodes=nodes, depth=len(shape) - 1, width=width, shape=shape)
+        levels = len(shape)
+        return replace(self, nodes=nodes, depth=levels - 1, width=width, shape=shape)
 
     def adaptive(self, gain: float) -> Growth:
         """OPT-Tree's tree of as many guesses: the frontier is as wide as the tree, and deepens while that pays."""

@@ -203,7 +203,8 @@ class Pipeline:
         if not measured or not draft.networks:
             return tree
         network, = draft.networks
-        share = level_share(self.ring, network, tree.init, self.spec.context, self.ring.clock)
+        ring, context = self.ring, self.spec.context
+        share = level_share(ring, network, tree.init, context, ring.clock)
         gain = max(share, LEAST_GAIN)
         init, expand = replace(tree.init, gain=gain), replace(tree.expand, gain=gain)
         return replace(tree, init=init, expand=expand)

@@ -138,7 +138,8 @@ def _replica(stages: int, source: Checkpoint) -> str:
     """The stages of a copy of the model, as `plan_stages` reads them."""
     layers = read_sizes(source).layers
     if stages > layers:
-        raise ValueError(f"replica_stages={stages} does not fit: the model has {layers} layers, so choose 1 to {layers}")
+        raise ValueError(f"replica_stages={stages} does not fit: the model has {layers} layers, so choose 1 to "
+                         f"{layers}")
     return str(stages)
 
 

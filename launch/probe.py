@@ -67,7 +67,8 @@ class Latencies(NamedTuple):
         return min(MOST, int(least_lookahead(self.verification, self.guess, servers)))
 
 
-def latencies(ring: Ring, networks: Sequence[Draft], context: int, clock: Clock = REAL) -> Latencies:
+def latencies(ring: Ring, networks: Sequence[Draft], context: int,
+              clock: Clock = REAL) -> Latencies:
     """The latencies of DSI, with as few guesses in a verification as Eq. 1 wants.
 
     While a replica verifies, others are sent the guesses after its own. So whoever is next has to catch up with about
@@ -84,7 +85,8 @@ def latencies(ring: Ring, networks: Sequence[Draft], context: int, clock: Clock 
     return found
 
 
-def level_share(ring: Ring, network: Draft, growth: Growth, context: int, clock: Clock = REAL) -> float:
+def level_share(ring: Ring, network: Draft, growth: Growth, context: int,
+                clock: Clock = REAL) -> float:
     """What a level of a tree takes, in the time in which the target verifies that tree; from 0 to 1.
 
     A level that brings more accepted guesses than that is worth its time (OPT-Tree, section 3.2: the least threshold).
@@ -95,7 +97,8 @@ def level_share(ring: Ring, network: Draft, growth: Growth, context: int, clock:
     return min(1.0, level / _pass(ring, rows, clock))
 
 
-def _guess(ring: Ring, network: Draft, clock: Clock, growth: Growth = TreeConfig.chain) -> float:
+def _guess(ring: Ring, network: Draft, clock: Clock,
+           growth: Growth = TreeConfig.chain) -> float:
     """The seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
     tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
     target = ring.open(tree, Sampler(), network.inner)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Callable, Iterator, Sequence
 
 from config.profiles import Profile
 from config.run_config import RunConfig
@@ -18,9 +18,8 @@ from launch.trace import join_traces, open_trace
 from launch.wiring import Wires
 from model.eagle import inner_layers
 from model.llama import Slice
-from pipeline.trace import NoTrace
 from sim.clock import VirtualClock
-from sim.cluster import NOTHING, Cluster, Own
+from sim.cluster import NOTHING, Answers, Cluster, Own
 from sim.groups import Times
 from sim.paths import Paths
 from sim.stages import Work
@@ -29,17 +28,34 @@ from tp.group import Table, ThreadGroup
 from tp.links import Placement
 from tp.shares import Joined
 
+Groups = Sequence[Sequence[RankSpec]]
+
+
+def whole_model(stages: Groups) -> Paths:
+    """The whole model, out of the stages of one copy of it."""
+    leader = stages[0][0]
+    slices = [_whole(group) for group in stages]
+    return Paths(slices, inner_layers(leader.sizes.layers), leader.like)
+
 
 @contextmanager
 def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace,
-               own: Own = NOTHING) -> Iterator[Rank]:
-    """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges."""
+               own: Own = NOTHING, answers: Callable[[Groups], Answers] = whole_model) -> Iterator[Rank]:
+    """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges.
+
+    `answers` makes what the target says out of the stages of one copy of the model.
+    """
     clock = VirtualClock()
     traces = [tracing(config, rank, clock) for rank in range(placement.world)]
     groups = [[RankSpec(config, open_part(folder, rank)) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
+    assert spec.cluster is not None, "only an emulated cluster has virtual time"
     with torch_as_it_was():
-        cluster = _cluster(groups, clock, [traces[rank] for rank in placement.leaders], own)
+        spec.prepare_torch()
+        copy = _copy(groups)
+        works = [_work(group, spec.cluster, own) for group in copy]
+        led = [traces[rank] for rank in placement.leaders]
+        cluster = Cluster(spec.cluster, clock, [works] * spec.copies, answers(copy), led, own)
         alone = ThreadGroup(Table(1), 0)
         yield Rank(spec, Wires(cluster.links, None, alone), traces[0], clock)
     for trace in traces:
@@ -47,18 +63,10 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
     join_traces(config, spec.part)
 
 
-def _cluster(groups: Sequence[Sequence[RankSpec]], clock: VirtualClock, traces: Sequence[NoTrace], own: Own) -> Cluster:
-    """The simulated stages of the groups, with the whole model behind them."""
-    spec = groups[0][0]
-    profile = spec.cluster
-    assert profile is not None, "only an emulated cluster has virtual time"
-    spec.prepare_torch()
+def _copy(groups: Groups) -> Groups:
+    """The stages of one copy of the model."""
     stages = groups[1:] or groups
-    depth = len(stages) // spec.copies
-    slices = [_whole(group) for group in stages[:depth]]
-    works = [_work(group, profile, own) for group in stages[:depth]]
-    paths = Paths(slices, inner_layers(spec.sizes.layers), spec.like)
-    return Cluster(profile, clock, [works] * spec.copies, paths, traces, own)
+    return stages[:len(stages) // groups[0][0].copies]
 
 
 def _whole(group: Sequence[RankSpec]) -> Slice:

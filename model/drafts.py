@@ -19,7 +19,6 @@ from torch import Tensor
 from config.trees import Growth
 from model.blend import Guesses
 from model.cache import TreeCache
-from model.llama import Slice
 from model.rules import Drafter, Proposed, drawing, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
@@ -275,14 +274,12 @@ class TreeDraft:
         self._level += 1
         if growth.gain:
             tip = tree.score[tree.tip]
-            before, self._expected = self._expected, sum(math.exp(tree.score[node] - tip) for node in tree.live)
-            self._pays = self._expected - before > growth.gain
+            expected = sum(math.exp(tree.score[node] - tip) for node in tree.live)
+            self._pays = expected - self._expected > growth.gain
+            self._expected = expected
 
     def _branch(self, tree: TokenTree, out_TD: Tensor, growth: Growth) -> None:
-        """Give every node of the frontier the children that the shape says; those with children are the next one.
-
-        A child that was drawn twice is one node, whose children are those of the place of its first draw.
-        """
+        """Give every node of the frontier the children that the shape says; those with children are the next one."""
         counts, following = [*growth.shape, ()][self._level:self._level + 2]
         begins = [0, *accumulate(counts)]
         self._level += 1
@@ -295,7 +292,7 @@ class TreeDraft:
             for place, (proposal, gain) in enumerate(guesses, begins[self._places[row]]):
                 score = above[row] + gain
                 node = tree.propose(parent, proposal, self._base + score)
-                if place < len(following) and following[place] and node not in rows:
+                if place < len(following) and following[place] and node not in rows:  # a draw may come twice
                     rows[node] = row
                     places.append(place)
                     scores.append(score)
@@ -315,7 +312,8 @@ class TreeDraft:
         law_TV = laws(sampler, self.logits(out_TD))
         if np.isnan(law_TV).any():
             raise self._damaged(out_TD)
-        law_TV = spread(law_TV, self.tokens(torch.arange(law_TV.shape[1], device=out_TD.device)))
+        places = torch.arange(law_TV.shape[1], device=out_TD.device)
+        law_TV = spread(law_TV, self.tokens(places))
         position = tree.pos[self._frontier[0]] + 1
         return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
 
@@ -325,7 +323,8 @@ class ModelDraft(TreeDraft):
 
     source = "model"
 
-    def __init__(self, model: Slice, lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
+    def __init__(self, model: Callable[[Tensor, Tensor, TreeCache], Tensor],
+                 lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
         self.model, self.lm_head = model, lm_head
         super().__init__(cache)
 
@@ -337,7 +336,7 @@ class ModelDraft(TreeDraft):
         return self._out  # not looked at
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
-        return self.model(token_T, pos_T, self.cache)  # type: ignore[no-any-return]
+        return self.model(token_T, pos_T, self.cache)
 
     def logits(self, out_TD: Tensor) -> Tensor:
         return self.lm_head(out_TD)

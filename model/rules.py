@@ -221,7 +221,8 @@ class Drafter(NamedTuple):
         numbers = stream(sampler.seed, position, DRAWING, self.number)
         tokens = draw(law_V, count, Stream(numbers))
         gains = [math.log(law_V[token]) for token in tokens]
-        return list(zip([Proposal(self.source, token, law_V) for token in tokens], gains))
+        proposals = [Proposal(self.source, token, law_V) for token in tokens]
+        return list(zip(proposals, gains))
 
     def likely(self, tokens: list[int], gains: list[float]) -> Proposed:
         """Tokens that are chosen without chance, with the log-probability of each."""

@@ -11,13 +11,14 @@ from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Callable, Sequence
+from typing import Callable, Protocol, Sequence
+
+from torch import Tensor
 
 from config.profiles import Profile
 from pipeline.interfaces import Clock
 from pipeline.messages import Message, Prune, Reset, Segment
 from pipeline.trace import NoTrace
-from sim.paths import Paths
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, size
 
@@ -35,6 +36,25 @@ NOTHING = Own()
 Arrive = Callable[[Message, float], None]  # a message, and the moment
 
 
+class Answers(Protocol):
+    """What the target says after each path of tokens; a path is known by a number, `root` is the one without tokens."""
+
+    root: int
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to forget, once nobody holds a path any more."""
+
+    def clear(self) -> None:
+        """Forget all paths."""
+
+    def after(self, path: int, token: int) -> int:
+        """The number of a path with one more token."""
+
+    def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What the LM head reads `[T, D]` at the end of each path, and the inner features, `[T, D * inner]`."""
+
+
 class Cluster:
     """Rings of stages, and rank 0's `links` to them; `rings[i][j]` is what stage j of ring i does.
 
@@ -42,7 +62,7 @@ class Cluster:
     one trace only, rank 0 is in the one stage itself, and computes while it sends.
     """
 
-    def __init__(self, profile: Profile, clock: Clock, rings: Sequence[Sequence[Work]], paths: Paths,
+    def __init__(self, profile: Profile, clock: Clock, rings: Sequence[Sequence[Work]], paths: Answers,
                  traces: Sequence[NoTrace], own: Own = NOTHING) -> None:
         self.profile, self._clock, self._own = profile, clock, own
         self._alone = len(traces) == 1
@@ -173,7 +193,7 @@ class Way:
 class Memory:
     """Which path each node that was sent stands for, and what the target says there."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Answers) -> None:
         self._paths = paths
         self._path: dict[int, dict[int, int]] = {}  # request -> node -> path
 

@@ -290,6 +290,17 @@ def test_methods_of_another_target_get_a_start_of_their_own(monkeypatch):
     assert EvalConfig(methods="ar").groups == [("ar",)]
 
 
+def test_specinfer_has_a_start_and_a_draft_of_its_own():
+    config = EvalConfig(methods="ar,serial,specinfer", drafts="eagle,model:DIR")
+    assert config.groups == [("ar", "serial"), ("specinfer",)]
+    assert config.contenders(["specinfer", "ar"]) == [("specinfer", "ssm"), ("ar", "none")]
+    assert config.with_draft("ssm").draft == "ssm"
+    assert EvalConfig(methods="ar,specinfer", verify="mss").verify == "mss"
+    assert parse(["drafts=eagle,ssm", "ssm=a,b"], kind=EvalConfig).chosen_drafts == ("eagle", "ssm")
+    with pytest.raises(ValueError, match="verify=mss judges guesses that were drawn, which naive would choose"):
+        EvalConfig(methods="ar,naive,specinfer", verify="mss")
+
+
 @pytest.mark.parametrize(("protocol", "given", "expected"), [
     ("emulated", [], {"profile": "jetson-7b", "question_end": 5, "max_new_tokens": 64, "stages": "0+2+2+2+2"}),
     ("emulated", ["profile=wifi"], {"profile": "wifi", "question_end": 5}),

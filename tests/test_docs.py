@@ -21,7 +21,7 @@ def blocks(path, language):
 
 def test_methods_md_has_a_section_for_every_method_and_the_lines_that_it_quotes_are_those_of_the_code():
     code = "".join((ROOT / name).read_text(encoding="utf-8") for name in (
-        "pipeline/strategies.py", "tp/layers.py", "tp/overlap.py"))
+        "pipeline/strategies.py", "model/rules.py", "tp/layers.py", "tp/overlap.py"))
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     quoted = blocks(ROOT / "docs" / "methods.md", "python")
     assert re.findall(r"^## (\w+): ", page, re.M) == list(METHODS)

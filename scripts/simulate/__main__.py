@@ -12,6 +12,7 @@ acceptance  how often a drafter foresees the next token of a target, measured wi
 latency     how long a model takes for its first token, for each later one, and for m tokens at once
 table       both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas
 online      SI and DSI by events with modelled acceptance, on the real clock and on a virtual one with the same draws
+predict     how fast dsi, serial and the pipelines are, out of a profile and recorded acceptance, and as it is emulated
 """
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
     "latency": "scripts.simulate.latency",
     "table": "scripts.simulate.table",
     "online": "scripts.simulate.online",
+    "predict": "scripts.simulate.predict",
 }
 
 

@@ -1,0 +1,179 @@
+"""Predictions out of a record: what real models take in virtual time, which file of records fits, what is refused."""
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from config.cli import parse
+from config.predict_config import COMMAND, METHODS, NARROW, PredictConfig, words
+from config.presets import TOY
+from eval.foretold import Spent, answer_to, by_events, closed_form, foretold, numbers_of, request_of, speed, spent_on
+from eval.records import Book, Written, book_of
+from launch.pipeline import Pipeline
+from launch.prepare import prepare
+from launch.virtual import as_virtual
+from scripts.simulate import __main__ as simulate
+from scripts.simulate.emulate import lateness
+from sim.cluster import Own
+from sim.recorded import ASIDE, Record, Recorded
+
+SHORT = ("sets=gsm8k,qa", "max_new_tokens=20", "dtype=float64")
+OWN = Own(turn=0.004, message=0.002, segment=0.003)
+
+
+def config_of(*given):
+    return parse(words(given), COMMAND, PredictConfig)
+
+
+@pytest.fixture(scope="module")
+def books():
+    found = {}
+
+    def book(config):
+        key = config.temperature
+        if key not in found:
+            found[key] = book_of(config)
+        return found[key]
+    return book
+
+
+def by_models(config, book, method, own):
+    """What target and drafter take for the same answers in virtual time, themselves."""
+    run = config.run(method, virtual=True)
+    folder, placement = prepare(run)
+    with as_virtual(run, folder, placement, own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+        answers = [answer_to(pipeline.decoder, request_of(config, book, one.prompt)) for one in book.answers]
+    assert [answer.token_ids for answer in answers] == [one.text for one in book.answers]
+    return [spent_on(answer) for answer in answers]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("given", "own"), [
+    (("lookahead=5",), Own()), (("lookahead=2", "temperature=0.8", "seed=3", "top_k=40"), OWN),
+    (("lookahead=3", "profile=lan-1g", "expand_depth=7", "run_pipeinfer=4", "prune=false"), Own())])
+def test_a_prediction_takes_what_the_models_themselves_take_in_virtual_time(books, method, given, own):
+    config = config_of(*SHORT, *given)
+    book = books(config)
+    foreseen = foretold(config, book, method, own)
+    expected = by_models(config, book, method, own)
+    assert [one.tokens for one in foreseen] == [len(one.text) for one in book.answers]
+    for mine, theirs in zip(foreseen, expected):
+        assert mine.tokens == theirs.tokens and mine.seconds == pytest.approx(theirs.seconds, rel=1e-9)
+
+
+def test_replicas_of_several_stages_too(books):
+    config = config_of(*SHORT, "replicas=2", "replica_stages=2", "lookahead=4")
+    book = books(config)
+    for mine, theirs in zip(foretold(config, book, "dsi"), by_models(config, book, "dsi", Own())):
+        assert mine.seconds == pytest.approx(theirs.seconds, rel=1e-9)
+
+
+def test_what_the_record_says_and_guesses_below_the_text_and_beside_it():
+    known = Recorded(Record([4, 7], [1, 2, 3], [1, 0, 1]), vocab=9)
+    path = known.root
+    numbers = [path := known.after(path, token) for token in (4, 7, 1, 2)]
+    assert numbers == [0, 1, 2, 3]
+    wrong = known.after(numbers[2], 5)
+    assert wrong == ASIDE == known.after(wrong, 3)
+    said, inner = known.said(numbers[1:])
+    assert said.shape == (3, 1) and inner.shape == (3, 0)
+    assert known.lm_head(said).argmax(-1).tolist() == [1, 2, 3]
+    assert [known._guess(position, token) for position, token in ((1, 7), (2, 1), (3, 2))] == [1, 3, 3]
+    assert [known._guess(position, token) for position, token in ((2, 2), (3, 3))] == [3, 4]  # on a wrong guess
+
+
+def test_the_record_is_kept_and_read_again_and_another_one_is_refused(tmp_path, capsys):
+    path = tmp_path / "record.json"
+    given = [*SHORT, f"traces={path}"]
+    made = book_of(config_of(*given))
+    assert book_of(config_of(*given)) == made
+    assert len(made.answers) == 2 and made.vocab == 4096 and made.ends
+    assert simulate.main(["predict", *given, "seed=4"]) == 2
+    assert "was recorded with seed=0, and seed=4 is asked for" in capsys.readouterr().err
+    assert simulate.main(["predict", *given, "max_length=30"]) == 2
+    assert "leaves no room for max_new_tokens=20 in a context of 30" in capsys.readouterr().err
+    content = json.loads(path.read_text())
+    for spoil in ({"answers": []}, {"ends": [-1]}, {"vocab": 0},
+                  {"answers": [{**content["answers"][0], "coupled": [1]}]},
+                  {"answers": [{**content["answers"][0], "likeliest": [2] * 20}]}):
+        path.write_text(json.dumps({**content, **spoil}))
+        assert simulate.main(["predict", *given]) == 2
+        assert "holds no record of texts: name another traces=" in capsys.readouterr().err
+
+
+def test_a_coupled_drafter_is_right_elsewhere_than_one_that_takes_the_likeliest_token(books):
+    cold, warm = (books(config_of(*SHORT, f"temperature={t}", "seed=3", "top_k=40")) for t in (0, 0.8))
+    assert all(one.likeliest == one.coupled for one in cold.answers)
+    assert any(one.likeliest != one.coupled for one in warm.answers)
+
+
+def test_figures_by_hand():
+    config = config_of("lookahead=2", "delay_ms=3", "slowdown=4")
+    book = Book([Written([1], [2, 3, 4], [1, 0, 1], [1, 1, 1]), Written([1], [5], [1], [1])], 9, [])
+    numbers = numbers_of(config, book, 4)
+    assert numbers == (240, 14, 3, 0.75, 4)
+    assert closed_form(config, "ar", numbers) == pytest.approx(1e3 / (240 + 3 * 3))
+    assert closed_form(config, "serial", numbers) == pytest.approx(1e3 * (1 + .75 + .75 ** 2) / (240 + 9 + 28))
+    assert closed_form(config, "pipedec", numbers) == pytest.approx(1e3 / (.25 * (240 + 9) + .75 * 60))
+    assert by_events(config, "ar", book, numbers) == pytest.approx(1e3 / 246)  # a hop there and back
+    assert by_events(config, "naive", book, numbers) != by_events(config, "naive", book, numbers)
+    assert speed([Spent(3, 1.0), Spent(1, 0.5)]) == pytest.approx(4 / 1.5)
+    spans = [{"name": "late", "t0": 1.0, "t1": 1.5}, {"name": "forward", "t0": 0.0, "t1": 2.0},
+             {"name": "grow", "t0": 0.0, "t1": 3.0}, {"name": "wait", "t0": 0.0, "t1": 9.0}]
+    assert lateness(spans) == 0.1 and lateness([]) == 0.0
+
+
+def test_the_command_predicts_without_measuring(tmp_path, capsys):
+    output = tmp_path / "out.json"
+    given = [*SHORT, "measure=false", "methods=serial,dsi", f"output={output}"]
+    assert simulate.main(["predict", *given]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith(("ar ", "serial ", "dsi "))] == [
+        "ar", "serial", "dsi"]
+    assert "worst deviation" not in shown
+    written = json.loads(output.read_text())
+    assert written["predicted"] == "simulated" and written["measured"] is None
+    config, figures = config_of(*given), written["tokens_per_second"]
+    assert figures["dsi"]["predicted"] == speed(foretold(config, book_of(config), "dsi"))
+    assert figures["dsi"]["measured"] is None
+
+
+def test_the_command_measures_what_it_predicts(tmp_path, capfd):
+    """With a cluster that is fast forward, since only the form is looked at."""
+    output = tmp_path / "out.json"
+    given = ["sets=gsm8k", "max_new_tokens=6", "methods=serial,dsi", "slowdown=0.1", f"output={output}"]
+    assert simulate.main(["predict", *given]) == 0
+    shown = capfd.readouterr().out
+    written = json.loads(output.read_text())
+    assert written["measured"] == "emulated" and written["other_texts"] == {"ar": 0, "serial": 0, "dsi": 0}
+    for name, figures in written["tokens_per_second"].items():
+        [one] = written["answers"][name]
+        assert one["tokens"] == 6 and figures["measured"] == pytest.approx(6 / one["seconds"])
+        assert 0 < figures["with_own"] < figures["predicted"] and figures["measured"] < figures["predicted"]
+    assert "worst deviation: predicted +" in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("word", "told"), [
+    ("methods=ar,streaming", "streaming drafts no chain"), ("methods=dsi,dsi", "names something twice"),
+    ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
+    ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
+    ("init_subseq_token=0", "give init_subseq_token a number"), ("profile=none", "profile=jetson-7b"),
+    ("time=virtual", "leave time out"), ("pipeline_type=dsi", "write methods="), ("stop=x", "has no stop"),
+    ("tp=2", "has no tp"), ("trace=x", "has no trace"), ("ignore_eos=true", "has no ignore_eos"),
+    ("sets=", "sets is empty"), ("sets=nothing", "there is no data set nothing"), ("init_topk=2", "give init_topk=1"),
+    (f"output={TOY}", "choose another output="), (f"traces={TOY}", "choose another traces="),
+    ("draft_dir=/nowhere/at/all", "/nowhere/at/all"), ("max_length=9", "in a context of 9")])
+def test_what_cannot_be_predicted_is_refused_with_the_fix(word, told, capsys):
+    assert simulate.main(["predict", "measure=false", "max_new_tokens=2", word]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_every_method_drafts_a_chain_of_the_lookahead():
+    config = config_of("lookahead=3")
+    tree = config.tree
+    assert (tree.init.width, tree.expand.width, tree.layer.width, tree.coupled.width) == (1, 1, 1, 1)
+    assert tree.init.depth == tree.expand.depth == 2 and tree.lookahead == tree.run == 3
+    assert tree.init.segment == tree.expand.segment == 3
+    assert all(getattr(config, key) == float(value) for key, value in NARROW.items())
+    assert config_of("lookahead=3", "expand_depth=8").tree.expand.depth == 8
