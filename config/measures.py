@@ -17,6 +17,7 @@ from config.prompts import problems as problems_of_sets
 from config.ranges import WHOLE, Checked, Range, outside, unknown
 from config.run_config import CHOICES, DEVICE
 from config.run_config import RANGES as OF_RUNS
+from config.trees import wrong_widths
 
 COUNT = 1_000_000_000  # the most of anything that is counted
 RANGES = {  # of the keys of Measured that are numbers
@@ -32,6 +33,7 @@ SETS = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the bundled data sets
 TARGET = str(TOY / "llama")  # the bundled models
 DRAFTS = tuple(str(TOY / name) for name in ("draft_a", "draft_b"))
 PICTURES = (".png", ".svg", ".pdf")
+WIDEST = 5  # children of a guess in SpecInfer's tables
 RECORD = {"target": str, "draft": str, "set": str}
 
 
@@ -119,6 +121,45 @@ class AcceptanceConfig(Measured):
         if self.picture and Path(self.picture).suffix not in PICTURES:
             yield f"picture={self.picture} is no picture: name a file that ends in {' or '.join(PICTURES)}"
         yield from _problems_of_files(self, ("traces", "picture"))
+
+
+@dataclass(frozen=True)
+class SpecInferConfig(Measured):
+    """SpecInfer's tables for a target and a drafter, with the paper's own figures below.
+
+    Table 1: how often the target's token is among a drafter's best 1 to 5. Table 2: the tokens that a pass of the
+    target verifies, where one step of the tree gets 1 to 5 guesses. Table 3: naive sampling beside multi-step
+    speculative sampling. All of it is counted along texts that the target writes, at temperature 0 and drawn.
+    """
+
+    EXAMPLES: ClassVar[str] = """\
+  python -m scripts.bench specinfer
+  python -m scripts.bench specinfer draft=toy/draft_b sets=humaneval,qa num_examples=20
+  python -m scripts.bench specinfer target=DIR draft=DIR temperature=0.8 expansion=k,1,1,1"""
+
+    # Whose tokens are compared
+    target: str = TARGET  # folder of the target, a model in Hugging Face form
+    draft: str = DRAFTS[0]  # folder of the drafter
+
+    # The trees of Tables 2 and 3
+    expansion: str = "1,1,k,1,1,1,1,1"  # children of each guess, step by step; k is 1 to 5
+
+    # How a token is chosen
+    do_sample: bool = True  # texts that are drawn, too; else only those of the likeliest tokens
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        wrong = wrong_widths(self.expansion.replace("k", str(WIDEST)))
+        if wrong or "k" not in self.expansion:
+            wrong = wrong or "has no step that is varied: write k for it, as 1,1,k,1,1,1,1,1"
+            yield f"expansion={self.expansion} {wrong}"
+        if self.max_new_tokens < 2:
+            yield "max_new_tokens=1 leaves nothing to be guessed: give 2 or more"
+
+    def widths(self, k: int) -> list[int]:
+        """The widths of the tree whose varied step has `k` children."""
+        written = self.expansion.replace("k", str(k))
+        return list(map(int, written.split(",")))
 
 
 @dataclass(frozen=True)

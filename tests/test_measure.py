@@ -2,9 +2,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from model.checkpoint import Checkpoint
+from model.whole import Whole
 from scripts import make_toy
 from scripts.bench import __main__ as bench
+from toy.recipe.llama import ATTENTION, OptShape, Shape, export, words_of
 
 SMALL = ["--layers", "1", "--hidden", "8", "--heads", "2", "--intermediate", "8", "--context", "2", "--rows", "1", "2"]
 
@@ -54,3 +59,25 @@ def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
         folders = {"--work": str(tmp_path / "work"), "--out": str(tmp_path / "out"), key: str(tmp_path / "file")}
         assert make_toy.main(["data", *(word for pair in folders.items() for word in pair)]) == 2
         assert f"cannot be written (File exists): choose another {key}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["family=opt"], "the models of --family opt have no place in"),
+    (["family=opt", "deep", "out=OUT"], "heads are made for llama only: leave out head and deep"),
+    (["family=opt", "base", "out=OUT", "work=OUT"], "the step base needs"), (["nope"], "there is no step 'nope'")])
+def test_what_another_family_cannot_have_is_refused(words, told, tmp_path, capsys):
+    assert make_toy.main([word.replace("OUT", str(tmp_path / "out")) for word in words]) == 2
+    assert capsys.readouterr().err.startswith(f"make_toy: {told}")
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 32, 2, 48), OptShape(2, 32, 2, 48)], ids=["llama", "opt"])
+def test_what_the_recipe_trains_is_what_the_decoder_computes(shape, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(shape.config(), attn_implementation=ATTENTION)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    ids = [5, 9, 77, 4000, 9, 12, 1]
+    trained = words_of(model, torch.tensor([ids]))[0].float()
+    export(model, tmp_path)
+    whole = Whole(Checkpoint(tmp_path), torch.float32, "cpu")
+    torch.testing.assert_close(trained, whole.logits(ids, whole.cache(len(ids)), len(ids)), atol=0.1, rtol=0.05)

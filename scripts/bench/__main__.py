@@ -1,6 +1,7 @@
 """Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
 Usage: python -m scripts.bench overhead|clocks|acceptance|draft [PRESET] [key=value ...]
+       python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
@@ -14,6 +15,9 @@ acceptance  the mean accepted length, the target's own token included, on the he
 draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
             many guesses of its own it has read; drafts=eagle,model:DIR compares, picture=FILE draws a tree, and sets,
             question_end and max_new_tokens choose the texts
+specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
+            among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
+            multi-step sampling
 stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, and
             how often the bundled model still finds the same token likeliest
 tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
@@ -30,10 +34,11 @@ from scripts.bench.clocks import clocks
 from scripts.bench.draft import draft
 from scripts.bench.forms import stages
 from scripts.bench.overhead import overhead
+from scripts.bench.specinfer import specinfer
 from scripts.bench.tensor_parallel import tensor_parallel
 
-COMMANDS = {"overhead": overhead, "clocks": clocks, "acceptance": acceptance, "draft": draft, "stages": stages,
-            "tp": tensor_parallel}
+COMMANDS = {"overhead": overhead, "clocks": clocks, "acceptance": acceptance, "draft": draft, "specinfer": specinfer,
+            "stages": stages, "tp": tensor_parallel}
 
 
 def main(argv: list[str]) -> int:

@@ -51,8 +51,8 @@ def optimizers(model: nn.Module, plan: Hyperparameters) -> list[torch.optim.Opti
 
 
 def _is_inner(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a matrix between embedding and vocabulary."""
-    return parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+    """Whether a parameter is a matrix between embeddings and vocabulary."""
+    return parameter.ndim == 2 and "embed_" not in name and "lm_head" not in name
 
 
 def rate_at(step: int, plan: Hyperparameters) -> float:

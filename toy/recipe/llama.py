@@ -1,18 +1,28 @@
-"""The chat model and the drafters: LLaMAs of a few layers, and what they are trained on."""
+"""The chat model and the drafters: LLaMAs, or OPTs, of a few layers, and what they are trained on."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from toy.recipe.pack import Rows
 from toy.recipe.tokenizer import VOCABULARY
 from toy.recipe.train import Hyperparameters, begin, join, launch
+
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 @dataclass(frozen=True)
@@ -22,19 +32,29 @@ class Shape:
     heads: int
     wide: int
 
-    def config(self) -> LlamaConfig:
+    def config(self) -> PretrainedConfig:
         return LlamaConfig(
             vocab_size=VOCABULARY, hidden_size=self.hidden, intermediate_size=self.wide, num_hidden_layers=self.layers,
             num_attention_heads=self.heads, num_key_value_heads=self.heads, max_position_embeddings=2048,
-            rms_norm_eps=1e-6,
-            rope_theta=10000.0, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+            rms_norm_eps=1e-6, rope_theta=10000.0, tie_word_embeddings=False, **SPECIAL)
+
+
+@dataclass(frozen=True)
+class OptShape(Shape):
+    """The same sizes as an OPT; its LM head is the embedding."""
+
+    def config(self) -> PretrainedConfig:
+        return OPTConfig(
+            vocab_size=VOCABULARY, hidden_size=self.hidden, ffn_dim=self.wide, num_hidden_layers=self.layers,
+            num_attention_heads=self.heads, max_position_embeddings=2048, word_embed_proj_dim=self.hidden, dropout=0.0,
+            **SPECIAL)
 
 
 def half_precision(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                   mask: torch.Tensor | None, **options: object) -> tuple[torch.Tensor, None]:
+                   mask: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, None]:
     """Causal attention in bfloat16: rotation leaves float32 behind, whose backward pass takes three times as long."""
     rows = (x.to(torch.bfloat16) for x in (query, key, value))
-    return F.scaled_dot_product_attention(*rows, is_causal=True).transpose(1, 2), None
+    return F.scaled_dot_product_attention(*rows, is_causal=True, scale=options.get("scaling")).transpose(1, 2), None
 
 
 ATTENTION = "half_precision"
@@ -49,14 +69,14 @@ def loss_of(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> t
     return (each * weight).sum() / weight.sum()
 
 
-def words_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+def words_of(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """The logits `[B, T, V]` of ids `[B, T]`, in the precision of training."""
     with torch.autocast("cpu", torch.bfloat16):
         return model(input_ids=ids, use_cache=False).logits
 
 
 @torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, rows: Rows) -> tuple[float, float]:
+def held_out_loss(model: PreTrainedModel, rows: Rows) -> tuple[float, float]:
     """Nats per token on the rows kept back: as weighted in training, and on answers and source code alone."""
     pairs = []
     for ids, weights in rows.held():
@@ -66,9 +86,9 @@ def held_out_loss(model: LlamaForCausalLM, rows: Rows) -> tuple[float, float]:
     return weighted, answers
 
 
-def export(model: LlamaForCausalLM, target: Path) -> None:
+def export(model: PreTrainedModel, target: Path) -> None:
     """Write a model's folder as Hugging Face has it, in bfloat16."""
-    model.generation_config.update(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    model.generation_config.update(**SPECIAL)
     model.to(torch.bfloat16).save_pretrained(str(target), safe_serialization=True)
     described = json.loads((target / "config.json").read_text())
     described["torch_dtype"] = described.pop("dtype", "bfloat16")  # the name that old and new versions both read
@@ -77,7 +97,7 @@ def export(model: LlamaForCausalLM, target: Path) -> None:
 
 def _train(rank: int, plan: Hyperparameters, port: int, shape: Shape, work: Path, target: Path) -> None:
     join(rank, plan, port)
-    model = LlamaForCausalLM._from_config(shape.config(), attn_implementation=ATTENTION)
+    model = AutoModelForCausalLM.from_config(shape.config(), attn_implementation=ATTENTION)
     rows, course = Rows(work, plan.seed), begin(plan, model, work, rank)
 
     def lesson(step: int) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Fine-tunes small models one after another for a target, each on what those before it get wrong."""

@@ -1,0 +1,94 @@
+"""What `python -m scripts.train_ssm` may be told, and what is refused before anything long begins.
+
+It knows nothing about models.
+"""
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from config.files import check_folder
+from config.trees import wrong_widths
+from launch.devices import usable
+from model.text import CONVERSATIONS
+
+ABOUT = "Fine-tunes drafters for a target one after another, each on what those before it get wrong (boost-tuning)."
+EXAMPLE = """\
+examples:
+  python -m scripts.train_ssm toy/llama toy/draft_a toy/draft_a toy/draft_a --out my_ssms
+  python -m scripts.train_ssm toy/llama toy/draft_a toy/draft_b --out my_ssms --data questions.jsonl --single
+  python -m scripts.train_ssm models/vicuna-7b models/llama-68m --out my_ssms --data prompts.json --device cuda
+
+  then: bash run_pipe.sh pipeline_type=specinfer ssm=my_ssms/ssm1,my_ssms/ssm2
+
+  The target writes a text to each prompt, which needs no labels. A text is cut into stretches of a few tokens; each is
+  to be foreseen from all that comes before it. The first drafter is fine-tuned on all stretches. Those that it then
+  writes token for token as the target did are taken out, and the second one is fine-tuned on the rest, and so on. One
+  folder may be named several times, and is the beginning of several drafters.
+
+  FILE holds questions as eval/data has them, one JSON object with "turns" a line, of which the first turn is taken, or
+  is a .json list of texts; without one the prompts are those of the bundled models' grammar. OUT gets the drafters as
+  ssm1, ssm2 and so on, whole models in Hugging Face form. If it is interrupted, type the same command again: it goes on
+  from what lies in OUT. At the end training.json there tells how many tokens a pass of the target verifies along its
+  texts to prompts that were held out, by one of the drafters and by trees of several that are merged.
+"""
+BOUNDS = {  # the least and the greatest value
+    "prompts": (2, 1 << 30),
+    "judged": (1, 1 << 20),
+    "new_tokens": (2, 1 << 20),
+    "stretch": (1, 1 << 20),
+    "temperature": (0, 1e3),
+    "steps": (1, 1 << 40),
+    "batch": (1, 1 << 20),
+    "rate": (0, 1e3),
+    "seed": (0, (1 << 63) - 1),
+    "save_every": (1, 1 << 40),
+    "threads": (1, 1 << 10)}
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m scripts.train_ssm", description=ABOUT, epilog=EXAMPLE,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = made.add_argument
+    add("target", metavar="TARGET", type=Path, help="the target in Hugging Face form, with its tokenizer")
+    add("drafts", metavar="DRAFT", type=Path, nargs="+", help="the drafters to begin with, with the same tokenizer")
+    add("--out", metavar="OUT", type=Path, required=True, help="where the drafters go, and the checkpoints")
+    add("--data", metavar="FILE", type=Path, help="prompts; default: the bundled models' grammar")
+    add("--prompts", type=int, default=2000, metavar="N", help="prompts that are taken, by chance (2000)")
+    add("--template", choices=[*CONVERSATIONS, "own", "none"], default="vicuna", help="around a prompt (vicuna)")
+    add("--new-tokens", type=int, default=64, metavar="N", help="of a text, at most (64)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="at which the target writes; 0: likeliest tokens")
+    add("--stretch", type=int, default=8, metavar="N", help="tokens of a stretch (8)")
+    add("--steps", type=int, default=200, metavar="N", help="of each drafter's training (200)")
+    add("--batch", type=int, default=16, metavar="N", help="texts in a step (16)")
+    add("--rate", type=float, default=5e-4, metavar="R", help="of learning (0.0005)")
+    add("--distributions", action="store_true", help="learn the target's whole distributions instead of its tokens")
+    add("--single", action="store_true", help="also fine-tune the first DRAFT on everything for as many steps as all "
+        "drafters together, into OUT/single, for comparison")
+    add("--judged", type=int, default=60, metavar="N", help="of the prompts, those held out for the figures (60)")
+    add("--expansion", action="append", metavar="WIDTHS", help="shape of the trees that the figures are counted for; "
+        "may be given several times (1,1,1,1,1,1,1,1 and 1,1,3,1,1,1,1,1)")
+    add("--seed", type=int, default=0, metavar="N", help="of the prompts, the texts and the order (0)")
+    add("--save-every", type=int, default=50, metavar="N", help="steps between two checkpoints (50)")
+    add("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
+    add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
+    return made
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError for what could not end well."""
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} to {most}")
+    for expansion in args.expansion:
+        wrong = wrong_widths(expansion)
+        if wrong:
+            raise ValueError(f"--expansion {expansion} {wrong}")
+    if args.judged >= args.prompts:
+        raise ValueError(f"--judged {args.judged} leaves nothing to learn of --prompts {args.prompts}: give less")
+    read = [folder.resolve() for folder in (args.target, *args.drafts)]
+    if args.out.resolve() in read:
+        raise ValueError(f"--out {args.out} is a model that is read; choose another folder")
+    check_folder(args.out, "choose another --out")
+    usable(args.device, "--device ")

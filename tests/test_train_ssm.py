@@ -1,0 +1,256 @@
+"""Boost-tuning: what is learnt, what is left for the next drafter, and that an interruption changes nothing."""
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from config.measures import Measured
+from config.presets import TOY
+from eval.pairs import answer
+from eval.pairs import open_model as open_pair
+from eval.verified import merged_passes, ranks
+from launch.split.write import split
+from model.sample import Sampler
+from scripts.train_eagle.course import Course
+from scripts.train_ssm.__main__ import main
+from scripts.train_ssm.boost import Lesson, loss_of, right, still_left
+from scripts.train_ssm.texts import Writer, batch_of, open_model, prompts_of, texts_of
+from tests.checkpoints import same
+from tests.saved import here, save_tokenizer
+
+CPU = torch.device("cpu")
+VOCAB, NEW = 53, 12
+SIZES = {"vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+PROMPTS = [f"{a} and {b}?" for a in "abcdefg" for b in "xyz"]
+
+
+def save_random(folder, family, seed, noise=0.0):
+    """A random model as `transformers` writes it, with the tokenizer of single characters; `noise` is added to it."""
+    import transformers
+
+    torch.manual_seed(1)
+    if family == "opt":
+        config = transformers.OPTConfig(ffn_dim=40, word_embed_proj_dim=24, init_std=0.4, **SIZES)
+        model = transformers.OPTForCausalLM(config)
+    else:
+        config = transformers.LlamaConfig(intermediate_size=40, initializer_range=0.4, **SIZES)
+        model = transformers.LlamaForCausalLM(config)
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data += noise * torch.randn_like(parameter)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["llama", "opt"])
+def pair(request, tmp_path_factory):
+    """The folders of a target and of two drafters that are a little off."""
+    folder = tmp_path_factory.mktemp(request.param)
+    names = {"target": (0, 0.0), "a": (2, 0.05), "b": (3, 0.05)}
+    return [save_random(folder / name, request.param, *off) for name, off in names.items()]
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "prompts.json"
+    path.write_text(json.dumps(PROMPTS))
+    return path
+
+
+def words(pair, questions, out, *more):
+    target, *drafters = map(str, pair)
+    return [target, *drafters, "--out", str(out), "--data", str(questions), "--template", "none", "--new-tokens",
+            str(NEW), "--stretch", "2", "--steps", "4", "--batch", "3", "--judged", "3", "--threads", "1",
+            "--save-every", "1", "--rate", "0.01", *more]
+
+
+def texts_to(folder, count=5):
+    """Texts of that model to some prompts, of different lengths."""
+    writer = Writer(open_model(folder, CPU), [2], NEW, 0.0, 0)
+    return list(writer.write([[1, *range(5, 9 + i)] for i in range(count)], 0))
+
+
+def test_texts_beside_each_other_are_those_that_the_target_writes_alone(pair):
+    target = open_pair(str(pair[0]), Measured(dtype="float32", threads=1))
+    found = texts_to(pair[0])
+    assert [text.ids for text in found] == [answer(target, text.prompt, NEW, Sampler()) for text in found]
+
+
+def test_drawn_texts_depend_on_their_place_and_not_on_where_an_interruption_was(pair, tmp_path):
+    prompts = [[1, *range(5, 9 + i)] for i in range(5)]
+
+    def written(path):
+        return texts_of(Writer(open_model(pair[0], CPU), [2], NEW, 1.0, 7), prompts, path, {"seed": 7})
+
+    first = written(tmp_path / "texts.json")
+    assert written(tmp_path / "texts.json") == first == written(tmp_path / "other.json")
+    assert first != list(Writer(open_model(pair[0], CPU), [2], NEW, 0.0, 7).write(prompts, 0))
+
+
+@pytest.mark.parametrize("taught", ["tokens", "distributions"])
+def test_the_loss_is_the_mean_over_the_tokens_that_are_left(pair, taught):
+    texts = texts_to(pair[0])
+    teacher, model = (open_model(folder, CPU) for folder in pair[:2])
+    left = [torch.arange(len(text.ids)) % 3 > 0 for text in texts]
+    each = []
+    for text, left_N in zip(texts, left):
+        ids = torch.tensor([[*text.prompt, *text.ids]])
+        begin = len(text.prompt) - 1
+        mine, theirs = (held(input_ids=ids).logits[0, begin:-1][left_N] for held in (model, teacher))
+        wanted = theirs.softmax(-1) if taught == "distributions" else ids[0, begin + 1:][left_N]
+        each.append(F.cross_entropy(mine, wanted, reduction="none"))
+    found = loss_of(model, batch_of(texts, left, CPU), teacher if taught == "distributions" else None)
+    torch.testing.assert_close(found, torch.cat(each).mean())
+
+
+def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
+    left = [torch.tensor([True] * 5), torch.tensor([True, True, False, False])]
+    is_right = [torch.tensor([True, True, True, False, True]), torch.tensor([False, True, False, True])]
+    assert [found.tolist() for found in still_left(left, is_right, 2)] == [
+        [False, False, True, True, False], [True, True, False, False]]
+
+
+def test_what_is_right_is_what_a_drafter_would_write_there(pair):
+    texts = texts_to(pair[0])
+    drafter = open_pair(str(pair[1]), Measured(dtype="float32", threads=1))
+    for text, right_N in zip(texts, right(open_model(pair[1], CPU), texts), strict=True):
+        read = [*text.prompt, *text.ids[:-1]]
+        logits = drafter.whole.logits(read, drafter.whole.cache(len(read)), len(text.ids))
+        assert right_N.tolist() == (ranks(logits, text.ids) == 0).tolist()
+    whole = [found.all() for found in right(open_model(pair[0], CPU), texts)]
+    assert all(whole), "the target foresees itself"
+
+
+def test_only_what_is_left_is_learnt(pair):
+    texts, model = texts_to(pair[0]), open_model(pair[1], CPU)
+    left = [torch.zeros(len(text.ids), dtype=torch.bool) for text in texts]
+    left[2][:4] = True
+    lesson = Lesson(model, texts, left, batch=2, seed=0)
+    assert lesson.texts == [texts[2]]
+    lesson(0)
+    gradient = model.get_input_embeddings().weight.grad.clone()
+    model.zero_grad()
+    with torch.enable_grad():
+        loss_of(model, batch_of([texts[2]], [left[2]], CPU), None).backward()
+    torch.testing.assert_close(gradient, model.get_input_embeddings().weight.grad)
+
+
+def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, questions, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(words(pair, questions, out, "--single")) == 0
+    told = capsys.readouterr().out
+    record = json.loads((out / "training.json").read_text())
+    figures = record["tokens_per_pass"]
+    assert list(figures) == [f"{pair[1]} as it was", "ssm1", "ssm2", "single", "ssm1 and ssm2, merged"]
+    for shape in ("1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"):
+        assert figures["ssm1 and ssm2, merged"][shape] >= max(figures["ssm1"][shape], figures["ssm2"][shape])
+    assert "ssm1: " in told and record["tokens_left"]["ssm2"] < record["tokens_left"]["ssm1"]
+    for name, source in (("ssm1", pair[1]), ("ssm2", pair[2]), ("single", pair[1])):
+        new, old = (load_file(folder / "model.safetensors") for folder in (out / name, source))
+        assert new.keys() == old.keys() and not same(new, old)
+        assert {x.dtype for x in new.values()} == {torch.bfloat16}
+        assert (out / name / "config.json").read_text() == (source / "config.json").read_text()
+    split(pair[0], tmp_path / "split", "0+1+1", progress=False)
+
+    def written(*more):
+        assert here(f"model_dir={tmp_path / 'split'}", "prompt=a and x?", "max_new_tokens=20", "template=none",
+                    "ignore_eos=true", f"output={tmp_path / 'out.json'}", *more) == 0
+        return json.loads((tmp_path / "out.json").read_text())
+
+    ar = written("pipeline_type=ar")["token_ids"]
+    assert len(ar) == 20 == len(written("draft=model", f"draft_dir={out / 'ssm1'}")["token_ids"])
+    both = f"ssm={out / 'ssm1'},{out / 'ssm2'}"
+    for more in (["draft=model", f"draft_dir={out / 'ssm1'}"], ["pipeline_type=specinfer", both],
+                 ["pipeline_type=specinfer", both, "expansion=2,1,2"]):
+        assert written(*more)["token_ids"] == ar
+
+
+def test_the_figures_are_those_of_the_target_s_texts_to_prompts_that_were_held_out(pair, questions, tmp_path):
+    out = tmp_path / "out"
+    assert main(words(pair, questions, out, "--expansion", "2,1,1")) == 0
+    record = json.loads((out / "training.json").read_text())
+    measured = Measured(dtype="float32", threads=1)
+    target = open_pair(str(pair[0]), measured)
+    held = prompts_of(questions, 2000, 0)[:3]
+    found, tokens, passes = [open_pair(str(out / name), measured) for name in ("ssm1", "ssm2")], 0, 0
+    for prompt in held:
+        read = target.text.prompt_ids([prompt], "none")
+        ids = answer(target, read, NEW, Sampler())
+        before = [*read, *ids[:-1]]
+        rank_DN = [ranks(one.whole.logits(before, one.whole.cache(len(before)), len(ids)), ids) for one in found]
+        tokens += len(ids) - 1
+        passes += merged_passes(rank_DN, [2, 1, 1])
+    assert record["tokens_per_pass"]["ssm1 and ssm2, merged"] == {"2,1,1": round(tokens / passes, 3)}
+
+
+def test_an_interruption_changes_nothing(pair, questions, tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(words(pair, questions, whole)) == 0
+    advance, steps = Course.advance, []
+
+    def stop(course):
+        steps.append(course.plan.name)
+        if len(steps) == 6:  # in the second drafter's training
+            raise KeyboardInterrupt
+        advance(course)
+
+    monkeypatch.setattr(Course, "advance", stop)
+    assert main(words(pair, questions, broken)) == 130 and steps[-1] == "ssm2"
+    assert "type the same command again" in capsys.readouterr().err
+    monkeypatch.setattr(Course, "advance", advance)
+    assert main(words(pair, questions, broken)) == 0
+    for name in ("ssm1", "ssm2"):
+        assert same(*(load_file(out / name / "model.safetensors") for out in (whole, broken)))
+    assert (whole / "training.json").read_text() == (broken / "training.json").read_text()
+    assert main(words(pair, questions, broken, "--stretch", "3")) == 2
+    assert "is of a training with stretch=2 instead of 3" in capsys.readouterr().err
+    assert main(words(pair, questions, broken, "--seed", "1")) == 2
+    assert "give the same command as then, or another --out" in capsys.readouterr().err
+
+
+def test_the_bundled_prompts_are_none_of_the_bundled_questions():
+    found = prompts_of(None, 60, 0)
+    bundled = {json.loads(line)["turns"][0] for path in (TOY.parent / "eval" / "data").glob("*.jsonl")
+               for line in path.read_text().splitlines()}
+    assert 40 < len(found) == len(set(found)) <= 60 and not bundled & set(found)
+    assert prompts_of(None, 60, 1) != found
+
+
+def test_a_drafter_that_has_nothing_to_learn_ends_the_row(pair, questions, tmp_path, capsys):
+    target = str(pair[0])
+    asked = [target, target, target, *words(pair, questions, tmp_path / "out", "--rate", "0")[3:]]
+    assert main(asked) == 0
+    assert "nothing is left for drafter 2" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "ssm2").exists()
+
+
+def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsys):
+    target, a, _ = map(str, pair)
+    other = tmp_path / "other"
+    shutil.copytree(a, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors = {name: torch.cat([x, x[:3]]) if len(x) == VOCAB else x for name, x in tensors.items()}
+    save_file(tensors, other / "model.safetensors")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB + 3}))
+    out = ["--out", str(tmp_path / "out")]
+    for wrong, told in (
+            ([target, str(other), *out], "has vocab_size 56, but the target in"),
+            ([target, str(tmp_path / "nowhere"), *out], "has no tokenizer"),
+            ([target, a, "--out", a], "is a model that is read; choose another folder"),
+            ([target, a, *out, "--expansion", "1,x"], "--expansion 1,x is no list of widths"),
+            ([target, a, *out, "--steps", "0"], "--steps 0 makes no sense; give 1 to"),
+            ([target, a, *out, "--prompts", "9", "--judged", "9"], "leaves nothing to learn"),
+            (words(pair, questions, tmp_path / "out", "--judged", "21"), "of which --judged 21"),
+            ([target, a, *out, "--data", str(tmp_path / "none.json")], "none.json"),
+            ([target, a, *out, "--device", "cuda:77"], "--device cuda:77")):
+        assert main(wrong) == 2
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert said.startswith("train_ssm: ") and told in said
