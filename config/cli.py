@@ -54,9 +54,10 @@ def parse(argv: Sequence[str], command: str = COMMAND,
 def _check_draft(config: RunConfig, typed: Mapping[str, Any]) -> None:
     """Refuse a draft that was named beside a method with another one, and small models that nobody asks."""
     own = [name for name in config.asked_methods if METHODS[name].draft == "ssm"]
-    if own and typed.get("draft", "ssm") != "ssm":
+    evaluated = hasattr(config, "chosen_drafts")  # where the draft is that of other methods
+    if own and not evaluated and typed.get("draft", "ssm") != "ssm":
         raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={typed['draft']} out")
-    drafts = getattr(config, "chosen_drafts", config.sources)  # an evaluation compares several
+    drafts = getattr(config, "chosen_drafts", config.sources)
     if "ssm" in typed and not own and "ssm" not in drafts:
         raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={config.pipeline_type} with "
                          f"draft={config.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")

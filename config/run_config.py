@@ -315,7 +315,7 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
 
 
 def _problems_of_machine(c: RunConfig) -> Iterator[str]:
-    if c.draft_dir and "model" not in c.sources:
+    if c.draft_dir and "model" not in (*c.sources, *c.draft.split("+")):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
     if c.answers and "suffix" not in c.sources:

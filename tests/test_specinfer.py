@@ -10,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from config.cli import parse
+from config.eval_config import Contender, EvalConfig
+from config.presets import ROOT
 from config.run_config import RunConfig
 from config.trees import expanded
 from launch.build import build_draft, build_lm_head
@@ -237,3 +240,11 @@ def test_a_tokenizer_with_more_tokens_behind_the_model_s_is_the_same_one(saved, 
     assert FORM["eos_token_id"] == 2
     got = told(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={tmp_path / 'other'}")
     assert got["token_ids"] == reference(0.0)
+
+
+@pytest.mark.parametrize("draft", ["draft=none", "draft=eagle"])
+def test_its_start_in_an_evaluation_names_the_draft_of_the_other_methods(draft):
+    compared = ["methods=ar,serial,specinfer", f"drafts=eagle+suffix,model:{ROOT / 'toy' / 'draft_a'}"]
+    config = parse([*compared, "pipeline_type=specinfer", draft], kind=EvalConfig)
+    assert config.contenders(["specinfer"]) == [Contender("specinfer", "ssm")]
+    assert config.groups == [("ar", "serial"), ("specinfer",)]
