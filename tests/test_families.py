@@ -97,7 +97,7 @@ class Saved:
         for thread in threads:
             thread.start()
         spec = RankSpec(config, Part(self.parts / "stage_0"))
-        ring = build_ring(spec, build_lm_head(spec), links[0], OFF)
+        ring = build_ring(spec, build_lm_head(spec), links[:1], OFF)
         yield Decoder(ring, draft, STRATEGIES[strategy], TREE, max_length=150)
         ring.stop()
         for thread in threads:
