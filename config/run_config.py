@@ -45,7 +45,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
     "run_pipeinfer": GUESSES,
     "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
-    "replica_stages": Range(1, 1024),
+    "replica_stages": Range(1, 1024, {0: "as split"}),
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
@@ -84,7 +84,7 @@ class RunConfig:
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
 
     replicas: int = 0  # copies of the model that verify for dsi; 0: as many as fill four ranks
-    replica_stages: int = 1  # ranks of each copy, which is a pipeline of its own if there are several
+    replica_stages: int = 0  # ranks of each copy, which may be a pipeline of its own; 0: as split, or 1
 
     # What is asked (one of the first three)
     prompt: str = ""  # the question

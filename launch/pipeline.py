@@ -213,12 +213,13 @@ class Pipeline:
         """How many guesses of DSI make a verification, as given or as measured; tells if too few replicas are there."""
         chosen, servers = config.guesses, self.ring.depth
         measured = latencies(self.ring, draft.networks, self.spec.context, self.ring.clock)
-        least = measured.least(servers)
-        if 0 < chosen < least:
-            print(f"flowspec: with lookahead={chosen} up to {measured.needs(chosen)} verifications of "
+        least, needed = measured.least(servers), measured.needs(chosen or 1)
+        if chosen and draft.networks and needed > servers:
+            longer = f"lookahead={least}, or " if measured.needs(least) <= servers else ""
+            print(f"flowspec: with lookahead={chosen} up to {needed} verifications of "
                   f"{measured.verification * 1e3:.3g} ms are under way at once, since a guess takes "
                   f"{measured.guess * 1e3:.3g} ms; the replicas here compute {servers} at once, so some will wait: "
-                  f"give lookahead={least}, or replicas for {measured.needs(chosen)}", file=sys.stderr)
+                  f"give {longer}replicas for {needed}", file=sys.stderr)
         return chosen or least
 
     @cached_property

@@ -60,10 +60,24 @@ def _check_form(config: RunConfig, part: Part) -> None:
         if len(part.stages) > 1:
             raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
                              "into another folder, with --tp N and without --stages")
-    elif config.stages and not config.replicated and not is_split_as(config.stages, part.stages):
+    elif config.replicated:
+        _check_replica(config.replica_stages, part)
+    elif config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
     if wanted.asked and wanted.speeds != tuple(part.shares):
         raise ValueError(f"{held}, not with {wanted.asked}: leave tp and tp_shares out, {again}")
+
+
+def _check_replica(stages: int, part: Part) -> None:
+    """Refuse to copy what is no pipeline behind rank 0, or another one than was asked for."""
+    there = len(part.stages) - 1
+    held = f"{part.folder.parent} is split as {part.form}"
+    if not there:
+        raise ValueError(f"{held}, so rank 0 holds the model and there is nothing to copy: split the model again into "
+                         "another folder, with --stages 1")
+    if stages not in (0, there):
+        raise ValueError(f"{held}, not for replica_stages={stages}: leave replica_stages out, or split the model again "
+                         "into another folder")
 
 
 def _check_world(part: Part, placement: Placement) -> None:
@@ -123,7 +137,7 @@ def _split(config: RunConfig, write: bool) -> Path:
     source = Checkpoint(config.base_dir)
     stages = ""
     if not config.tensor_parallel.whole:
-        wanted = _replica(config.replica_stages, source) if config.replicated else config.stages or "4"
+        wanted = _replica(config.replica_stages or 1, source) if config.replicated else config.stages or "4"
         stages = "+".join(map(str, plan_stages(wanted, source)))
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)

@@ -69,7 +69,7 @@ class Latencies(NamedTuple):
 
 def latencies(ring: Ring, networks: Sequence[Draft], context: int,
               clock: Clock = REAL) -> Latencies:
-    """The latencies of DSI, with as few guesses in a verification as Eq. 1 wants.
+    """The latencies of DSI at temperature 0, with as few guesses in a verification as Eq. 1 wants, but at most `MOST`.
 
     While a replica verifies, others are sent the guesses after its own. So whoever is next has to catch up with about
     T / d of them, which lengthens T, which changes how many they are: a few rounds come close enough.

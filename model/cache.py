@@ -142,7 +142,7 @@ class TreeCache:
         if above is not None:
             ancestors = self._sees[above, :len(self._tail)]
             text = np.flatnonzero(ancestors).tolist()
-        if tip in self._place:
+        if tip in self._place and tip != parent:  # the root is its own parent
             text.append(self._place[tip])
         wanted = set(keep).difference(self._tail[i] for i in text)
         live = [i for i, node in enumerate(self._tail) if node in wanted or node >= horizon]

@@ -118,14 +118,12 @@ class Copy:
         return replace(segment, nodes=nodes)
 
     def prune(self, spare: bool = False) -> Prune | None:
-        """What has died, as this replica has to hear it; None if it was not sent the text.
+        """What has died, as this replica has to hear it; None before it has answered for the first row of the text.
 
         The text that it has not answered for yet is kept like a guess that lives. With `spare`, so is what is under
         way.
         """
         tree = self._tree
-        if tree.trunk[0] not in self._id:
-            return None
         if not spare:
             self._give_up()
         while self._settled < len(tree.trunk) and tree.trunk[self._settled] in self._back:
@@ -134,7 +132,9 @@ class Copy:
             self._young.remove(node)
             self._settled += 1
         self._forget([node for node in self._young if node not in tree.token])
-        tip = tree.trunk[max(0, self._settled - 1)]
+        if not self._settled:
+            return None
+        tip = tree.trunk[self._settled - 1]
         parent = tree.parent[tip]
         keep = [self._id[node] for node in self._young]
         if spare:

@@ -143,7 +143,7 @@ MISTAKES = {
     "lookahead=0": "give auto or a number from 1 to 65536",
     "lookahead=half": "give auto or a number from 1 to 65536",
     "replicas=-1": "0 for as many as fill four ranks",
-    "replica_stages=0": "give a number from 1 to 1024",
+    "replica_stages=-1": "give 0 for as split or a number from 1 to 1024",
 }
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from config.presets import ROOT
 from launch.prepare import open_part
+from launch.split.plan import Layout
+from launch.split.write import split
 from model.sample import Sampler
 from tests.saved import command, here, models, wait_until
 from tests.tiny import Tiny
@@ -92,6 +94,21 @@ def test_too_few_replicas_are_told_with_the_number_that_would_do(tmp_path, capsy
 def test_a_replica_of_more_stages_than_layers_is_refused(saved, capsys):
     assert here(f"base_dir={saved / 'base'}", *ASK, "replica_stages=5") == 2
     assert "replica_stages=5 does not fit: the model has 4 layers, so choose 1 to 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["replica_stages=1"], "is split as 0+2+2, not for replica_stages=1: leave replica_stages out"),
+    (["replica_stages=2", "replicas=1"], "")])
+def test_a_split_for_other_replicas_is_refused(saved, capsys, words, told):
+    assert here(f"model_dir={saved / '0+2+2'}", *ASK, *words) == (2 if told else 0)
+    assert told in capsys.readouterr().err
+
+
+def test_a_split_that_rank_0_holds_is_not_copied(saved, tmp_path, capsys):
+    split(saved / "base", tmp_path / "tp", "", None, progress=False, layout=Layout(shares=(1.0, 1.0)))
+    assert here(f"model_dir={tmp_path / 'tp'}", *ASK) == 2
+    assert "there is nothing to copy: split the model again into another folder, with --stages 1" in (
+        capsys.readouterr().err)
 
 
 def test_another_number_of_ranks_is_refused(saved, capsys, monkeypatch):

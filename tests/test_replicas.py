@@ -98,6 +98,14 @@ def test_every_strategy_writes_the_reference_text_over_replicas(strategy, copies
             assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
 
 
+@pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT[:3]])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_prompt_that_leaves_together_with_guesses_changes_nothing(strategy, prompt):
+    text = TINY.text(prompt, 20, SAMPLERS[1.0])
+    with replicas(3, 1, Oracle(prompt + text), strategy) as decoder:
+        assert write(decoder, prompt, 20, SAMPLERS[1.0]) == text
+
+
 @pytest.mark.parametrize("spoil", [losing(0.5, seed=8), losing(1.0, seed=8), delaying(6, seed=9), jittering(0.004, 1)],
                          ids=["some prunes lost", "all prunes lost", "prunes late", "segments late"])
 @pytest.mark.parametrize("copies, stages", [(3, 1), (2, 2)])
