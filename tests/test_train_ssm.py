@@ -243,7 +243,7 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
     out = ["--out", str(tmp_path / "out")]
     for wrong, told in (
             ([target, str(other), *out], "has vocab_size 56, but the target in"),
-            ([target, str(tmp_path / "nowhere"), *out], "has no tokenizer"),
+            ([target, str(tmp_path / "nowhere"), *out], "there is no folder"),
             ([target, a, "--out", a], "is a model that is read; choose another folder"),
             ([target, a, *out, "--expansion", "1,x"], "--expansion 1,x is no list of widths"),
             ([target, a, *out, "--steps", "0"], "--steps 0 makes no sense; give 1 to"),
