@@ -138,12 +138,10 @@ class TreeCache:
         self._survivors = self._survivors.newer(Survivors.after(tip, keep, horizon))
         self._ripen()
         text: list[int] = []  # the places in the tail of what is settled now
-        above = self._place.get(parent)
-        if above is not None:
-            ancestors = self._sees[above, :len(self._tail)]
-            text = np.flatnonzero(ancestors).tolist()
-        if tip in self._place and tip != parent:  # the root is its own parent
-            text.append(self._place[tip])
+        last = self._place.get(tip, self._place.get(parent))
+        if last is not None:
+            path = self._sees[last, :len(self._tail)]
+            text = np.flatnonzero(path).tolist()
         wanted = set(keep).difference(self._tail[i] for i in text)
         live = [i for i, node in enumerate(self._tail) if node in wanted or node >= horizon]
         self._compact(text + live)
