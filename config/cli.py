@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, Sequence
 
+from config.drafts import ComparedDrafts
 from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, under
@@ -32,8 +33,7 @@ EXAMPLES = """\
   bash run_pipe.sh model_dir=FOLDER prompt_ids=1,306,626 ignore_eos=true"""
 
 
-def parse(argv: Sequence[str], command: str = COMMAND,
-          kind: type[RunConfig] = RunConfig) -> RunConfig:
+def parse(argv: Sequence[str], command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> RunConfig:
     """The configuration that `argv` asks for: what was typed, over the preset, over the defaults of the keys.
 
     `kind` may be a dataclass that adds keys, with values of their own for some of RunConfig's. `--help` prints the help
@@ -54,17 +54,15 @@ def parse(argv: Sequence[str], command: str = COMMAND,
 def _check_draft(config: RunConfig, typed: Mapping[str, Any]) -> None:
     """Refuse a draft that was named beside a method with another one, and small models that nobody asks."""
     own = [name for name in config.asked_methods if METHODS[name].draft == "ssm"]
-    evaluated = hasattr(config, "chosen_drafts")  # where the draft is that of other methods
-    if own and not evaluated and typed.get("draft", "ssm") != "ssm":
+    compared = config.chosen_drafts if isinstance(config, ComparedDrafts) else ()  # the drafts of other methods
+    if own and not compared and typed.get("draft", "ssm") != "ssm":
         raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={typed['draft']} out")
-    drafts = getattr(config, "chosen_drafts", config.sources)
-    if "ssm" in typed and not own and "ssm" not in drafts:
+    if "ssm" in typed and not own and "ssm" not in (compared or config.sources):
         raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={config.pipeline_type} with "
                          f"draft={config.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
 
 
-def _given(words: Sequence[str],
-           keys: Mapping[str, Option]) -> dict[str, Any]:
+def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     """The values of the keys that were typed behind the preset, if there was one."""
     for word in words:
         if word in PRESETS:

@@ -79,11 +79,9 @@ class EvalConfig(ComparedDrafts):
     results: str = "results"  # folder for answers, figures and tables; the same command goes on with what is there
     launch: str = ""  # name of one start of the pipeline, in the answers and in the tally; given by the command itself
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        problem = next(_problems(self), "")
-        if problem:
-            raise ValueError(problem)
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from _problems(self)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:

@@ -44,11 +44,9 @@ class PredictConfig(RunConfig):
     measure: bool = True  # run the methods, too, in the time that the cluster would need; false: predict only
     traces: str = ""  # JSON file for the texts and matches, which are read if it is there; empty: none
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        problem = next(_problems(self), "")
-        if problem:
-            raise ValueError(problem)
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from _problems(self)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:

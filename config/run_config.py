@@ -12,7 +12,7 @@ from typing import Iterator
 
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
-from config.ranges import Range, outside
+from config.ranges import Checked, Range, outside, unknown
 from config.tensor_parallel import TensorParallel
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
@@ -65,7 +65,7 @@ USUAL_RANKS = 4  # beside rank 0, of a method with replicas
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     """One run. A path is relative to the folder where the command was typed; an empty text means "not given"."""
 
     # What runs
@@ -82,7 +82,6 @@ class RunConfig:
     tp_shares: str = ""  # speeds of those ranks, as 2,1,1,1, to which their shares are cut; empty: all alike
     tp_type: str = ""  # how they add up: tp (Megatron) or galaxy; empty: as pipeline_type says, and else tp
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
-
     replicas: int = 0  # copies of the model that verify for dsi; 0: as many as fill four ranks
     replica_stages: int = 0  # ranks of each copy, which may be a pipeline of its own; 0: as split, or 1
 
@@ -165,10 +164,8 @@ class RunConfig:
     output: str = ""  # JSON file for the answers and their figures; empty: none
     debug: bool = False  # show the traceback of an error
 
-    def __post_init__(self) -> None:
-        problem = next(_problems(self), "")
-        if problem:
-            raise ValueError(problem)
+    def problems(self) -> Iterator[str]:
+        yield from _problems(self)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -267,7 +264,6 @@ class RunConfig:
         return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.guesses or 1,
                           self.prefill_chunk, self.score_order, self.prune)
 
-
     def policy_of(self, method: str) -> str:
         """How a method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
         if self.policy != "auto":
@@ -283,9 +279,7 @@ def _bound(size: int) -> int | None:
 def _problems(c: RunConfig) -> Iterator[str]:
     """What is wrong with a configuration, each in a sentence that names the fix."""
     values = vars(c)
-    for name, choices in CHOICES.items():
-        if values[name] not in choices:
-            yield f"{name}={values[name]} is unknown: choose one of {', '.join(choices)}"
+    yield from unknown(values, CHOICES)
     yield from outside(values, RANGES)
     for name, usual in EMULATION.items():
         if c.profile == "none" and values[name] != usual:

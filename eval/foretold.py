@@ -5,7 +5,6 @@ what the target says and what the drafter guesses is read out of the record (`si
 """
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any, NamedTuple, Sequence
 
 from config.methods import METHODS
@@ -44,15 +43,6 @@ def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Requ
     return Request(prompt, sampler_of(config), config.max_new_tokens, frozenset(book.ends))
 
 
-def answer_to(decoder: Decoder, asked: Request) -> Answer:
-    """The whole answer to a request."""
-    answer, stream = decoder.decode(asked)
-    with closing(stream):  # type: ignore[type-var]
-        for _ in stream:
-            pass
-    return answer
-
-
 def spent_on(answer: Answer, scale: float = 1.0) -> Spent:
     """What an answer took, where `scale` seconds passed for each modelled one."""
     return Spent(answer.new_tokens, (answer.prefill_seconds + answer.decode_seconds) / scale)
@@ -85,7 +75,7 @@ def _answer(run: RunConfig, recorded: Recorded, asked: Request, own: Own) -> Ans
     with as_virtual(run, folder, placement, own=own, answers=lambda _: recorded) as rank_0:
         decoder = _decoder(rank_0, recorded)
         decoder.ring.start()
-        answer = answer_to(decoder, asked)
+        answer = decoder.whole(asked)
         decoder.ring.stop()
     return answer
 

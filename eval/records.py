@@ -6,14 +6,13 @@ position, as DSI drafts above temperature 0.
 """
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.files import ROOM, fits, whole, write
+from config.files import fits, whole, write_json
 from config.measures import Measured
 from config.predict_config import PredictConfig
 from config.questions import load
@@ -78,7 +77,7 @@ def book_of(config: PredictConfig) -> Book:
     if config.traces:
         answers = [one._asdict() for one in book.answers]
         content = {"keys": _settings(config), **book._asdict(), "answers": answers}
-        write(path, json.dumps(content) + "\n", ROOM)
+        write_json(path, content, indent=None)
     return book
 
 

@@ -102,8 +102,7 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
     return _linear_head(spec.sizes, spec.part.weights.read(HEAD), spec)
 
 
-def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace,
-               clock: Clock = REAL) -> Ring:
+def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace, clock: Clock = REAL) -> Ring:
     """The pipeline as rank 0 sees it, or copies of it; in an emulated cluster the verification takes its time."""
     head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
     stages = len(spec.part.stages)
@@ -221,5 +220,4 @@ def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn
     return lm_head
 
 
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {
-    "eagle": _eagle_draft, "model": _model_draft}
+DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {"eagle": _eagle_draft, "model": _model_draft}

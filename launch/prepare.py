@@ -61,17 +61,17 @@ def _check_form(config: RunConfig, part: Part) -> None:
             raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
                              "into another folder, with --tp N and without --stages")
     elif config.replicated:
-        _check_replica(config.replica_stages, part)
+        _check_replica(config.replica_stages, part, held)
     elif config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
     if wanted.asked and wanted.speeds != tuple(part.shares):
         raise ValueError(f"{held}, not with {wanted.asked}: leave tp and tp_shares out, {again}")
 
 
-def _check_replica(stages: int, part: Part) -> None:
-    """Refuse to copy what is no pipeline behind rank 0, or another one than was asked for."""
+def _check_replica(stages: int, part: Part, held: str) -> None:
+    """Refuse to copy what is no pipeline behind rank 0, or another one than was asked for; `held` says what is there.
+    """
     there = len(part.stages) - 1
-    held = f"{part.folder.parent} is split as {part.form}"
     if not there:
         raise ValueError(f"{held}, so rank 0 holds the model and there is nothing to copy: split the model again into "
                          "another folder, with --stages 1")

@@ -80,6 +80,13 @@ class Decoder:
         answer = Answer(prompt_tokens=tokens)
         return answer, self._stream(request, tree, answer)
 
+    def whole(self, request: Request) -> Answer:
+        """The answer, once it is there."""
+        answer, stream = self.decode(request)
+        for _ in stream:
+            pass
+        return answer
+
     def _stream(self, request: Request, tree: TokenTree, answer: Answer) -> Iterator[list[int]]:
         start, sent = self.clock.now(), self.ring.segments
         target = self.ring.open(tree, request.sampler, self.draft.inner, self.cfg.prunes)

@@ -7,7 +7,7 @@ import pytest
 
 from config.presets import TOY
 from launch.pipeline import Pipeline
-from scripts.bench.overhead import QUESTIONS, decode, request
+from scripts.bench.overhead import QUESTIONS, request
 
 PAPER = {"min_probability": 0, "expand_depth": 6, "none_expand": True}  # the trees of the paper
 METHODS = ("ar", "serial", "naive", "pruned", "continuous", "streaming")
@@ -19,7 +19,7 @@ def speeds(profile: str, methods: tuple[str, ...], **options) -> dict[str, float
     with Pipeline.open("toy", time="virtual", profile=profile, max_new_tokens=40, **PAPER, **options) as pipeline:
         for method in methods:
             decoder = pipeline.decoder_for(replace(pipeline.config, pipeline_type=method))
-            answers = [decode(decoder, request(pipeline, question)) for question in QUESTIONS[:2]]
+            answers = [decoder.whole(request(pipeline, question)) for question in QUESTIONS[:2]]
             seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
             found[method] = sum(answer.new_tokens for answer in answers) / seconds
     return found

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-from functools import lru_cache
 
 import pytest
 
@@ -13,15 +12,12 @@ from config.presets import ROOT
 from launch.prepare import open_part
 from launch.split.plan import Layout
 from launch.split.write import split
-from model.sample import Sampler
+from tests import test_run
 from tests.saved import command, here, models, wait_until
-from tests.tiny import Tiny
+from tests.test_run import reference
 from tp.links import Placement
 
-PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
-NEW = 30
-ASK = ("pipeline_type=dsi", "prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4",
-       "ignore_eos=true")
+ASK = ("pipeline_type=dsi", *test_run.ASK)
 BUNDLED = ("max_new_tokens=24", "seed=3", "temperature=1", "draft=model",
            f"draft_dir={ROOT / 'toy' / 'draft_a'}")
 
@@ -29,11 +25,6 @@ BUNDLED = ("max_new_tokens=24", "seed=3", "temperature=1", "draft=model",
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     return models(tmp_path_factory.getbasetemp() / "saved")
-
-
-@lru_cache(maxsize=None)
-def reference(temperature: float) -> list[int]:
-    return Tiny().text(PROMPT, NEW, Sampler(temperature, seed=4))
 
 
 def ids(path):

@@ -23,7 +23,7 @@ from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.sample import Sampler
 from pipeline.trace import read
-from scripts.bench.overhead import QUESTIONS, decode, request
+from scripts.bench.overhead import QUESTIONS, request
 from sim.cluster import NOTHING, Own
 
 METHODS = ("ar", "naive", "continuous", "streaming")
@@ -62,7 +62,7 @@ def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
     """Tokens/s of each method at each temperature over the questions."""
     decoders = {method: pipeline.decoder_for(replace(pipeline.config, pipeline_type=method)) for method in METHODS}
     for decoder in decoders.values():
-        decode(decoder, replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
+        decoder.whole(replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
     tokens: dict[Case, int] = defaultdict(int)
     seconds: dict[Case, float] = defaultdict(float)
     cases = [(temperature, method) for temperature in TEMPERATURES for method in METHODS]
@@ -70,7 +70,7 @@ def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
         for temperature, method in cases:
             for question in QUESTIONS[:ASKED]:
                 asked = replace(request(pipeline, question), sampler=Sampler(temperature))
-                answer = decode(decoders[method], asked)
+                answer = decoders[method].whole(asked)
                 tokens[temperature, method] += answer.new_tokens
                 seconds[temperature, method] += answer.prefill_seconds + answer.decode_seconds
                 bar.update()

@@ -117,11 +117,7 @@ def _greedy(decoder: Decoder, prompt: Sequence[int], pipeline: Pipeline) -> list
     end = frozenset(pipeline.text.end_ids) if pipeline.text else frozenset()
     room = max(1, decoder.max_length - len(prompt) - 1)
     limit = min(pipeline.config.max_new_tokens, room)
-    answer, stream = decoder.decode(Request(prompt, Sampler(), limit, end))
-    with closing(stream):  # type: ignore[type-var]
-        for _ in stream:
-            pass
-    return answer.token_ids
+    return decoder.whole(Request(prompt, Sampler(), limit, end)).token_ids
 
 
 def read(decoder: Decoder, text: Sequence[int]) -> TokenTree:

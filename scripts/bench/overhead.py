@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, Sequence
 
@@ -18,7 +17,7 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Answer, Decoder, Request
+from pipeline.decode import Decoder, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 
@@ -53,7 +52,7 @@ def compare(pipeline: Pipeline) -> None:
         answers = {}
         for name, decoder in decoders.items():
             with pipeline.trace.span(name if i else "warm-up"):
-                answers[name] = decode(decoder, asked)
+                answers[name] = decoder.whole(asked)
         texts = {tuple(answer.token_ids) for answer in answers.values()}
         assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"
         if i:
@@ -80,15 +79,6 @@ def request(pipeline: Pipeline, question: str) -> Request:
         return Request(list(config.ids), sampler, config.max_new_tokens)
     prompt = text.prompt_ids([question], config.template)
     return Request(prompt, sampler, config.max_new_tokens, frozenset(text.end_ids))
-
-
-def decode(decoder: Decoder, asked: Request) -> Answer:
-    """The whole answer to a request."""
-    answer, stream = decoder.decode(asked)
-    with closing(stream):  # type: ignore[type-var]
-        for _ in stream:
-            pass
-    return answer
 
 
 def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:

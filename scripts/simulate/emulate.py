@@ -13,7 +13,7 @@ from config.methods import METHODS
 from config.predict_config import PredictConfig
 from config.run_config import RunConfig
 from config.words import preset_of, typed
-from eval.foretold import Spent, answer_to, request_of, spent_on
+from eval.foretold import Spent, request_of, spent_on
 from eval.metrics import COMPUTING
 from eval.records import Book
 from launch.pipeline import Pipeline
@@ -71,10 +71,10 @@ def _answers(config: PredictConfig, given: Sequence[str], book: Book, start: Seq
         decoders = {name: pipeline.decoder_for(config.run(name, virtual=False)) for name in methods}
         for decoder in decoders.values():
             asked = request_of(config, book, book.answers[0].prompt)
-            answer_to(decoder, replace(asked, max_new_tokens=min(WARM, asked.max_new_tokens)))
+            decoder.whole(replace(asked, max_new_tokens=min(WARM, asked.max_new_tokens)))
         for one in book.answers:
             for name, decoder in decoders.items():
-                answer = answer_to(decoder, request_of(config, book, one.prompt))
+                answer = decoder.whole(request_of(config, book, one.prompt))
                 yield name, spent_on(answer, config.slowdown), answer.token_ids == one.text
 
 

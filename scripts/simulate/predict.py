@@ -1,7 +1,6 @@
 """Speeds predicted out of a profile and recorded acceptance, beside those of the same methods in real emulation."""
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import Any, Dict, NamedTuple, Sequence
@@ -9,7 +8,7 @@ from typing import Any, Dict, NamedTuple, Sequence
 from tqdm import tqdm
 
 from config.cli import parse
-from config.files import ROOM, write
+from config.files import write_json
 from config.foreign import plain
 from config.predict_config import COMMAND, PredictConfig, words
 from eval.foretold import Numbers, Spent, by_events, closed_form, foretold, numbers_of, speed
@@ -65,8 +64,7 @@ def main(argv: Sequence[str]) -> int:
     print("\n".join([heading(config, book, numbers), *emulation(config, found)]))
     print("\n".join(["", table(rows), "", NOTE, *worst(rows)]))
     if config.output:
-        content = json.dumps(report(config, book, rows, found), indent=1)
-        write(config.output, content + "\n", ROOM)
+        write_json(config.output, report(config, book, rows, found))
     return 0
 
 

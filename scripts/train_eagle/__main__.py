@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from argparse import Namespace
+from functools import partial
 from typing import Any, Sequence
 
 import torch
@@ -21,6 +22,7 @@ from model.llama import LlamaConfig
 from scripts.train_eagle import heads
 from scripts.train_eagle.course import Course, Hyperparameters
 from scripts.train_eagle.data import Row, draw
+from scripts.train_eagle.ending import ended
 from scripts.train_eagle.judge import DEPTHS, accepted_length, answered, open_decoder
 from scripts.train_eagle.lessons import NEW_TOKENS, Lessons, read_lessons
 from scripts.train_eagle.loss import Objective, Task, task_of
@@ -171,15 +173,7 @@ def show(figures: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    try:
-        train(args)
-    except (ValueError, OSError) as error:
-        print(f"train_eagle: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\ntrain_eagle: stopped; type the same command again to go on from the last checkpoint", file=sys.stderr)
-        return 130
-    return 0
+    return ended("train_eagle", partial(train, args))
 
 
 if __name__ == "__main__":

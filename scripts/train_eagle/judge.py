@@ -59,9 +59,7 @@ def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int)
     """The base's answers to these prompts, of `new` tokens at most."""
     found = []
     for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):
-        answer, stream = decoder.decode(Request(prompt, max_new_tokens=new, end=ends))
-        for _ in stream:
-            pass
+        answer = decoder.whole(Request(prompt, max_new_tokens=new, end=ends))
         ids = torch.tensor([*prompt, *answer.token_ids], dtype=torch.int32)
         row = Row(ids, torch.arange(len(ids)) >= len(prompt))
         found.append(Judged(row, answer.new_tokens, answer.target_passes))

@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from config.files import ROOM, write
+from config.files import write_json
 from config.measures import Measured
 from eval.pairs import check_pair
 from eval.pairs import open_model as open_pair
@@ -25,6 +26,7 @@ from launch.split.plan import TEXT_FILES
 from model.checkpoint import Checkpoint
 from model.sample import Sampler
 from scripts.train_eagle.course import Course, Hyperparameters
+from scripts.train_eagle.ending import ended
 from scripts.train_eagle.teacher import mark
 from scripts.train_ssm.boost import Lesson, right, still_left
 from scripts.train_ssm.judge import Figures, Judge
@@ -157,7 +159,7 @@ def train(args: Namespace) -> None:
     figures = judged(training, list(left))
     record = {"tokens_left": left, "texts": len(texts), "held_out_texts": len(training.held),
               "tokens_per_pass": figures, **training.terms}
-    write(args.out / RECORD, json.dumps(record, indent=1) + "\n", ROOM)
+    write_json(args.out / RECORD, record)
     show(record)
 
 
@@ -194,15 +196,7 @@ def show(record: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     args.expansion = args.expansion or EXPANSIONS
-    try:
-        train(args)
-    except (ValueError, OSError) as error:
-        print(f"train_ssm: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\ntrain_ssm: stopped; type the same command again to go on from the last checkpoint", file=sys.stderr)
-        return 130
-    return 0
+    return ended("train_ssm", partial(train, args))
 
 
 if __name__ == "__main__":

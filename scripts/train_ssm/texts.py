@@ -4,7 +4,6 @@ It knows nothing about drafters.
 """
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Sequence
@@ -14,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from config.files import ROOM, fits, whole, write
+from config.files import fits, whole, write_json
 from config.measures import SETS
 from config.questions import load, read
 from toy.recipe.corpus import dialogues
@@ -96,7 +95,7 @@ def texts_of(writer: Writer, prompts: Prompts, path: Path, terms: Terms) -> list
             some = prompts[len(texts):len(texts) + AT_ONCE]
             texts += writer.write(some, len(texts))
             content = {"terms": terms, "texts": [text._asdict() for text in texts]}
-            write(path, json.dumps(content) + "\n", ROOM)
+            write_json(path, content, indent=None)
             bar.update(len(some))
     return texts
 

@@ -1,0 +1,18 @@
+"""How a training ends: with its work, in one sentence on what is wrong, or with how to go on."""
+from __future__ import annotations
+
+import sys
+from typing import Callable
+
+
+def ended(name: str, work: Callable[[], None]) -> int:
+    """Do the work of the command of this name; its exit code."""
+    try:
+        work()
+    except (ValueError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{name}: stopped; type the same command again to go on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
