@@ -8,7 +8,7 @@ import pytest
 from config.cli import parse
 from config.predict_config import COMMAND, METHODS, NARROW, PredictConfig, words
 from config.presets import TOY
-from eval.foretold import Spent, answer_to, by_events, closed_form, foretold, numbers_of, request_of, speed, spent_on
+from eval.foretold import Spent, by_events, closed_form, foretold, numbers_of, request_of, speed, spent_on
 from eval.records import Book, Written, book_of
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -43,7 +43,7 @@ def by_models(config, book, method, own):
     run = config.run(method, virtual=True)
     folder, placement = prepare(run)
     with as_virtual(run, folder, placement, own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
-        answers = [answer_to(pipeline.decoder, request_of(config, book, one.prompt)) for one in book.answers]
+        answers = [pipeline.decoder.whole(request_of(config, book, one.prompt)) for one in book.answers]
     assert [answer.token_ids for answer in answers] == [one.text for one in book.answers]
     return [spent_on(answer) for answer in answers]
 
