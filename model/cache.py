@@ -8,11 +8,13 @@ Shapes: T rows of a segment, S slots in use, K key/value heads, E head dimension
 """
 from __future__ import annotations
 
-from typing import Container, NamedTuple, Sequence
+from typing import Container, NamedTuple, Protocol, Sequence, Union
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from model.attention import attend
 
 
 def upload(x: Tensor, device: torch.device | str) -> Tensor:
@@ -44,6 +46,13 @@ class Survivors(NamedTuple):
     def newer(self, other: Survivors) -> Survivors:
         """Those of the newer one of two prunes, whichever came first."""
         return other if other.horizon >= self.horizon else self
+
+
+class Rows(Protocol):
+    """The rows that a slice computes, as its attention sees them."""
+
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+        """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
 
 
 class TreeCache:
@@ -129,6 +138,14 @@ class TreeCache:
         values[:, start:end] = v_KTE
         return keys[:, :end], values[:, :end], self._mask[:self._rows, :end]
 
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+        """Keep the keys and values of the admitted rows in one layer; the attention `[H, T, E]` of their queries."""
+        return attend(q_HTE, *self.store(layer, k_KTE, v_KTE))
+
+    def split(self, x_T: Tensor) -> Sequence[Tensor]:
+        """All of it, since the rows are of one request."""
+        return [x_T]
+
     def prune(self, tip: int, parent: int, keep: Sequence[int], horizon: int) -> None:
         """The text ends in `tip` below `parent`; of the nodes older than `horizon` only those and `keep` live.
 
@@ -185,3 +202,36 @@ class TreeCache:
             sees[:old, :old] = self._sees
             self._sees = sees
             self._mask = self._mask.new_zeros(new, self.capacity)
+
+
+class Together:
+    """The caches of several requests whose rows stand one behind the other: each row sees its own request alone.
+
+    `counts` are how many rows each of them has just admitted. Everything but attention is computed for all rows at
+    once, so that weights are read once.
+    """
+
+    def __init__(self, caches: Sequence[TreeCache], counts: Sequence[int]) -> None:
+        self._caches, self._counts = caches, list(counts)
+
+    @property
+    def settled(self) -> int:
+        """How many slots hold settled text, in all."""
+        return sum(cache.settled for cache in self._caches)
+
+    def split(self, x_T: Tensor) -> Sequence[Tensor]:
+        """What belongs to the rows, request by request."""
+        return x_T.split(self._counts)
+
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+        parts = (x.split(self._counts, 1) for x in (q_HTE, k_KTE, v_KTE))
+        rows = zip(self._caches, *parts)
+        return torch.cat([cache.attend(layer, q, k, v) for cache, q, k, v in rows], 1)
+
+
+Admitted = Union[TreeCache, Together]
+
+
+def together(caches: Sequence[TreeCache], counts: Sequence[int]) -> Admitted:
+    """The rows of one request or of several, of which each has just admitted so many."""
+    return caches[0] if len(caches) == 1 else Together(caches, counts)

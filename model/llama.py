@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from config.families import FAMILIES, ROTARY, Family, accepted
-from model.cache import TreeCache
+from model.cache import Rows, TreeCache
 
 OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position
 Rotation = Tuple[Tensor, Tensor]  # the cosines and the sines `[T, E]` of rotary positions
@@ -63,21 +63,6 @@ class LlamaConfig:
     def cache(self, layers: int, capacity: int, like: Tensor) -> TreeCache:
         """An empty cache for so many layers, in the type and on the device of `like`."""
         return TreeCache((layers, self.kv_heads, capacity, self.head_dim), like.dtype, like.device)
-
-
-def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor) -> Tensor:
-    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so nothing is repeated."""
-    heads, rows, dim = q_HTE.shape
-    group = heads // k_KSE.shape[0]
-    q = q_HTE.reshape(k_KSE.shape[0], group * rows, dim)
-    mask = mask_TS if group == 1 else mask_TS.repeat(group, 1)
-    if hasattr(F, "scaled_dot_product_attention"):
-        fused = F.scaled_dot_product_attention
-        out = fused(q[None], k_KSE[None], v_KSE[None], mask)[0]
-    else:  # torch 1.11, the wheel of JetPack 5
-        scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
-        out = torch.softmax(scores + mask, -1) @ v_KSE
-    return out.reshape(heads, rows, dim)
 
 
 class Rotary(nn.Module):
@@ -167,13 +152,13 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(c.head_dim, c.eps)
             self.k_norm = RMSNorm(c.head_dim, c.eps)
 
-    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: TreeCache, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
         q = self.q_norm(self._heads(self.q_proj(x_TD)))
         k = self.k_norm(self._heads(self.k_proj(x_TD)))
         v = self._heads(self.v_proj(x_TD))
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
-        out_HTE = attend(q, *cache.store(layer, k, v))
+        out_HTE = cache.attend(layer, q, k, v)
         return self.o_proj(out_HTE.transpose(0, 1).flatten(1))
 
     def _heads(self, x_TN: Tensor) -> Tensor:
@@ -207,7 +192,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = norm(c)
         self.mlp = MLP(c)
 
-    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: TreeCache, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
         x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rotation, cache, layer)
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
 
@@ -226,7 +211,7 @@ class Slice(nn.Module):
         learned = first == 0 and not c.family.rotary
         self.embed_positions = embedding(c.context + OPT_OFFSET, c.hidden) if learned else None
 
-    def forward(self, x: Tensor, pos_T: Tensor, cache: TreeCache,
+    def forward(self, x: Tensor, pos_T: Tensor, cache: Rows,
                 inner: dict[int, Tensor] | None = None,
                 go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
         """The hidden states `[T, D]` behind the last layer, normed if that is the model's last one.

@@ -1,7 +1,8 @@
-"""The four messages of the pipeline.
+"""The messages of the pipeline.
 
-They know nothing about how they travel. Segment, Reset and Stop go round the ring in order; only a Prune may overtake,
-since node ids never change their meaning. All but Stop belong to a request, whose number rises from request to request.
+They know nothing about how they travel. Segments, alone or several together, Reset and Stop go round the ring in order;
+only a Prune may overtake, since node ids never change their meaning. What belongs to a request has its number, which
+rises from request to request.
 """
 from __future__ import annotations
 
@@ -43,6 +44,18 @@ class Segment:
 
 
 @dataclass
+class Batch:
+    """Segments of different requests that travel and are computed together."""
+
+    segments: list[Segment]
+
+    @property
+    def nodes(self) -> list[int]:
+        """Those of all its segments."""
+        return [node for segment in self.segments for node in segment.nodes]
+
+
+@dataclass
 class Prune:
     """The text ends in `tip` below `parent`; of the nodes older than `horizon` only those and `keep` live."""
 
@@ -70,4 +83,16 @@ class Stop:
     """The pipeline is over. Passed on, then obeyed."""
 
 
-Message = Union[Segment, Prune, Reset, Stop]
+Message = Union[Segment, Batch, Prune, Reset, Stop]
+
+
+def joined(segments: Sequence[Segment]) -> Segment | Batch:
+    """Segments of different requests as one message."""
+    return segments[0] if len(segments) == 1 else Batch(list(segments))
+
+
+def segments_of(msg: Message) -> list[Segment]:
+    """The segments that a message holds."""
+    if isinstance(msg, Batch):
+        return msg.segments
+    return [msg] if isinstance(msg, Segment) else []

@@ -10,8 +10,8 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
-from model.cache import Survivors, TreeCache, upload
-from pipeline.messages import Message, Prune, Reset, Segment, Stop
+from model.cache import Survivors, TreeCache, together, upload
+from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
@@ -34,9 +34,9 @@ class Stage:
 
     def apply(self, msg: Message, news: Callable[[], Prune | None] = lambda: None) -> Message | None:
         """Obey one message; what it returns goes to the next stage. `news` are prunes that come meanwhile."""
-        if isinstance(msg, Segment):
-            self._newest = max(self._newest, msg.request)
-            return self._forward(self.living(msg), news)
+        if segments := segments_of(msg):
+            self._newest = max(self._newest, *(segment.request for segment in segments))
+            return joined(self._forward([self.living(segment) for segment in segments], news))
         if isinstance(msg, Prune):
             self._prune(msg)
             return None
@@ -72,40 +72,50 @@ class Stage:
         with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
             self.cache(prune.request).prune(prune.tip, prune.parent, prune.keep, prune.horizon)
 
-    def _forward(self, segment: Segment, news: Callable[[], Prune | None]) -> Segment:
-        """Admit the rows and run the layers; an empty segment only passes, so that rank 0's count stays true.
+    def _forward(self, segments: list[Segment], news: Callable[[], Prune | None]) -> list[Segment]:
+        """Run the layers for these segments; an empty one only passes, so that rank 0's count stays true.
 
-        A segment whose rows have all died meanwhile is given up between two layers.
+        Once all rows have died meanwhile, they are given up between two layers.
         """
-        if not segment.nodes:
-            return segment
-        prunes: list[Prune] = []  # obeyed in the end, since the layers count on the cache as it is
-        survivors: list[Survivors] = []  # of those that are of this request
+        computed = [segment for segment in segments if segment.nodes]
+        if not computed:
+            return segments
+        prunes: list[Prune] = []  # obeyed in the end, since the layers count on the caches as they are
+        survivors: dict[int, list[Survivors]] = {}  # by request
 
         def alive() -> bool:
             while (prune := news()) is not None:
                 prunes.append(prune)
-                if prune.request == segment.request:
-                    survivors.append(prune.survivors)
-            return any(all(each.spare(node) for each in survivors) for node in segment.nodes)
+                survivors.setdefault(prune.request, []).append(prune.survivors)
+            return any(all(each.spare(node) for each in survivors.get(segment.request, ()))
+                       for segment in computed for node in segment.nodes)
 
-        cache = self.cache(segment.request)
-        cache.admit(segment.nodes, segment.parents, segment.text)
-        pos_T = upload(torch.tensor(segment.pos), self.device)
-        inner = segment.inner
-        kept: dict[int, Tensor] = {}
-        if inner is not None:
-            kept = dict.fromkeys(self.keep, inner)
-        with self.trace.span("forward", nodes=segment.nodes):
-            x = self.part(upload(segment.x, self.device), pos_T, cache, kept, alive)
-            if inner is not None and x is not None:
-                before = upload(inner.to(x.dtype), self.device)
-                inner = torch.cat([before, *kept.values()], -1)
+        results = self._compute(computed, alive)
         for prune in prunes:
             self._prune(prune)
-        if x is None:
-            return segment.take([])
-        return replace(segment, x=x, inner=inner)
+        return [results.get(segment.request, segment) for segment in segments]
+
+    def _compute(self, segments: list[Segment], alive: Callable[[], bool]) -> dict[int, Segment]:
+        """The segments behind the layers, by their requests; without rows if they were given up."""
+        for segment in segments:
+            self.cache(segment.request).admit(segment.nodes, segment.parents, segment.text)
+        counts = [len(segment.nodes) for segment in segments]
+        caches = together([self.cache(segment.request) for segment in segments], counts)
+        pos_T = upload(torch.tensor([pos for segment in segments for pos in segment.pos]), self.device)
+        before_T = upload(torch.cat([segment.x for segment in segments]), self.device)
+        inner = [segment.inner for segment in segments if segment.inner is not None]
+        kept: dict[int, Tensor] = dict.fromkeys(self.keep, before_T) if inner else {}
+        with self.trace.span("forward", nodes=[node for segment in segments for node in segment.nodes]):
+            x_TD = self.part(before_T, pos_T, caches, kept, alive)
+            if x_TD is None:
+                return {segment.request: segment.take([]) for segment in segments}
+            parts = x_TD.split(counts)
+            features = [None] * len(segments)
+            if inner:
+                earlier = upload(torch.cat(inner).to(x_TD.dtype), self.device)
+                features = torch.cat([earlier, *kept.values()], -1).split(counts)
+        return {segment.request: replace(segment, x=part, inner=feature)
+                for segment, part, feature in zip(segments, parts, features)}
 
 
 def run_stage(stage: Stage, link: Link) -> None:
@@ -117,8 +127,8 @@ def run_stage(stage: Stage, link: Link) -> None:
         result = stage.apply(msg, link.urgent)
         while (prune := link.urgent()) is not None:
             stage.apply(prune)
-        if isinstance(result, Segment):
-            result = stage.living(result)
+        if result is not None and (segments := segments_of(result)):
+            result = joined([stage.living(segment) for segment in segments])
         if result is not None:
             nodes = getattr(result, "nodes", [])
             with stage.trace.span("send", kind=type(result).__name__, nodes=nodes):

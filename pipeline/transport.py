@@ -20,7 +20,7 @@ from torch import Tensor
 from pipeline.loss import Failure, PeerLost, explain, guarded
 from pipeline.messages import Message, Prune, Stop
 from pipeline.trace import OFF, NoTrace
-from pipeline.wire import HEADER, Header, decode, encode
+from pipeline.wire import HEADER, Header, packets, receive
 
 # A pipeline may wait for its next request as long as it likes; the heartbeat finds dead peers.
 IDLE = timedelta(days=30)
@@ -217,29 +217,35 @@ class DistLink:
         while (item := queue.get()) is not None:
             msg, following = item
             since = time.monotonic()
-            header, body = encode(msg)
+            parts = [part for packet in packets(msg) for part in packet if len(part)]
             for peer in following:
-                over(dist.send, header, peer, group)
-                if len(body):
-                    over(dist.send, body, peer, group)
-            size = len(following) * (8 * HEADER + len(body))
+                for part in parts:
+                    over(dist.send, part, peer, group)
+            size = len(following) * sum(part.numel() * part.element_size() for part in parts)
             self._trace.note("sent", since, kind=type(msg).__name__, bytes=size)
 
     def _hear_all(self, peer: int, group: Any) -> None:
         msg: Message | None = None
-        numbers = torch.empty(HEADER, dtype=torch.int64)
-        while not isinstance(msg, Stop):
+        since: float | None = None  # when the first byte of the message had come
+
+        def packet() -> tuple[Header, Tensor]:
+            nonlocal since
+            numbers = torch.empty(HEADER, dtype=torch.int64)
             over(dist.recv, numbers, peer, group)
-            since = time.monotonic()
-            try:
-                header = Header.read(numbers)
-            except ValueError as error:
-                raise PeerLost(f"rank {peer} was lost: it sent {error}; do all ranks run the same version of FlowSpec?"
-                               ) from error
+            since = since or time.monotonic()
+            header = Header.read(numbers)
             body = torch.empty(header.bytes, dtype=torch.uint8)
             if len(body):
                 over(dist.recv, body, peer, group)
-            msg = decode(header, body)
+            return header, body
+
+        while not isinstance(msg, Stop):
+            since = None
+            try:
+                msg = receive(packet)
+            except ValueError as error:
+                raise PeerLost(f"rank {peer} was lost: it sent {error}; do all ranks run the same version of FlowSpec?"
+                               ) from error
             self._inbox.put(msg, since)
 
 

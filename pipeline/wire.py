@@ -1,19 +1,19 @@
-"""The wire format: a message is a header of nine numbers and one body of bytes.
+"""The wire format: a message is a header of nine numbers and one body of bytes; a batch is a header and its segments.
 
 It knows nothing about sockets or ranks, and nothing of Python's pickle: a peer can send wrong numbers, but no code, and
 numbers that cannot be are refused before memory is set aside for them.
 """
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
-from pipeline.messages import Message, Prune, Reset, Segment, Stop
+from pipeline.messages import Batch, Message, Prune, Reset, Segment, Stop
 
 HEADER = 9  # numbers, int64
-SEGMENT, PRUNE, RESET, STOP = range(4)
+SEGMENT, PRUNE, RESET, STOP, BATCH = range(5)
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NUMBERS = 3  # of each row of a segment: node, parent, position
 LARGEST = 1 << 31  # bytes of a body
@@ -24,7 +24,7 @@ class Header(NamedTuple):
 
     kind: int
     request: int = 0
-    rows: int = 0  # of a segment; of a prune, how many nodes it keeps
+    rows: int = 0  # of a segment; of a prune, how many nodes it keeps; of a batch, how many segments follow
     first: int = 0  # a segment's rows of settled text, or a prune's tip
     parent: int = 0  # a prune's parent; of a segment the width of `inner` and one, 0 if it has none
     horizon: int = 0  # of a prune
@@ -36,7 +36,7 @@ class Header(NamedTuple):
     def read(numbers: Tensor) -> Header:
         """The header that `int64[9]` from the wire are; raises ValueError if no message begins so."""
         header = Header(*numbers.tolist())
-        if not SEGMENT <= header.kind <= STOP:
+        if not SEGMENT <= header.kind <= BATCH:
             raise ValueError(f"a message of unknown kind {header.kind}")
         inner = header.parent if header.kind == SEGMENT else 0
         sizes = header.rows, header.width, header.bytes, inner
@@ -61,8 +61,30 @@ class Header(NamedTuple):
         return self.rows * (8 * NUMBERS + columns * element)
 
 
+def packets(msg: Message) -> list[tuple[Tensor, Tensor]]:
+    """What goes over the wire for a message, one behind the other, each as `encode` makes it."""
+    if not isinstance(msg, Batch):
+        return [encode(msg)]
+    count = torch.tensor(Header(BATCH, rows=len(msg.segments)))
+    return [(count, torch.empty(0, dtype=torch.uint8)), *map(encode, msg.segments)]
+
+
+def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
+    """The next message, out of packets; raises ValueError for what no message is made of."""
+    header, body = packet()
+    if header.kind != BATCH:
+        return decode(header, body)
+    segments = []
+    for _ in range(header.rows):
+        part = decode(*packet())
+        if not isinstance(part, Segment):
+            raise ValueError(f"a {type(part).__name__} where a segment belongs")
+        segments.append(part)
+    return Batch(segments)
+
+
 def encode(msg: Message) -> tuple[Tensor, Tensor]:
-    """A message as the wire carries it: the header `int64[9]` and the body `uint8[n]`, both on the CPU."""
+    """A message that is no batch, as the wire carries it: the header `int64[9]` and the body `uint8[n]`, both on the CPU."""
     if isinstance(msg, Segment):
         return _encode_segment(msg)
     if isinstance(msg, Prune):
@@ -92,7 +114,7 @@ def _encode_segment(segment: Segment) -> tuple[Tensor, Tensor]:
 
 
 def decode(header: Header, body: Tensor) -> Message:
-    """The message that a header and a body carry; its tensors are views of the body."""
+    """The message, but for a batch, that a header and a body carry; its tensors are views of the body."""
     if len(body) != header.bytes:
         raise ValueError(f"a body of {len(body)} bytes where {header.bytes} belong")
     if header.kind == SEGMENT:

@@ -11,7 +11,7 @@ from typing import Any, Callable
 from torch import Tensor
 
 from config.run_config import Growth
-from model.cache import TreeCache
+from model.cache import Admitted
 from model.tree import TokenTree
 from pipeline.loss import Failure, guarded
 from pipeline.messages import Message
@@ -30,11 +30,11 @@ class SlowSlice:
     def __init__(self, part: Callable[..., Tensor | None], pace: Pace, share: float) -> None:
         self.part, self.pace, self.share = part, pace, share
 
-    def __call__(self, x: Tensor, pos_T: Tensor, cache: TreeCache, inner: dict[int, Tensor],
+    def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted, inner: dict[int, Tensor],
                  go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
         start, profile = self.pace.now(), self.pace.profile
         layers = max(1, round(self.share * profile.layers))
-        context = int(pos_T.max())
+        context = sum(int(rows.max()) for rows in cache.split(pos_T))
         seconds = profile.stage(self.share, len(x), context)
         out = self.part(x, pos_T, cache, inner)
         for layer in range(1, layers):

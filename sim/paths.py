@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.attention import attend
 from model.llama import LlamaConfig, Slice
 
 FIRST = 1024  # rows for which there is memory at first; it doubles
@@ -132,3 +133,7 @@ class Store:
         keys[:, rows] = k_KTE
         values[:, rows] = v_KTE
         return keys[:, seen], values[:, seen], mask_TP
+
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+        """Keep the keys and values of the rows in one layer; the attention `[H, T, E]` of their queries."""
+        return attend(q_HTE, *self.store(layer, k_KTE, v_KTE))

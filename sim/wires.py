@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from config.profiles import Profile
-from pipeline.messages import Message, Prune, Segment
+from pipeline.messages import Batch, Message, Prune, Segment
 
 NUMBERS = 24  # bytes of a row's node, parent and position on the wire
 TOKEN = 8  # bytes of a row that is a token
@@ -41,6 +41,8 @@ def size(msg: Message, row_bytes: int) -> int:
     """The bytes that a message would have if a row of hidden states had `row_bytes`."""
     if isinstance(msg, Prune):
         return 8 * len(msg.keep)
+    if isinstance(msg, Batch):
+        return sum(size(segment, row_bytes) for segment in msg.segments)
     if not isinstance(msg, Segment) or not msg.nodes:
         return 0
     rows = len(msg.nodes)

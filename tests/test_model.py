@@ -4,7 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.llama import LlamaConfig, Slice, attend, fill
+from model.attention import attend
+from model.llama import LlamaConfig, Slice, fill
 
 SIZES = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 80, "vocab_size": 61,
          "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 5000.0, "hidden_act": "silu",

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from torch import Tensor, nn
 
-from model.cache import TreeCache
+from model.cache import Admitted, Rows
 from model.llama import Layer, LlamaConfig, Rotation, Slice
 from tp.comm import Comm, Products
 from tp.shares import Share
@@ -93,7 +93,7 @@ class TPLayer(nn.Module):
                 setattr(block, name, Row(getattr(block, name), self.comm))
         return products
 
-    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: TreeCache, layer: int) -> Tensor:
+    def forward(self, x_TD: Tensor, rotation: Rotation | None, cache: Rows, layer: int) -> Tensor:
         x = self.input_layernorm(x_TD)
         if self.opens:
             x_tD = self.comm.scatter(x_TD)
@@ -136,7 +136,7 @@ class ShardedSlice:
             assert isinstance(layer, Layer), f"layer {number} is a {type(layer).__name__}: it was sharded before"
             body.layers[number] = TPLayer(layer, comm, opens=int(number) == self._first)
 
-    def __call__(self, x: Tensor, pos_T: Tensor, cache: TreeCache,
+    def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted,
                  inner: dict[int, Tensor] | None = None,
                  go_on: Callable[[], bool] = lambda: True) -> Tensor:
         self.comm.open(len(x), cache.settled)
