@@ -6,6 +6,7 @@ profile stands for; a stage takes the share of its layers, whatever small model 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Sequence
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ class Profile:
         paid = max(0, rows - self.free)
         whole_model = self.model + self.row * paid + self.token * context
         return share * whole_model / 1e3
+
+    def draft(self, asked: Sequence[int]) -> float:
+        """Seconds of a level of the draft for several requests at once, of each of which so many rows are asked about.
+
+        Beyond the rows that one request has, or that cost a stage nothing, each costs the draft the share of a pass
+        that it costs the model.
+        """
+        beyond = sum(asked) - max(self.free, *asked)
+        dearer = 1 + self.row / self.model * max(0, beyond)
+        return dearer * self.level / 1e3 if any(asked) else 0.0
 
     def transfer(self, size: int) -> float:
         """Seconds for which `size` bytes occupy a wire."""

@@ -5,7 +5,7 @@ what the target says and what the drafter guesses is read out of the record (`si
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from config.methods import METHODS
 from config.predict_config import PredictConfig
@@ -13,7 +13,7 @@ from config.run_config import RunConfig
 from eval.acceptance import rate
 from eval.metrics import NAN
 from eval.records import Book, sampler_of
-from launch.build import build_decoder, build_ring
+from launch.build import build_decoder, build_passes, build_ring
 from launch.prepare import prepare
 from launch.ranks import Rank
 from launch.virtual import as_virtual
@@ -21,9 +21,7 @@ from model.mixture import Mixture
 from pipeline.decode import Answer, Decoder, Request
 from sim import formulas
 from sim.cluster import NOTHING, Own
-from sim.devices import SlowDraft
 from sim.forwards import Forward
-from sim.pace import Pace
 from sim.recorded import Recorded
 from sim.speculation import Plan, decode
 
@@ -85,8 +83,9 @@ def _decoder(rank_0: Rank, recorded: Recorded) -> Decoder:
     spec, clock = rank_0.spec, rank_0.clock
     assert spec.cluster is not None, "a prediction has an emulated cluster"
     ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
-    draft: Any = SlowDraft(recorded.draft(spec.slots), Pace(spec.cluster, clock))
-    return build_decoder(spec, ring, Mixture([draft]), spec.config.tree)
+    draft = recorded.draft(spec.slots)
+    passes = build_passes(spec, rank_0.trace, clock)
+    return build_decoder(spec, ring, Mixture([draft]), spec.config.tree, passes)
 
 
 # --- out of four numbers ----------------------------------------------------------------------------------------------

@@ -24,16 +24,17 @@ from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
 from model.mixture import Mixture, Suffix
 from model.quant import Recast, compress, load, probe
+from model.reading import Passes, read_all
 from model.weights import EMBED, HEAD, assign, check_model
 from pipeline.clock import REAL
 from pipeline.decode import Decoder
 from pipeline.interfaces import Clock, Draft
 from pipeline.replicas import Replicas
+from pipeline.ring import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
-from pipeline.target import Ring
 from pipeline.trace import OFF, NoTrace, TracedDraft
-from sim.devices import SlowDraft, SlowHead, SlowSlice
+from sim.devices import SlowHead, SlowPasses, SlowSlice
 from sim.groups import Paced, Times
 from sim.pace import Pace
 from tp.comm import COMMS, Comm
@@ -111,7 +112,7 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     return Ring(links[0], head, stages, spec.device, trace, clock)
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = REAL) -> Draft:
+def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace) -> Draft:
     """The draft that the configuration names. It may share the target's LM head."""
     if not spec.sources:
         return NoDraft()
@@ -123,10 +124,13 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = 
             networks.append(DRAFTS[name](spec, lm_head))
     for number, network in enumerate(networks):
         network.number = number
-    if spec.cluster:
-        networks = [SlowDraft(draft, Pace(spec.cluster, clock, trace)) for draft in networks]
     draft: Draft = Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
     return draft if trace is OFF else TracedDraft(draft, trace)
+
+
+def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
+    """Who runs the networks of drafts; in an emulated cluster a pass takes its time."""
+    return SlowPasses(read_all, Pace(spec.cluster, clock, trace)) if spec.cluster else read_all
 
 
 def _suffix(spec: RankSpec) -> Suffix:
@@ -137,11 +141,11 @@ def _suffix(spec: RankSpec) -> Suffix:
     return Suffix(load_texts(path, vocab, KEPT), lambda text: add_texts(path, [text], vocab, KEPT))
 
 
-def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig) -> Decoder:
+def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, passes: Passes) -> Decoder:
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, ring.clock)
+    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:

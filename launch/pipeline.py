@@ -15,18 +15,19 @@ from config.cli import parse
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
-from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_ring, build_stage
+from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
 from launch.prepare import check_ids, open_text, prepare
 from launch.probe import latencies, level_share, segment_rows
 from launch.ranks import Rank, as_processes, as_threads
 from launch.spec import RankSpec
 from launch.virtual import as_virtual
+from model.reading import Passes
 from model.sample import Sampler
 from model.text import Reader, Text
 from pipeline.decode import Answer, Decoder, Request
 from pipeline.interfaces import Draft
 from pipeline.loss import PeerLost
-from pipeline.target import Ring
+from pipeline.ring import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
 
@@ -175,13 +176,13 @@ class Pipeline:
         tree = self._deepening(config, draft, self._tree(config))
         if config.replicated:
             tree = replace(tree, lookahead=self._lookahead(config, draft))
-        return build_decoder(spec, self.ring, draft, tree)
+        return build_decoder(spec, self.ring, draft, tree, self.passes)
 
     def draft_of(self, spec: RankSpec) -> Draft:
         """The draft that a specification names, which is built once."""
         place = spec.draft, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
-            self.drafts[place] = build_draft(spec, self.lm_head, self.trace, self.ring.clock)
+            self.drafts[place] = build_draft(spec, self.lm_head, self.trace)
         return self.drafts[place]
 
     def _tree(self, config: RunConfig) -> TreeConfig:
@@ -203,8 +204,7 @@ class Pipeline:
         if not measured or not draft.networks:
             return tree
         network, = draft.networks
-        ring, context = self.ring, self.spec.context
-        share = level_share(ring, network, tree.init, context, ring.clock)
+        share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)
         gain = max(share, LEAST_GAIN)
         init, expand = replace(tree.init, gain=gain), replace(tree.expand, gain=gain)
         return replace(tree, init=init, expand=expand)
@@ -212,7 +212,7 @@ class Pipeline:
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """How many guesses of DSI make a verification, as given or as measured; tells if too few replicas are there."""
         chosen, servers = config.guesses, self.ring.depth
-        measured = latencies(self.ring, draft.networks, self.spec.context, self.ring.clock)
+        measured = latencies(self.ring, draft.networks, self.passes, self.spec.context)
         least, needed = measured.least(servers), measured.needs(chosen or 1)
         if chosen and draft.networks and needed > servers:
             longer = f"lookahead={least}, or " if measured.needs(least) <= servers else ""
@@ -223,9 +223,14 @@ class Pipeline:
         return chosen or least
 
     @cached_property
+    def passes(self) -> Passes:
+        """Who runs the networks of drafts."""
+        return build_passes(self.spec, self.trace, self.ring.clock)
+
+    @cached_property
     def segment_rows(self) -> int:
         """How many rows a segment should hold, as a few passes through the pipeline tell."""
-        return segment_rows(self.ring, self.spec.context, self.ring.clock)
+        return segment_rows(self.ring, self.spec.context)
 
 
 class Generation:

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Iterator, NamedTuple, Sequence
 
 from config.trees import Growth, TreeConfig
+from model.reading import Passes, at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.clock import REAL
-from pipeline.interfaces import Clock, Draft
-from pipeline.target import RequestTarget, Ring
+from pipeline.interfaces import Draft
+from pipeline.ring import Ring
+from pipeline.target import RequestTarget
 from sim.formulas import least_lookahead, servers_needed
 
 SIZES = (16, 32, 64)  # rows
@@ -24,23 +25,23 @@ ROUNDS = 3  # in which the rows of a verification are found
 MOST = 64  # rows of a verification, and guesses for it, at most
 
 
-def segment_rows(ring: Ring, context: int, clock: Clock = REAL) -> int:
+def segment_rows(ring: Ring, context: int) -> int:
     """The most rows, of `SIZES`, whose pass takes hardly longer than that of the fewest; a few passes to find out."""
     sizes = [size for size in SIZES if size <= context] or [context]
-    _pass(ring, sizes[0], clock)  # warms up
-    takes = {size: _pass(ring, size, clock) for size in sizes}
+    _pass(ring, sizes[0])  # warms up
+    takes = {size: _pass(ring, size) for size in sizes}
     assert min(takes.values()) > 0, takes
     longest = FLAT * takes[sizes[0]]
     return max(size for size in sizes if takes[size] <= longest)
 
 
-def _pass(ring: Ring, rows: int, clock: Clock) -> float:
+def _pass(ring: Ring, rows: int) -> float:
     """The seconds that so many rows take once round the ring."""
     tree = TokenTree([0] * rows, rows, ring.ids)
     target = ring.open(tree, Sampler())
-    start = clock.now()
+    start = ring.clock.now()
     _send(ring, tree, target)
-    seconds = clock.now() - start
+    seconds = ring.clock.now() - start
     target.close()
     return seconds
 
@@ -67,47 +68,44 @@ class Latencies(NamedTuple):
         return min(MOST, int(least_lookahead(self.verification, self.guess, servers)))
 
 
-def latencies(ring: Ring, networks: Sequence[Draft], context: int,
-              clock: Clock = REAL) -> Latencies:
+def latencies(ring: Ring, networks: Sequence[Draft], passes: Passes, context: int) -> Latencies:
     """The latencies of DSI at temperature 0, with as few guesses in a verification as Eq. 1 wants, but at most `MOST`.
 
     While a replica verifies, others are sent the guesses after its own. So whoever is next has to catch up with about
     T / d of them, which lengthens T, which changes how many they are: a few rounds come close enough.
     """
-    guess = max(sum(_guess(ring, network, clock) for network in networks), 1e-6)
+    guess = max(sum(_guess(ring, network, passes) for network in networks), 1e-6)
     room = min(MOST, context)
-    _pass(ring, 1, clock)  # warms up
-    found = Latencies(_pass(ring, 1, clock), guess)
+    _pass(ring, 1)  # warms up
+    found = Latencies(_pass(ring, 1), guess)
     for _ in range(ROUNDS):
         behind = math.ceil(min(found.verification / guess, room))
         rows = min(room, behind + found.least(ring.depth))
-        found = Latencies(_pass(ring, rows, clock), guess)
+        found = Latencies(_pass(ring, rows), guess)
     return found
 
 
-def level_share(ring: Ring, network: Draft, growth: Growth, context: int,
-                clock: Clock = REAL) -> float:
+def level_share(ring: Ring, network: Draft, passes: Passes, growth: Growth, context: int) -> float:
     """What a level of a tree takes, in the time in which the target verifies that tree; from 0 to 1.
 
     A level that brings more accepted guesses than that is worth its time (OPT-Tree, section 3.2: the least threshold).
     """
     rows = min(growth.nodes + 1, context)
-    _pass(ring, rows, clock)  # warms up
-    level = _guess(ring, network, clock, replace(growth, gain=0.0))
-    return min(1.0, level / _pass(ring, rows, clock))
+    _pass(ring, rows)  # warms up
+    level = _guess(ring, network, passes, replace(growth, gain=0.0))
+    return min(1.0, level / _pass(ring, rows))
 
 
-def _guess(ring: Ring, network: Draft, clock: Clock,
-           growth: Growth = TreeConfig.chain) -> float:
+def _guess(ring: Ring, network: Draft, passes: Passes, growth: Growth = TreeConfig.chain) -> float:
     """The seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
     tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
     target = ring.open(tree, Sampler(), network.inner)
     network.begin(Sampler())
     _send(ring, tree, target)
     verify(tree)
-    moments = [clock.now()]
-    while network.grow(tree, growth):
-        moments.append(clock.now())
+    moments = [ring.clock.now()]
+    while at_once(network.grow(tree, growth), passes):
+        moments.append(ring.clock.now())
     target.close()
     network.reset()
     return min(_differences(moments[1:]), default=0.0)

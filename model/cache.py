@@ -68,6 +68,11 @@ class TreeCache:
         self._mask = torch.zeros(64, self.capacity, dtype=dtype, device=device)
         self.clear()
 
+    def another(self) -> TreeCache:
+        """An empty one of the same shape, type and place."""
+        layers, heads, capacity, dim = self.keys.shape
+        return TreeCache((layers, heads, capacity, dim), self.keys.dtype, self.keys.device)
+
     def clear(self) -> None:
         """Forget the request."""
         self._mask.zero_()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from copy import copy
 from itertools import accumulate
 from typing import Callable, Sequence
 
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from config.trees import Growth
 from model.blend import Guesses
-from model.cache import TreeCache
+from model.cache import Admitted, TreeCache
+from model.reading import Read, Reading, Steps
 from model.rules import Drafter, Proposed, drawing, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
@@ -34,10 +36,14 @@ class NoDraft:
     consumed = sys.maxsize
     networks: Sequence[TreeDraft] = ()
 
+    def another(self) -> NoDraft:
+        return self
+
     def begin(self, sampler: Sampler) -> None:
         pass
 
-    def grow(self, tree: TokenTree, growth: Growth) -> bool:
+    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
+        yield from ()
         return False
 
     def refresh(self) -> None:
@@ -51,7 +57,7 @@ class TreeDraft:
     """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
 
     `grow` drafts level by level. `expand` reads nodes wherever they stand, for growth that is best first
-    (`model/mixture.py`); a request is drafted in one of both ways.
+    (`model/mixture.py`); a request is drafted in one of both ways. Both yield what they want read (`model/reading.py`).
     """
 
     source = ""  # its name among the drafts of a tree
@@ -66,10 +72,22 @@ class TreeDraft:
         self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
         self.reset()
 
+    def another(self) -> TreeDraft:
+        """A twin for another request, with a cache of its own beside the same network."""
+        twin = copy(self)
+        twin.cache = self.cache.another()
+        twin.reset()
+        return twin
+
     @property
     def networks(self) -> Sequence[TreeDraft]:
         """Itself, which is its only network."""
         return [self]
+
+    @property
+    def network(self) -> object:
+        """What twins share."""
+        raise NotImplementedError
 
     @property
     def consumed(self) -> int:
@@ -84,8 +102,8 @@ class TreeDraft:
         """The target's features `[T, D]` of the tokens before these nodes of the text."""
         raise NotImplementedError
 
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
-        """What the draft makes `[T, D]` of rows that were admitted to its cache.
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        """What the network makes `[T, D]` of rows that were admitted to `cache`, its own or that of several twins.
 
         The feature of a guess is what the draft made of its parent.
         """
@@ -99,9 +117,9 @@ class TreeDraft:
         """The target's tokens for places in the draft's own vocabulary."""
         return place
 
-    def guess(self, out_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens after each row, in the target's vocabulary: log-probabilities and ids, `[T, W]`."""
-        gain_TW, place_TW = likeliest(self.logits(out_TD), width)
+        gain_TW, place_TW = likeliest(logits_TV, width)
         return gain_TW, self.tokens(place_TW)
 
     def begin(self, sampler: Sampler) -> None:
@@ -128,7 +146,7 @@ class TreeDraft:
             return False
         return node == tree.tip or tree.parent[node] in self._made
 
-    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> list[Guesses] | None:
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[Guesses] | None]:
         """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
 
         Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
@@ -142,26 +160,26 @@ class TreeDraft:
             feature_TD = torch.stack([self._made[tree.parent[node]] for node in nodes])
             parents = [tree.parent[node] for node in nodes]
             self.cache.admit(nodes, parents, text=0)
-            out_TD = self._read(tree, nodes, feature_TD)
+            read: Read = yield self._reading(tree, nodes, feature_TD, len(nodes))
         else:
-            followed = self._follow(tree)
+            followed = yield from self._follow(tree)
             if followed is None:
                 return None
-            out_TD = followed
+            read = followed
             self._made.clear()
-        self._made.update(zip(nodes, out_TD))
-        return self.foretell(out_TD, [tree.pos[node] + 1 for node in nodes], width)
+        self._made.update(zip(nodes, read.out_TD))
+        return self.foretell(read.logits_AV, [tree.pos[node] + 1 for node in nodes], width)
 
-    def foretell(self, out_TD: Tensor, positions: list[int], width: int) -> list[Guesses]:
+    def foretell(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
-        logits_TV = self._sampler.warped(self.logits(out_TD))
+        logits_TV = self._sampler.warped(logits_TV)
         gain_TV = torch.log_softmax(logits_TV, -1)
         known = self.tokens(torch.arange(gain_TV.shape[-1], device=gain_TV.device))
         worth_TV = gain_TV + self._sampler.noise(positions, known)
         best = worth_TV.topk(min(width, gain_TV.shape[-1]), -1).indices
         chance = gain_TV.gather(-1, best).exp().tolist()
         if math.isnan(chance[0][0]):
-            raise self._damaged(out_TD)
+            raise self._damaged(logits_TV)
         guessed = (zip(tokens, chances) for tokens, chances in zip(self.tokens(best).tolist(), chance))
         return [[(token, probability) for token, probability in guesses if probability > 0] for guesses in guessed]
 
@@ -182,7 +200,7 @@ class TreeDraft:
         self._origin: int | None = None  # the tip that the tree was begun at
         self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
 
-    def grow(self, tree: TokenTree, growth: Growth) -> bool:
+    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
         """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
 
         The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
@@ -197,43 +215,44 @@ class TreeDraft:
             position = tree.pos[self._frontier[alive[0]]]
             if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
                 return False
-            out_TD = self._deepen(tree, alive)
+            read: Read = yield self._deepen(tree, alive)
         else:
             if self._origin == tree.tip or tree.room < 1:
                 return False
-            followed = self._follow(tree)
+            followed = yield from self._follow(tree)
             if followed is None:
                 return False
-            out_TD = followed
+            read = followed
         if growth.shape:
-            self._branch(tree, out_TD, growth)
+            self._branch(tree, read, growth)
         else:
-            self._offer(tree, out_TD, growth)
+            self._offer(tree, read, growth)
         return True
 
-    def _follow(self, tree: TokenTree) -> Tensor | None:
-        """Read newly settled text; what was made of the tip `[1, D]`, or None if it could not be read yet."""
+    def _follow(self, tree: TokenTree) -> Steps[Read | None]:
+        """Read newly settled text; what was made of the tip, or None if it could not be read yet."""
         self.cache.drop()
-        out_TD: Tensor | None = None
+        read: Read | None = None
         while self._fed < len(tree.trunk):
             fresh = self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])
             if not fresh:
                 break
             parents = [tree.parent[node] for node in fresh]
             self.cache.admit(fresh, parents, text=len(fresh))
-            out_TD = self._read(tree, fresh, self.features(tree, fresh))
             self._fed += len(fresh)
-        if out_TD is None or self._fed < len(tree.trunk):
+            whole = self._fed == len(tree.trunk)
+            read = yield self._reading(tree, fresh, self.features(tree, fresh), int(whole))
+        if read is None or self._fed < len(tree.trunk):
             return None
         self._origin = self._tip = tree.tip
         self._level, self._base = 0, tree.score[tree.tip]
-        self._frontier, self._score = [tree.tip], out_TD.new_zeros(1)
+        self._frontier, self._score = [tree.tip], read.out_TD.new_zeros(1)
         self._places = [0]
         self._pays, self._expected = True, 0.0
-        return out_TD[-1:]
+        return read._replace(out_TD=read.out_TD[-1:])
 
-    def _deepen(self, tree: TokenTree, alive: list[int]) -> Tensor:
-        """Read what lives of the frontier, the nodes at the places `alive`, with the draft's own features."""
+    def _deepen(self, tree: TokenTree, alive: list[int]) -> Reading:
+        """What is to be read: what lives of the frontier, the nodes at the places `alive`, with features of its own."""
         if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
             self._tip = tree.tip
             self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
@@ -243,26 +262,26 @@ class TreeDraft:
             self._score, self._out = self._score[alive], self._out[alive]
         parents = [tree.parent[node] for node in self._frontier]
         self.cache.admit(self._frontier, parents, text=0)
-        return self._read(tree, self._frontier, self._out)
+        return self._reading(tree, self._frontier, self._out, len(self._frontier))
 
-    def _read(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor) -> Tensor:
+    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
         device = self.cache.keys.device
         tokens = [tree.token[node] for node in nodes]
         positions = [tree.pos[node] - self.lag for node in nodes]
         token_T = torch.tensor(tokens, device=device)
         pos_T = torch.tensor(positions, device=device)
-        return self.read(token_T, feature_TD, pos_T)
+        return Reading(self, token_T, feature_TD, pos_T, asked)
 
-    def _offer(self, tree: TokenTree, out_TD: Tensor, growth: Growth) -> None:
+    def _offer(self, tree: TokenTree, read: Read, growth: Growth) -> None:
         """Add the children that are good enough; the best `width` of all make the next frontier."""
-        gain_TW, token_TW = self.guess(out_TD, growth.width)
+        gain_TW, token_TW = self.guess(read.logits_AV, growth.width)
         path_TW = self._score[:, None] + gain_TW
         score, order = path_TW.flatten().sort(descending=True, stable=True)
         tokens = token_TW.flatten()[order].tolist()
         parents = order.div(gain_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
         values = score.tolist()
         if math.isnan(values[0]):  # which sorts first
-            raise self._damaged(out_TD)
+            raise self._damaged(read.out_TD)
         guesses = [(self._frontier[parent], token, self._base + value)
                    for parent, token, value in zip(parents, tokens, values)]
         least = tree.score[tree.tip] + growth.worth
@@ -270,7 +289,7 @@ class TreeDraft:
         self._frontier = taken[:growth.width]
         size = len(self._frontier)
         self._places = list(range(size))
-        self._score, self._out = score[:size], out_TD[parents[:size]]
+        self._score, self._out = score[:size], read.out_TD[parents[:size]]
         self._level += 1
         if growth.gain:
             tip = tree.score[tree.tip]
@@ -278,12 +297,12 @@ class TreeDraft:
             self._pays = expected - self._expected > growth.gain
             self._expected = expected
 
-    def _branch(self, tree: TokenTree, out_TD: Tensor, growth: Growth) -> None:
+    def _branch(self, tree: TokenTree, read: Read, growth: Growth) -> None:
         """Give every node of the frontier the children that the shape says; those with children are the next one."""
         counts, following = [*growth.shape, ()][self._level:self._level + 2]
         begins = [0, *accumulate(counts)]
         self._level += 1
-        children = self._children(tree, out_TD, [counts[place] for place in self._places])
+        children = self._children(tree, read.logits_AV, [counts[place] for place in self._places])
         above = self._score.tolist()
         rows: dict[int, int] = {}  # a node of the next frontier -> the row of its parent
         places: list[int] = []
@@ -298,22 +317,22 @@ class TreeDraft:
                     scores.append(score)
         self._frontier, self._places = list(rows), places
         self._score = self._score.new_tensor(scores)
-        self._out = out_TD[list(rows.values())]
+        self._out = read.out_TD[list(rows.values())]
 
-    def _children(self, tree: TokenTree, out_TD: Tensor,
+    def _children(self, tree: TokenTree, logits_TV: Tensor,
                   counts: Sequence[int]) -> list[Proposed]:
         """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
         sampler, drafter = self._sampler, Drafter(self.source, self.number)
         if drawing(sampler) is None:
-            gain_TW, token_TW = self.guess(out_TD, max(counts))
+            gain_TW, token_TW = self.guess(logits_TV, max(counts))
             if gain_TW.isnan().any():
-                raise self._damaged(out_TD)
+                raise self._damaged(logits_TV)
             rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
             return [drafter.likely(tokens[:count], gains) for tokens, gains, count in rows]
-        law_TV = laws(sampler, self.logits(out_TD))
+        law_TV = laws(sampler, logits_TV)
         if np.isnan(law_TV).any():
-            raise self._damaged(out_TD)
-        places = torch.arange(law_TV.shape[1], device=out_TD.device)
+            raise self._damaged(logits_TV)
+        places = torch.arange(law_TV.shape[1], device=logits_TV.device)
         law_TV = spread(law_TV, self.tokens(places))
         position = tree.pos[self._frontier[0]] + 1
         return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
@@ -324,7 +343,7 @@ class ModelDraft(TreeDraft):
 
     source = "model"
 
-    def __init__(self, model: Callable[[Tensor, Tensor, TreeCache], Tensor],
+    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor],
                  lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
         self.model, self.lm_head = model, lm_head
         super().__init__(cache)
@@ -334,10 +353,18 @@ class ModelDraft(TreeDraft):
         return [] if len(tree.unsent) > 1 else fresh
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        return self._out  # not looked at
+        return self._out
 
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
-        return self.model(token_T, pos_T, self.cache)
+    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
+        """What is to be read, without features."""
+        return super()._reading(tree, nodes, feature_TD.new_empty(len(nodes), 0), asked)
+
+    @property
+    def network(self) -> object:
+        return self.model
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        return self.model(token_T, pos_T, cache)
 
     def logits(self, out_TD: Tensor) -> Tensor:
         return self.lm_head(out_TD)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from config.heads import head_problems, is_speculators
-from model.cache import TreeCache
+from model.cache import Admitted, Rows
 from model.checkpoint import Checkpoint
 from model.drafts import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
@@ -50,7 +50,7 @@ class EagleHead(nn.Module):
         self.layers = nn.ModuleList([Layer(c, input_norm=False)])
         self.rotary = Rotary(c)
 
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: TreeCache) -> Tensor:
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
         """The head's guess of the feature of each token, `[T, D]`."""
         x_TD = self.fc(torch.cat((self.embed_tokens(token_T), feature_TD), -1))
         return self.layers[0](x_TD, self.rotary.at(pos_T, x_TD), cache, 0)
@@ -71,7 +71,7 @@ class MidLayer(nn.Module):
         self.input_layernorm = RMSNorm(c.hidden, c.eps)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.eps)
 
-    def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: TreeCache) -> Tensor:
+    def forward(self, x_TD: Tensor, feature_TD: Tensor, rotation: Rotation, cache: Rows) -> Tensor:
         both = torch.cat((self.input_layernorm(x_TD), self.hidden_norm(feature_TD)), -1)
         x_TD = feature_TD + self.self_attn(both, rotation, cache, 0)
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
@@ -96,7 +96,7 @@ class Eagle3Head(nn.Module):
         self.lm_head = linear(c.hidden, vocab)
         self.rotary = Rotary(c)
 
-    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: TreeCache) -> Tensor:
+    def forward(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Rows) -> Tensor:
         """What the head makes of each pair, `[T, D]`; `feature_TD` is the target's `[T, 3 * target]` or its own."""
         if feature_TD.shape[-1] == self.fc.in_features:
             feature_TD = self.fc(feature_TD)
@@ -132,10 +132,15 @@ class Eagle(TreeDraft):
         return list(takewhile(lambda node: tree.parent[node] in tree.hidden, fresh))
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        return torch.stack([tree.hidden[tree.parent[node]] for node in fresh])
+        feature_TD = torch.stack([tree.hidden[tree.parent[node]] for node in fresh])
+        return self.head.fc(feature_TD) if isinstance(self.head, Eagle3Head) else feature_TD
 
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor) -> Tensor:
-        return self.head(token_T, feature_TD, pos_T, self.cache)  # type: ignore[no-any-return]
+    @property
+    def network(self) -> object:
+        return self.head
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
 
     def logits(self, out_TD: Tensor) -> Tensor:
         return self.lm_head(out_TD)

@@ -16,6 +16,7 @@ import torch
 from config.trees import Growth
 from model.blend import SUFFIX, Blend, Guesses
 from model.drafts import TreeDraft
+from model.reading import Steps
 from model.sample import Sampler
 from model.suffix import NOTHING, Match, SuffixAutomaton
 from model.tree import Guess, TokenTree
@@ -45,19 +46,38 @@ class Suffix:
         self._keep = keep
         self._automaton = SuffixAutomaton()
         self._text: list[int] = []
-        for text in earlier:
-            for token in text:
-                self._automaton.extend(token)
-            self._automaton.separate()
+        self._earlier = list(earlier)  # which twins share
+        self._read = 0  # how many of them the automaton has
+        self._catch_up()
+
+    def another(self) -> Suffix:
+        """A twin for another request, which remembers the same earlier texts."""
+        twin = Suffix(keep=self._keep)
+        twin._earlier = self._earlier
+        twin._catch_up()
+        return twin
 
     def reset(self) -> None:
         """Forget the request, or keep its text as an earlier one."""
         if self._keep is None:
             self._automaton = SuffixAutomaton()
-        elif self._text:
-            self._automaton.separate()
-            self._keep(self._text)
+        else:
+            if self._text:
+                self._automaton.separate()
+                self._keep(self._text)
+            self._catch_up()
+            if self._text:  # the automaton has it already
+                self._earlier.append(self._text)
+                self._read += 1
         self._text = []
+
+    def _catch_up(self) -> None:
+        """Read the earlier texts that are new."""
+        for text in self._earlier[self._read:]:
+            for token in text:
+                self._automaton.extend(token)
+            self._automaton.separate()
+        self._read = len(self._earlier)
 
     def settle(self, tree: TokenTree) -> None:
         """Read the text that is new."""
@@ -89,6 +109,13 @@ class Mixture:
         """How many nodes of the text have features that no network needs any more."""
         return min((network.consumed for network in self.networks), default=sys.maxsize)
 
+    def another(self) -> Mixture:
+        """A twin for another request, which learns together with this one who was right."""
+        suffix = self._suffix.another() if self._suffix else None
+        twin = Mixture([network.another() for network in self.networks], suffix)
+        twin._blend = self._blend
+        return twin
+
     def begin(self, sampler: Sampler) -> None:
         """A request begins, whose tokens this sampler chooses."""
         self._sampler = sampler
@@ -117,17 +144,19 @@ class Mixture:
             if network.drifts:
                 network.restart()
 
-    def grow(self, tree: TokenTree, growth: Growth) -> bool:
+    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
         """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
 
         A single network can also grow level by level, as the reproductions of other methods do. In a tree of a given
         shape every network grows its own tree of this shape, and the trees are merged (SpecInfer, section 3).
         """
         if growth.shape:
-            grown = [network.grow(tree, growth) for network in self.networks]
-            return any(grown)
+            grown = False
+            for network in self.networks:
+                grown |= yield from network.grow(tree, growth)
+            return grown
         if not growth.anywhere and self._suffix is None and len(self.networks) == 1:
-            return self.networks[0].grow(tree, growth)
+            return (yield from self.networks[0].grow(tree, growth))
         self._tree = tree
         moved = tree.tip != self._tip
         if moved:
@@ -138,7 +167,7 @@ class Mixture:
         if moved:  # there is room again for guesses that were not among the best
             self._offer(tree, list(self._stands), growth, least)
         nodes = self._choose(tree, growth.width, least)
-        read = self._expand(tree, nodes, growth.width)
+        read = yield from self._expand(tree, nodes, growth.width)
         if not read:
             return False
         self._levels += 1
@@ -185,12 +214,14 @@ class Mixture:
         unread = node not in self._stands and tree.pos[node] + 1 < tree.limit
         return unread and self._suffix is not None and (node == tree.tip or not self.networks)
 
-    def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> list[int]:
+    def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
         """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
         said: dict[int, dict[str, Guesses]] = {}
         for network in self.networks:
             wanted = [node for node in nodes if network.wants(tree, node)]
-            guesses = network.expand(tree, wanted, width) if wanted else None
+            guesses = None
+            if wanted:
+                guesses = yield from network.expand(tree, wanted, width)
             for node, guessed in zip(wanted, guesses or ()):
                 said.setdefault(node, {})[network.source] = guessed
         fresh = [node for node in nodes if node in said or node not in self._stands]

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from config.run_config import TreeConfig
+from model.reading import Passes, read_all
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.clock import REAL
-from pipeline.interfaces import Clock, Draft
+from pipeline.interfaces import Draft, Progress
+from pipeline.ring import Ring
+from pipeline.scheduler import Scheduler, Task
 from pipeline.strategies import Strategy
-from pipeline.target import RequestTarget, Ring
+from pipeline.target import RequestTarget
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,24 @@ class Answer:
 
 
 class Decoder:
-    """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens."""
+    """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens.
+
+    Any number of requests can be under way at once. Whoever reads one of their streams lets all of them go on.
+    """
 
     def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int,
-                 clock: Clock = REAL) -> None:
+                 passes: Passes = read_all) -> None:
         self.ring, self.draft = ring, draft
         self.strategy, self.cfg = strategy, cfg
-        self.max_length, self.clock = max_length, clock
+        self.max_length = max_length
+        self.scheduler = Scheduler(ring, passes)
+        self._spare = [draft]  # drafts that no request uses
 
     def decode(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
-        """The answer, which fills while the stream of settled tokens is read; close the stream to give up."""
+        """The answer, which fills while the stream of settled tokens is read; close the stream to give up.
+
+        The request is under way from the first token on that is asked for.
+        """
         tokens = len(request.prompt)
         if tokens >= self.max_length:
             raise ValueError(f"the prompt has {tokens} tokens and the context only {self.max_length}: "
@@ -88,35 +98,57 @@ class Decoder:
         return answer
 
     def _stream(self, request: Request, tree: TokenTree, answer: Answer) -> Iterator[list[int]]:
-        start, sent = self.clock.now(), self.ring.segments
-        target = self.ring.open(tree, request.sampler, self.draft.inner, self.cfg.prunes)
-        self.draft.begin(request.sampler)
+        """What settles, as the scheduler brings it about; at the end the request leaves the pipeline."""
+        draft = self._spare.pop() if self._spare else self.draft.another()
+        target = self.ring.open(tree, request.sampler, draft.inner, self.cfg.prunes)
+        draft.begin(request.sampler)
+        steps = self._steps(request, tree, answer, target, draft)
+        task = Task(steps, target)
+        self.scheduler.tasks.append(task)
         try:
-            for settled in self._settled(tree, target):
-                room = tree.limit - answer.prompt_tokens - answer.new_tokens
-                new, answer.finish_reason = self._take(request, settled, room)
-                if not answer.token_ids:
-                    answer.prefill_seconds = self.clock.now() - start
-                answer.token_ids += new
-                answer.decode_seconds = self.clock.now() - start - answer.prefill_seconds
-                answer.target_passes = max(tree.passes, 0)
-                answer.segments = self.ring.segments - sent
-                self._credit(answer, tree, len(settled))
-                yield new
-                if answer.finish_reason:
-                    return
+            while task.settled or not task.over:
+                if task.settled:
+                    yield task.settled.popleft()
+                else:
+                    self.scheduler.turn()
+            if task.error is not None:
+                raise task.error
         finally:
-            target.close()
-            self.draft.reset()
+            self._leave(task, draft)
 
-    def _settled(self, tree: TokenTree, target: RequestTarget) -> Iterator[list[int]]:
-        """What the strategy settles. While it waits, the ring brings something for somebody."""
-        for settled in self.strategy(tree, target, self.draft, self.cfg):
-            if settled:
-                tree.release(self.draft.consumed)
-                yield settled
-            else:
-                self.ring.listen()
+    def _leave(self, task: Task, draft: Draft) -> None:
+        """Take a request back from the pipeline; who is alone waits until every stage has forgotten it."""
+        self.scheduler.tasks = [other for other in self.scheduler.tasks if other is not task]
+        task.target.end()
+        draft.reset()
+        self._spare.append(draft)
+        if not self.scheduler.tasks:
+            task.target.close()
+
+    def _steps(self, request: Request, tree: TokenTree, answer: Answer, target: RequestTarget,
+               draft: Draft) -> Progress:
+        """The strategy's steps up to the end of the answer, which fills."""
+        clock = self.ring.clock
+        start = clock.now()
+        strategy = self.strategy(tree, target, draft, self.cfg)
+        said: Any = None
+        while not answer.finish_reason:
+            step = strategy.send(said)
+            if not step or not isinstance(step, list):
+                said = yield step
+                continue
+            said = None
+            tree.release(draft.consumed)
+            room = tree.limit - answer.prompt_tokens - answer.new_tokens
+            new, answer.finish_reason = self._take(request, step, room)
+            if not answer.token_ids:
+                answer.prefill_seconds = clock.now() - start
+            answer.token_ids += new
+            answer.decode_seconds = clock.now() - start - answer.prefill_seconds
+            answer.target_passes = max(tree.passes, 0)
+            answer.segments = target.segments
+            self._credit(answer, tree, len(step))
+            yield new
 
     def _credit(self, answer: Answer, tree: TokenTree, settled: int) -> None:
         """Count for each source of guesses those that have just become text."""

@@ -4,16 +4,18 @@ It knows no tensors, so that strategies can be read, tested and simulated withou
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterator, List, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Generator, List, Protocol, Sequence, Union
 
 from config.run_config import Growth
 from model.tree import TokenTree
 
 if TYPE_CHECKING:
+    from model.reading import Reading, Steps
     from model.sample import Sampler
 
-# What a strategy yields: the tokens that it settled, or none of them when it waits for its target.
-Progress = Iterator[List[int]]
+# What a strategy yields: the tokens that it settled; none of them when it waits for its target; or what its draft wants
+# read, and is sent what was read.
+Progress = Generator[Union[List[int], "Reading"], Any, None]
 
 
 class Clock(Protocol):
@@ -27,7 +29,7 @@ class Clock(Protocol):
 
 
 class Draft(Protocol):
-    """Who guesses, for one request at a time."""
+    """Who guesses, for one request at a time; `another` guesses for a second one with the same networks."""
 
     inner: bool  # whether its features are the inputs of inner layers, instead of the target's last hidden states
 
@@ -39,8 +41,14 @@ class Draft(Protocol):
     def consumed(self) -> int:
         """How many nodes of the text have features that this draft does not need any more."""
 
-    def grow(self, tree: TokenTree, growth: Growth) -> bool:
-        """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet."""
+    def another(self) -> Draft:
+        """A twin for another request."""
+
+    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
+        """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
+
+        `yield from` it: who runs the strategy lets networks read for several requests at once.
+        """
 
     def begin(self, sampler: Sampler) -> None:
         """A request begins, whose tokens this sampler chooses."""

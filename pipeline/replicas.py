@@ -19,7 +19,8 @@ from model.tree import TokenTree
 from pipeline.clock import REAL
 from pipeline.interfaces import Clock, Progress
 from pipeline.messages import Prune, Reset, Segment
-from pipeline.target import RequestTarget, Ring
+from pipeline.ring import Ring, sending
+from pipeline.target import RequestTarget, Returned
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
@@ -48,6 +49,13 @@ class Replicas(Ring):
         others = self._open.items()
         self._open = {number: target for number, target in others if target is not closed}
         self.requests += 1
+
+    @property
+    def running(self) -> list[RequestTarget]:
+        return list(dict.fromkeys(super().running))
+
+    def _is_back(self, segments: Sequence[Segment]) -> None:
+        """The flights of each replica tell who is free."""
 
 
 @dataclass
@@ -189,7 +197,7 @@ class ReplicaTarget(RequestTarget):
         if not self._prompt.issuperset(nodes):
             copies = [min(copies, key=lambda copy: copy.effort(nodes))]
         ids: list[int] = []
-        with self._sending(self._segment(copies[0].request, nodes), ids=ids):
+        with sending(self.ring.trace, self._segment(copies[0].request, nodes), ids=ids):
             for copy in copies:
                 ids += self._send(copy, nodes)
 
@@ -202,6 +210,7 @@ class ReplicaTarget(RequestTarget):
             segment = copy.name(self._segment(copy.request, piece), wanted)
             copy.link.send(segment)
             self.ring.segments += 1
+            self.segments += 1
             yield from segment.nodes
 
     def rest(self) -> Progress:
@@ -211,15 +220,12 @@ class ReplicaTarget(RequestTarget):
             while not self.ready and self.in_flight and not (pending and self.free):
                 yield []
 
-    def take(self, message: Segment | Reset) -> None:
-        copy = self._copies[message.request]
-        if isinstance(message, Reset):
-            copy.closed = True
-            return
-        segment = copy.take(message)
+    def take(self, segment: Segment, group: list[Returned]) -> None:
+        copy = self._copies[segment.request]
+        segment = copy.take(segment)
         news = [i for i, node in enumerate(segment.nodes) if node not in self._heard]
         self._heard.update(segment.nodes)
-        self._hear(segment.take(news))
+        self._hear(segment.take(news), group)
 
     def prune(self) -> None:
         with self._span("prune"):
@@ -228,14 +234,20 @@ class ReplicaTarget(RequestTarget):
                 if prune is not None:
                     copy.link.broadcast(prune)
 
-    def close(self) -> None:
-        """Declare dead what is in flight, send a Reset after it, and wait until every replica has forgotten."""
+    @property
+    def closed(self) -> bool:
+        return all(copy.closed for copy in self._copies.values())
+
+    def end(self) -> None:
+        self.ended = True
         with self._span("reset"):
             for copy in self._copies.values():
                 prune = copy.prune()
                 if prune is not None:
                     copy.link.broadcast(replace(prune, keep=[]))
                 copy.link.send(Reset(copy.request))
-            while not all(copy.closed for copy in self._copies.values()):
-                self.ring.listen()
-        self.ring.forget(next(iter(self._copies)))
+
+    def reset(self, request: int) -> None:
+        self._copies[request].closed = True
+        if self.closed:
+            self.ring.forget(request)

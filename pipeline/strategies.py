@@ -1,6 +1,7 @@
 """The strategies: when to draft, send, verify and prune; one generator each, side by side.
 
-They know nothing about ranks, devices or messages. Each yields the tokens that it settled, and nothing while it waits.
+They know nothing about ranks, devices or messages. Each yields the tokens that it settled, nothing while it waits, and
+on behalf of its draft what a network is to read.
 Sampling is the target's affair, and keyed by position: so every strategy writes the same text, and only the order of
 the verbs differs.
 """
@@ -28,7 +29,7 @@ def autoregressive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfi
 def serial(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Draft a tree and send it whole: one stage works while the others wait."""
     while True:
-        while draft.grow(tree, cfg.init):
+        while (yield from draft.grow(tree, cfg.init)):
             pass
         while segment := tree.cut(None, cfg.chunk):
             target.send(segment)
@@ -41,7 +42,7 @@ def serial(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pr
 def naive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Draft a tree, cut it into equal shares that fill the pipeline, verify it once all are back (Chunk-PP)."""
     while True:
-        while draft.grow(tree, cfg.init):
+        while (yield from draft.grow(tree, cfg.init)):
             pass
         share = -(-tree.pending // target.depth)
         while segment := tree.cut(share, cfg.chunk):
@@ -55,7 +56,7 @@ def naive(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Pro
 def pruned(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
     """Send a tree best guesses first; verify every segment as it returns, and prune what is still on its way."""
     while True:
-        while draft.grow(tree, cfg.init):
+        while (yield from draft.grow(tree, cfg.init)):
             pass
         while segment := tree.cut(cfg.init.segment, cfg.chunk):
             target.send(segment)
@@ -71,10 +72,10 @@ def continuous(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -
     growth = cfg.init
     while True:
         if tree.unsent:  # the tip shall not wait for the whole tree, nor leave alone
-            while draft.grow(tree, cfg.init.young):
+            while (yield from draft.grow(tree, cfg.init.young)):
                 pass
             target.send(tree.cut(cfg.init.segment, cfg.chunk))
-        while not target.ready and draft.grow(tree, growth):
+        while not target.ready and (yield from draft.grow(tree, growth)):
             pass
         while target.has_room and (segment := tree.cut(growth.segment, cfg.chunk)):
             target.send(segment)
@@ -94,7 +95,7 @@ def pipedec(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> P
         if segment := tree.cut(cfg.layer.segment, cfg.chunk):
             target.send(segment)
             tree.forget()
-        draft.grow(tree, cfg.layer)
+        yield from draft.grow(tree, cfg.layer)
         if not segment or not target.has_room:
             yield from target.wait()
             if new := verify(tree):
@@ -107,7 +108,7 @@ def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
     while True:
         while tree.unsent:
             target.send(tree.cut(1, cfg.chunk))
-        while not target.ready and tree.pending < cfg.run and draft.grow(tree, cfg.chain):
+        while not target.ready and tree.pending < cfg.run and (yield from draft.grow(tree, cfg.chain)):
             pass
         if target.ready or not target.has_room or not (segment := tree.cut(cfg.run)):
             yield from target.wait()
@@ -129,7 +130,7 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
                 yield new
         elif target.free and (segment := tree.cut(cfg.stream.segment, cfg.chunk)):
             target.send(segment)
-        elif not draft.grow(tree, cfg.stream):
+        elif not (yield from draft.grow(tree, cfg.stream)):
             yield from target.rest()
 
 
@@ -145,7 +146,7 @@ def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progr
         elif tree.unsent or (target.free and tree.pending >= enough):
             target.send(tree.cut(None, cfg.chunk))
             enough = cfg.lookahead
-        elif not draft.grow(tree, cfg.coupled):
+        elif not (yield from draft.grow(tree, cfg.coupled)):
             enough = 1  # no more can be guessed, so nothing is worth waiting for
             yield from target.rest()
 

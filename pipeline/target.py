@@ -1,12 +1,13 @@
 """The target: where a strategy streams segments, and where the tree learns what follows each node.
 
-It knows nothing about strategies, and strategies know nothing else about the pipeline.
+It is the ring (`ring.py`) as one request sees it. It knows nothing about strategies, and strategies know nothing else
+about the pipeline.
 """
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain, count
-from typing import Any, Callable, ContextManager, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, ContextManager, Sequence
 
 import torch
 from torch import Tensor
@@ -15,89 +16,43 @@ from model.cache import upload
 from model.rules import rule_of
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.clock import REAL
-from pipeline.first_stage import FirstStage
-from pipeline.interfaces import Clock, Progress, Target
-from pipeline.messages import Message, Prune, Reset, Segment, Stop
-from pipeline.trace import OFF, NoTrace
-from pipeline.transport import Link
+from pipeline.interfaces import Progress, Target
+from pipeline.messages import Prune, Reset, Segment
+
+if TYPE_CHECKING:
+    from pipeline.ring import Ring
 
 
-class Ring:
-    """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head.
+class Returned:
+    """A segment that is back. The LM head is asked at once about all rows of the `group` that came back together."""
 
-    Requests share it, each through a target of its own. `depth` is how many segments fill it.
-    """
+    def __init__(self, target: RequestTarget, segment: Segment, group: list[Returned]) -> None:
+        self.target, self.segment = target, segment
+        self.x_TD = upload(segment.x, target.ring.device)
+        self._group = group
+        self._logits: dict[int, Tensor] | None = None  # node -> logits [V]
+        group.append(self)
 
-    def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
-                 trace: NoTrace = OFF, clock: Clock = REAL) -> None:
-        self.links = [link]  # to each ring; what comes back is heard at the first
-        self.lm_head = lm_head
-        self.depth, self.device = depth, device
-        self.trace, self.clock = trace, clock
-        self.first_stage = FirstStage(1 / max(1, depth - 1))
-        self.segments = 0  # sent since the start
-        self.requests = 0  # closed since the start
-        self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
-        self._numbers: Iterator[int] = count()  # of the requests
-        self._open: dict[int, RequestTarget] = {}  # by the numbers that their messages have
+    def logits(self) -> dict[int, Tensor]:
+        """What the LM head says of the nodes of this segment that can still matter."""
+        if self._logits is None:
+            self._ask([returned for returned in self._group if returned._logits is None])
+        assert self._logits is not None, "whoever is asked about is in the group"
+        return self._logits
 
-    @property
-    def link(self) -> Link:
-        """Where everything that comes back is heard."""
-        return self.links[0]
-
-    def open(self, tree: TokenTree, sampler: Sampler, inner: bool = False, prunes: bool = True) -> RequestTarget:
-        """The target of a new request.
-
-        `inner`: the draft's features are the inputs of inner layers, which segments must ask the stages for. Without
-        `prunes`, stages compute guesses to the end that died on their way, and forget them when they have come back.
-        """
-        request = next(self._numbers)
-        target = RingTarget(self, request, tree, sampler, inner, prunes)
-        self._open[request] = target
-        return target
-
-    def forget(self, request: int) -> None:
-        """Forget a request that is closed."""
-        del self._open[request]
-        self.requests += 1
-
-    def listen(self) -> None:
-        """Wait until there is a message, or something else that an open request waits for; hand out messages."""
-        moments = [target.wakes for target in self._open.values()]
-        if None in moments:
-            self._hand_out(self.link.recv())
-        else:
-            self.link.rest(min(moment for moment in moments if moment is not None))
-            self.poll()
-
-    def _hand_out(self, message: Message) -> None:
-        """Hand a message to the request that it is of."""
-        assert isinstance(message, (Segment, Reset)), f"a {type(message).__name__} came back instead of a segment"
-        assert message.request in self._open, f"a message for request {message.request}, which is not open"
-        self._open[message.request].take(message)
-
-    def poll(self) -> None:
-        """Hand out the messages that have come already, without waiting for others."""
-        while self.link.ready:
-            self._hand_out(self.link.recv())
-
-    def start(self) -> None:
-        """Wait until every stage has passed a first message on, which shows that it is there."""
-        self._round(Reset(next(self._numbers)))
-
-    def stop(self) -> None:
-        """End the pipeline: every stage has passed the message on when this returns."""
-        self._round(Stop())
-
-    def _round(self, msg: Message) -> None:
-        """Send a message round every ring, and drop what comes back before it."""
-        for link in self.links:
-            link.send(msg)
-        under_way = len(self.links)
-        while under_way:
-            under_way -= isinstance(self.link.recv(), type(msg))
+    @staticmethod
+    def _ask(group: Sequence[Returned]) -> None:
+        """Ask about several segments in one pass."""
+        ring = group[0].target.ring
+        judged = [returned.target.judges(returned.segment) for returned in group]
+        chosen = []
+        for returned, nodes in zip(group, judged):
+            place = {node: row for row, node in enumerate(returned.segment.nodes)}
+            rows = upload(torch.tensor([place[node] for node in nodes], dtype=torch.int64), ring.device)
+            chosen.append(returned.x_TD.index_select(0, rows))
+        said = iter(ring.lm_head(torch.cat(chosen)) if any(judged) else ())
+        for returned, nodes in zip(group, judged):
+            returned._logits = {node: next(said) for node in nodes}
 
 
 class RequestTarget(Target):
@@ -106,8 +61,10 @@ class RequestTarget(Target):
     def __init__(self, ring: Ring, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
         self.ring, self.tree, self.rule = ring, tree, rule_of(sampler)
         self.inner, self.prunes = inner, prunes
-        self._returned: deque[Segment] = deque()
+        self._returned: deque[Returned] = deque()
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
+        self.ended = False  # whether nothing is sent any more
+        self.segments = 0  # sent so far
 
     @property
     def depth(self) -> int:
@@ -132,54 +89,80 @@ class RequestTarget(Target):
         if self._returned:
             self._judge()
 
-    def take(self, message: Segment | Reset) -> None:
-        """Keep a message that came back for this request."""
+    def share(self, size: int) -> int:
+        return size
+
+    @property
+    def closed(self) -> bool:
+        """Whether every stage has forgotten the request, which has ended."""
         raise NotImplementedError
 
-    def _hear(self, segment: Segment) -> None:
+    def end(self) -> None:
+        """Declare dead what is in flight, and let every stage forget the request; does not wait for that."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if not self.ended:
+            self.end()
+        while not self.closed:
+            self.ring.listen()
+
+    def take(self, segment: Segment, group: list[Returned]) -> None:
+        """Keep a segment that came back for this request, together with those of a group."""
+        raise NotImplementedError
+
+    def reset(self, request: int) -> None:
+        """A Reset of this request, under one of its numbers, has come round."""
+        raise NotImplementedError
+
+    def alive(self, segment: Segment) -> Segment:
+        """The rows that are worth sending, of a segment that has waited to leave."""
+        if not self.prunes:
+            return segment
+        known = [i for i, node in enumerate(segment.nodes) if node in self.tree.token]
+        return segment.take(known)
+
+    def judges(self, segment: Segment) -> list[int]:
+        """The nodes about which LM head and rule are to be asked: live guesses and the tip.
+
+        Below other nodes nothing can be settled any more.
+        """
+        tree = self.tree
+        return [node for node in segment.nodes if node in tree.live or node == tree.tip]
+
+    def _hear(self, segment: Segment, group: list[Returned]) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
         if segment.nodes:
-            self._returned.append(segment)
+            self._returned.append(Returned(self, segment, group))
         else:
             self.ring.trace.note("verify", self.ring.clock.now(), nodes=[], said={})
 
     def _judge(self) -> None:
         """Ask LM head and rule what follows the rows of the oldest segment that is back."""
-        segment = self._returned.popleft()
+        returned = self._returned.popleft()
         said: dict[int, int] = {}
-        with self.ring.trace.span("verify", nodes=segment.nodes, said=said):
-            self._note(segment, said)
+        with self.ring.trace.span("verify", nodes=returned.segment.nodes, said=said):
+            self._note(returned)
+            logits = returned.logits()
+            judged = [node for node in self.judges(returned.segment) if node in logits]
+            if judged:
+                logits_TV = torch.stack([logits[node] for node in judged])
+                said.update(zip(judged, self.rule(self.tree, judged, logits_TV)))
+                self.tree.target_token.update(said)
 
-    def _note(self, segment: Segment, said: dict[int, int]) -> None:
-        """Write into the tree what a segment that came back tells of its nodes, and the target's tokens into `said`.
-
-        Each node that the tree still knows gets its features, for the draft. LM head and rule then say which token
-        follows a live guess or the tip; below other nodes nothing can be settled any more, so they are not asked.
-        """
-        tree, device = self.tree, self.ring.device
-        nodes = segment.nodes
-        known = [i for i, node in enumerate(nodes) if node in tree.token]
-        x_TD = upload(segment.x, device)
-        feature_TD = x_TD if segment.inner is None else upload(segment.inner, device)
-        for i in known:
-            tree.hidden[nodes[i]] = feature_TD[i]
-        asked = [i for i in known if nodes[i] in tree.live or nodes[i] == tree.tip]
-        if asked:
-            rows = upload(torch.tensor(asked), device)
-            logits_TV = self.ring.lm_head(x_TD.index_select(0, rows))
-            judged = [nodes[i] for i in asked]
-            said.update(zip(judged, self.rule(tree, judged, logits_TV)))
-            tree.target_token.update(said)
+    def _note(self, returned: Returned) -> None:
+        """Give each node of a segment that the tree still knows its features, for the draft."""
+        inner, feature_TD = returned.segment.inner, returned.x_TD
+        if inner is not None:
+            feature_TD = upload(inner, self.ring.device)
+        for node, feature_D in zip(returned.segment.nodes, feature_TD):
+            if node in self.tree.token:
+                self.tree.hidden[node] = feature_D
 
     def _span(self, name: str) -> ContextManager[object]:
         tree, tip = self.tree, self.tree.tip
         token, parent = tree.token[tip], tree.parent[tip]
         return self.ring.trace.span(name, tip=tip, token=token, parent=parent)
-
-    def _sending(self, segment: Segment, **facts: Any) -> ContextManager[object]:
-        """The span in which a segment leaves."""
-        facts.update(nodes=segment.nodes, tokens=segment.x.tolist(), parents=segment.parents, text=segment.text)
-        return self.ring.trace.span("send", **facts)
 
     def _segment(self, request: int, nodes: Sequence[int]) -> Segment:
         """These nodes as a message."""
@@ -207,15 +190,12 @@ class RingTarget(RequestTarget):
 
     @property
     def free(self) -> bool:
-        return self.ring.clock.now() >= self.ring.first_stage.ready_at
+        return self.ring.free and not self.ring.outbox.holds(self.request)
 
     def send(self, nodes: Sequence[int]) -> None:
-        segment = self._segment(self.request, nodes)
-        with self._sending(segment):
-            self.ring.first_stage.send(segment.nodes, self.ring.clock.now())
-            self.ring.link.send(segment)
         self._flying.append(nodes)
-        self.ring.segments += 1
+        self.segments += 1
+        self.ring.put(self._segment(self.request, nodes))
 
     def rest(self) -> Progress:
         pending = self.tree.pending
@@ -226,13 +206,9 @@ class RingTarget(RequestTarget):
                 yield []
         self.wakes = None
 
-    def take(self, message: Segment | Reset) -> None:
-        if isinstance(message, Reset):
-            self._closed = True
-            return
+    def take(self, segment: Segment, group: list[Returned]) -> None:
         self._flying.popleft()
-        self.ring.first_stage.back(len(message.nodes), self.ring.clock.now())
-        self._hear(message)
+        self._hear(segment, group)
 
     def prune(self) -> None:
         with self._span("prune"):
@@ -242,14 +218,21 @@ class RingTarget(RequestTarget):
             dead = set(chain.from_iterable(self._flying)).difference(keep, [self.tree.tip])
             self.ring.first_stage.prune(dead, self.ring.clock.now())
 
-    def close(self) -> None:
-        """Declare dead what is in flight, send a Reset after it, and wait until that has come round the ring."""
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def end(self) -> None:
+        self.ended = True
         self.wakes = None
         with self._span("reset"):
             self._broadcast([])
+            for _ in range(self.ring.outbox.drop(self.request)):
+                self._flying.pop()
             self.ring.link.send(Reset(self.request))
-            while not self._closed:
-                self.ring.listen()
+
+    def reset(self, request: int) -> None:
+        self._closed = True
         self._flying.clear()
         self.ring.forget(self.request)
 

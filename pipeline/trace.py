@@ -10,7 +10,7 @@ import re
 import threading
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, ContextManager, Iterator
+from typing import Any, ContextManager, Generator, Iterator
 
 from config.files import fits, lines
 from pipeline.clock import REAL
@@ -120,11 +120,14 @@ class TracedDraft:
     def consumed(self) -> int:
         return int(self.draft.consumed)
 
-    def grow(self, tree: Any, growth: Any) -> bool:
+    def another(self) -> TracedDraft:
+        return TracedDraft(self.draft.another(), self._trace)
+
+    def grow(self, tree: Any, growth: Any) -> Generator[Any, Any, bool]:
         live, first = len(tree.live), tree.horizon
         facts: dict[str, list[Any]] = {name: [] for name in FACTS}
         with self._trace.span("grow", live=live, **facts):
-            grew: bool = self.draft.grow(tree, growth)
+            grew: bool = yield from self.draft.grow(tree, growth)
             new = [node for node in range(first, tree.horizon) if node in tree.live]
             facts["nodes"] += new
             facts["tokens"] += [tree.token[node] for node in new]

@@ -84,7 +84,7 @@ def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
 
 
 def encode(msg: Message) -> tuple[Tensor, Tensor]:
-    """A message that is no batch, as the wire carries it: the header `int64[9]` and the body `uint8[n]`, both on the CPU."""
+    """A message, but for a batch, as the wire carries it: header `int64[9]` and body `uint8[n]`, both on the CPU."""
     if isinstance(msg, Segment):
         return _encode_segment(msg)
     if isinstance(msg, Prune):

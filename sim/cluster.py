@@ -17,7 +17,7 @@ from torch import Tensor
 
 from config.profiles import Profile
 from pipeline.interfaces import Clock
-from pipeline.messages import Message, Prune, Reset, Segment
+from pipeline.messages import Message, Prune, Reset, Segment, joined, segments_of
 from pipeline.trace import NoTrace
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, size
@@ -94,8 +94,8 @@ class Cluster:
 
     def send(self, msg: Message, leave: Arrive) -> None:
         """Hand a message to the wire that begins with `leave`."""
-        if isinstance(msg, Segment):
-            self._memory.learn(msg)
+        for segment in segments_of(msg):
+            self._memory.learn(segment)
         leave(msg, self._clock.now())
         while self._alone and not self._inbox:
             self._happen_next()
@@ -104,8 +104,8 @@ class Cluster:
         self.rest(float("inf"))
         msg = self._inbox.popleft()
         self._clock.sleep_until(self._clock.now() + self._own.turn)
-        if isinstance(msg, Segment):
-            return self._memory.answered(msg)
+        if segments := segments_of(msg):
+            return joined([self._memory.answered(segment) for segment in segments])
         if isinstance(msg, Reset):
             self._memory.forget(msg.request)
         return msg

@@ -6,13 +6,12 @@ the emulated device would be done, so that errors do not add up. It knows nothin
 from __future__ import annotations
 
 from queue import SimpleQueue
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from torch import Tensor
 
-from config.run_config import Growth
 from model.cache import Admitted
-from model.tree import TokenTree
+from model.reading import Passes, Read, Reading, by_network
 from pipeline.loss import Failure, guarded
 from pipeline.messages import Message
 from pipeline.transport import Link
@@ -58,28 +57,23 @@ class SlowHead:
         return logits_TV
 
 
-class SlowDraft:
-    """A draft each of whose levels takes the time of a level of the emulated draft."""
+class SlowPasses:
+    """Passes of drafts' networks, each of which takes the time of a level of the emulated draft.
 
-    def __init__(self, draft: Any, pace: Pace) -> None:
-        self.draft, self.pace = draft, pace
+    What only reads text, so that nothing can be guessed yet, takes no time: it is a part of the level that follows.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.draft, name)
+    def __init__(self, passes: Passes, pace: Pace) -> None:
+        self.passes, self.pace = passes, pace
 
-    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Any:
-        since = self.pace.now()
-        guesses = self.draft.expand(tree, nodes, width)
-        if guesses is not None:
-            self.pace.spend_until(since + self.pace.profile.level / 1e3)
-        return guesses
-
-    def grow(self, tree: TokenTree, growth: Growth) -> bool:
-        since = self.pace.now()
-        grew: bool = self.draft.grow(tree, growth)
-        if grew:
-            self.pace.spend_until(since + self.pace.profile.level / 1e3)
-        return grew
+    def __call__(self, readings: Sequence[Reading]) -> list[Read]:
+        due = self.pace.now()
+        for places in by_network(readings):
+            asked = [readings[place].asked for place in places]
+            due += self.pace.profile.draft(asked)
+        read = self.passes(readings)
+        self.pace.spend_until(due)
+        return read
 
 
 class SlowLink:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from model.cache import TreeCache
+from model.cache import Admitted, TreeCache
 from model.drafts import ModelDraft
 
 ASIDE = -2  # every path that has left the text
@@ -64,7 +64,7 @@ class Recorded:
         empty = TreeCache((0, 1, slots, 1), torch.float64, "cpu")
         return ModelDraft(self._read, self.lm_head, empty)
 
-    def _read(self, token_T: Tensor, pos_T: Tensor, cache: TreeCache) -> Tensor:
+    def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         """The guess after each row `[T, 1]`.
 
         Below a wrong guess all are wrong. So a token that equals the text at its position stands on nothing but text.

@@ -13,7 +13,7 @@ from typing import Callable, Protocol
 import torch
 
 from model.cache import Survivors
-from pipeline.messages import Message, Prune, Reset, Segment
+from pipeline.messages import Message, Prune, Reset, Segment, joined, segments_of
 from pipeline.trace import NoTrace
 
 Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
@@ -44,7 +44,7 @@ class VirtualStage:
         self._queue: deque[Message] = deque()
         self._survivors: dict[int, Survivors] = {}  # of the requests that are open here
         self._newest = -1  # the highest number of a request whose segments or Reset have come
-        self._work: Segment | None = None  # what is computed …
+        self._work: list[Segment] = []  # what is computed together …
         self._since = self._until = 0.0  # … and from when until when
         self._idle = 0.0  # since when nothing has been there to do
 
@@ -55,7 +55,7 @@ class VirtualStage:
             self._prune(msg, now)
         else:
             self._queue.append(msg)
-            if self._work is None:
+            if not self._work:
                 self._next(now)
 
     def _prune(self, prune: Prune, now: float) -> None:
@@ -64,8 +64,7 @@ class VirtualStage:
         known = self._survivors.get(prune.request, Survivors())
         self._survivors[prune.request] = known.newer(prune.survivors)
         self._trace.note("prune", now, now, tip=prune.tip, keep=len(prune.keep))
-        work = self._work
-        if work is not None and work.request == prune.request and not self._living(work).nodes:
+        if self._work and not any(self._living(segment).nodes for segment in self._work):
             self._give_up(now)
 
     def _give_up(self, now: float) -> None:
@@ -84,32 +83,36 @@ class VirtualStage:
 
     def _next(self, now: float) -> None:
         """Obey what has come, up to the next segment that has to be computed."""
-        while self._queue and self._work is None:
+        while self._queue and not self._work:
             msg = self._queue.popleft()
-            if isinstance(msg, Segment):
-                self._newest = max(self._newest, msg.request)
-                msg = self._living(msg)
-            elif isinstance(msg, Reset):
+            segments = segments_of(msg)
+            if isinstance(msg, Reset):
                 self._newest = max(self._newest, msg.request)
                 self._survivors.pop(msg.request, None)
-            if isinstance(msg, Segment) and msg.nodes:
-                self._begin(msg, now)
+            for segment in segments:
+                self._newest = max(self._newest, segment.request)
+            living = [self._living(segment) for segment in segments]
+            if any(segment.nodes for segment in living):
+                self._begin(living, now)
             else:
-                self._pass_on(msg, now)
+                self._pass_on(joined(living) if living else msg, now)
 
-    def _begin(self, segment: Segment, now: float) -> None:
+    def _begin(self, segments: list[Segment], now: float) -> None:
         self._trace.note("wait", self._idle, now)
-        self._work, self._since = segment, now
-        self._until = now + self._does.seconds(len(segment.nodes), max(segment.pos))
+        self._work, self._since = segments, now
+        computed = [segment for segment in segments if segment.nodes]
+        rows = sum(len(segment.nodes) for segment in computed)
+        text = sum(max(segment.pos) for segment in computed)
+        self._until = now + self._does.seconds(rows, text)
         self._events.at(self._until, self._end)
 
     def _end(self, now: float) -> None:
-        segment = self._work
-        if segment is None or now != self._until:  # it was given up earlier
+        segments = self._work
+        if not segments or now != self._until:  # they were given up earlier
             return
-        self._work, self._idle = None, now
-        self._trace.note("forward", self._since, now, nodes=segment.nodes)
-        self._pass_on(self._computed(self._living(segment)), now)
+        self._work, self._idle = [], now
+        self._trace.note("forward", self._since, now, nodes=[node for segment in segments for node in segment.nodes])
+        self._pass_on(joined([self._computed(self._living(segment)) for segment in segments]), now)
         self._next(now)
 
     def _computed(self, segment: Segment) -> Segment:

@@ -91,7 +91,7 @@ def test_the_prefill_ends_with_the_first_token_and_decoding_with_the_last():
             yield settled
 
     with pipeline(TINY, 2, "autoregressive") as decoder:
-        decoder.clock, decoder.strategy = clock, timed
+        decoder.ring.clock, decoder.strategy = clock, timed
         answer, stream = decoder.decode(Request(PROMPT, max_new_tokens=20))
         assert len(list(stream)) == 20
     assert (answer.prefill_seconds, answer.decode_seconds) == (3.0, 9.5)

@@ -14,6 +14,7 @@ from launch.split.write import split
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
 from model.llama import LlamaConfig
+from model.reading import at_once
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 from model.weights import EMBED, HEAD, Part
@@ -39,6 +40,7 @@ class Watcher:
         self.head, self.seen = head, {}
 
     def grow(self, tree, growth):
+        yield from ()
         self.seen.update({tree.pos[node]: x for node, x in tree.hidden.items()})
         return False
 
@@ -107,9 +109,9 @@ def test_a_model_that_drafts_for_itself_is_always_right(strategy, stages):
 def test_a_small_model_waits_until_the_prompt_is_sent_and_then_does_not_wait_for_answers():
     draft, tree = DEEP.twin(), TokenTree(PROMPT, limit=64)
     growth = Growth(20, 4, 4)
-    assert not draft.grow(tree, growth)
+    assert not at_once(draft.grow(tree, growth))
     tree.cut()
-    assert draft.grow(tree, growth) and tree.live
+    assert at_once(draft.grow(tree, growth)) and tree.live
 
 
 class Both:
@@ -126,7 +128,9 @@ class Both:
 
     def grow(self, tree, growth):
         self.tree = tree
-        grew = [draft.grow(tree, growth) for draft in self.drafts]
+        grew = []
+        for draft in self.drafts:
+            grew.append((yield from draft.grow(tree, growth)))
         self.proposers.update(source for proposals in tree.proposals.values() for source in proposals)
         return any(grew)
 
@@ -224,7 +228,7 @@ def test_a_head_of_eagle_3_is_read_from_either_kind_of_file_and_takes_the_type_o
     tree.hidden[tree.trunk[0]] = torch.ones(3 * CONFIG.hidden).half()
     assert draft.cache.keys.dtype == torch.float16
     if hasattr(torch.nn.functional, "scaled_dot_product_attention"):  # older ones have no half precision on the CPU
-        assert draft.grow(tree, Growth(4, 2, 2)) and tree.live
+        assert at_once(draft.grow(tree, Growth(4, 2, 2))) and tree.live
 
 
 def swap(tensors):

@@ -4,16 +4,19 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from config.cli import parse
 from config.profiles import PROFILES, Profile
+from model.reading import Reading, read_all
 from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
+from pipeline.scheduler import Scheduler
 from pipeline.trace import Trace, read
-from sim.devices import Lane, SlowDraft, SlowHead, SlowLink, SlowSlice, size
+from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice, size
 from sim.pace import Pace
 from tests.tiny import CONFIG, Tiny, pipeline, write
 
@@ -81,30 +84,28 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
         SlowSlice(TINY.whole, pace, 1.0)(torch.tensor([1, 2, 3]), torch.arange(3), cache, {})
     after = 5.0 + QUICK.stage(1.0, 3, 2)
     assert clock.time == pytest.approx(after)
-    assert SlowDraft(Draft(), pace).grow(None, None) and clock.time == pytest.approx(after + 2e-3)
+    passes = SlowPasses(lambda readings: ["read"] * len(readings), pace)
+    network, other = SimpleNamespace(network="one"), SimpleNamespace(network="two")
+    assert passes([reading(network, asked=0)]) == ["read"] and clock.time == pytest.approx(after), "only text was read"
+    assert len(passes([reading(network, 1), reading(network, 1)])) == 2
+    assert clock.time == pytest.approx(after + 2e-3), "one pass for two requests"
+    passes([reading(network, 1), reading(other, 1)])
+    assert clock.time == pytest.approx(after + 6e-3), "two networks"
+    passes([reading(network, 2), reading(network, 5)])
+    assert clock.time == pytest.approx(after + 8e-3 + 2e-3 * 2 * QUICK.row / QUICK.model), "rows beyond"
     trace.close()
     spans = {span["name"]: span for span in read(tmp_path)}
     assert (spans["forward"]["t0"], spans["forward"]["t1"]) == (5.0, pytest.approx(after))
     assert all(span["t1"] == pytest.approx(span["t0"]) for span in read(tmp_path) if span["name"] == "late")
 
 
-class Draft:
-    """Grows once."""
-
-    refresh = reset = None
-    inner, consumed = False, 0
-
-    def __init__(self):
-        self._left = [False, True]
-
-    def grow(self, tree, growth):
-        return self._left.pop()
+def reading(draft, asked):
+    return Reading(draft, None, None, None, asked)
 
 
-def test_a_level_takes_its_time_and_one_that_did_not_grow_says_so():
-    draft = SlowDraft(Draft(), Pace(QUICK))
-    assert seconds(lambda: draft.grow(None, None)) >= 2e-3
-    assert not draft.grow(None, None)
+def test_a_level_takes_its_time():
+    passes = SlowPasses(lambda readings: readings, Pace(QUICK))
+    assert seconds(lambda: passes([reading(SimpleNamespace(network=1), 4)])) >= 2e-3
 
 
 def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():
@@ -140,8 +141,8 @@ def test_the_size_of_a_message_is_that_of_the_model_that_it_stands_for():
 @pytest.mark.parametrize("strategy", ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"])
 def test_every_strategy_writes_its_text_in_an_emulated_cluster(strategy):
     fast = Pace(QUICK.slowed(0.1))
-    draft = SlowDraft(TINY.eagle(), fast)
-    with pipeline(TINY, 2, strategy, draft, wrap=lambda link: SlowLink(link, fast)) as decoder:
+    with pipeline(TINY, 2, strategy, TINY.eagle(), wrap=lambda link: SlowLink(link, fast)) as decoder:
+        decoder.scheduler = Scheduler(decoder.ring, SlowPasses(read_all, fast))
         assert write(decoder, PROMPT, NEW, SAMPLER) == TINY.text(PROMPT, NEW, SAMPLER)
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from config.run_config import Growth
 from model.eagle import Eagle, Eagle3Head, EagleHead
 from model.llama import LlamaConfig, fill
+from model.reading import at_once
 from model.tree import TokenTree, verify
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -77,7 +78,7 @@ def _facts(tree):
 
 
 def _grow(tree, eagle, growth):
-    while eagle.grow(tree, growth):
+    while at_once(eagle.grow(tree, growth)):
         pass
 
 

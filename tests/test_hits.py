@@ -6,6 +6,7 @@ import torch
 
 from config.run_config import Growth
 from model.drafts import TreeDraft
+from model.reading import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from scripts.bench import __main__ as bench
@@ -25,10 +26,15 @@ class Failing(TreeDraft):
     def __init__(self):
         super().__init__(CONFIG.cache(1, 400, torch.empty(0)))
 
+    network = "one"
+
     def features(self, tree, fresh):
         return torch.zeros(len(fresh), 2)
 
-    def read(self, token_T, feature_TD, pos_T):
+    def logits(self, out_TD):
+        return out_TD
+
+    def read(self, token_T, feature_TD, pos_T, cache):
         return torch.stack((feature_TD[:, 0] + 1, token_T.float()), -1)  # rows read since the target's features, token
 
     def guess(self, out_TD, width):
@@ -72,7 +78,7 @@ def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_
         for length in range(len(PROMPT), len(text)):
             for best in BEST:
                 tree = read(decoder, text[:length - 1])
-                assert tree.tip == tree.trunk[length - 1] and draft.grow(tree, Growth(best, 0, best))
+                assert tree.tip == tree.trunk[length - 1] and at_once(draft.grow(tree, Growth(best, 0, best)))
                 right[best] += text[length] in tree.children[tree.tip]
                 draft.reset()
     assert found.tries[0] == 13 and right[10] > 0

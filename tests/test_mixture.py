@@ -15,6 +15,7 @@ from model.blend import Blend
 from model.cache import TreeCache
 from model.drafts import TreeDraft
 from model.mixture import Mixture, Suffix
+from model.reading import at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 
@@ -39,7 +40,11 @@ class Table(TreeDraft):
     def features(self, tree, fresh):
         return torch.stack([packed(tree.tokens[:tree.pos[node]]) for node in fresh])
 
-    def read(self, token_T, feature_TD, pos_T):
+    @property
+    def network(self):
+        return self.source
+
+    def read(self, token_T, feature_TD, pos_T, cache):
         paths = [[*unpacked(feature), token] for feature, token in zip(feature_TD, token_T.tolist())]
         assert pos_T.tolist() == [len(path) - 1 for path in paths]
         return torch.stack([packed(path) for path in paths])
@@ -58,7 +63,7 @@ class Table(TreeDraft):
 
     def expand(self, tree, nodes, width):
         assert all(self.wants(tree, node) for node in nodes)
-        said = super().expand(tree, nodes, width)
+        said = yield from super().expand(tree, nodes, width)
         self.seen += nodes[:len(said)]
         return said
 
@@ -94,7 +99,7 @@ def paths(tree):
 
 def grown(draft, tree, growth):
     """The tree, after as many levels as there are."""
-    while draft.grow(tree, growth):
+    while at_once(draft.grow(tree, growth)):
         pass
     return tree
 
@@ -136,12 +141,12 @@ def test_the_tree_is_that_of_a_brute_force_and_ends_at_the_limit_of_the_text_and
 def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_stand(seed):
     table, tree, growth = Table(seed), TokenTree(PROMPT, LIMIT), Growth(60, 99, 3, anywhere=True)
     draft, depths = Mixture([table]), []
-    assert draft.grow(tree, growth) and table.seen == [tree.tip]
+    assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
     while True:
         unread = tree.live.difference(table.seen)
         wanted = sorted(unread, key=lambda node: -tree.score[node])[:growth.width]
         before = len(table.seen)
-        if not draft.grow(tree, growth):
+        if not at_once(draft.grow(tree, growth)):
             break
         assert table.seen[before:] == wanted
         depths.append({tree.pos[node] for node in wanted if node in tree.pos})
@@ -197,7 +202,7 @@ def test_a_network_that_drifts_begins_at_every_tip_and_another_one_only_after_a_
     guess = max(tree.children[tree.tip].values(), key=tree.score.get)
     tree.settle(tree.token[guess])
     draft.refresh()
-    draft.grow(tree, growth)
+    at_once(draft.grow(tree, growth))
     assert (table.seen == [tree.tip]) == drifts
 
 
@@ -208,7 +213,7 @@ def test_a_miss_begins_at_the_tip():
     guessed = {tree.token[node] for node in tree.children[tree.tip].values()}
     tree.settle(next(token for token in range(VOCAB) if token not in guessed))
     assert not tree.live
-    assert draft.grow(tree, growth) and table.seen == [tree.tip]
+    assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
     likeliest = table.after(tree.tokens).topk(3).indices.tolist()
     assert [tree.token[node] for node in sorted(tree.live)] == likeliest
     assert {tree.parent[node] for node in tree.live} == {tree.tip}
@@ -249,7 +254,7 @@ def test_who_proposed_a_guess_are_the_sources_that_guessed_its_token(sampler):
     tree = TokenTree([1, 2, 6, 1], 9)  # the suffix 1 was followed by 2
     draft = Mixture([left, right], Suffix())
     draft.begin(sampler)
-    draft.grow(tree, Growth(9, 99, VOCAB, anywhere=True))
+    at_once(draft.grow(tree, Growth(9, 99, VOCAB, anywhere=True)))
     proposers = {tree.token[node]: set(tree.proposals[node]) for node in tree.live}
     known = {1: {"left"}, 2: {"left", "right", "suffix"}, 5: {"right"}}
     assert proposers == known
@@ -292,4 +297,4 @@ def test_no_guess_stands_beyond_the_limit_and_none_is_made_of_a_text_that_is_ful
 
 def test_no_guess_is_made_where_none_are_wished():
     draft, tree = Mixture([Table()], Suffix()), TokenTree([2, 5] * 12, LIMIT)
-    assert not draft.grow(tree, Growth(0, 99, 3, anywhere=True)) and not tree.live
+    assert not at_once(draft.grow(tree, Growth(0, 99, 3, anywhere=True))) and not tree.live

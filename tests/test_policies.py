@@ -14,6 +14,7 @@ from launch.pipeline import Pipeline
 from launch.probe import _pass
 from model.drafts import TreeDraft
 from model.mixture import Mixture
+from model.reading import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from tests.tiny import CONFIG, TREE, Tiny, pipeline, write
@@ -36,7 +37,11 @@ class Random(TreeDraft):
     def features(self, tree, fresh):
         return torch.zeros(len(fresh), 1, dtype=torch.float64)
 
-    def read(self, token_T, feature_TD, pos_T):
+    @property
+    def network(self):
+        return self.salt
+
+    def read(self, token_T, feature_TD, pos_T, cache):
         return (feature_TD * 31 + token_T[:, None] + 7 * self.salt) % 1_000_003
 
     def logits(self, out_TD):
@@ -48,7 +53,7 @@ class Random(TreeDraft):
         """The probabilities after the text and these guesses."""
         out = torch.zeros(1, 1, dtype=torch.float64)
         for token in (TEXT[-1], *path):
-            out = self.read(torch.tensor([token]), out, None)
+            out = self.read(torch.tensor([token]), out, None, None)
         return self.logits(out).softmax(-1)[0].tolist()
 
     def worth(self, path):
@@ -66,7 +71,7 @@ def grown(draft, growth, sampler=Sampler()):
     """The tree that a draft grows, which was not sent anything."""
     tree = TokenTree(TEXT, 100)
     draft.begin(sampler)
-    while draft.grow(tree, growth):
+    while at_once(draft.grow(tree, growth)):
         pass
     return tree
 
@@ -116,7 +121,7 @@ def test_the_threshold_is_a_level_in_the_time_of_a_pass_unless_it_is_given():
                "profile": "jetson-7b"}
     with Pipeline.open("toy", **options) as opened:
         init, expand = opened.decoder.cfg.init, opened.decoder.cfg.expand
-        seconds = _pass(opened.ring, 13, opened.ring.clock)
+        seconds = _pass(opened.ring, 13)
         level = PROFILES["jetson-7b"].level / 1e3
         assert init.gain == expand.gain == pytest.approx(level / seconds) and 0 < init.gain < 1
         given = replace(opened.config, opt_threshold=0.2)

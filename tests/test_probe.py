@@ -38,7 +38,8 @@ def test_a_segment_holds_as_many_rows_as_cost_nothing(free, row, rows):
         for stage in decoder.stages:
             assert isinstance(stage, Stage)
             stage.part = SlowSlice(stage.part, pace, 0.5)
-        assert segment_rows(decoder.ring, 200, clock) == rows
+        decoder.ring.clock = clock
+        assert segment_rows(decoder.ring, 200) == rows
         assert write(decoder, [5, 6, 7], 8, Sampler()) == TINY.text([5, 6, 7], 8, Sampler())
 
 

@@ -154,6 +154,7 @@ class Known:
         self.clock, self.seconds, self.wrong, self.text = clock, seconds, wrong, text
 
     def grow(self, tree, growth):
+        yield from ()
         node = max(tree.live, default=tree.tip)
         position = tree.pos[node] + 1
         if position >= tree.limit - 1:  # the last token is the target's
@@ -197,7 +198,7 @@ def takes(new, verification, guess, lookahead, servers, wrong):
     ring = Watched(cluster.links, TINY.lm_head, 1, clock=clock)
     draft = Known(clock, guess, wrong, TEXT[1.0])
     tree = replace(TREE, lookahead=lookahead, chunk=64)
-    decoder = Decoder(ring, draft, STRATEGIES["dsi"], tree, max_length=200, clock=clock)
+    decoder = Decoder(ring, draft, STRATEGIES["dsi"], tree, max_length=200)
     answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], new))
     assert [token for tokens in stream for token in tokens] == TEXT[1.0][:new]
     return answer.prefill_seconds + answer.decode_seconds, ring.most

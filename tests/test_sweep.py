@@ -13,6 +13,7 @@ from config.presets import ROOT
 from config.run_config import RunConfig
 from eval.sweep import SWEEPS
 from eval.sweep import write as write_sweep
+from model.reading import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.target import RingTarget
@@ -51,7 +52,7 @@ def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strateg
         send, note = RingTarget.send, RingTarget._note
         monkeypatch.setattr(RingTarget, "send", lambda own, nodes: (sent.append(list(nodes)), send(own, nodes)))
         monkeypatch.setattr(
-            RingTarget, "_note", lambda own, segment, said: (back.append(segment.nodes), note(own, segment, said)))
+            RingTarget, "_note", lambda own, returned: (back.append(returned.segment.nodes), note(own, returned)))
         for sampler, text in TEXTS.items():
             assert write(decoder, PROMPT, NEW, sampler) == text
             assert back == sent[:len(back)]
@@ -71,8 +72,8 @@ def test_a_growth_of_no_guesses_drafts_nothing():
     tree = TokenTree(PROMPT, limit=60)
     draft = TINY.twin()
     tree.cut()
-    assert not draft.grow(tree, RunConfig(expand=False).tree.expand) and not tree.live
-    assert draft.grow(tree, TREE.expand)
+    assert not at_once(draft.grow(tree, RunConfig(expand=False).tree.expand)) and not tree.live
+    assert at_once(draft.grow(tree, TREE.expand))
 
 
 def test_the_switches_reach_what_strategies_know():

@@ -15,12 +15,13 @@ from model.drafts import ModelDraft, NoDraft, TreeDraft
 from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
 from model.llama import LlamaConfig, Slice, fill
 from model.mixture import Mixture, Suffix
+from model.reading import Steps
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
 from pipeline.interfaces import Draft
+from pipeline.ring import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
-from pipeline.target import Ring
 from pipeline.trace import OFF
 from pipeline.transport import LocalLink, PeerLost
 
@@ -122,7 +123,11 @@ class Oracle:
         self.tokens, self.vocab = tokens, vocab
         self.refresh()
 
-    def grow(self, tree: Any, growth: Growth) -> bool:
+    def another(self) -> Oracle:
+        return Oracle(self.tokens, self.vocab)
+
+    def grow(self, tree: Any, growth: Growth) -> Steps[bool]:
+        yield from ()
         frontier = [node for node in self._frontier if node in tree.live] or [tree.tip]
         deep = tree.pos[frontier[0]] + 1
         if len(tree.live) >= growth.nodes or deep >= min(tree.limit, tree.pos[tree.tip] + growth.depth + 2):

@@ -20,6 +20,7 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts import TreeDraft
 from model.mixture import Mixture
+from model.reading import at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.decode import Decoder, Request
@@ -169,7 +170,7 @@ def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int]) 
         return text_of([tip, token])[len(text_of([tip])):]
 
     told = repr(text_of(tree.tokens)[-LEAD:])
-    while decoder.draft.grow(tree, config.tree.init):  # type: ignore[attr-defined]
+    while at_once(decoder.draft.grow(tree, config.tree.init)):  # type: ignore[attr-defined]
         pass
     decoder.draft.reset()
     print(f"\na tree of {name}: {len(tree.live)} guesses, with the probabilities of their paths, behind {told}\n")

@@ -69,7 +69,7 @@ def _read(draft: TreeDraft, tokens: Sequence[int], places: Sequence[int], featur
     device = draft.cache.keys.device
     token_T = torch.tensor(tokens, device=device)
     pos_T = torch.tensor(places, device=device) - draft.lag
-    return draft.read(token_T, feature_TD, pos_T)
+    return draft.read(token_T, feature_TD, pos_T, draft.cache)
 
 
 def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Tensor) -> Hits:
@@ -90,7 +90,8 @@ def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Te
             ends = nodes
         if depth in DEPTHS:
             true_T = torch.tensor([tokens[start + depth + 1] for start in starts], device=out_TD.device)
-            _count(found, DEPTHS.index(depth), draft.guess(out_TD, max(BEST))[1], true_T)
+            _, guess_TW = draft.guess(draft.logits(out_TD), max(BEST))
+            _count(found, DEPTHS.index(depth), guess_TW, true_T)
     return found
 
 

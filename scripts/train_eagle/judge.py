@@ -17,9 +17,9 @@ from model.cache import TreeCache
 from model.checkpoint import Checkpoint
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from pipeline.decode import Decoder, Request
+from pipeline.ring import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import serial
-from pipeline.target import Ring
 from scripts.train_eagle.data import Row
 from scripts.train_eagle.teacher import Teacher
 from tp.links import Loop
