@@ -47,7 +47,7 @@ RANGES = {  # of every key that is a number, but those of sharing
     "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
     "replica_stages": Range(1, 1024, {0: "as split"}),
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
-    "prefill_chunk": GUESSES, "max_length": Range(2, COUNT),
+    "prefill_chunk": GUESSES, "max_length": Range(2, COUNT), "max_requests": Range(1, 256),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
     "timeout": PATIENCE, "wait": PATIENCE, "master_port": Range(1, 65535, {0: "the usual one"}),
     "rate_mbps": Range(0.001, 1_000_000, {0: "that of the profile"}),
@@ -144,6 +144,7 @@ class RunConfig(Checked):
     quant: str = "auto"  # weights of the layers: none, int8, nf4 or fp4 (bitsandbytes); auto: what the split holds
     quant_draft: bool = False  # quantize the draft's layers in the same way
     max_length: int = 2048  # tokens of prompt and answer together
+    max_requests: int = 1  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead

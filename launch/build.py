@@ -108,8 +108,11 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
     stages = len(spec.part.stages)
     if spec.config.replicated:
-        return Replicas(links, head, stages - 1, spec.device, trace, clock)
-    return Ring(links[0], head, stages, spec.device, trace, clock)
+        ring: Ring = Replicas(links, head, stages - 1, spec.device, trace, clock)
+    else:
+        ring = Ring(links[0], head, stages, spec.device, trace, clock)
+    ring.places = spec.config.max_requests
+    return ring
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace) -> Draft:

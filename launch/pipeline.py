@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Generator, Iterator, Sequence, Union
+from typing import Any, Callable, Generator, Iterator, Sequence, Union
 
 from config.cli import parse
 from config.methods import METHODS
@@ -120,9 +120,19 @@ class Pipeline:
 
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
         """An answer that is made while its pieces are read, with options as for `generate`."""
+        return self._generation(prompt, options, self.decoder.decode)
+
+    def submit(self, prompt: Prompt, **options: Any) -> Generation:
+        """The same for an answer that begins at once, or when there is a place for it.
+
+        As many answers are made at once as `max_requests` says. Whoever reads one of them lets all of them go on.
+        """
+        return self._generation(prompt, options, self.decoder.submit)
+
+    def _generation(self, prompt: Prompt, options: dict[str, Any], decode: Callable[[Request], Any]) -> Generation:
         config = replace(self.config, **options)
         request = self._request(self._ids(prompt, config), config)
-        answer, settled = self.decoder.decode(request)
+        answer, settled = decode(request)
         reader = Reader(self.text, config.stop) if self.text else None
         return Generation(answer, _pieces(answer, settled, reader, self.trace), reader)
 

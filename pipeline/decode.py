@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable, Iterator, Sequence
 
 from config.run_config import TreeConfig
@@ -29,6 +30,7 @@ class Request:
     max_new_tokens: int = 256
     end: frozenset[int] = frozenset()
     stop: Callable[[int], bool] = lambda token: False
+    priority: float = 1.0  # how much its guesses count beside those of other requests, and who begins first
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Answer:
 class Decoder:
     """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens.
 
-    Any number of requests can be under way at once. Whoever reads one of their streams lets all of them go on.
+    As many requests are under way at once as the ring has places. Whoever reads one of their streams lets all go on.
     """
 
     def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int,
@@ -73,22 +75,20 @@ class Decoder:
         self.ring, self.draft = ring, draft
         self.strategy, self.cfg = strategy, cfg
         self.max_length = max_length
-        self.scheduler = Scheduler(ring, passes)
-        self._spare = [draft]  # drafts that no request uses
+        self.scheduler = Scheduler(ring, draft, passes, cfg.prunes)
 
     def decode(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up.
 
-        The request is under way from the first token on that is asked for.
+        The request begins when the stream is first read.
         """
-        tokens = len(request.prompt)
-        if tokens >= self.max_length:
-            raise ValueError(f"the prompt has {tokens} tokens and the context only {self.max_length}: "
-                             "shorten the prompt or raise max_length")
-        limit = min(self.max_length, tokens + request.max_new_tokens)
-        tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first)
-        answer = Answer(prompt_tokens=tokens)
-        return answer, self._stream(request, tree, answer)
+        answer, task = self._task(request)
+        return answer, self._later(task)
+
+    def submit(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
+        """The same for a request that begins at once, or as soon as there is a place for it."""
+        answer, task = self._task(request)
+        return answer, self._begun(task)
 
     def whole(self, request: Request) -> Answer:
         """The answer, once it is there."""
@@ -97,15 +97,31 @@ class Decoder:
             pass
         return answer
 
-    def _stream(self, request: Request, tree: TokenTree, answer: Answer) -> Iterator[list[int]]:
-        """What settles, as the scheduler brings it about; at the end the request leaves the pipeline."""
-        draft = self._spare.pop() if self._spare else self.draft.another()
-        target = self.ring.open(tree, request.sampler, draft.inner, self.cfg.prunes)
-        draft.begin(request.sampler)
-        steps = self._steps(request, tree, answer, target, draft)
-        task = Task(steps, target)
-        self.scheduler.tasks.append(task)
+    def _task(self, request: Request) -> tuple[Answer, Task]:
+        tokens = len(request.prompt)
+        if tokens >= self.max_length:
+            raise ValueError(f"the prompt has {tokens} tokens and the context only {self.max_length}: "
+                             "shorten the prompt or raise max_length")
+        limit = min(self.max_length, tokens + request.max_new_tokens)
+        tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first)
+        answer = Answer(prompt_tokens=tokens)
+        begin = partial(self._steps, request, tree, answer)
+        return answer, Task(tree, request.sampler, begin, request.priority)
+
+    def _later(self, task: Task) -> Iterator[list[int]]:
+        yield from self._begun(task)
+
+    def _begun(self, task: Task) -> Iterator[list[int]]:
+        """The stream of a request that has begun: at its end, or when it is closed, the request is taken back."""
+        self.scheduler.add(task)
+        stream = self._stream(task)
+        next(stream)
+        return stream
+
+    def _stream(self, task: Task) -> Iterator[list[int]]:
+        """Nothing at first, and then what settles, while the scheduler lets all requests go on."""
         try:
+            yield []
             while task.settled or not task.over:
                 if task.settled:
                     yield task.settled.popleft()
@@ -114,16 +130,7 @@ class Decoder:
             if task.error is not None:
                 raise task.error
         finally:
-            self._leave(task, draft)
-
-    def _leave(self, task: Task, draft: Draft) -> None:
-        """Take a request back from the pipeline; who is alone waits until every stage has forgotten it."""
-        self.scheduler.tasks = [other for other in self.scheduler.tasks if other is not task]
-        task.target.end()
-        draft.reset()
-        self._spare.append(draft)
-        if not self.scheduler.tasks:
-            task.target.close()
+            self.scheduler.remove(task)
 
     def _steps(self, request: Request, tree: TokenTree, answer: Answer, target: RequestTarget,
                draft: Draft) -> Progress:

@@ -79,6 +79,9 @@ class Target(Protocol):
     def free(self) -> bool:
         """Whether a segment that is sent now would hardly wait for the first stage."""
 
+    def share(self, size: int | None) -> int | None:
+        """How many of `size` rows of the next segment this request may fill; None is no bound."""
+
     @property
     def ready(self) -> bool:
         """Whether a segment has come back, so that `wait` would return at once."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.sample import Sampler
 from model.tree import TokenTree
+from pipeline.budget import Budget
 from pipeline.clock import REAL
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock
@@ -33,10 +34,13 @@ class Ring:
         self.links = [link]  # to each ring; what comes back is heard at the first
         self.lm_head = lm_head
         self.depth, self.device = depth, device
+        self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
         self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.outbox = Outbox()
+        self._budget = Budget()
         self.segments = 0  # sent since the start
+        self.departures = 0  # of messages with segments
         self.requests = 0  # closed since the start
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
@@ -51,6 +55,11 @@ class Ring:
     def running(self) -> list[RequestTarget]:
         """The requests that have not ended, the oldest first."""
         return [target for target in self._open.values() if not target.ended]
+
+    @property
+    def closing(self) -> bool:
+        """Whether a request has ended that some stage has not forgotten yet."""
+        return any(target.ended for target in self._open.values())
 
     def open(self, tree: TokenTree, sampler: Sampler, inner: bool = False, prunes: bool = True) -> RequestTarget:
         """The target of a new request.
@@ -77,6 +86,13 @@ class Ring:
         if len(self.running) == 1:
             self.depart()
 
+    def share(self, target: RequestTarget, size: int | None) -> int | None:
+        """How many of `size` rows of the next segment are for this request; None is no bound."""
+        running = self.running
+        if size is None or len(running) < 2:
+            return size
+        return self._budget.share(target, running, size)
+
     @property
     def free(self) -> bool:
         """Whether a segment that leaves now would hardly wait for the first stage."""
@@ -94,6 +110,8 @@ class Ring:
             with sending(self.trace, segments[-1]):
                 self.link.send(joined(segments))
             self.segments += len(segments)
+            self._budget.close()
+            self.departures += 1
 
     # --- back ---------------------------------------------------------------------------------------------------------
 

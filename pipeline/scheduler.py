@@ -6,34 +6,59 @@ settled, nothing while it waits for its target, and what its draft wants read.
 from __future__ import annotations
 
 from collections import deque
-from typing import Sequence
+from typing import Callable, Sequence
 
 from model.reading import Passes, Read, Reading
-from pipeline.interfaces import Progress
+from model.sample import Sampler
+from model.tree import TokenTree
+from pipeline.interfaces import Draft, Progress
 from pipeline.ring import Ring
 from pipeline.target import RequestTarget
 
+Begin = Callable[[RequestTarget, Draft], Progress]
+
 
 class Task:
-    """A request that is under way, and what it has settled that nobody has taken yet."""
+    """A request: its tree, how its tokens are chosen, and the steps that `begin` makes of its target and its draft."""
 
-    def __init__(self, steps: Progress, target: RequestTarget) -> None:
-        self.settled: deque[list[int]] = deque()
-        self.target = target
+    def __init__(self, tree: TokenTree, sampler: Sampler, begin: Begin, priority: float = 1.0) -> None:
+        self.tree, self.sampler, self.begin = tree, sampler, begin
+        self.priority = priority
+        self.settled: deque[list[int]] = deque()  # what nobody has taken yet
         self.over = False
-        self.reading: Reading | None = None  # what it waits for, if that is a network
         self.error: BaseException | None = None  # what it ended with
-        self._steps = steps
+        self.reading: Reading | None = None  # what it waits for, if that is a network
+        self._target: RequestTarget | None = None  # since it is under way
+        self._draft: Draft | None = None
+        self._steps: Progress | None = None
+
+    @property
+    def target(self) -> RequestTarget:
+        assert self._target is not None, "the request has not begun"
+        return self._target
+
+    @property
+    def draft(self) -> Draft:
+        assert self._draft is not None, "the request has not begun"
+        return self._draft
+
+    def start(self, target: RequestTarget, draft: Draft) -> None:
+        """It is under way."""
+        self._target, self._draft = target, draft
+        target.priority = self.priority
+        draft.begin(self.sampler)
+        self._steps = self.begin(target, draft)
 
     def go_on(self, read: Read | None = None) -> bool:
-        """Let it go on until it waits or has settled tokens; whether it has."""
+        """Let it go on until it waits or has settled tokens; whether it has, or is over."""
+        assert self._steps is not None, "the request has not begun"
         self.reading = None
         try:
             result = self._steps.send(read)
         except StopIteration:
             self.over = True
             return True
-        except Exception as error:  # which is that of this request alone, and raised where its answer is read
+        except Exception as error:  # that of this request alone, which is raised where its answer is read
             self.over, self.error = True, error
             return True
         if isinstance(result, list):
@@ -45,11 +70,32 @@ class Task:
 
 
 class Scheduler:
-    """The requests that share a ring; `passes` runs the networks of their drafts."""
+    """The requests that share a ring; `passes` runs the networks of their drafts, each a twin of `draft`.
 
-    def __init__(self, ring: Ring, passes: Passes) -> None:
-        self.ring, self._passes = ring, passes
-        self.tasks: list[Task] = []  # the oldest first
+    As many are under way at once as the ring has places. The others wait, those of the highest priority in front.
+    """
+
+    def __init__(self, ring: Ring, draft: Draft, passes: Passes, prunes: bool = True) -> None:
+        self.ring, self.passes = ring, passes
+        self.tasks: list[Task] = []  # under way, the oldest first
+        self.waiting: list[Task] = []
+        self._draft, self._spare = draft, [draft]  # drafts that no request uses
+        self._prunes = prunes
+
+    def add(self, task: Task) -> None:
+        """Let a request begin, as soon as there is a place."""
+        self.waiting.append(task)
+        self._admit()
+
+    def remove(self, task: Task) -> None:
+        """Take a request back, wherever it is; who is alone waits until every stage has forgotten it."""
+        task.over = True
+        if task in self.waiting:
+            self.waiting.remove(task)
+        if task in self.tasks:
+            self._end(task)
+        if not self.tasks:
+            self._rest()
 
     def turn(self) -> None:
         """Let the requests go on, or wait until one of them can.
@@ -57,6 +103,7 @@ class Scheduler:
         First those whose segments are back are judged. Once all are, everybody may send, and what they send leaves
         together; then the networks read for all of them at once.
         """
+        self._admit()
         if self._go_on([task for task in self.tasks if task.reading is None and task.target.ready]):
             return
         settled = self._go_on([task for task in self.tasks if task.reading is None])
@@ -67,15 +114,40 @@ class Scheduler:
         elif not settled:
             self.ring.listen()
 
+    def _admit(self) -> None:
+        while self.waiting and len(self.tasks) < self.ring.places:
+            task = max(self.waiting, key=lambda task: task.priority)  # the first of those
+            self.waiting.remove(task)
+            draft = self._spare.pop() if self._spare else self._draft.another()
+            target = self.ring.open(task.tree, task.sampler, draft.inner, self._prunes)
+            task.start(target, draft)
+            self.tasks.append(task)
+
     def _go_on(self, tasks: Sequence[Task]) -> bool:
         """Whether one of these has settled tokens, or is over."""
-        settled = [task.go_on() for task in tasks]
-        self.tasks = [task for task in self.tasks if not task.over]
-        return any(settled)
+        news = [task.go_on() for task in tasks]
+        self._end_those_over()
+        return any(news)
 
     def _read(self, asking: Sequence[Task]) -> None:
         """Let the networks read what is asked for, and those who asked go on."""
-        read = self._passes([task.reading for task in asking if task.reading is not None])
+        read = self.passes([task.reading for task in asking if task.reading is not None])
         for task, said in zip(asking, read):
             task.go_on(said)
-        self.tasks = [task for task in self.tasks if not task.over]
+        self._end_those_over()
+
+    def _end_those_over(self) -> None:
+        for task in [task for task in self.tasks if task.over]:
+            self._end(task)
+
+    def _end(self, task: Task) -> None:
+        """Its place is free from now on, since what follows on the ring comes behind its Reset."""
+        self.tasks.remove(task)
+        task.target.end()
+        task.draft.reset()
+        self._spare.append(task.draft)
+
+    def _rest(self) -> None:
+        """Wait until every stage has forgotten all requests."""
+        while self.ring.closing:
+            self.ring.listen()

@@ -128,7 +128,7 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
                 target.prune()
                 draft.refresh()
                 yield new
-        elif target.free and (segment := tree.cut(cfg.stream.segment, cfg.chunk)):
+        elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
             target.send(segment)
         elif not (yield from draft.grow(tree, cfg.stream)):
             yield from target.rest()

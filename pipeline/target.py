@@ -65,6 +65,8 @@ class RequestTarget(Target):
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
         self.ended = False  # whether nothing is sent any more
         self.segments = 0  # sent so far
+        self.priority = 1.0  # how much its guesses count beside those of others
+        self.passed_over = 0  # segments that left without any of its guesses, since one left with some
 
     @property
     def depth(self) -> int:
@@ -89,7 +91,7 @@ class RequestTarget(Target):
         if self._returned:
             self._judge()
 
-    def share(self, size: int) -> int:
+    def share(self, size: int | None) -> int | None:
         return size
 
     @property
@@ -183,6 +185,7 @@ class RingTarget(RequestTarget):
         self.request = request
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._closed = False
+        self._left_out = -1  # the departure for which it got no rows
 
     @property
     def in_flight(self) -> int:
@@ -190,7 +193,22 @@ class RingTarget(RequestTarget):
 
     @property
     def free(self) -> bool:
-        return self.ring.free and not self.ring.outbox.holds(self.request)
+        return self.ring.free and self._may_send
+
+    @property
+    def _may_send(self) -> bool:
+        """Whether this request may add to the segments that leave next: once, and its prompt behind those of older ones.
+        """
+        if self._left_out == self.ring.departures or self.ring.outbox.holds(self.request):
+            return False
+        reads = len(self.tree.unsent) > 1
+        return not reads or self is next(other for other in self.ring.running if len(other.tree.unsent) > 1)
+
+    def share(self, size: int | None) -> int | None:
+        rows = self.ring.share(self, size)
+        if rows == 0:
+            self._left_out = self.ring.departures
+        return rows
 
     def send(self, nodes: Sequence[int]) -> None:
         self._flying.append(nodes)
@@ -202,7 +220,7 @@ class RingTarget(RequestTarget):
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
             while not self.ready and (self.in_flight or pending) and not (pending and self.free):
-                self.wakes = self.ring.first_stage.ready_at if pending else None
+                self.wakes = self.ring.first_stage.ready_at if pending and self._may_send else None
                 yield []
         self.wakes = None
 

@@ -20,7 +20,7 @@ SAMPLERS = [Sampler(), Sampler(1.0, seed=4), Sampler(0.7, top_k=20, seed=9)]
 
 def by_turns(decoder, prompts=PROMPTS, samplers=SAMPLERS):
     """The texts of several requests that are under way at once; of each stream in turn one piece is read."""
-    begun = [decoder.decode(Request(prompt, sampler, NEW)) for prompt, sampler in zip(prompts, samplers)]
+    begun = [decoder.submit(Request(prompt, sampler, NEW)) for prompt, sampler in zip(prompts, samplers)]
     streams = [stream for _, stream in begun]
     while streams:
         streams = [stream for stream in streams if next(stream, None) is not None]

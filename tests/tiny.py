@@ -176,6 +176,7 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
         thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length=200)
+    ring.places = 8
     decoder.stages = workers  # type: ignore[attr-defined]
     yield decoder
     ring.stop()
