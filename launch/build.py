@@ -19,12 +19,13 @@ from model.answers import add_texts, load_texts
 from model.blend import SUFFIX
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
-from model.drafts import ModelDraft, NoDraft, TreeDraft
+from model.drafts import NoDraft, TreeDraft
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
 from model.mixture import Mixture, Suffix
 from model.quant import Recast, compress, load, probe
 from model.reading import Passes, read_all
+from model.small import ModelDraft
 from model.weights import EMBED, HEAD, assign, check_model
 from pipeline.clock import REAL
 from pipeline.decode import Decoder

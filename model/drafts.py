@@ -1,4 +1,4 @@
-"""Who guesses: trees grown level by level, EAGLE-2's, OPT-Tree's or of a given shape, and a small model that drafts.
+"""Who guesses: trees grown level by level, EAGLE-2's, OPT-Tree's or of a given shape.
 
 It knows nothing about pipelines or strategies. What a draft reads of a node is tagged with the node in the draft's
 own cache. How it reads, and what it makes of that, is the one thing that drafts differ in.
@@ -11,7 +11,7 @@ import math
 import sys
 from copy import copy
 from itertools import accumulate
-from typing import Callable, Sequence
+from typing import Sequence
 
 import numpy as np
 import torch
@@ -336,38 +336,6 @@ class TreeDraft:
         law_TV = spread(law_TV, self.tokens(places))
         position = tree.pos[self._frontier[0]] + 1
         return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
-
-
-class ModelDraft(TreeDraft):
-    """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
-
-    source = "model"
-
-    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor],
-                 lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
-        self.model, self.lm_head = model, lm_head
-        super().__init__(cache)
-
-    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
-        """All, once the prompt is on its way: the pipeline shall not wait while its prompt is read here."""
-        return [] if len(tree.unsent) > 1 else fresh
-
-    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        return self._out
-
-    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
-        """What is to be read, without features."""
-        return super()._reading(tree, nodes, feature_TD.new_empty(len(nodes), 0), asked)
-
-    @property
-    def network(self) -> object:
-        return self.model
-
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        return self.model(token_T, pos_T, cache)
-
-    def logits(self, out_TD: Tensor) -> Tensor:
-        return self.lm_head(out_TD)
 
 
 def likeliest(logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain
-from typing import TYPE_CHECKING, ContextManager, Sequence
+from typing import Callable, ContextManager, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +16,53 @@ from model.cache import upload
 from model.rules import rule_of
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import Progress, Target
+from pipeline.first_stage import FirstStage
+from pipeline.interfaces import Clock, Progress, Target
 from pipeline.messages import Prune, Reset, Segment
+from pipeline.outbox import Outbox
+from pipeline.trace import NoTrace
+from pipeline.transport import Link
 
-if TYPE_CHECKING:
-    from pipeline.ring import Ring
+
+class Shared(Protocol):
+    """What requests share: the ring (`pipeline/ring.py`), as their targets use it."""
+
+    lm_head: Callable[[Tensor], Tensor]
+    outbox: Outbox
+    first_stage: FirstStage
+    depth: int
+    device: torch.device | str
+    trace: NoTrace
+    clock: Clock
+    segments: int  # sent since the start
+    departures: int  # of messages with segments
+
+    @property
+    def link(self) -> Link:
+        """Where everything that comes back is heard."""
+
+    @property
+    def running(self) -> Sequence[RequestTarget]:
+        """The requests that have not ended, the oldest first."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a segment that leaves now would hardly wait for the first stage."""
+
+    def share(self, target: RequestTarget, size: int | None) -> int | None:
+        """How many of `size` rows of the next segment are for this request."""
+
+    def put(self, segment: Segment) -> None:
+        """Send a segment, alone or with those of others."""
+
+    def poll(self) -> None:
+        """Hand out the messages that have come already."""
+
+    def listen(self) -> None:
+        """Wait until there is a message, or something else that a request waits for; hand out messages."""
+
+    def forget(self, request: int) -> None:
+        """Forget a request that is closed."""
 
 
 class Returned:
@@ -58,7 +100,7 @@ class Returned:
 class RequestTarget(Target):
     """What one request hears: the segments that came back for it, and what the target says of their rows."""
 
-    def __init__(self, ring: Ring, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
+    def __init__(self, ring: Shared, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
         self.ring, self.tree, self.rule = ring, tree, rule_of(sampler)
         self.inner, self.prunes = inner, prunes
         self._returned: deque[Returned] = deque()
@@ -180,7 +222,8 @@ class RequestTarget(Target):
 class RingTarget(RequestTarget):
     """The ring as one request sees it."""
 
-    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
+    def __init__(self, ring: Shared, request: int, tree: TokenTree, sampler: Sampler, inner: bool,
+                 prunes: bool) -> None:
         super().__init__(ring, tree, sampler, inner, prunes)
         self.request = request
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
@@ -197,8 +240,7 @@ class RingTarget(RequestTarget):
 
     @property
     def _may_send(self) -> bool:
-        """Whether this request may add to the segments that leave next: once, and its prompt behind those of older ones.
-        """
+        """Whether it may add to the segments that leave next: once, and its prompt behind those of older requests."""
         if self._left_out == self.ring.departures or self.ring.outbox.holds(self.request):
             return False
         reads = len(self.tree.unsent) > 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Admitted, TreeCache
-from model.drafts import ModelDraft
+from model.small import ModelDraft
 
 ASIDE = -2  # every path that has left the text
 

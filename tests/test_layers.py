@@ -26,7 +26,7 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
               "presets drafts questions prompts words spec_flags spec_infer simulation online heatmap measures "
               "eval_config predict_config cli",
     "model": "tree suffix blend answers attention cache reading llama sample rules checkpoint stages weights isolate "
-             "text drafts eagle mixture quant whole",
+             "text drafts small eagle mixture quant whole",
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage first_stage outbox budget target "
                 "ring replicas strategies scheduler decode",
     "tp": "shares group overlap comm layers links",
