@@ -35,9 +35,16 @@ class NoDraft:
     drifts = False
     consumed = sys.maxsize
     networks: Sequence[TreeDraft] = ()
+    held = sys.maxsize
 
     def another(self) -> NoDraft:
         return self
+
+    def keep(self, length: int) -> None:
+        pass
+
+    def copy(self, other: NoDraft, length: int) -> None:
+        pass
 
     def begin(self, sampler: Sampler) -> None:
         pass
@@ -71,6 +78,27 @@ class TreeDraft:
         self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on …
         self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
         self.reset()
+
+    @property
+    def held(self) -> int:
+        """Tokens of the text whose keys and values its cache holds."""
+        return self._fed - self.lag
+
+    def keep(self, length: int) -> None:
+        """Forget the request, but for the first `length` tokens of its text, with which the next one begins."""
+        self.cache.truncate(length)
+        self._begin_behind(length)
+
+    def copy(self, other: TreeDraft, length: int) -> None:
+        """Begin behind the first `length` tokens of another request's text, which a twin has read."""
+        self.cache.copy(other.cache, length)
+        self._begin_behind(length)
+
+    def _begin_behind(self, length: int) -> None:
+        self._fed = self.lag + length  # trunk nodes that were read; as pairs the first token of a text has none
+        self._sampler = Sampler()
+        self.refresh()
+        self.restart()
 
     def another(self) -> TreeDraft:
         """A twin for another request, with a cache of its own beside the same network."""
@@ -129,10 +157,7 @@ class TreeDraft:
     def reset(self) -> None:
         """Forget the request."""
         self.cache.clear()
-        self._fed = self.lag  # trunk nodes that were read; as pairs the first token of a text has none
-        self._sampler = Sampler()
-        self.refresh()
-        self.restart()
+        self._begin_behind(0)
 
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 

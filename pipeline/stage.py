@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Survivors, TreeCache, together, upload
-from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
@@ -27,6 +27,7 @@ class Stage:
         self.part, self.trace = part, trace
         self.keep = keep
         self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
+        self.kept: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
         self._new_cache = new_cache
         self._spare = [new_cache()]  # taken before the first request comes, so that a lack of memory is told at once
         self._newest = -1  # the highest number of a request whose segments or Reset have come
@@ -40,9 +41,12 @@ class Stage:
         if isinstance(msg, Prune):
             self._prune(msg)
             return None
+        if isinstance(msg, Start):
+            self._newest = max(self._newest, msg.request)
+            self._start(msg)
         if isinstance(msg, Reset):
             self._newest = max(self._newest, msg.request)
-            self._close(msg.request)
+            self._close(msg)
         return msg
 
     def living(self, segment: Segment) -> Segment:
@@ -55,11 +59,33 @@ class Stage:
             self.caches[request] = self._spare.pop() if self._spare else self._new_cache()
         return self.caches[request]
 
-    def _close(self, request: int) -> None:
-        cache = self.caches.pop(request, None)
-        if cache is not None:
-            cache.clear()
-            self._spare.append(cache)
+    def _start(self, start: Start) -> None:
+        """Begin a request behind the text of one that is over, or behind a copy of that of one that is open."""
+        early = self.caches.pop(start.request, None)  # opened by a prune
+        taken = self.kept.pop(start.source, None)
+        if taken is None:
+            self.cache(start.request).copy(self.caches[start.source], start.length)
+        else:
+            taken.truncate(start.length)
+            self.caches[start.request] = taken
+        if early is not None:
+            self.caches[start.request].heed(early)
+            self._free(early)
+
+    def _close(self, reset: Reset) -> None:
+        """End a request; its text stays up to the node that the Reset names, if any."""
+        cache = self.caches.pop(reset.request, None) or self.kept.pop(reset.request, None)
+        if cache is None:
+            return
+        if reset.last == NOBODY:
+            self._free(cache)
+        else:
+            cache.end(reset.last)
+            self.kept[reset.request] = cache
+
+    def _free(self, cache: TreeCache) -> None:
+        cache.clear()
+        self._spare.append(cache)
 
     def _prune(self, prune: Prune) -> None:
         """Obey a prune, unless its request may be over.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from config.profiles import Profile
 from pipeline.interfaces import Clock
-from pipeline.messages import Message, Prune, Reset, Segment, joined, segments_of
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, joined, segments_of
 from pipeline.trace import NoTrace
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, size
@@ -96,6 +96,8 @@ class Cluster:
         """Hand a message to the wire that begins with `leave`."""
         for segment in segments_of(msg):
             self._memory.learn(segment)
+        if isinstance(msg, Start):
+            self._memory.start(msg)
         leave(msg, self._clock.now())
         while self._alone and not self._inbox:
             self._happen_next()
@@ -106,7 +108,7 @@ class Cluster:
         self._clock.sleep_until(self._clock.now() + self._own.turn)
         if segments := segments_of(msg):
             return joined([self._memory.answered(segment) for segment in segments])
-        if isinstance(msg, Reset):
+        if isinstance(msg, Reset) and msg.last == NOBODY:
             self._memory.forget(msg.request)
         return msg
 
@@ -205,6 +207,10 @@ class Memory:
         for node, parent, token in zip(segment.nodes, segment.parents, segment.x.tolist()):
             before = known[parent] if parent != node else self._paths.root
             known[node] = self._paths.after(before, token)
+
+    def start(self, start: Start) -> None:
+        """Note where a request begins, which is a place in the text of another."""
+        self._path[start.request] = {start.tip: self._path[start.source][start.last]}
 
     def answered(self, segment: Segment) -> Segment:
         """A segment that came back, with the hidden states of its rows."""

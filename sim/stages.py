@@ -13,7 +13,7 @@ from typing import Callable, Protocol
 import torch
 
 from model.cache import Survivors
-from pipeline.messages import Message, Prune, Reset, Segment, joined, segments_of
+from pipeline.messages import Message, Prune, Reset, Segment, Start, joined, segments_of
 from pipeline.trace import NoTrace
 
 Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
@@ -86,6 +86,9 @@ class VirtualStage:
         while self._queue and not self._work:
             msg = self._queue.popleft()
             segments = segments_of(msg)
+            if isinstance(msg, Start):
+                self._newest = max(self._newest, msg.request)
+                self._survivors.setdefault(msg.request, Survivors())
             if isinstance(msg, Reset):
                 self._newest = max(self._newest, msg.request)
                 self._survivors.pop(msg.request, None)
