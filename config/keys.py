@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config.files import HALF
@@ -66,11 +67,11 @@ def key_lines(kind: type) -> list[str]:
     return lines
 
 
-def options(kind: type) -> Iterator[Option]:
+@lru_cache(maxsize=None)  # the source of a class is found by parsing its whole file
+def options(kind: type) -> Sequence[Option]:
     """Every key with its group and meaning, as the comments of the dataclass tell them; a command's own keys first."""
     found = {option.name: option for option in fields(kind)}
-    for cls in kind.__mro__[:-1]:
-        yield from _options(cls, found)
+    return tuple(option for cls in kind.__mro__[:-1] for option in _options(cls, found))
 
 
 def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
