@@ -67,16 +67,22 @@ def key_lines(kind: type) -> list[str]:
     return lines
 
 
-@lru_cache(maxsize=None)  # the source of a class is found by parsing its whole file
-def options(kind: type) -> Sequence[Option]:
+def options(kind: type) -> Iterator[Option]:
     """Every key with its group and meaning, as the comments of the dataclass tell them; a command's own keys first."""
     found = {option.name: option for option in fields(kind)}
-    return tuple(option for cls in kind.__mro__[:-1] for option in _options(cls, found))
+    for cls in kind.__mro__[:-1]:
+        yield from _options(cls, found)
+
+
+@lru_cache(maxsize=None)
+def _lines(cls: type) -> Sequence[str]:
+    """The source of a class; to find it, Python parses the whole file that the class stands in."""
+    return inspect.getsource(cls).splitlines()
 
 
 def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
     group = ""
-    for line in inspect.getsource(cls).splitlines():
+    for line in _lines(cls):
         title, entry = TITLE.fullmatch(line), ENTRY.fullmatch(line)
         if title:
             group = title[1]
