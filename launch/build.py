@@ -27,6 +27,7 @@ from model.quant import Recast, compress, load, probe
 from model.weights import EMBED, HEAD, assign, check_model
 from pipeline.clock import REAL
 from pipeline.decode import Decoder
+from pipeline.drafters import Drafter, Drafters
 from pipeline.interfaces import Clock, Draft
 from pipeline.replicas import Replicas
 from pipeline.stage import Stage
@@ -111,10 +112,13 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     return Ring(links[0], head, stages, spec.device, trace, clock)
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = REAL) -> Draft:
-    """The draft that the configuration names. It may share the target's LM head."""
+def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = REAL,
+                elsewhere: Drafters | None = None) -> Draft:
+    """The draft that the configuration names, which may be `elsewhere`. It may share the target's LM head."""
     if not spec.sources:
         return NoDraft()
+    if elsewhere is not None and spec.sources == ("ssm",):
+        return elsewhere if trace is OFF else TracedDraft(elsewhere, trace)
     networks: list[Any] = []
     for name in spec.sources:
         if name == "ssm":
@@ -127,6 +131,16 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, clock: Clock = 
         networks = [SlowDraft(draft, Pace(spec.cluster, clock, trace)) for draft in networks]
     draft: Draft = Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
     return draft if trace is OFF else TracedDraft(draft, trace)
+
+
+def build_drafter(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Drafter:
+    """The small model of a rank of its own; in an emulated cluster its levels take their time."""
+    assert spec.drafter is not None, f"rank {spec.part.rank} holds no small model"
+    spec.prepare_torch()
+    draft: Any = _numbered(spec, spec.drafter)
+    if spec.cluster:
+        draft = SlowDraft(draft, Pace(spec.cluster, clock, trace))
+    return Drafter(draft, trace)
 
 
 def _suffix(spec: RankSpec) -> Suffix:
@@ -172,12 +186,14 @@ def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
 
 def _small_models(spec: RankSpec) -> list[ModelDraft]:
     """The small models that draft side by side, called ssm1, ssm2 and so on in the order in which they were named."""
-    found = []
-    for number, folder in enumerate(spec.small_models, 1):
-        draft = _small_model(spec, folder, "ssm")
-        draft.source = f"ssm{number}"
-        found.append(draft)
-    return found
+    return [_numbered(spec, number) for number in range(len(spec.small_models))]
+
+
+def _numbered(spec: RankSpec, number: int) -> ModelDraft:
+    """The small model of this number, from 0, as a draft with the name and the draws of its own."""
+    draft = _small_model(spec, spec.small_models[number], "ssm")
+    draft.number, draft.source = number, f"ssm{number + 1}"
+    return draft
 
 
 def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:

@@ -1,4 +1,4 @@
-"""The four messages of the pipeline.
+"""The four messages of the pipeline, and the two between rank 0 and small models on ranks of their own.
 
 They know nothing about how they travel. Segment, Reset and Stop go round the ring in order; only a Prune may overtake,
 since node ids never change their meaning. All but Stop belong to a request, whose number rises from request to request.
@@ -11,6 +11,7 @@ from typing import Sequence, Union
 from torch import Tensor
 
 from model.cache import Survivors
+from pipeline.proposals import Ask, Drafted
 
 
 @dataclass
@@ -70,4 +71,4 @@ class Stop:
     """The pipeline is over. Passed on, then obeyed."""
 
 
-Message = Union[Segment, Prune, Reset, Stop]
+Message = Union[Segment, Prune, Reset, Stop, Ask, Drafted]

@@ -233,13 +233,13 @@ class DistLink:
             since = time.monotonic()
             try:
                 header = Header.read(numbers)
+                body = torch.empty(header.bytes, dtype=torch.uint8)
+                if len(body):
+                    over(dist.recv, body, peer, group)
+                msg = decode(header, body)
             except ValueError as error:
                 raise PeerLost(f"rank {peer} was lost: it sent {error}; do all ranks run the same version of FlowSpec?"
                                ) from error
-            body = torch.empty(header.bytes, dtype=torch.uint8)
-            if len(body):
-                over(dist.recv, body, peer, group)
-            msg = decode(header, body)
             self._inbox.put(msg, since)
 
 
