@@ -75,7 +75,8 @@ def words_of(msg: Ask | Drafted) -> Tensor:
 def ask_of(words: Tensor) -> Ask:
     """The question that numbers from the wire are; ValueError if they are none."""
     whole, real, tokens, levels, flat = _columns(words, 5)
-    if (len(whole), len(real), int(levels.sum())) != (6, 2, len(flat)) or not 0 <= whole[5] < len(RULES):
+    fits = (len(whole), len(real), int(levels.sum())) == (6, 2, len(flat)) and not (levels < 0).any()
+    if not fits or not 0 <= whole[5] < len(RULES):
         raise ValueError("a question for a tree whose numbers contradict each other")
     number, told, limit, seed, top_k, rule = whole.tolist()
     temperature, top_p = _floats(real).tolist()
@@ -88,16 +89,16 @@ def ask_of(words: Tensor) -> Ask:
 
 def drafted_of(words: Tensor) -> Drafted:
     """The tree that numbers from the wire are; ValueError if they are none."""
-    [number], levels, parents, tokens, scores, laws = _columns(words, 6)
+    number, levels, parents, tokens, scores, laws = _columns(words, 6)
     size = len(parents)
     known = parents.unique()
-    fits = len(tokens) == len(scores) == size == int(levels.sum())
-    if not fits or not len(known) or len(laws) % len(known):
+    fits = len(tokens) == len(scores) == size == int(levels.sum()) and len(number) == 1
+    if not fits or not len(known) or len(laws) % len(known) or (levels < 0).any():
         raise ValueError("a tree of proposals whose numbers contradict each other")
     if ((parents < 0) | (parents > torch.arange(size))).any():
         raise ValueError("a proposal that stands on a later one")
     law_NV = _floats(laws).view(len(known), -1) if len(laws) else torch.empty(0, 0, dtype=torch.float64)
-    return Drafted(int(number), levels.tolist(), parents.tolist(), tokens.tolist(), _floats(scores).tolist(), law_NV)
+    return Drafted(int(number[0]), levels.tolist(), parents.tolist(), tokens.tolist(), _floats(scores).tolist(), law_NV)
 
 
 def _columns(words: Tensor, count: int) -> list[Tensor]:

@@ -6,9 +6,12 @@ import os
 import shutil
 import signal
 from collections import deque
+from contextlib import suppress
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config.cli import parse
 from config.profiles import PROFILES
@@ -21,7 +24,8 @@ from model.sample import Sampler
 from pipeline.drafters import Drafter, Drafters
 from pipeline.messages import Ask, Drafted
 from pipeline.trace import OFF, read
-from pipeline.wire import Header, decode, encode
+from pipeline.wire import ASK as ASKED
+from pipeline.wire import DRAFTED, Header, decode, encode
 from sim.wires import size
 from tests.forked import CONTEXT, ranks
 from tests.saved import here, models, wait_until
@@ -130,6 +134,14 @@ def test_what_contradicts_itself_is_no_message(spoil):
             decode(Header(int(header[0]), rows=len(words), bytes=8 * len(words)), words.view(torch.uint8))
     with pytest.raises(ValueError, match="stands on a later one"):
         over_the_wire(later)
+
+
+@given(st.sampled_from([ASKED, DRAFTED]), st.lists(st.one_of(st.integers(-1, 4), st.integers(-2**63, 2**63 - 1))))
+def test_numbers_are_a_message_or_refused(kind, numbers):
+    words = torch.tensor(numbers, dtype=torch.int64)
+    with suppress(ValueError):
+        found = decode(Header(kind, rows=len(words), bytes=8 * len(words)), words.view(torch.uint8))
+        assert isinstance(found, (Ask, Drafted))
 
 
 # --- whole commands ---------------------------------------------------------------------------------------------------
