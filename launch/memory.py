@@ -79,7 +79,9 @@ def need(spec: RankSpec) -> Need:
 
 
 def _layers(spec: RankSpec) -> int:
-    """How many layers the rank holds, whole or a share of each."""
+    """How many of the target's layers the rank holds, whole or a share of each."""
+    if spec.drafter is not None:
+        return 0
     first, last = spec.part.layers
     return last - first
 

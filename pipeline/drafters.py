@@ -95,10 +95,9 @@ class Drafter:
 
 def _laws(tree: NotedTree) -> torch.Tensor:
     """The laws `[N, V]` that guesses were drawn from, in the order in which their parents come; empty if none was."""
-    laws = {parent: proposal.law for parent, proposal, _ in reversed(tree.noted)}
-    ordered = [laws[parent] for parent in dict.fromkeys(parent for parent, _, _ in tree.noted)]
-    drawn = ordered and ordered[0] is not None
-    return torch.from_numpy(np.stack(ordered)) if drawn else NO_LAWS
+    by_parent = {parent: proposal.law for parent, proposal, _ in tree.noted}
+    laws = [law for law in by_parent.values() if law is not None]
+    return torch.from_numpy(np.stack(laws)) if laws else NO_LAWS
 
 
 def run_drafter(drafter: Drafter, link: Link) -> None:
