@@ -30,6 +30,7 @@ class Profile:
     mbps: float  # Mbit/s of a wire, each way
     step: float  # ms: latency of one step of a collective
     jitter: float = 0.0  # ms: a message's latency is uniformly up to so much longer
+    vocab: int = 32_000  # tokens of the model
 
     def slowed(self, factor: float) -> Profile:
         """The same cluster in slow motion: every time is `factor` times as long, and every rate a `factor`-th."""

@@ -13,6 +13,7 @@ from typing import Iterator
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import Checked, Range, outside, unknown
+from config.small_models import problems as problems_of_small_models
 from config.tensor_parallel import TensorParallel
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
@@ -76,6 +77,7 @@ class RunConfig(Checked):
     draft: str = "eagle"  # eagle (the head), model (draft_dir), ssm, suffix (copies), sums as eagle+suffix, or none
     draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
     ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: rank 0's draft
+    ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
@@ -286,6 +288,7 @@ def _problems(c: RunConfig) -> Iterator[str]:
         if c.profile == "none" and values[name] != usual:
             yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
     yield from c.tensor_parallel.problems()
+    yield from problems_of_small_models(c)
     yield from _problems_of_time(c)
     yield from _problems_of_questions(c)
     yield from _problems_of_machine(c)
@@ -328,8 +331,6 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     wrong = wrong_widths(c.expansion)
     if wrong:
         yield f"expansion={c.expansion} {wrong}"
-    if c.ssm and not c.small_models:
-        yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
     copies = "suffix" in c.sources
     if copies and c.policy in FIXED:
         yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"

@@ -19,16 +19,18 @@ from model.answers import add_texts, load_texts
 from model.blend import SUFFIX
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
-from model.drafts import NoDraft, TreeDraft
+from model.drafts import TreeDraft
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
 from model.mixture import Mixture, Suffix
+from model.no_draft import NoDraft
 from model.quant import Recast, compress, load, probe
 from model.reading import Passes, read_all
 from model.small import ModelDraft
 from model.weights import EMBED, HEAD, assign, check_model
 from pipeline.clock import REAL
 from pipeline.decode import Decoder
+from pipeline.drafters import Drafter, Drafters
 from pipeline.interfaces import Clock, Draft
 from pipeline.replicas import Replicas
 from pipeline.ring import Ring
@@ -116,10 +118,12 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     return ring
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace) -> Draft:
-    """The draft that the configuration names. It may share the target's LM head."""
+def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Drafters | None = None) -> Draft:
+    """The draft that the configuration names, which may be `elsewhere`. It may share the target's LM head."""
     if not spec.sources:
         return NoDraft()
+    if elsewhere is not None and spec.sources == ("ssm",):
+        return elsewhere if trace is OFF else TracedDraft(elsewhere, trace)
     networks: list[Any] = []
     for name in spec.sources:
         if name == "ssm":
@@ -135,6 +139,13 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace) -> Draft:
 def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
     """Who runs the networks of drafts; in an emulated cluster a pass takes its time."""
     return SlowPasses(read_all, Pace(spec.cluster, clock, trace)) if spec.cluster else read_all
+
+
+def build_drafter(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Drafter:
+    """The small model of a rank of its own; in an emulated cluster its levels take their time."""
+    assert spec.drafter is not None, f"rank {spec.part.rank} holds no small model"
+    spec.prepare_torch()
+    return Drafter(_numbered(spec, spec.drafter), trace, build_passes(spec, trace, clock))
 
 
 def _suffix(spec: RankSpec) -> Suffix:
@@ -180,12 +191,14 @@ def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
 
 def _small_models(spec: RankSpec) -> list[ModelDraft]:
     """The small models that draft side by side, called ssm1, ssm2 and so on in the order in which they were named."""
-    found = []
-    for number, folder in enumerate(spec.small_models, 1):
-        draft = _small_model(spec, folder, "ssm")
-        draft.source = f"ssm{number}"
-        found.append(draft)
-    return found
+    return [_numbered(spec, number) for number in range(len(spec.small_models))]
+
+
+def _numbered(spec: RankSpec, number: int) -> ModelDraft:
+    """The small model of this number, from 0, as a draft with the name and the draws of its own."""
+    draft = _small_model(spec, spec.small_models[number], "ssm")
+    draft.number, draft.source = number, f"ssm{number + 1}"
+    return draft
 
 
 def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:

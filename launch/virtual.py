@@ -10,7 +10,7 @@ from typing import Callable, Iterator, Sequence
 
 from config.profiles import Profile
 from config.run_config import RunConfig
-from launch.build import load_layers
+from launch.build import build_drafter, load_layers
 from launch.prepare import open_part
 from launch.ranks import Rank, Tracing, torch_as_it_was
 from launch.spec import RankSpec
@@ -20,6 +20,7 @@ from model.eagle import inner_layers
 from model.llama import Slice
 from sim.clock import VirtualClock
 from sim.cluster import NOTHING, Answers, Cluster, Own
+from sim.drafters import DrafterWay
 from sim.groups import Times
 from sim.paths import Paths
 from sim.stages import Work
@@ -46,7 +47,8 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
     `answers` makes what the target says out of the stages of one copy of the model.
     """
     clock = VirtualClock()
-    traces = [tracing(config, rank, clock) for rank in range(placement.world)]
+    clocks = {rank: VirtualClock() for rank in placement.drafters}  # they draft while time passes elsewhere
+    traces = [tracing(config, rank, clocks.get(rank, clock)) for rank in range(placement.world)]
     groups = [[RankSpec(config, open_part(folder, rank)) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
     assert spec.cluster is not None, "only an emulated cluster has virtual time"
@@ -57,7 +59,11 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
         led = [traces[rank] for rank in placement.leaders]
         cluster = Cluster(spec.cluster, clock, [works] * spec.copies, answers(copy), led, own)
         alone = ThreadGroup(Table(1), 0)
-        yield Rank(spec, Wires(cluster.links, None, alone), traces[0], clock)
+        drafters = []
+        for rank, its_clock in clocks.items():
+            drafter = build_drafter(RankSpec(config, open_part(folder, rank, config)), traces[rank], its_clock)
+            drafters.append(DrafterWay(spec.cluster, drafter, clock, its_clock, traces[0]))
+        yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock)
     for trace in traces:
         trace.close()
     join_traces(config, spec.part)

@@ -8,7 +8,6 @@ Shapes: T rows, D what a draft makes of a row, W children of a row.
 from __future__ import annotations
 
 import math
-import sys
 from copy import copy
 from itertools import accumulate
 from typing import Sequence
@@ -26,38 +25,6 @@ from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
-
-
-class NoDraft:
-    """A draft that never guesses; with it every strategy decodes token by token."""
-
-    inner = False
-    drifts = False
-    consumed = sys.maxsize
-    networks: Sequence[TreeDraft] = ()
-    held = sys.maxsize
-
-    def another(self) -> NoDraft:
-        return self
-
-    def keep(self, length: int) -> None:
-        pass
-
-    def copy(self, other: NoDraft, length: int) -> None:
-        pass
-
-    def begin(self, sampler: Sampler) -> None:
-        pass
-
-    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
-        yield from ()
-        return False
-
-    def refresh(self) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
 
 
 class TreeDraft:

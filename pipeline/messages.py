@@ -1,4 +1,4 @@
-"""The messages of the pipeline.
+"""The messages of the pipeline; those between rank 0 and small models on ranks of their own are in `proposals.py`.
 
 They know nothing about how they travel. Segments, alone or several together, Start, Reset and Stop go round the ring in
 order; only a Prune may overtake, since node ids never change their meaning. What belongs to a request has its number,
@@ -12,6 +12,7 @@ from typing import Sequence, Union
 from torch import Tensor
 
 from model.cache import Survivors
+from pipeline.proposals import Ask, Drafted
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Stop:
     """The pipeline is over. Passed on, then obeyed."""
 
 
-Message = Union[Segment, Batch, Prune, Reset, Start, Stop]
+Message = Union[Segment, Batch, Prune, Reset, Start, Stop, Ask, Drafted]
 
 
 def joined(segments: Sequence[Segment]) -> Segment | Batch:

@@ -166,7 +166,7 @@ class Cluster:
         return self._onward(arrive, trace)
 
     def _note(self, trace: NoTrace, msg: Message, since: float, until: float) -> None:
-        weight = 0 if self._alone else size(msg, self.profile.row_bytes)
+        weight = 0 if self._alone else size(msg, self.profile)
         trace.note("wire", since, until, kind=type(msg).__name__, bytes=weight)
 
 

@@ -123,4 +123,4 @@ class Lane:
             msg, asked = item
             pace.spend_until(wire.arrival(msg, asked))
             self._deliver(msg)
-            pace.trace.note("wire", asked, kind=type(msg).__name__, bytes=size(msg, pace.profile.row_bytes))
+            pace.trace.note("wire", asked, kind=type(msg).__name__, bytes=size(msg, pace.profile))
