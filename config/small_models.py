@@ -24,6 +24,10 @@ class Asked(Protocol):
         """Whether each has a rank of its own."""
 
     @property
+    def max_requests(self) -> int:
+        """How many answers are made at once."""
+
+    @property
     def draft(self) -> str:
         """The sum of sources of the guesses."""
 
@@ -56,6 +60,9 @@ def problems(c: Asked) -> Iterator[str]:
         return
     if not c.small_models:
         yield "ssm_ranks=true gives a rank to each small model, and none is named: add ssm=DIR,DIR, or leave it out"
+    if c.max_requests > 1:
+        yield (f"max_requests={c.max_requests} has no meaning with ssm_ranks=true, where small models draft for one "
+               "request at a time: leave one of them out")
     using = [method for method in c.asked_methods if _uses(c, method)]
     if not using:
         yield (f"ssm_ranks=true has no meaning for {', '.join(c.asked_methods)} with draft={c.draft}, where no small "

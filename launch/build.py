@@ -160,7 +160,9 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
+    decoder = Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
+    decoder.scheduler.reuses = spec.config.reuse
+    return decoder
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
