@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, Sequence
 
+from config.boards import is_file
 from config.drafts import ComparedDrafts
 from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
@@ -72,6 +73,8 @@ def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         folders = [folder.strip() for folder in found["ssm"].split(",")]
         absolute = [os.path.abspath(os.path.expanduser(folder)) for folder in folders if folder]
         found["ssm"] = ",".join(absolute) or found["ssm"]
+    if is_file(found.get("profile", "")):
+        found["profile"] = os.path.abspath(os.path.expanduser(found["profile"]))
     for key in QUESTIONS:
         if key in found and not found[key].strip():
             raise ValueError(f"{key} is empty: write the question behind {key}=")
