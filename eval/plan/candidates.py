@@ -86,6 +86,12 @@ class Candidate:
         return {key: value for name, value in self.sizes for key in MEANT.get(name, (name,))}
 
     @property
+    def levels(self) -> int:
+        """How many levels the trees of a method have that sends them whole."""
+        sizes = dict(self.sizes)
+        return 1 + int(sizes["init_depth"]) if "init_depth" in sizes else len(sizes["expansion"].split(","))
+
+    @property
     def about(self) -> str:
         """The candidate in a few words."""
         drafts = METHODS[self.method].draft
@@ -111,9 +117,9 @@ class Candidate:
                     yield replace(self, sizes=tuple({**sizes, name: value}.items()))
 
 
-def candidates(site: Boards, boards: int, layers: int, methods: Sequence[str], drafts: Sequence[str]
-               ) -> list[Candidate]:
-    """Every method with every draft over every split that is worth a try, with the sizes that are tried first."""
+def families(site: Boards, boards: int, layers: int, methods: Sequence[str], drafts: Sequence[str]
+             ) -> list[list[Candidate]]:
+    """Every method with every draft, each over every split that is worth a try, with the sizes that are tried first."""
     pipelines = [*splits(site, boards, layers)]
     groups = [*shared(boards, layers)]
     found = []
@@ -130,7 +136,7 @@ def candidates(site: Boards, boards: int, layers: int, methods: Sequence[str], d
                 places = list(copied(site, boards, layers))
             else:
                 places = [*pipelines, *groups]
-            found += [Candidate(method, draft, where, held, sizes) for where, held in places]
+            found.append([Candidate(method, draft, where, held, sizes) for where, held in places])
     return found
 
 
