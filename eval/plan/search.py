@@ -30,7 +30,7 @@ class Rung(NamedTuple):
 
 COUNT = 1 << 20  # all that there are
 PATIENCE = {  # by how thorough a search is
-    1: (Rung(2, 12, 8, 0.6), Rung(3, 24, 6, 0.75), Rung(COUNT, COUNT, 6, 0.0)),
+    1: (Rung(2, 12, 8, 0.6), Rung(3, 24, 5, 0.75), Rung(COUNT, COUNT, 5, 0.0)),
     2: (Rung(2, 16, 16, 0.5), Rung(4, 32, 12, 0.65), Rung(COUNT, COUNT, 12, 0.0))}
 
 
@@ -48,6 +48,14 @@ class Search:
     def tried(self) -> int:
         """How many trials there were."""
         return len(self._trials)
+
+    def by_method(self) -> dict[str, float]:
+        """The best speed of each method, on few tokens."""
+        found: dict[str, float] = {}
+        for (one, rung), trial in self._trials.items():
+            if rung == self._few:
+                found[one.method] = max(found.get(one.method, 0.0), trial.speed)
+        return found
 
     def run(self, families: Sequence[Sequence[Candidate]]) -> list[Trial]:
         """The finalists with all that was recorded, the fastest first; raises ValueError if nothing fits."""

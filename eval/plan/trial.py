@@ -169,9 +169,11 @@ class Bench:
         slow: list[Any] = []
         for number, (name, network) in enumerate(networks.items()):
             network.number = number
-            slow.append(SlowDraft(network, Pace(self.site.drafting(name), clock)))
-        draft: Draft = Mixture(slow, Suffix() if "suffix" in config.sources else None)
-        return draft
+            draft: Any = SlowDraft(network, Pace(self.site.drafting(name), clock))
+            draft.wants = network.wants  # asked of every guess, at every level
+            slow.append(draft)
+        mixed: Draft = Mixture(slow, Suffix() if "suffix" in config.sources else None)
+        return mixed
 
     def _busy(self, candidate: Candidate, spent: tuple[Counted, Counted], traces: Sequence[Sums], whole: float) -> Busy:
         """The shares of the whole time."""
