@@ -24,14 +24,15 @@ class Rung(NamedTuple):
 
     answers: int
     tokens: int
+    guesses: int  # in a tree of streaming, at most: a smaller one is nearly as good, and sooner simulated
     stay: int
     slower: float  # of the best one's speed, what must be reached
 
 
 COUNT = 1 << 20  # all that there are
 PATIENCE = {  # by how thorough a search is
-    1: (Rung(2, 12, 8, 0.6), Rung(3, 24, 5, 0.75), Rung(COUNT, COUNT, 5, 0.0)),
-    2: (Rung(2, 16, 16, 0.5), Rung(4, 32, 12, 0.65), Rung(COUNT, COUNT, 12, 0.0))}
+    1: (Rung(2, 12, 64, 8, 0.6), Rung(3, 24, 64, 5, 0.75), Rung(COUNT, COUNT, COUNT, 5, 0.0)),
+    2: (Rung(2, 16, 64, 16, 0.5), Rung(4, 32, 64, 12, 0.65), Rung(COUNT, COUNT, COUNT, 12, 0.0))}
 
 
 class Search:
@@ -103,7 +104,7 @@ class Search:
     def _trial(self, one: Candidate, answers: Sequence[Written], rung: Rung) -> Trial:
         key = one, rung
         if key not in self._trials:
-            self._trials[key] = self._bench.trial(one, answers, rung.tokens)
+            self._trials[key] = self._bench.trial(one, answers, rung.tokens, rung.guesses)
         return self._trials[key]
 
 

@@ -1,13 +1,14 @@
 """A candidate tried: recorded questions answered in virtual time by the methods' own code, and what took the time."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Sequence
 
 from config.boards import Boards
 from config.methods import METHODS
 from config.plan_config import PlanConfig
 from config.run_config import RunConfig
+from config.trees import MOST
 from eval.plan.candidates import Candidate
 from eval.plan.record import Book, Written
 from model.drafts import NoDraft
@@ -116,11 +117,12 @@ class Bench:
         has = dict(enumerate(self.site.memory, 1))
         return all(need <= has.get(rank, need) for rank, need in self.memory(candidate).items())
 
-    def trial(self, candidate: Candidate, answers: Sequence[Written], tokens: int) -> Trial:
-        """Answer these questions, each with so many tokens at most."""
+    def trial(self, candidate: Candidate, answers: Sequence[Written], tokens: int, guesses: int = MOST) -> Trial:
+        """Answer these questions, each with so many tokens at most, and at most so many guesses in streaming's tree."""
         clock = VirtualClock()
         drafting, judging = Counted(clock), Counted(clock)
         config = self.config_of(candidate)
+        config = replace(config, stream_total_token=min(guesses, config.stream_total_token))
         leaders, works = self._works(candidate)
         traces = [Sums() for _ in ([0] if candidate.whole else [0, *leaders])]
         recorded = Recorded(Record([0], [0], ()), self.book.vocab)
