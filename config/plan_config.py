@@ -16,7 +16,7 @@ from config.run_config import CHOICES, RunConfig
 from config.words import over
 
 COMMAND = "python -m scripts.plan"
-USUAL = {"max_new_tokens": "48", "question_end": "1"}
+USUAL = {"max_new_tokens": "48", "question_end": "2"}
 LEFT_OUT = ("pipeinfer",)  # methods that are simulated only if they are named
 COUNTS = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
           "layer_gb": Range(0.000001, 1000, {0: "as the profile says"})}
@@ -69,7 +69,8 @@ class PlanConfig(RunConfig):
         """The kinds of networks that are there to draft."""
         there = {"eagle": self.eagle_dir or self.model_dir, "model": self.draft_dir, "ssm": self.ssm}
         asked = {source for name in listed(self.drafts) for source in name.split("+")}
-        return tuple(kind for kind, folder in there.items() if folder and (not asked or kind in asked))
+        asked.update(METHODS[name].draft for name in self.chosen_methods if METHODS[name].draft == "ssm")
+        return tuple(kind for kind, folder in there.items() if folder and (not self.drafts or kind in asked))
 
     @property
     def chosen_drafts(self) -> tuple[str, ...]:

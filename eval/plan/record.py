@@ -43,12 +43,13 @@ class Written(NamedTuple):
 
 
 class Book(NamedTuple):
-    """The answers to all questions, the networks by their names, the size of the vocabulary, and the end tokens."""
+    """The answers to all questions, the networks by their names, tokens that there are, end tokens, and layers."""
 
     answers: list[Written]
     networks: dict[str, Network]
     vocab: int
     ends: list[int]
+    layers: int
 
 
 # --- kept in a file ---------------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ def _is_of_networks(form: Any) -> Callable[[Any], bool]:
 
 LISTED = ([_is_id], [float])
 ANSWER = {"prompt": [_is_id], "text": [_is_id], "guesses": _is_of_networks([[LISTED]])}
-FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "answers": [ANSWER],
+FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "layers": _is_id, "answers": [ANSWER],
         "networks": _is_of_networks((str, int, bool))}
 
 
@@ -92,7 +93,7 @@ def _kept(path: Path, settings: dict[str, Any]) -> Book:
                              f"for: {OTHER}")
     answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
     networks = {name: Network(*values) for name, values in found["networks"].items()}
-    return Book(answers, networks, found["vocab"], found["ends"])
+    return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
 
 
 # --- made with the models ---------------------------------------------------------------------------------------------
@@ -113,7 +114,8 @@ def made(config: PlanConfig) -> Book:
             answers.append(Written(prompt, text, guesses))
         networks = {name: Network(network.source, network.lag, network.drifts)
                     for name, (_, network) in readers.items()}
-        return Book(answers, networks, pipeline.spec.sizes.vocab, sorted(ends))
+        sizes = pipeline.spec.sizes
+        return Book(answers, networks, sizes.vocab, sorted(ends), sizes.layers)
 
 
 def _readers(pipeline: Pipeline, config: PlanConfig) -> dict[str, tuple[Decoder, TreeDraft]]:

@@ -5,6 +5,7 @@ was much slower than the best one. Plain decoding is always tried to the end.
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
 from tqdm import tqdm
@@ -31,7 +32,7 @@ class Rung(NamedTuple):
 
 COUNT = 1 << 20  # all that there are
 PATIENCE = {  # by how thorough a search is
-    1: (Rung(2, 12, 64, 8, 0.6), Rung(3, 24, 64, 5, 0.75), Rung(COUNT, COUNT, COUNT, 5, 0.0)),
+    1: (Rung(3, 12, 64, 8, 0.65), Rung(6, 24, 64, 5, 0.8), Rung(COUNT, COUNT, COUNT, 5, 0.0)),
     2: (Rung(2, 16, 64, 16, 0.5), Rung(4, 32, 64, 12, 0.65), Rung(COUNT, COUNT, COUNT, 12, 0.0))}
 
 
@@ -75,6 +76,17 @@ class Search:
         plainest = _best(self._try(plain, self._few, "plain", sure=True), self._few)[:2]
         chosen = [trial.candidate for trial in (*finalists, *plainest)]
         return _ranked(self._try(chosen, self._all, "finalists", sure=True))
+
+    def beside(self, trials: Sequence[Trial], chosen: Candidate,
+               families: Sequence[Sequence[Candidate]]) -> list[Trial]:
+        """These trials, and the best of what was chosen over the most boards on which it fits."""
+        same = [replace(one, sizes=chosen.sizes) for family in families for one in family
+                if (one.method, one.draft, one.members) == (chosen.method, chosen.draft, chosen.members)]
+        fitting = list(filter(self._bench.fits, same))
+        most = max((len(one.boards) for one in fitting), default=0)
+        wide = [one for one in fitting if len(one.boards) == most]
+        best = _best(self._try(wide, self._few, "all boards", sure=True), self._few)[:1]
+        return _ranked([*trials, *self._try([trial.candidate for trial in best], self._all, "all boards", sure=True)])
 
     def _varied(self, chosen: Sequence[Candidate]) -> list[Trial]:
         """These candidates and those that differ in a size, and the best of them with another size changed."""

@@ -30,8 +30,9 @@ class GridConfig(Checked):
     # The grid
     clusters: int = 64  # clusters that are drawn
     seed: int = 0  # of the draw
-    questions: int = 1  # of each of the six bundled sets that are recorded, and as many others that judge
-    tokens: int = 32  # of each answer, at most
+    questions: int = 2  # of each of the six bundled sets that are recorded, and as many others that judge
+    tokens: int = 24  # of each answer, at most
+    drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
     workers: int = 2  # processes
     output: str = ""  # JSON file for the figures of every cluster; empty: none
 
@@ -59,8 +60,8 @@ def planner(argv: list[str]) -> int:
 
 
 def _config(grid: GridConfig) -> PlanConfig:
-    config = parse(words(["toy", "profile=server", f"question_end={grid.questions}", f"max_new_tokens={grid.tokens}"]),
-                   COMMAND, PlanConfig)
+    config = parse(words(["toy", "profile=server", f"question_end={grid.questions}", f"max_new_tokens={grid.tokens}",
+                          f"drafts={grid.drafts}"]), COMMAND, PlanConfig)
     assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
     return config
 
