@@ -83,7 +83,8 @@ COUNTS = ("layers", "row_bytes")
 FORMS: dict[str, Any] = {
     "about": str, "model_of": str, "like": PROFILES.__contains__, "free": _is_rank, "model": _is_above,
     "mbps": _is_above, **dict.fromkeys(TIMES, _is_time), **dict.fromkeys(COUNTS, _is_count),
-    "factors": [_is_above], "levels": [(str, _is_time)], "memory": [_is_time], "links": [(_is_rank, _is_rank, _is_time, _is_above)]}
+    "factors": [_is_above], "levels": [(str, _is_time)],
+    "memory": [_is_time], "links": [(_is_rank, _is_rank, _is_time, _is_above)]}
 
 
 def is_file(name: str) -> bool:

@@ -13,11 +13,12 @@ from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, under
 from config.run_config import RunConfig
+from config.words import opened
 
 DEFAULT_PRESET = "toy"
 COMMAND = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
-         "data", "results", "hosts", "traces")
+         "data", "results", "hosts", "traces", "measured", "preset")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "none_expand")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
@@ -43,6 +44,7 @@ def parse(argv: Sequence[str], command: str = COMMAND, kind: type[RunConfig] = R
     if any(word in HELP for word in argv):
         print(help_text(command, kind))
         raise SystemExit(0)
+    argv = opened(argv)
     keys = {option.name: option for option in options(kind)}
     named = bool(argv) and "=" not in argv[0]
     preset = _preset(argv[0], keys) if named else PRESETS[DEFAULT_PRESET]

@@ -6,8 +6,8 @@ from typing import Sequence
 import numpy as np
 
 from config.boards import Boards
-from config.plan_config import PlanConfig
 from config.methods import METHODS
+from config.plan_config import PlanConfig
 from eval.metrics import Interval, bootstrap
 from eval.plan.candidates import Candidate, passing
 from eval.plan.search import PLAIN

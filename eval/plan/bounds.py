@@ -7,7 +7,6 @@ on another level than the one before it, and rank 0 drafts one level at a time.
 """
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Sequence
 
 from config.boards import Boards
@@ -80,9 +79,11 @@ class Bounds:
 def _copied(one: Written) -> list[bool]:
     """Of each token of a text whether it has followed the token before it earlier."""
     words = [*one.prompt, *one.text]
-    pairs = list(zip(words, words[1:]))
-    seen = list(accumulate(pairs, lambda known, pair: known | {pair}, initial=frozenset()))
-    found = [pair in known for pair, known in zip(pairs, seen)]
+    seen: set[tuple[int, int]] = set()
+    found = []
+    for pair in zip(words, words[1:]):
+        found.append(pair in seen)
+        seen.add(pair)
     return found[len(one.prompt) - 1:]
 
 

@@ -128,6 +128,7 @@ def families(site: Boards, boards: int, layers: int, methods: Sequence[str], dra
         sizes = tuple((name, VALUES[name][0]) for name in SIZES.get(method, ()))
         own = METHODS[method].draft
         for draft in drafts if own == "eagle" else [own]:
+            places: list[tuple[Groups, tuple[int, ...]]]
             if method == "dsi" and "suffix" in draft:
                 continue
             if target in SHARINGS:

@@ -55,8 +55,8 @@ def measured(config: PlanConfig) -> Boards:
     if config.measured and Path(config.measured).is_file():
         found = read(config.measured)
         if found.model_of != model:
-            raise ValueError(f"{config.measured} was measured with {found.model_of or 'no model'}, and this is {model}: "
-                             "name another measured=, and add measure=true")
+            raise ValueError(f"{config.measured} was measured with {found.model_of or 'no model'}, and this is "
+                             f"{model}: name another measured=, and add measure=true")
         return found
     if not config.measure:
         raise ValueError(f"there is no file {config.measured}: add measure=true to write it")
@@ -169,7 +169,8 @@ def _messages(spans: Sequence[dict[str, Any]], world: int, row_bytes: int) -> tu
     verdicts = [span["t1"] - span["t0"] for span in spans if span["name"] == "verify" and span["nodes"]]
     left = {(span["rank"], span["nodes"][0]): span for span in spans if span["name"] == "send" and span.get("nodes")}
     came = {(span["rank"], span["nodes"][0]): span for span in spans if span["name"] == "recv" and span.get("nodes")}
-    short, long = [], []
+    short: list[tuple[float, int]] = []  # seconds and rows of messages of one row …
+    long: list[tuple[float, int]] = []  # … and of more
     for (rank, node), span in left.items():
         there = came.get(((rank + 1) % world, node))
         if there is not None and rank:

@@ -14,8 +14,8 @@ from eval.plan.record import Book, Written
 from model.drafts import NoDraft
 from model.mixture import Mixture, Suffix
 from model.sample import Sampler
-from pipeline.interfaces import Clock, Draft
 from pipeline.decode import Answer, Decoder, Request
+from pipeline.interfaces import Clock, Draft
 from pipeline.replicas import Replicas
 from pipeline.strategies import STRATEGIES
 from pipeline.target import Ring
@@ -25,7 +25,7 @@ from sim.cluster import Cluster
 from sim.devices import SlowDraft, SlowHead
 from sim.pace import Pace
 from sim.recorded import Record, Recorded
-from sim.replayed import Network, Replayed
+from sim.replayed import Replayed
 from sim.works import Held, work_of
 
 SPARE = 8  # trees of the usual size for which a draft has room beside the text

@@ -17,7 +17,7 @@ from config.ranges import Checked, Range, outside
 from eval.plan.grid import clusters, judge, summary, told
 from eval.plan.record import Book, made
 
-RANGES = {"clusters": Range(1, 10_000), "seed": Range(0, 1 << 32), "tokens": Range(8, 512), "workers": Range(1, 256),
+RANGES = {"clusters": Range(1, 10_000), "first": Range(0, 9_999), "seed": Range(0, 1 << 32), "tokens": Range(8, 512), "workers": Range(1, 256),
           "questions": Range(1, 20)}
 
 
@@ -29,6 +29,7 @@ class GridConfig(Checked):
 
     # The grid
     clusters: int = 64  # clusters that are drawn
+    first: int = 0  # the number of the first one that is judged, from 0
     seed: int = 0  # of the draw
     questions: int = 2  # of each of the six bundled sets that are recorded, and as many others that judge
     tokens: int = 24  # of each answer, at most
@@ -38,6 +39,8 @@ class GridConfig(Checked):
 
     def problems(self) -> Iterator[str]:
         yield from outside(vars(self), RANGES)
+        if self.first >= self.clusters:
+            yield f"first={self.first} leaves no cluster: give less than clusters={self.clusters}"
         if self.output:
             check_output(self.output, "choose another output=")
 
@@ -49,7 +52,7 @@ def planner(argv: list[str]) -> int:
     books = [made(config), made(replace(config, question_begin=grid.questions, question_end=2 * grid.questions))]
     rows = []
     with ProcessPoolExecutor(grid.workers) as pool:
-        jobs = [pool.submit(_judged, number, grid, books) for number in range(grid.clusters)]
+        jobs = [pool.submit(_judged, number, grid, books) for number in range(grid.first, grid.clusters)]
         for job in tqdm(jobs, unit="cluster", file=sys.stderr):
             rows.append(job.result())
             if grid.output:
