@@ -41,7 +41,7 @@ class Boards(Profile):
 
     def board(self, rank: int) -> Profile:
         """The times of the board of one rank."""
-        factor = self.factors[rank - 1] if 0 < rank <= len(self.factors) else 1.0
+        factor = dict(enumerate(self.factors, 1)).get(rank, 1.0)
         if factor == 1:
             return self
         return replace(self, model=self.model * factor, row=self.row * factor, token=self.token * factor)

@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5, "eval": 6, "serve": 6,
           "scripts": 7, "toy": 7, "split_and_save_models": 7}
 ORDER = {  # in its own folder, a file imports only files that are named before it
-    "config": "foreign files fields ranges keys families heads methods tensor_parallel profiles boards trees run_config "
-              "presets drafts questions prompts words spec_flags spec_infer simulation online heatmap measures "
-              "eval_config predict_config plan_config cli",
+    "config": "foreign files fields ranges keys families heads methods tensor_parallel profiles boards trees "
+              "run_config presets drafts questions prompts words spec_flags spec_infer simulation online heatmap "
+              "measures eval_config predict_config plan_config cli",
     "model": "tree suffix blend answers cache llama sample rules checkpoint stages weights isolate text drafts eagle "
              "mixture quant whole",
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage first_stage target replicas "

@@ -1,8 +1,9 @@
-"""Plans: what is tried is what would happen, the best is found, what is hopeless is left out, and the advice says why."""
+"""Plans: what is tried is what would happen, the best is found, what is hopeless is left out, advice says why."""
 from __future__ import annotations
 
 import json
 import random
+import socket
 from dataclasses import replace
 
 import pytest
@@ -14,14 +15,15 @@ from config.profiles import PROFILES
 from eval.plan.advice import advice, keys_line, limit, speed, table
 from eval.plan.bounds import Bounds
 from eval.plan.candidates import Candidate, families, shares, splits
+from eval.plan.hosts import answered
 from eval.plan.measure import Passed, fit, measured
 from eval.plan.plan import plan, planned, write_preset
 from eval.plan.record import SETTINGS, Book, Written, made
 from eval.plan.search import PLAIN, WORTH, Search, choice
 from eval.plan.trial import Bench, Trial
+from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
-from launch.pipeline import Pipeline
 from model.sample import Sampler
 from pipeline.decode import Request
 from scripts import plan as command
@@ -214,6 +216,18 @@ def test_a_measurement_of_another_model_is_refused(tmp_path):
         measured(replace(config, measured=str(tmp_path / "none.json")))
     write(str(tmp_path / "own.json"), replace(SITE, model_of="llama"))
     assert measured(replace(config, measured=str(tmp_path / "own.json"))).model_of == "llama"
+
+
+def test_a_board_that_does_not_answer_is_named_and_others_are_timed(tmp_path):
+    path = tmp_path / "hosts.txt"
+    path.write_text("127.0.0.1\n127.0.0.2\n")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.2", 0))
+        port = listening.getsockname()[1]
+        with pytest.raises(ValueError, match="127.0.0.2 of .* does not answer at port"):
+            answered(SITE, str(path), port)
+        listening.listen()
+        assert answered(SITE, str(path), port) == SITE, "an own address is no link"
 
 
 def test_the_times_of_a_stage_are_found_again_out_of_its_passes():

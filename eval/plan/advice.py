@@ -88,8 +88,9 @@ def _fewer(site: Boards, used: Sequence[int], boards: int, trials: Sequence[Tria
                         f"{saved:.3g} ms that more boards save a stage")
     if slower > 1:
         return start + f"board {slowest} takes {slower:.3g} times as long for a layer as the fastest of these"
-    return start + (f"a row goes round in {passing(site, used):.4g} ms instead of {passing(site, everyone):.4g} ms, and "
-                    "more rows under way do not make up for it")
+    few, all_of_them = passing(site, used), passing(site, everyone)
+    return start + (f"a row goes round in {few:.4g} ms instead of {all_of_them:.4g} ms, and more rows under way do not "
+                    "make up for it")
 
 
 def _message(site: Boards, sender: int, receiver: int) -> float:

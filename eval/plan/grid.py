@@ -75,12 +75,13 @@ def judge(site: Boards, config: PlanConfig, mine: Book, others: Book) -> Judged:
 
 def told(judged: Judged) -> dict[str, Any]:
     """The figures of one cluster, as a file keeps them."""
-    site = judged.site
+    site, boards = judged.site, len(judged.site.factors)
+    cluster = {
+        "cluster": site.about, "boards": boards, "even": not site.links, "stage_ms": site.model / boards,
+        "row_ms": site.row / boards, "free": site.free, "level_ms": site.level, "latency_ms": site.latency,
+        "mbps": site.mbps, "factors": site.factors, "links": site.links}
     return {
-        "cluster": site.about, "boards": len(site.factors), "even": not site.links,
-        "stage_ms": site.model / len(site.factors), "row_ms": site.row / len(site.factors), "free": site.free,
-        "level_ms": site.level, "latency_ms": site.latency, "mbps": site.mbps, "factors": site.factors,
-        "links": site.links, "chosen": judged.chosen.candidate.keys, "chosen_speed": judged.chosen.speed,
+        **cluster, "chosen": judged.chosen.candidate.keys, "chosen_speed": judged.chosen.speed,
         "best": judged.best.candidate.keys, "best_speed": judged.best.speed, "plain_speed": judged.plain,
         "reached": judged.reached, "by_method": judged.by_method}
 

@@ -8,6 +8,7 @@ from config.boards import Boards, uneven
 from config.files import write_json
 from config.plan_config import PlanConfig
 from eval.plan.candidates import families
+from eval.plan.hosts import answered, boards_of
 from eval.plan.measure import measured
 from eval.plan.record import Book, book_of
 from eval.plan.search import Search, choice
@@ -46,7 +47,10 @@ def cluster(config: PlanConfig) -> Boards:
         there = config.cluster
         assert there is not None, config.profile
         site = uneven(there)
-    boards = config.boards or len(site.factors) or max(len(config.gigabytes(0)), USUAL)
+    if config.hosts:
+        site = answered(site, config.hosts)
+    named = len(boards_of(config.hosts)) if config.hosts else 0
+    boards = config.boards or named or len(site.factors) or max(len(config.gigabytes(0)), USUAL)
     factors = (*site.factors, *[1.0] * boards)[:boards]
     weights = config.layer_gb * site.layers or site.weights
     memory = config.gigabytes(boards) or site.memory[:boards]

@@ -17,7 +17,8 @@ from config.ranges import Checked, Range, outside
 from eval.plan.grid import clusters, judge, summary, told
 from eval.plan.record import Book, made
 
-RANGES = {"clusters": Range(1, 10_000), "first": Range(0, 9_999), "seed": Range(0, 1 << 32), "tokens": Range(8, 512), "workers": Range(1, 256),
+RANGES = {"clusters": Range(1, 10_000), "first": Range(0, 9_999),
+          "seed": Range(0, 1 << 32), "tokens": Range(8, 512), "workers": Range(1, 256),
           "questions": Range(1, 20)}
 
 
