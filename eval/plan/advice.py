@@ -120,4 +120,5 @@ def to_do(config: PlanConfig, one: Candidate) -> list[str]:
     head = f" --eagle {config.eagle_dir}" if "eagle" in one.draft and METHODS[one.method].draft == "eagle" else ""
     boards = ", ".join(str(rank) for rank in one.boards if rank)
     return [f"split: python split_and_save_models.py {config.base_dir or 'MODEL'} {folder} {form}{head}",
-            f"push:  to the boards {boards} and rank 0's, the lines of a hosts file: bash scripts/push.sh hosts=FILE split={folder}"]
+            f"push:  to the boards {boards} and rank 0's, the lines of a hosts file: bash scripts/push.sh hosts=FILE "
+            f"split={folder}"]
