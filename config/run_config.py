@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Iterator
 
+from config.boards import cluster_of, is_file
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import Checked, Range, outside, unknown
@@ -157,7 +158,7 @@ class RunConfig(Checked):
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
 
     # An emulated cluster: real processes, messages and tokens, in the time that other devices would need
-    profile: str = "none"  # the cluster: none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi or server
+    profile: str = "none"  # none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json
     rate_mbps: float = 0.0  # Mbit/s of its wires; 0: as the profile says
     delay_ms: float = -1.0  # milliseconds of a message on its wires; -1: as the profile says
     time: str = "real"  # how its time passes: real (who is done early sleeps) or virtual (it is only counted)
@@ -214,7 +215,7 @@ class RunConfig(Checked):
         """
         if self.profile == "none":
             return None
-        usual = PROFILES[self.profile]
+        usual = cluster_of(self.profile)
         rate = self.rate_mbps or usual.mbps
         delay = usual.latency if self.delay_ms < 0 else self.delay_ms
         step = usual.step + (delay - usual.latency)
@@ -283,7 +284,8 @@ def _bound(size: int) -> int | None:
 def _problems(c: RunConfig) -> Iterator[str]:
     """What is wrong with a configuration, each in a sentence that names the fix."""
     values = vars(c)
-    yield from unknown(values, CHOICES)
+    choices = {name: words for name, words in CHOICES.items() if name != "profile" or not is_file(c.profile)}
+    yield from unknown(values, choices)
     yield from outside(values, RANGES)
     for name, usual in EMULATION.items():
         if c.profile == "none" and values[name] != usual:

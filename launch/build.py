@@ -38,7 +38,7 @@ from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF, NoTrace, TracedDraft
 from sim.devices import SlowHead, SlowPasses, SlowSlice
-from sim.groups import Paced, Times
+from sim.groups import Paced, Times, slowest
 from sim.pace import Pace
 from tp.comm import COMMS, Comm
 from tp.group import Group
@@ -66,7 +66,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
         computes = ShardedSlice(body, _comm(spec, members, trace))
     elif spec.cluster:
         of_model = (last - first) / sizes.layers
-        computes = SlowSlice(body, Pace(spec.cluster, trace=trace), of_model)
+        computes = SlowSlice(body, Pace(spec.cluster.board(spec.part.rank), trace=trace), of_model)
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
     return Stage(computes, new_cache, trace, keep)
 
@@ -96,7 +96,8 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
         return comm
     layers = cluster.layers / spec.sizes.layers
     largest = max(spec.part.shares) / sum(spec.part.shares)
-    times = Times(cluster, largest, group.size)
+    first = spec.part.rank - spec.part.member
+    times = Times(slowest(cluster, range(first, first + group.size)), largest, group.size)
     return Paced(comm, Pace(cluster, trace=trace), layers, times)
 
 

@@ -21,10 +21,9 @@ from model.llama import Slice
 from sim.clock import VirtualClock
 from sim.cluster import NOTHING, Answers, Cluster, Own
 from sim.drafters import DrafterWay
-from sim.groups import Times
 from sim.paths import Paths
 from sim.stages import Work
-from tp.comm import TILE
+from sim.works import Held, work_of
 from tp.group import Table, ThreadGroup
 from tp.links import Placement
 from tp.shares import Joined
@@ -92,20 +91,8 @@ def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     spec = group[0]
     first, last = spec.part.layers
     kept = sum(first <= layer < last for layer in inner_layers(spec.sizes.layers))
-    share = (last - first) / spec.sizes.layers
-    layers = share * profile.layers
-    if len(group) == 1:
-        def alone(rows: int, text: int) -> float:
-            return own.segment + profile.stage(share, rows, text)
-
-        return Work(alone, max(1, round(layers)), kept)
     speeds = spec.part.shares
-    times = Times(profile, max(speeds) / sum(speeds), len(group))
+    share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
     tiles = spec.config.tensor_parallel.comm == "galaxy"
-
-    def seconds(rows: int, text: int) -> float:
-        tiled = tiles and rows >= TILE * len(group)
-        heard = profile.latency / 1e3 + profile.transfer(rows * profile.row_bytes)
-        return own.segment + heard + layers * times.layer(tiled, rows, text)
-
-    return Work(seconds, 1, kept)
+    held = Held([member.part.rank for member in group], share, kept, largest, tiles)
+    return work_of(profile, held, own.segment)

@@ -60,7 +60,7 @@ def between_processes(config: RunConfig, placement: Placement, rank: int, heartb
 
     def connect(peers: Peers, inbox: Inbox) -> Any:
         link = DistLink(peers, heartbeat.failed, trace, wires, inbox)
-        return _emulated(config, link, trace)
+        return _emulated(config, link, trace, (rank, peers))
 
     peers = placement.peers(rank)
     inbox = Inbox(trace, peers[0].ordered)
@@ -87,7 +87,7 @@ def between_threads(config: RunConfig, placement: Placement, traces: Sequence[No
         own = [*inboxes]
         own[root] = answers.get(drafter, own[root])
         link = LocalLink(rank, own, peers, ends)
-        return _emulated(config, link, traces[rank])
+        return _emulated(config, link, traces[rank], (rank, peers))
 
     found = []
     for rank in range(len(traces)):
@@ -101,7 +101,10 @@ def between_threads(config: RunConfig, placement: Placement, traces: Sequence[No
     return found
 
 
-def _emulated(config: RunConfig, link: Any, trace: NoTrace) -> Any:
-    """The link itself, or in an emulated cluster one that takes the time of its wires."""
-    cluster = config.cluster
-    return SlowLink(link, Pace(cluster, trace=trace)) if cluster else link
+def _emulated(config: RunConfig, link: Any, trace: NoTrace, ends: tuple[int, Peers]) -> Any:
+    """The link itself, or in an emulated cluster one that takes the time of the wire from a rank to its peers."""
+    cluster, (rank, peers) = config.cluster, ends
+    if cluster is None:
+        return link
+    wire = cluster.link(rank, peers.following[0]) if peers.following else cluster
+    return SlowLink(link, Pace(wire, trace=trace))

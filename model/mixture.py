@@ -229,8 +229,9 @@ class Mixture:
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        if any(network.wants(tree, node) for network in self.networks):
-            return True
+        for network in self.networks:
+            if network.wants(tree, node):
+                return True
         unread = node not in self._stands and tree.pos[node] + 1 < tree.limit
         return unread and self._suffix is not None and (node == tree.tip or not self.networks)
 

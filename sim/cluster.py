@@ -76,14 +76,16 @@ class Cluster:
 
     def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> Way:
         """The stages of one ring, and rank 0's link to them."""
-        send = self._back(traces[-1])
+        ranks = [0, *(work.rank for work in works)]
+        send = self._back(traces[-1], Wire(self.profile.link(ranks[-1], 0)))
         stages: list[VirtualStage] = []
         befores = [self._trace, *traces]
-        for work, trace, before in reversed(list(zip(works, traces, befores))):
+        for work, trace, before, rank in reversed(list(zip(works, traces, befores, ranks))):
             stage = VirtualStage(self, work, send, trace)
             stages.append(stage)
-            send = self._onward(stage.hear, before)
-        return Way(self, send, stages)
+            send = self._onward(stage.hear, before, Wire(self.profile.link(rank, work.rank)))
+        controls = [Wire(self.profile.link(0, work.rank)) for work in reversed(works)]
+        return Way(self, send, list(zip(stages, controls)))
 
     # --- what rank 0 does ---------------------------------------------------------------------------------------------
 
@@ -121,13 +123,14 @@ class Cluster:
             assert until < float("inf"), "rank 0 waits for a message that nobody will send"
             self._clock.sleep_until(until)
 
-    def broadcast(self, msg: Message, control: Wire, stages: Sequence[VirtualStage]) -> None:
-        """Hand a message to the wire for control, which leads to these stages."""
-        now = self._clock.now()
-        arrival = now if self._alone else control.arrival(msg, now)
-        self._note(self._trace, msg, now, arrival)
-        for stage in reversed(stages):
+    def broadcast(self, msg: Message, stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
+        """Hand a message to the wires for control, one to each of these stages."""
+        now = latest = self._clock.now()
+        for stage, control in reversed(stages):
+            arrival = now if self._alone else control.arrival(msg, now)
+            latest = max(latest, arrival)
             self.at(arrival, partial(stage.hear, msg))
+        self._note(self._trace, msg, now, latest)
 
     # --- what happens elsewhere ---------------------------------------------------------------------------------------
 
@@ -145,10 +148,8 @@ class Cluster:
         self._clock.sleep_until(self._events[0][0])
         self._happen(self._clock.now())
 
-    def _onward(self, arrive: Arrive, trace: NoTrace) -> Arrive:
+    def _onward(self, arrive: Arrive, trace: NoTrace, wire: Wire) -> Arrive:
         """A wire to where messages `arrive`; `trace` is that of the rank before it."""
-        wire = Wire(self.profile)
-
         def send(msg: Message, now: float) -> None:
             arrival = now if self._alone else wire.arrival(msg, now) + self._own.message
             self._note(trace, msg, now, arrival)
@@ -156,14 +157,14 @@ class Cluster:
 
         return send
 
-    def _back(self, trace: NoTrace) -> Arrive:
+    def _back(self, trace: NoTrace, wire: Wire) -> Arrive:
         """The wire from the last stage to rank 0."""
         def arrive(msg: Message, now: float) -> None:
             nodes = getattr(msg, "nodes", [])
             self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=nodes)
             self._inbox.append(msg)
 
-        return self._onward(arrive, trace)
+        return self._onward(arrive, trace, wire)
 
     def _note(self, trace: NoTrace, msg: Message, since: float, until: float) -> None:
         weight = 0 if self._alone else size(msg, self.profile)
@@ -173,9 +174,9 @@ class Cluster:
 class Way:
     """Rank 0's link into one ring of a cluster, which hears what comes from all of them."""
 
-    def __init__(self, cluster: Cluster, leave: Arrive, stages: Sequence[VirtualStage]) -> None:
+    def __init__(self, cluster: Cluster, leave: Arrive,
+                 stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
         self._cluster, self._leave, self._stages = cluster, leave, stages
-        self._control = Wire(cluster.profile)
         self.recv, self.rest = cluster.recv, cluster.rest
 
     @property
@@ -186,7 +187,7 @@ class Way:
         self._cluster.send(msg, self._leave)
 
     def broadcast(self, msg: Message) -> None:
-        self._cluster.broadcast(msg, self._control, self._stages)
+        self._cluster.broadcast(msg, self._stages)
 
     def urgent(self) -> Prune | None:
         return None

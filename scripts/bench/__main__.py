@@ -3,6 +3,7 @@
 Usage: python -m scripts.bench overhead|clocks|conversation|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
+       python -m scripts.bench planner [key=value ...]
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
@@ -23,6 +24,8 @@ stages      types and quantized weights side by side: the time per segment of a 
             how often the bundled model still finds the same token likeliest
 tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
             how often the members of a group meet in each layer
+planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
+            choice reaches of the best, and of plain decoding
 """
 from __future__ import annotations
 
@@ -36,11 +39,12 @@ from scripts.bench.conversation import conversation
 from scripts.bench.draft import draft
 from scripts.bench.forms import stages
 from scripts.bench.overhead import overhead
+from scripts.bench.planner import planner
 from scripts.bench.specinfer import specinfer
 from scripts.bench.tensor_parallel import tensor_parallel
 
-COMMANDS = {"overhead": overhead, "clocks": clocks, "conversation": conversation, "acceptance": acceptance, "draft": draft, "specinfer": specinfer,
-            "stages": stages, "tp": tensor_parallel}
+COMMANDS = {"overhead": overhead, "clocks": clocks, "conversation": conversation, "acceptance": acceptance,
+            "draft": draft, "specinfer": specinfer, "stages": stages, "tp": tensor_parallel, "planner": planner}
 
 
 def main(argv: list[str]) -> int:

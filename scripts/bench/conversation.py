@@ -27,7 +27,8 @@ class Turn(NamedTuple):
 
 def conversation(argv: list[str]) -> int:
     """The command `python -m scripts.bench conversation`; its exit code, 1 if a text depends on what was reused."""
-    words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"})
+    usual = {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"}
+    words = over(argv, usual)
     options = {key: value for key, value in typed(words).items() if key != "reuse"}
     preset = preset_of(words) or "toy"
     anew, reused = (_turns(preset, options, reuse) for reuse in ("false", "true"))
