@@ -5,7 +5,8 @@ results as they come.
 """
 from __future__ import annotations
 
-from typing import Callable, Generator, Iterable, Iterator, Optional, TypeVar
+from itertools import islice
+from typing import Generator, Iterable, Iterator, Optional, TypeVar
 
 from pipeline.decode import Decoder
 
@@ -22,8 +23,8 @@ def abreast(jobs: Iterable[Job[T]], decoder: Decoder, places: int) -> Iterator[T
     under_way: list[Job[T]] = []
     try:
         while True:
-            while len(under_way) < places and (job := next(left, None)) is not None:
-                under_way.append(job)
+            new = islice(left, max(0, places - len(under_way)))
+            under_way += new
             if not under_way:
                 return
             went_on = False

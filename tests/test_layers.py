@@ -28,7 +28,7 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
     "model": "tree suffix blend answers attention cache reading llama sample rules checkpoint stages weights isolate "
              "text drafts small eagle mixture quant whole",
     "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage first_stage outbox budget target "
-                "ring replicas strategies scheduler decode",
+                "ring replicas strategies scheduler decode abreast",
     "tp": "shares group overlap comm layers links",
     "sim": "formulas rounds expectation published counting events forwards runs speculation original clock wires pace "
            "devices groups paths recorded stages cluster",
