@@ -5,7 +5,7 @@ It knows nothing about how that is measured; all other keys are those of a singl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Iterator, Sequence
+from typing import ClassVar, Iterator
 
 from config.drafts import listed
 from config.foreign import read_bytes
@@ -87,7 +87,8 @@ def _problems(c: LoadConfig) -> Iterator[str]:
     for name in (*c.chosen_methods, *listed(c.alone)):
         target = METHODS[name].target if name in METHODS else ""
         if target != METHODS["streaming"].target:
-            yield f"{name} does not share a pipeline with other methods, or is unknown: leave it out of methods= and alone="
+            yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "
+                   f"{', '.join(each for each in METHODS if METHODS[each].target == METHODS['streaming'].target)}")
     yield from outside({"requests": c.requests}, {"requests": COUNTS})
     wanted = {"temperatures": (c.temperatures, RANGES["temperature"]), "rates": (c.rates, RATES),
               "at_once": (c.at_once, RANGES["max_requests"])}

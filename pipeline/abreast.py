@@ -1,7 +1,7 @@
 """Work abreast: several jobs whose requests one decoder answers at once.
 
-It knows nothing about what a job is. A job is a generator that yields nothing (None) where it waits for its request, and
-results as they come.
+A job is a generator that yields nothing (None) where it waits for its request, and results as they come. What it does
+beside is no concern of this file.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Generator, Iterable, Iterator, Optional, TypeVar
 from pipeline.decode import Decoder
 
 T = TypeVar("T")
-Job = Generator[Optional[T], None, object]
+Job = Generator[Optional[T], None, None]
 
 
 def abreast(jobs: Iterable[Job[T]], decoder: Decoder, places: int) -> Iterator[T]:

@@ -19,8 +19,8 @@ from pipeline.transport import Link
 class Stage:
     """Computes segments with `part`, a slice; `new_cache` makes the cache of a request.
 
-    `keep` are those of its layers whose inputs a segment gets that asks for inner features. At most `requests` are under
-    way at once.
+    `keep` are those of its layers whose inputs a segment gets that asks for inner features. At most `requests` are
+    under way at once.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,

@@ -163,8 +163,8 @@ def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
     """The model in so many stages."""
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
-    return [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight),
-                  keep=[i for i in inner_layers(layers) if a <= i < b], requests=PLACES) for a, b in zip(bounds, bounds[1:])]
+    return [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), requests=PLACES,
+                  keep=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def measure(pipeline: Pipeline) -> None:
         check_folder(config.results, "choose another results=")
     decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in config.chosen_methods}
     arrivals = _arrivals(config)
-    prompts = list(_prompts(pipeline, max(config.requests, *map(len, arrivals.values()))))
+    prompts = list(_prompts(pipeline, max([config.requests, *map(len, arrivals.values())])))
     loaded: list[Row] = []
     counted: list[Row] = []
     steps = len(decoders) * len(config.chosen_temperatures) * (len(arrivals) + len(config.counts))
@@ -132,7 +132,8 @@ class Case:
         """What a load brought. Raises ValueError if a text is not the one that was written before."""
         wrong = unequal(served, self.texts)
         if wrong and self.config.virtual:
-            raise ValueError(f"{self.method} wrote {wrong} of {len(served)} texts otherwise than before: tell the authors")
+            raise ValueError(f"{self.method} wrote {wrong} of {len(served)} texts otherwise than before, which must "
+                             "not be: please report it")
         found = figures(served)
         seconds = [value / self.scale for value in found[:-1]]
         return {"temperature": self.temperature, "method": self.method, "requests": len(served), "unequal": wrong,
