@@ -92,8 +92,8 @@ def _about(found: Found) -> Iterator[str]:
              "commit": found.env.get("commit")}
     yield from (f"- {name}: {value}" for name, value in facts.items() if value)
     if config.get("concurrency", 1) > 1:
-        yield (f"- a method answers {config['concurrency']} questions at once: ξ is the speed of one, and a table tells "
-               "that of all together; what each rank did is not told, nor whether it kept pace")
+        yield (f"- a method answers {config['concurrency']} questions at once: ξ is the speed of one, and a table "
+               "tells that of all together; what each rank did is not told, nor whether it kept pace")
     yield from _emulation(found)
     yield from _missing(found)
     yield ""

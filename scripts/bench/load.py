@@ -55,14 +55,14 @@ def measure(pipeline: Pipeline) -> None:
         check_folder(config.results, "choose another results=")
     decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in config.chosen_methods}
     arrivals = _arrivals(config)
-    prompts = list(_prompts(pipeline, max([config.requests, *map(len, arrivals.values())])))
+    prompts = list(prompts_of(pipeline, max([config.requests, *map(len, arrivals.values())])))
     loaded: list[Row] = []
     counted: list[Row] = []
     steps = len(decoders) * len(config.chosen_temperatures) * (len(arrivals) + len(config.counts))
     with tqdm(total=steps, unit="load", file=sys.stderr) as bar:
         for temperature in config.chosen_temperatures:
             sampler = Sampler(temperature, config.top_p, config.top_k, config.seed, config.verify)
-            asked = [_request(pipeline, prompt, sampler) for prompt in prompts]
+            asked = [request(pipeline, prompt, sampler) for prompt in prompts]
             texts: Texts = {}
             for name, decoder in decoders.items():
                 bar.set_description(f"{name} t={temperature:g}")
@@ -82,7 +82,7 @@ def _arrivals(config: LoadConfig) -> dict[float, list[float]]:
     return {rate: poisson(rate, config.requests, config.seed) for rate in config.chosen_rates}
 
 
-def _prompts(pipeline: Pipeline, count: int) -> Iterator[list[int]]:
+def prompts_of(pipeline: Pipeline, count: int) -> Iterator[list[int]]:
     """The first turns of so many questions, those of all sets by turns, and from the start again where they end."""
     config, text = pipeline.config, pipeline.text
     assert isinstance(config, LoadConfig) and text is not None
@@ -93,7 +93,8 @@ def _prompts(pipeline: Pipeline, count: int) -> Iterator[list[int]]:
         yield text.prompt_ids([question.turns[0]], config.template)
 
 
-def _request(pipeline: Pipeline, prompt: list[int], sampler: Sampler) -> Request:
+def request(pipeline: Pipeline, prompt: list[int], sampler: Sampler) -> Request:
+    """The request for an answer to this prompt."""
     config, text = pipeline.config, pipeline.text
     assert text is not None
     end = frozenset() if config.ignore_eos else frozenset(text.end_ids)
