@@ -79,7 +79,7 @@ def _is_count(value: Any) -> bool:
 
 
 TIMES = ("row", "token", "level", "verdict", "latency", "step", "jitter", "weights")
-COUNTS = ("layers", "row_bytes")
+COUNTS = ("layers", "row_bytes", "vocab")
 FORMS: dict[str, Any] = {
     "about": str, "model_of": str, "like": PROFILES.__contains__, "free": _is_rank, "model": _is_above,
     "mbps": _is_above, **dict.fromkeys(TIMES, _is_time), **dict.fromkeys(COUNTS, _is_count),
@@ -119,7 +119,7 @@ def read(path: str) -> Boards:
     return Boards(**values)
 
 
-OPEN = ("jitter", "weights")  # fields that a file may leave out
+OPEN = ("jitter", "vocab", "weights")  # fields that a file may leave out
 
 
 def write(path: str, boards: Boards) -> None:

@@ -76,6 +76,7 @@ class EvalConfig(ComparedDrafts):
     data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
     temperatures: str = "0,1"  # each question is asked at each of them
     repeats: int = 1  # how often; the seed grows by 1 each time
+    concurrency: int = 1  # questions that each method answers at once; above 1 the tally of ranks is off
     results: str = "results"  # folder for answers, figures and tables; the same command goes on with what is there
     launch: str = ""  # name of one start of the pipeline, in the answers and in the tally; given by the command itself
 
@@ -159,6 +160,9 @@ def _problems(c: EvalConfig) -> Iterator[str]:
         except ValueError as error:
             yield f"baseline_draft={c.baseline_draft}: {error}"
     yield from outside({"repeats": c.repeats}, {"repeats": REPEATS})
+    yield from outside({"concurrency": c.concurrency}, {"concurrency": RANGES["max_requests"]})
+    if c.max_requests not in (1, c.concurrency):
+        yield f"an evaluation has no max_requests={c.max_requests}: write concurrency={c.max_requests}"
     last = RANGES["seed"].most
     if c.seed + c.repeats - 1 > last:
         yield f"seed={c.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"

@@ -12,7 +12,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, Sequence, TypeVar
 
 from torch import Tensor
 from tqdm import tqdm
@@ -23,6 +23,8 @@ from eval.metrics import divergence
 from eval.results import Key, Results
 from model.sample import Sampler, gumbel, warp
 from model.text import Reader, Text
+from pipeline.abreast import Job as Work
+from pipeline.abreast import abreast
 from pipeline.decode import Answer, Decoder, Request
 from pipeline.trace import OFF, NoTrace
 
@@ -31,6 +33,8 @@ Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
 Decoders = Mapping[Contender, Decoder]
 Texts = Sequence[Sequence[int]]  # the token ids of each turn
 Line = dict  # an answer as it is written
+T = TypeVar("T")
+Steps = Generator[None, None, T]  # to a result; it yields where it waits for the pipeline
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,20 @@ class Turn:
 
 def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job]:
     """All jobs in their order: each question goes to all methods with all drafts by turns, so that what changes in a
-    machine's speed meets them all."""
+    machine's speed meets them all. Where several questions are answered at once, a method answers those of a set."""
     jobs, contenders = [], config.contenders(methods)
     for repeat in range(config.repeats):
         for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
-            for question in sets[name]:
-                jobs += [Job(contender, name, temperature, repeat, question) for contender in contenders]
+            by_turns = itertools.product(sets[name], contenders)
+            pairs = sorted(by_turns, key=lambda pair: contenders.index(pair[1])) if config.concurrency > 1 else by_turns
+            jobs += [Job(contender, name, temperature, repeat, question) for question, contender in pairs]
     return jobs
+
+
+def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """The jobs that may be done at once: those of a method with one draft, for one set, temperature and repeat."""
+    for _, batch in itertools.groupby(jobs, key=lambda job: job.key._replace(question=0)):
+        yield list(batch)
 
 
 class Evaluation:
@@ -135,11 +146,19 @@ class Evaluation:
         print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
         done = len(jobs) - len(left)
         with tqdm(total=len(jobs), initial=done, unit="answer", file=sys.stderr) as bar:
-            for job in left:
+            for batch in _batches(left):
+                job = batch[0]
                 bar.set_description(f"{job.set} t={job.temperature:g} {' '.join(job.contender)}")
-                reference = results.texts.get(job.key._replace(method="ar", draft="none"))
-                results.add(self._answer(job, reference))
-                bar.update()
+                for line in self._answers(batch, results):
+                    results.add(line)
+                    bar.update()
+
+    def _answers(self, batch: Sequence[Job], results: Results) -> Iterator[Line]:
+        """The lines of these jobs as they are done, as many at once as the configuration says."""
+        decoder = self.decoders[batch[0].contender]
+        references = (results.texts.get(job.key._replace(method="ar", draft="none")) for job in batch)
+        works = (self._answer(job, reference) for job, reference in zip(batch, references))
+        yield from abreast(works, decoder, self.config.concurrency)
 
     def _check(self, jobs: Iterable[Job]) -> None:
         """Raise ValueError if a question and its answers may not fit into the context: better now than in an hour."""
@@ -159,7 +178,7 @@ class Evaluation:
         limit = min(WARM_UP, self.config.max_new_tokens)
         speeds = {}
         for contender in dict.fromkeys(job.contender for job in jobs):
-            turn = self._turn(contender, [question.turns[0]], sampler, limit)
+            turn = _alone(self._turn(contender, [question.turns[0]], sampler, limit), self.decoders[contender])
             speeds[contender] = turn.answer.tokens_per_second
         return speeds
 
@@ -167,38 +186,46 @@ class Evaluation:
         config = self.config
         return Sampler(job.temperature, config.top_p, config.top_k, config.seed + job.repeat, config.verify)
 
-    def _answer(self, job: Job, reference: Texts | None) -> Line:
+    def _answer(self, job: Job, reference: Texts | None) -> Work[Line]:
         """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
-        turns = self._conversation(job)
+        clock = self.decoders[job.contender].ring.clock
+        begun = clock.now()
+        turns = yield from self._conversation(job)
         line = self._line(job, turns)
+        if self.config.concurrency > 1:
+            span = [begun / self.scale, clock.now() / self.scale]
+            line.update(concurrency=self.config.concurrency, span=span)
         one_text = self.config.verify == "match" or not job.temperature
         if reference is not None and one_text and job.contender.method != "ar":
             difference = self._first_difference(job, turns, reference)
             line.update(same_as_ar=difference is None, first_difference=difference)
-        return line
+        yield line
 
-    def _conversation(self, job: Job) -> list[Turn]:
+    def _conversation(self, job: Job) -> Steps[list[Turn]]:
         """All turns of a question, each with the method's own answers before it."""
         messages: list[str] = []
         turns = []
         for words in job.question.turns:
             messages.append(words)
-            turn = self._turn(job.contender, messages, self._sampler(job), self.config.max_new_tokens)
+            turn = yield from self._turn(job.contender, messages, self._sampler(job), self.config.max_new_tokens)
             messages.append(turn.text)
             turns.append(turn)
         return turns
 
-    def _turn(self, contender: Contender, messages: list[str], sampler: Sampler, limit: int) -> Turn:
-        """Answer the last of the messages with at most `limit` tokens."""
+    def _turn(self, contender: Contender, messages: list[str], sampler: Sampler, limit: int) -> Steps[Turn]:
+        """Answer the last of the messages with at most `limit` tokens; yields where it waits."""
         config = self.config
         prompt = self.text.prompt_ids(messages, config.template)
         reader = Reader(self.text, config.stop)
         request = Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
-        answer, stream = self.decoders[contender].decode(request)
+        answer, stream = self.decoders[contender].watch(request)
         turn = Turn(prompt, answer, self.requests)
         accepted: Counter[int] = Counter()
         with self.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
+                if not new:
+                    yield None
+                    continue
                 turn.settled.append([turn.seconds, len(new)])
                 accepted[answer.target_passes] += len(new)
                 reader.read(new)
@@ -276,6 +303,17 @@ class Evaluation:
         with closing(stream):  # type: ignore[type-var]
             next(stream)
         return recorder.margin(len(before), token, other)
+
+
+def _alone(steps: Steps[Turn], decoder: Decoder) -> Turn:
+    """The turn that these steps make, while there is no other."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            turn: Turn = end.value
+            return turn
+        decoder.turn()
 
 
 def _at(ids: Sequence[int], position: int) -> int | None:

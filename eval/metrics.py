@@ -113,6 +113,23 @@ def speed(samples: Sequence[np.ndarray]) -> Interval:
     return bootstrap(samples, lambda sums: _rate(sums[..., :2]))
 
 
+def total_speed(answers: Answers) -> float:
+    """Tokens per second of all answers together, where several were made at once; NaN where they do not say when.
+
+    The seconds are those from the beginning of the first answer to the end of the last one, of each start and repeat.
+    """
+    batches: dict[Any, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        if "span" in answer:
+            batches[answer["launch"], answer["repeat"]].append(answer)
+    spent = 0.0
+    for batch in batches.values():
+        begun, ended = zip(*(answer["span"] for answer in batch))
+        spent += max(ended) - min(begun)
+    made = sum(tokens(answer) for batch in batches.values() for answer in batch)
+    return made / spent if spent else NAN
+
+
 def decoding_speed(sets: Sequence[Answers]) -> Interval:
     """The speed of decoding alone in tokens/s, without prefill; of several sets, the mean of theirs.
 

@@ -91,6 +91,9 @@ def _about(found: Found) -> Iterator[str]:
              "machine": machine.get("cpu"), "cores": machine.get("cores"),
              "commit": found.env.get("commit")}
     yield from (f"- {name}: {value}" for name, value in facts.items() if value)
+    if config.get("concurrency", 1) > 1:
+        yield (f"- a method answers {config['concurrency']} questions at once: ξ is the speed of one, and a table "
+               "tells that of all together; what each rank did is not told, nor whether it kept pace")
     yield from _emulation(found)
     yield from _missing(found)
     yield ""
@@ -183,6 +186,9 @@ def _other_tables(found: Found, rows: Sequence[Row]) -> Iterator[str]:
         yield from grid(lambda row: number(row["sr_ar"]))
     yield f"Tokens per second of decoding alone, without prefill ({found.provenance}):\n"
     yield from grid(lambda row: number(row["xi_decoding"]))
+    if any(row["total"] == row["total"] for row in rows):
+        yield f"Tokens per second of all answers of a set together, several at once ({found.provenance}):\n"
+        yield from grid(lambda row: number(row["total"]))
     yield f"Mean acceptance length, τ ({found.provenance}):\n"
     yield from grid(lambda row: number(row["tau"]))
     yield f"Seconds of a request: the mean; the 95th percentile ({found.provenance}):\n"

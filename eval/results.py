@@ -26,8 +26,8 @@ from eval.metrics import ANSWER
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
 ASKED = ("methods", "draft", "drafts", "sets", "temperatures", "question_begin", "question_end", "repeats")
-FREE = frozenset((*ASKED, "baseline_draft", "results", "launch", "pipeline_type", "prompt", "slowdown", "timeout",
-                  "master_addr", "master_port", "hosts", "wait", "trace", "output", "debug"))
+FREE = frozenset((*ASKED, "baseline_draft", "max_requests", "results", "launch", "pipeline_type", "prompt", "slowdown",
+                  "timeout", "master_addr", "master_port", "hosts", "wait", "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
 OTHER = "choose another results=, or delete the folder"
 DELETE = "delete this line"

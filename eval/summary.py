@@ -39,7 +39,8 @@ RATIOS = (Ratio("sr_naive", "naive", "baseline"), Ratio("sr_naive_same", "naive"
 SPEEDS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
 TIMES = (*ACTIVITIES, "late")
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
-           "tau", "ttft", "request_mean", "request_p95", "tpt_p50", "tpt_p99", "equal", *TIMES, "emulated", "profile")
+           "tau", "ttft", "request_mean", "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES,
+           "emulated", "profile")
 STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", "emulated", "profile")
 ACCOUNT = (*GROUP, *Account._fields, "whole", "emulated", "profile")
 AR = Contender("ar", "none")
@@ -75,6 +76,7 @@ def _row(found: Found, contender: Contender, name: str, temperature: float) -> R
     row = dict(zip(GROUP, (*contender, name, temperature)), n=len(answers), profile=answers[0]["profile"])
     row["emulated"] = any(answer["emulated"] for answer in answers)
     row["equal"] = metrics.equality(answers, found.of(AR, name, temperature))
+    row["total"] = metrics.total_speed(answers)
     row["tau"] = metrics.acceptance_length(answers)
     row["ttft"] = metrics.time_to_first_token(answers)
     row["request_mean"] = metrics.request_time(answers)

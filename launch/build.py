@@ -68,7 +68,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
         of_model = (last - first) / sizes.layers
         computes = SlowSlice(body, Pace(spec.cluster.board(spec.part.rank), trace=trace), of_model)
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
-    return Stage(computes, new_cache, trace, keep)
+    return Stage(computes, new_cache, trace, keep, spec.config.max_requests)
 
 
 def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Slice:

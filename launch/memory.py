@@ -10,7 +10,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 import torch
 
@@ -18,15 +18,17 @@ from config.drafts import FOLDERS
 from config.small_models import drafting_ranks
 from launch.spec import RankSpec
 from model.checkpoint import Checkpoint, Form
+from model.drafts import CHUNK
 from model.llama import LlamaConfig
 from model.quant import PIECE, Recast
 from model.weights import EMBED, HEAD, read_sizes, translate
-from pipeline.replicas import MOST
+from pipeline import outbox, replicas
 from tp.shares import shares
 
 GB = 1e9
 MEMINFO = Path("/proc/meminfo")
 SHORTEST = 64  # tokens: a smaller max_length is no advice
+LEAST = {"max_requests": 1, "max_length": SHORTEST}  # what may be less, and the least that is advised
 SCRATCH = 40  # bytes for each weight of a piece that is being quantized
 KEPT = 80_000_000  # bytes that malloc and the libraries of kernels keep for themselves
 LIBRARY = 100_000_000  # bytes that bitsandbytes keeps for itself
@@ -63,7 +65,7 @@ NOTHING = Need(0, 0, 0)
 
 
 def need(spec: RankSpec) -> Need:
-    """The memory of one rank.
+    """The memory of one rank, with a cache for each of `max_requests` requests.
 
     A stage holds layers; rank 0 holds the LM head and the draft. Where there is no pipeline, rank 0 holds both. A rank
     that drafts holds a small model and nothing else.
@@ -98,7 +100,7 @@ def _stage(spec: RankSpec) -> Need:
         kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
     cache = _cache(spec, sizes, _layers(spec))
     loading = _loading(part.weights, spec.quantizes)
-    workspace = max(_step(spec, sizes, spec.quant), loading)
+    workspace = max(_step(spec, sizes, spec.quant, _rows(spec)), loading)
     return Need(weights, cache, workspace + kept)
 
 
@@ -144,7 +146,8 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     if eagle and "embed_tokens.weight" not in forms:
         forms[EMBED] = part.weights.form(HEAD)
     cache = _cache(spec, sizes, 1 if eagle else sizes.layers)
-    workspace = max(_step(spec, sizes, "none"), _loading(source, "none"))
+    rows = spec.config.max_requests * max(CHUNK, _rows_of_one(spec))  # it reads for all of them at once
+    workspace = max(_step(spec, sizes, "none", rows), _loading(source, "none"))
     return Need(_loaded(forms, spec), cache, workspace)
 
 
@@ -179,31 +182,36 @@ def _loading(source: Checkpoint, making: str) -> int:
 
 
 def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> int:
-    """The bytes of the keys and values of so many layers."""
+    """The bytes of the keys and values of so many layers, for all requests."""
     numbers = layers * sizes.kv_heads * spec.slots * sizes.head_dim
-    return 2 * numbers * _width(spec)
+    return 2 * numbers * _width(spec) * spec.config.max_requests
 
 
 def _rows(spec: RankSpec) -> int:
-    """The rows of the largest segment that is to be expected."""
+    """The rows of the largest message that is to be expected; several requests may fill one."""
+    return max(_rows_of_one(spec), outbox.MOST if spec.config.max_requests > 1 else 0)
+
+
+def _rows_of_one(spec: RankSpec) -> int:
+    """The rows of the largest segment of one request."""
     tree = spec.config.tree
-    copied = MOST if spec.copies > 1 else 0
+    copied = replicas.MOST if spec.copies > 1 else 0
     guesses = tree.init.nodes * spec.drafters
     return max(copied, tree.chunk, guesses + 1, spec.config.init_topk_pipedec, spec.config.run_pipeinfer)
 
 
-def _step(spec: RankSpec, sizes: LlamaConfig, kind: str) -> int:
-    """The bytes that a segment takes beside weights and cache, and those of the tables of positions."""
-    rows = _rows(spec)
+def _step(spec: RankSpec, sizes: LlamaConfig, kind: str, rows: int) -> int:
+    """The bytes that so many rows take beside weights and cache, and those of the tables of positions."""
     width = _width(spec)
     wide = max(width, 4)  # some steps are taken in float32
     heads = sizes.heads * sizes.head_dim
     tables = 2 * sizes.context * sizes.head_dim * (width + 4) if sizes.family.rotary else 0
     step = rows * (3 * sizes.intermediate + 4 * sizes.hidden + 6 * heads) * wide
-    scores_and_mask = 2 * sizes.heads * 4 + 2 * width  # the mask with room to grow
-    attention = rows * spec.slots * scores_and_mask
+    scores = rows * spec.slots * 2 * sizes.heads * 4
+    masked = max(rows, spec.config.max_requests * _rows_of_one(spec))  # by the masks of all requests
+    masks = masked * spec.slots * 2 * width  # with room to grow
     unfolded = sizes.hidden * sizes.intermediate * wide if kind != "none" else 0
-    return tables + step + attention + unfolded
+    return tables + step + scores + masks + unfolded
 
 
 def free(device: torch.device) -> int:
@@ -247,21 +255,18 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], tell: bool
 
 
 def advice(specs: Sequence[RankSpec], left: int) -> str:
-    """What would fit into `left` bytes: a smaller max_length, smaller weights, or more devices."""
+    """What would fit into `left` bytes: fewer requests at once, a smaller max_length, smaller weights, more devices."""
     def fits(**change: object) -> bool:
         smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
         return sum(need(spec).total for spec in smaller) <= left
 
-    if fits(max_length=SHORTEST):
-        low = SHORTEST  # fits
-        high = specs[0].config.max_length  # does not fit
-        while high - low > 1:
-            middle = (low + high) // 2
-            if fits(max_length=middle):
-                low = middle
-            else:
-                high = middle
-        return f"give max_length={low} or less, or end other programs"
+    less = []
+    for key, least in LEAST.items():
+        asked = getattr(specs[0].config, key)
+        if least < asked and fits(**{key: least}):
+            less.append(f"{key}={_most(key, least, asked, fits)}")
+    if less:
+        return f"give {' or '.join(less)} or less, or end other programs"
     held = {spec.part.quant for spec in specs if _layers(spec)}
     for change in SMALLER:
         possible = "quant" not in change or held == {"none"}
@@ -269,6 +274,17 @@ def advice(specs: Sequence[RankSpec], left: int) -> str:
             keys = " ".join(f"{key}={value}" for key, value in change.items())
             return f"give {keys}"
     return f"{_spread(specs, left)}, or free memory"
+
+
+def _most(key: str, low: int, high: int, fits: Callable[..., bool]) -> int:
+    """The largest number for a key that fits, where `low` does and `high` does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(**{key: middle}):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _spread(specs: Sequence[RankSpec], left: int) -> str:

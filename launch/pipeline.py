@@ -137,6 +137,13 @@ class Pipeline:
         """
         return self._generation(prompt, options, self.decoder.submit)
 
+    def watch(self, prompt: Prompt, **options: Any) -> Generation:
+        """The same for who reads several answers: its pieces are empty for as long as it waits.
+
+        Then `decoder.turn()` lets all go on; `pipeline/abreast.py` does so for several jobs.
+        """
+        return self._generation(prompt, options, self.decoder.watch)
+
     def _generation(self, prompt: Prompt, options: dict[str, Any], decode: Callable[[Request], Any]) -> Generation:
         config = replace(self.config, **options)
         request = self._request(self._ids(prompt, config), config)

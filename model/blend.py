@@ -167,6 +167,8 @@ def _log_odds(probability: float) -> float:
     return math.log(p / (1 - p))
 
 
+FAR = _log_odds(1.0)
+
+
 def _sigmoid(odds: float) -> float:
-    far = _log_odds(1.0)
-    return 1 / (1 + math.exp(-min(max(odds, -far), far)))
+    return 1 / (1 + math.exp(-min(max(odds, -FAR), FAR)))

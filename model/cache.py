@@ -112,10 +112,6 @@ class TreeCache:
         self._ripen()
         self._compact([i for i, node in enumerate(self._tail) if node in nodes])
 
-    def heed(self, other: TreeCache) -> None:
-        """Obey the prunes that another cache of the request has had."""
-        self._survivors = self._survivors.newer(other._survivors)
-
     @property
     def room(self) -> int:
         """How many rows can be admitted."""

@@ -167,10 +167,11 @@ class TokenTree:
 
         Guesses that wait and score less are dropped; what was sent is under way anyhow and stays.
         """
-        live = [self.score[node] for node in self.live]
-        scores = sorted([*offered, *live], reverse=True)
-        if len(scores) <= size:
+        scores = list(offered)
+        if len(scores) + len(self.live) <= size:
             return float("-inf")
+        scores += [self.score[node] for node in self.live]
+        scores.sort(reverse=True)
         least = scores[size - 1]
         for node in [node for node in self.waiting if self.score[node] < least]:
             if node in self.waiting:  # it may have been dropped together with its parent

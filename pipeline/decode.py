@@ -91,6 +91,16 @@ class Decoder:
         answer, task = self._task(request)
         return answer, self._begun(task)
 
+    def watch(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
+        """The same for who reads several streams: this one is empty lists for as long as it waits, and `turn` goes on.
+        """
+        answer, task = self._task(request)
+        return answer, self._begun(task, waits=False)
+
+    def turn(self) -> None:
+        """Let all requests go on, or wait until one of them can."""
+        self.scheduler.turn()
+
     def whole(self, request: Request) -> Answer:
         """The answer, once it is there."""
         answer, stream = self.decode(request)
@@ -112,22 +122,24 @@ class Decoder:
     def _later(self, task: Task) -> Iterator[list[int]]:
         yield from self._begun(task)
 
-    def _begun(self, task: Task) -> Iterator[list[int]]:
+    def _begun(self, task: Task, waits: bool = True) -> Iterator[list[int]]:
         """The stream of a request that has begun: at its end, or when it is closed, the request is taken back."""
         self.scheduler.add(task)
-        stream = self._stream(task)
+        stream = self._stream(task, waits)
         next(stream)
         return stream
 
-    def _stream(self, task: Task) -> Iterator[list[int]]:
-        """Nothing at first, and then what settles, while the scheduler lets all requests go on."""
+    def _stream(self, task: Task, waits: bool) -> Iterator[list[int]]:
+        """Nothing at first, and then what settles; while it `waits` the scheduler lets all requests go on."""
         try:
             yield []
             while task.settled or not task.over:
                 if task.settled:
                     yield task.settled.popleft()
-                else:
+                elif waits:
                     self.scheduler.turn()
+                else:
+                    yield []
             if task.error is not None:
                 raise task.error
         finally:

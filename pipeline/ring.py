@@ -4,6 +4,7 @@ It knows nothing about trees or what is said of their nodes: each request has a 
 """
 from __future__ import annotations
 
+import heapq
 from itertools import count
 from typing import Any, Callable, ContextManager, Iterator, Sequence
 
@@ -37,6 +38,7 @@ class Ring:
         self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
         self.first_stage = FirstStage(1 / max(1, depth - 1))
+        self.alarms: list[float] = []  # a heap of moments at which listening ends, whatever has come
         self.outbox = Outbox()
         self._budget = Budget()
         self.segments = 0  # sent since the start
@@ -120,9 +122,12 @@ class Ring:
     # --- back ---------------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Wait until there is a message, or something else that an open request waits for; hand out messages."""
+        """Wait for a message, for something else that an open request waits for, or an alarm; hand out messages."""
         self.depart()
-        moments = [target.wakes for target in self.running if target.wakes is not None]
+        if self.alarms and self.alarms[0] <= self.clock.now():
+            heapq.heappop(self.alarms)  # whoever set it goes on before anybody waits
+            return
+        moments = [target.wakes for target in self.running if target.wakes is not None] + self.alarms[:1]
         if self.outbox:
             moments.append(self.first_stage.ready_at)
         if moments:

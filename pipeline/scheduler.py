@@ -101,7 +101,7 @@ class Scheduler:
             self._rest()
 
     def turn(self) -> None:
-        """Let the requests go on, or wait until one of them can.
+        """Let the requests go on, or wait until one of them can, or until the ring's next alarm.
 
         First those whose segments are back are judged. Once all are, everybody may send, and what they send leaves
         together; then the networks read for all of them at once.
@@ -114,7 +114,7 @@ class Scheduler:
         asking = [task for task in self.tasks if task.reading is not None]
         if asking:
             self._read(asking)
-        elif not settled:
+        elif not settled and (self.tasks or self.ring.alarms):
             self.ring.listen()
 
     def _admit(self) -> None:

@@ -19,17 +19,18 @@ from pipeline.transport import Link
 class Stage:
     """Computes segments with `part`, a slice; `new_cache` makes the cache of a request.
 
-    `keep` are those of its layers whose inputs a segment gets that asks for inner features.
+    `keep` are those of its layers whose inputs a segment gets that asks for inner features. At most `requests` are
+    under way at once.
     """
 
     def __init__(self, part: Callable[..., Tensor | None], new_cache: Callable[[], TreeCache], trace: NoTrace = OFF,
-                 keep: Sequence[int] = ()) -> None:
+                 keep: Sequence[int] = (), requests: int = 1) -> None:
         self.part, self.trace = part, trace
         self.keep = keep
         self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
         self.kept: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
-        self._new_cache = new_cache
-        self._spare = [new_cache()]  # taken before the first request comes, so that a lack of memory is told at once
+        self._spare = [new_cache() for _ in range(requests)]  # now, so that a lack of memory is told at the start
+        self._early: dict[int, Prune] = {}  # the newest prune of each request of which nothing else has come
         self._newest = -1  # the highest number of a request whose segments or Reset have come
         self.device = self._spare[0].keys.device
 
@@ -54,49 +55,51 @@ class Stage:
         return segment.take(self.cache(segment.request).alive(segment.nodes))
 
     def cache(self, request: int) -> TreeCache:
-        """That of a request, which opens with its first message."""
+        """That of a request, which opens with its first segment."""
         if request not in self.caches:
-            self.caches[request] = self._spare.pop() if self._spare else self._new_cache()
+            assert self._spare, f"request {request} is one more than rank 0 may have under way at once"
+            self.caches[request] = self._spare.pop()
+            early = self._early.pop(request, None)
+            if early is not None:
+                self._prune(early)
         return self.caches[request]
 
     def _start(self, start: Start) -> None:
         """Begin a request behind the text of one that is over, or behind a copy of that of one that is open."""
-        early = self.caches.pop(start.request, None)  # opened by a prune
         taken = self.kept.pop(start.source, None)
-        if taken is None:
-            self.cache(start.request).copy(self.caches[start.source], start.length)
-        else:
+        if taken is not None:
             taken.truncate(start.length)
-            self.caches[start.request] = taken
-        if early is not None:
-            self.caches[start.request].heed(early)
-            self._free(early)
+            self._spare.append(taken)
+        cache = self.cache(start.request)
+        if taken is None:
+            cache.copy(self.caches[start.source], start.length)
 
     def _close(self, reset: Reset) -> None:
         """End a request; its text stays up to the node that the Reset names, if any."""
+        self._early.pop(reset.request, None)
         cache = self.caches.pop(reset.request, None) or self.kept.pop(reset.request, None)
         if cache is None:
             return
         if reset.last == NOBODY:
-            self._free(cache)
+            cache.clear()
+            self._spare.append(cache)
         else:
             cache.end(reset.last)
             self.kept[reset.request] = cache
 
-    def _free(self, cache: TreeCache) -> None:
-        cache.clear()
-        self._spare.append(cache)
-
     def _prune(self, prune: Prune) -> None:
         """Obey a prune, unless its request may be over.
 
-        One that is not open here is sure not to be over only if its number is above all that have come; then its Reset
-        will close the cache that the prune opens.
+        One that is not open here is sure not to be over only if its number is above all that have come. Then the prune
+        is kept until its first segment comes: it takes no cache, since those that are free may be for requests that
+        are in front of it.
         """
-        if prune.request not in self.caches and prune.request <= self._newest:
-            return
-        with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
-            self.cache(prune.request).prune(prune.tip, prune.parent, prune.keep, prune.horizon)
+        if prune.request in self.caches:
+            with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
+                self.caches[prune.request].prune(prune.tip, prune.parent, prune.keep, prune.horizon)
+        elif prune.request > self._newest:
+            known = self._early.get(prune.request, prune)
+            self._early[prune.request] = max(known, prune, key=lambda each: each.horizon)
 
     def _forward(self, segments: list[Segment], news: Callable[[], Prune | None]) -> list[Segment]:
         """Run the layers for these segments; an empty one only passes, so that rank 0's count stays true.

@@ -30,6 +30,7 @@ from launch.run import Command, run
 from launch.trace import open_trace
 from pipeline.decode import Decoder
 from pipeline.interfaces import Clock
+from pipeline.trace import NoTrace
 
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
@@ -63,9 +64,16 @@ def _decoders(pipeline: Pipeline, contenders: Sequence[Contender]) -> dict[Conte
     return decoders
 
 
-def tallied(config: EvalConfig, rank: int, clock: Clock) -> Tally:
-    """The sums of a rank's times, and its trace behind them, if one is wanted."""
-    return Tally(_tallies(config), rank, open_trace(config, rank, clock), clock)
+def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
+    """The sums of a rank's times, and its trace behind them, if one is wanted.
+
+    A tally knows one request at a time, so where there are several it is left out.
+    """
+    trace = open_trace(config, rank, clock)
+    if config.concurrency > 1:
+        _tallies(config).mkdir(parents=True, exist_ok=True)  # by which starts are numbered
+        return trace
+    return Tally(_tallies(config), rank, trace, clock)
 
 
 def _tallies(config: EvalConfig) -> Path:
@@ -115,6 +123,7 @@ def announce(config: EvalConfig) -> None:
         "from": config.data or str(BUNDLED),
         "temperatures": config.temperatures,
         "seeds": _seeds(config),
+        "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
         "answers": answers,
         "results": os.path.abspath(config.results)}
     lines = [f"  {name:<14}{value}" for name, value in rows.items()]
@@ -152,13 +161,13 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         return WRONG
     results = Results(config.results)
     code, slowdown = 0, config.slowdown
-    argv = [word for word in argv if not word.startswith(("slowdown=", "draft="))]
+    argv = [word for word in argv if not word.startswith(("slowdown=", "draft=", "max_requests="))]
     for group in config.groups:
         method = first(group)
         code = TOO_FAST
         while code == TOO_FAST:
             own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
-                   f"draft={config.first_draft}"]
+                   f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
             code = _start(config, [*argv, *own])
             slowdown *= 2 if code == TOO_FAST else 1
         if code:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from contextlib import ExitStack, closing
 from dataclasses import asdict
-from typing import Any, Callable, Iterator
+from typing import Any, Dict, Tuple
 
 from tqdm import tqdm
 
@@ -18,20 +19,18 @@ from config.questions import Question, read
 from config.run_config import RunConfig
 from launch.pipeline import Generation, Pipeline
 from launch.run import Command, run
+from pipeline.abreast import Job, abreast
 from pipeline.decode import Answer
 
-Show = Callable[[str], Any]
+Bar = Any  # of tqdm
+Place = Tuple[int, int]  # of an answer: the number of its question, and its turn
+Done = Tuple[Place, Dict[str, Any], Generation]  # an answer, and what is said about it
 
 
-def answer(pipeline: Pipeline, turns: list[str], show: Show) -> Generation:
-    """The answer to the last of `turns`, or to `prompt_ids` without a tokenizer; shown piece by piece as it settles."""
-    prompt = turns if pipeline.text else pipeline.config.ids
-    generation = pipeline.stream(prompt)
-    for piece in generation:
-        show(harmless(piece))
-    if generation.answer.finish_reason == "context":
-        print(f"\nflowspec: {full(pipeline, generation.answer)}", file=sys.stderr)
-    return generation
+def tell_if_full(pipeline: Pipeline, got: Answer) -> None:
+    """Say so if the context ended an answer."""
+    if got.finish_reason == "context":
+        print(f"\nflowspec: {full(pipeline, got)}", file=sys.stderr)
 
 
 def full(pipeline: Pipeline, got: Answer) -> str:
@@ -62,8 +61,9 @@ def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, 
         "config": asdict(config)}
 
 
-def table(answers: list[Answer]) -> str:
-    """The short table at the end, over all of these answers."""
+def table(answers: list[Answer], whole: float | None = None) -> str:
+    """The short table at the end, over all of these answers; `whole` are the seconds of all, if several were at once.
+    """
     tokens = sum(answer.new_tokens for answer in answers)
     passes = sum(answer.target_passes for answer in answers)
     prefill = sum(answer.prefill_seconds for answer in answers)
@@ -76,6 +76,9 @@ def table(answers: list[Answer]) -> str:
         "time to first token": f"{prefill / len(answers):.3f} s",
         "target passes": f"{passes}",
         "mean accepted length": f"{accepted:.2f} (with the target's own token)"}
+    if whole is not None:
+        rows["tokens/s"] += " (of an answer)"
+        rows["tokens/s of all"] = f"{tokens / max(whole, 1e-9):.2f} (in {whole:.2f} s)"
     sources: Counter[str] = Counter()
     for answer in answers:
         sources.update(answer.sources)
@@ -107,10 +110,10 @@ def ask_one(pipeline: Pipeline) -> None:
         shown = f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
         print(f"{shown}\n", flush=True)
 
-    def show(piece: str) -> None:
-        print(piece, end="", flush=True)
-
-    generation = answer(pipeline, [config.prompt], show)
+    generation = pipeline.stream(config.prompt if pipeline.text else config.ids)
+    for piece in generation:
+        print(harmless(piece), end="", flush=True)
+    tell_if_full(pipeline, generation.answer)
     print("\n")
     print(table([generation.answer]))
     if config.output:
@@ -118,34 +121,61 @@ def ask_one(pipeline: Pipeline) -> None:
 
 
 def ask_many(pipeline: Pipeline) -> None:
-    """Answer a file of questions, turn by turn; `output` is written after each answer, or once if it is a stream."""
+    """Answer a file of questions, turn by turn; `output` is written after each answer, or once if it is a stream.
+
+    As many questions as `max_requests` says are under way at once. Answers are kept in the order of the questions.
+    """
     config, asked = pipeline.config, questions(pipeline.config)
-    answers: list[Answer] = []
-    records: list[dict[str, Any]] = []
+    done: dict[Place, tuple[Answer, dict[str, Any]]] = {}
     at_once = bool(config.output) and not streams(config.output)
     turns = sum(len(question.turns) for question in asked)
+    clock = pipeline.ring.clock
+    begin = clock.now()
+
+    def records() -> list[dict[str, Any]]:
+        return [entry for _, (_, entry) in sorted(done.items())]
+
     try:
-        with tqdm(total=turns, unit="answer", file=sys.stderr) as bar:
-            for about, generation in _answers(pipeline, asked):
-                answers.append(generation.answer)
-                records.append({**about, **record(config, about["prompt"], generation)})
+        with ExitStack() as shown:
+            bar = shown.enter_context(tqdm(total=turns, unit="answer", file=sys.stderr))
+            bars = [shown.enter_context(bar_of_answer(place, config)) for place in range(config.max_requests)]
+            jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
+            for place, about, generation in abreast(jobs, pipeline.decoder, config.max_requests):
+                done[place] = generation.answer, {**about, **record(config, about["prompt"], generation)}
                 if at_once:
-                    save(config.output, records)
+                    save(config.output, records())
                 bar.update()
     finally:
         if config.output and not at_once:
-            save(config.output, records)
-    print(table(answers))
+            save(config.output, records())
+    whole = clock.now() - begin if config.max_requests > 1 else None
+    print(table([answer for _, (answer, _) in sorted(done.items())], whole))
 
 
-def _answers(pipeline: Pipeline, asked: list[Question]) -> Iterator[tuple[dict[str, Any], Generation]]:
-    """Each turn's place in the file, with its prompt, and the answer to it after the turns before."""
-    for question in asked:
-        talk: list[str] = []
-        for number, turn in enumerate(question.turns):
-            generation = answer(pipeline, [*talk, turn], lambda piece: None)
-            talk += [turn, generation.text]
-            yield {"question_id": question.id, "turn": number, "prompt": turn}, generation
+def bar_of_answer(place: int, config: RunConfig) -> Bar:
+    """A line below that of all answers, for one that is under way; none where there is one at a time."""
+    alone = config.max_requests == 1
+    return tqdm(unit="token", file=sys.stderr, position=place + 1, leave=False, disable=alone)
+
+
+def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Job[Done]:
+    """Answer a question turn by turn, each after the turns before; a line of progress is borrowed from `bars`."""
+    talk: list[str] = []
+    bar = bars.pop()
+    try:
+        for turn, words in enumerate(question.turns):
+            generation = pipeline.watch([*talk, words] if pipeline.text else pipeline.config.ids)
+            bar.set_description(f"question {question.id}, turn {turn + 1}", refresh=False)
+            bar.reset(pipeline.config.max_new_tokens)
+            with closing(generation):
+                for _ in generation:
+                    bar.update(generation.answer.new_tokens - bar.n)
+                    yield None
+            tell_if_full(pipeline, generation.answer)
+            talk += [words, generation.text]
+            yield (number, turn), {"question_id": question.id, "turn": turn, "prompt": words}, generation
+    finally:
+        bars.append(bar)
 
 
 def main(pipeline: Pipeline) -> None:

@@ -85,7 +85,7 @@ def test_by_a_modelled_clock_everything_takes_exactly_its_time(tmp_path):
     after = 5.0 + QUICK.stage(1.0, 3, 2)
     assert clock.time == pytest.approx(after)
     passes = SlowPasses(lambda readings: ["read"] * len(readings), pace)
-    network, other = SimpleNamespace(network="one"), SimpleNamespace(network="two")
+    network, other = SimpleNamespace(network="one", source=""), SimpleNamespace(network="two", source="")
     assert passes([reading(network, asked=0)]) == ["read"] and clock.time == pytest.approx(after), "only text was read"
     assert len(passes([reading(network, 1), reading(network, 1)])) == 2
     assert clock.time == pytest.approx(after + 2e-3), "one pass for two requests"
@@ -105,7 +105,7 @@ def reading(draft, asked):
 
 def test_a_level_takes_its_time():
     passes = SlowPasses(lambda readings: readings, Pace(QUICK))
-    assert seconds(lambda: passes([reading(SimpleNamespace(network=1), 4)])) >= 2e-3
+    assert seconds(lambda: passes([reading(SimpleNamespace(network=1, source=""), 4)])) >= 2e-3
 
 
 def test_messages_share_a_wire_in_order_and_control_does_not_wait_for_data():

@@ -66,6 +66,31 @@ def test_the_need_of_rank_0_is_lm_head_and_draft(saved, parts):
     assert need(with_model).cache == 2 * draft.cache.keys.numel() * 4
 
 
+def test_each_of_several_requests_has_a_cache_in_every_stage_and_every_draft(parts):
+    one, three = RunConfig(dtype="float32", max_length=200), RunConfig(dtype="float32", max_length=200, max_requests=3)
+    for part in parts:
+        single, several = need(RankSpec(one, part)), need(RankSpec(three, part))
+        assert several.cache == 3 * single.cache > 0
+        assert several.weights == single.weights and several.workspace > single.workspace
+    stage = build_stage(RankSpec(three, parts[1]), OFF)
+    caches = [stage.cache(request) for request in range(3)]
+    assert need(RankSpec(three, parts[1])).cache == sum(2 * cache.keys.numel() * 4 for cache in caches)
+    with pytest.raises(AssertionError, match="one more"):
+        stage.cache(3)
+
+
+def test_fewer_requests_at_once_are_advised_where_they_fit(parts, monkeypatch):
+    many, five = (RunConfig(dtype="float32", max_requests=count) for count in (40, 5))
+    left = total(five, parts)
+    monkeypatch.setattr(memory, "free", lambda device: left)
+    with refused("GB free: give max_requests=5 or less, or end other programs"):
+        check(many, parts, parts)
+    check(five, parts, parts)
+    long = RunConfig(dtype="float32", max_requests=6, max_length=3000)
+    with refused("give max_requests=3 or max_length=1537 or less, or end other programs"):
+        check(long, parts, parts)
+
+
 def check(config, parts, mine):
     specs = [RankSpec(config, part) for part in parts]
     check_memory(specs, specs[:len(mine)])

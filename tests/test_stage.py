@@ -18,7 +18,7 @@ AFTER_HIT = Segment(0, [6], [4], [4], 0, torch.tensor([31]))
 
 
 def stage() -> Stage:
-    made = Stage(TINY.slice(0, 4), lambda: CONFIG.cache(4, 64, TINY.lm_head.weight))
+    made = Stage(TINY.slice(0, 4), lambda: CONFIG.cache(4, 64, TINY.lm_head.weight), requests=2)
     made.apply(TEXT)
     return made
 
@@ -80,3 +80,28 @@ def test_a_prune_ahead_of_the_rows_that_it_gives_up_saves_their_time():
     assert isinstance(given_up, Segment) and given_up.nodes == [12]
     served.apply(Reset(1))
     assert list(served.caches) == [0]
+
+
+def test_a_prune_ahead_of_its_request_takes_no_cache_from_those_in_front_of_it():
+    served = stage()
+    for request in (2, 3, 4):
+        served.apply(Prune(request, tip=10 * request, parent=10 * request, horizon=10 * request + 1, keep=[]))
+    assert torch.equal(served.apply(other(1, [10, 11, 12])).x, stage().apply(other(1, [10, 11, 12])).x)
+    assert set(served.caches) == {0, 1}
+    with pytest.raises(AssertionError, match="one more than rank 0 may have"):
+        served.apply(other(5, [50, 51, 52]))
+
+
+def test_the_caches_of_all_requests_are_taken_at_the_start_and_used_again():
+    taken = []
+
+    def new_cache():
+        taken.append(CONFIG.cache(4, 64, TINY.lm_head.weight))
+        return taken[-1]
+
+    served = Stage(TINY.slice(0, 4), new_cache, requests=3)
+    assert len(taken) == 3
+    for request in range(5):
+        served.apply(other(request, [10 * request, 10 * request + 1, 10 * request + 2]))
+        served.apply(Reset(request))
+    assert len(taken) == 3

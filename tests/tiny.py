@@ -32,6 +32,7 @@ CONFIG = LlamaConfig(hidden=32, layers=4, heads=4, kv_heads=2, head_dim=8, inter
 TREE = TreeConfig(init=Growth(20, 4, 4, 4), expand=Growth(16, 4, 4, None), idle=Growth(6, 1, 4),
                   layer=Growth(25, 1000, 5, 5), stream=Growth(24, 12, 4, 4, anywhere=True), chunk=5)
 CAPACITY = 2048  # every guess of a request, for when all prunes are lost
+PLACES = 8  # for requests that are under way at once
 
 
 def weights(module: torch.nn.Module, seed: int, scale: float = 0.25) -> dict[str, Tensor]:
@@ -163,7 +164,7 @@ def stages_of(tiny: Tiny, stages: int) -> list[Stage]:
     """The model in so many stages."""
     layers = tiny.config.layers
     bounds = [layers * i // stages for i in range(stages + 1)]
-    return [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight),
+    return [Stage(tiny.slice(a, b), partial(CONFIG.cache, b - a, CAPACITY, tiny.lm_head.weight), requests=PLACES,
                   keep=[i for i in inner_layers(layers) if a <= i < b]) for a, b in zip(bounds, bounds[1:])]
 
 
@@ -178,7 +179,7 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
         thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length=200)
-    ring.places = 8
+    ring.places = PLACES
     decoder.stages = workers  # type: ignore[attr-defined]
     yield decoder
     ring.stop()

@@ -1,0 +1,241 @@
+"""Requests side by side: jobs abreast write what each writes alone, and a load takes what a person counts by hand."""
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from config.load import moments
+from eval.load import Served, arriving, at_once, figures, poisson, unequal
+from eval.metrics import total_speed
+from eval.report import report
+from model.drafts import NoDraft
+from model.sample import Sampler
+from pipeline.abreast import abreast
+from pipeline.decode import Decoder, Request
+from pipeline.ring import Ring
+from pipeline.strategies import STRATEGIES
+from pipeline.trace import OFF
+from scripts.bench import __main__ as bench
+from scripts.bench.turns import Stopwatch
+from scripts.evaluate import evaluate
+from sim.clock import VirtualClock
+from sim.cluster import Cluster
+from sim.stages import Work
+from tests.checkpoints import refused
+from tests.saved import here, models
+from tests.test_virtual import PLAIN, paths
+from tests.tiny import TREE, Tiny, pipeline
+
+TINY = Tiny()
+PROMPTS = [[5, 17, 40], [8, 1, 33, 2], [2, 31], [7, 7, 19, 44], [30, 21]]
+NEW = 6
+TEXTS = [TINY.text(prompt, NEW, Sampler()) for prompt in PROMPTS]
+QUESTIONS = [{"question_id": 3, "turns": ["who are you?", "why?"]}, {"question_id": 5, "turns": ["hello"]},
+             {"question_id": 4, "turns": ["where is it?", "and now?"]}]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models(tmp_path_factory.mktemp("load") / "saved")
+
+
+def job(decoder, prompt, under_way):
+    answer, stream = decoder.watch(Request(prompt, Sampler(), NEW))
+    under_way.append(prompt)
+    try:
+        for _ in stream:
+            yield None
+        yield answer.token_ids
+    finally:
+        under_way.remove(prompt)
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+def test_jobs_abreast_write_what_each_writes_alone_and_no_more_are_under_way_than_places(places):
+    under_way, most = [], []
+    with pipeline(TINY, 2, "streaming", TINY.eagle()) as decoder:
+        texts = []
+        for text in abreast((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, places):
+            most.append(len(under_way))
+            texts.append(text)
+        assert sorted(texts) == sorted(TEXTS) and max(most) == places and not under_way
+        assert not any(stage.caches for stage in decoder.stages)
+
+
+def test_jobs_that_are_given_up_or_fail_leave_nothing_under_way():
+    def failing(decoder):
+        yield from job(decoder, PROMPTS[1], under_way)
+        raise ValueError("a job of its own")
+
+    under_way: list[list[int]] = []
+    with pipeline(TINY, 2, "continuous", TINY.eagle()) as decoder:
+        works = abreast((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, 4)
+        assert next(works) in TEXTS and under_way
+        works.close()
+        assert not under_way and not decoder.scheduler.tasks
+        with pytest.raises(ValueError, match="of its own"):
+            list(abreast([job(decoder, PROMPTS[0], under_way), failing(decoder)], decoder, 2))
+        assert not under_way and not decoder.scheduler.tasks
+        assert decoder.whole(Request(PROMPTS[2], Sampler(), NEW)).token_ids == TEXTS[2]
+
+
+def virtual(places: int = 4) -> Decoder:
+    """Plain decoding over two stages of 4 ms on a virtual clock, with wires of 1 ms: 11 ms a token."""
+    clock = VirtualClock()
+    work = Work(lambda rows, text: 0.004, layers=4)
+    [link] = Cluster(PLAIN, clock, [[work, work]], paths(), [OFF] * 3).links
+    ring = Ring(link, TINY.lm_head, 3, clock=clock)
+    ring.places = places
+    return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, 200)
+
+
+def requests(prompts=PROMPTS):
+    return [Request(prompt, Sampler(), NEW) for prompt in prompts]
+
+
+def test_requests_that_arrive_far_apart_begin_when_they_arrive_and_take_what_one_alone_takes():
+    served = arriving(virtual(), requests(), [0.5 * number for number in range(5)], 4)
+    assert [each.tokens for each in served] == [tuple(text) for text in TEXTS]
+    assert [each.arrived for each in served] == pytest.approx([0, 0.5, 1, 1.5, 2])
+    assert [each.latency for each in served] == pytest.approx([0.011 * NEW] * 5)
+    assert [each.wait for each in served] == pytest.approx([0.011] * 5)
+
+
+def test_requests_that_find_no_place_wait_in_their_order_and_their_wait_counts():
+    served = arriving(virtual(), requests(), [0.0, 0.001, 0.002, 0.003, 0.004], 1)
+    ends = [each.ended for each in served]
+    assert ends == sorted(ends) and [each.tokens for each in served] == [tuple(text) for text in TEXTS]
+    least = [0.011 * NEW * (number + 1) - each.arrived for number, each in enumerate(served)]
+    assert all(each.latency >= alone - 1e-9 for each, alone in zip(served, least))
+
+
+def test_plain_decoding_of_several_at_once_shares_the_passes_of_stages():
+    alone, together = (figures(at_once(virtual(), requests(), places)) for places in (1, 5))
+    assert together.speed > 2 * alone.speed and together.latency < 2 * alone.latency
+
+
+def test_the_figures_of_a_load_are_those_of_a_person():
+    served = [Served(number, float(number), number + 0.5, number + 2.0 + number % 2, (1, 2, 3)) for number in range(4)]
+    found = figures(served)
+    assert found.latency == 2.5 and found.latency_tail == 3.0 and found.wait == found.wait_tail == 0.5
+    assert found.speed == 12 / 6
+    texts = {}
+    assert unequal(served, texts) == 0 and unequal([served[0]._replace(tokens=(1,)), served[1]], texts) == 1
+
+
+def test_arrivals_at_random_have_their_rate_and_their_seed():
+    drawn = poisson(4.0, 4000, 7)
+    assert drawn == sorted(drawn) == poisson(4.0, 4000, 7) != poisson(4.0, 4000, 8)
+    assert drawn[-1] == pytest.approx(1000, rel=0.05)
+    within = sum(later - earlier < 0.25 for earlier, later in zip([0.0, *drawn], drawn)) / 4000
+    assert within == pytest.approx(0.632, abs=0.03)
+
+
+@pytest.mark.parametrize("text, told", [("", "has no moments"), ("1\nx", "line 2"), ("2\n1", "line 2"),
+                                        ("-1", "line 1"), ("1e99", "line 1")])
+def test_a_file_of_moments_that_is_none_is_refused_by_its_line(tmp_path, text, told):
+    (tmp_path / "moments").write_text(text)
+    with refused(told):
+        moments(str(tmp_path / "moments"))
+    (tmp_path / "moments").write_text("0\n\n0.5\n 0.5\n")
+    assert moments(str(tmp_path / "moments")) == [0, 0.5, 0.5]
+
+
+def test_a_stopwatch_counts_a_call_inside_another_once():
+    class Work:
+        def outer(self):
+            return self.inner() + self.inner()
+
+        def inner(self):
+            return sum(range(1000))
+
+    work, watch = Work(), Stopwatch()
+    with watch.on([(Work, "inner"), (work, "outer")]):
+        assert work.outer() == 2 * sum(range(1000)) and watch.calls == 1
+        work.inner()
+    seconds = watch.seconds
+    work.outer()
+    assert watch.calls == 2 and watch.seconds == seconds > 0
+
+
+@pytest.fixture
+def small(saved, tmp_path):
+    """Words for a measurement with a small model."""
+    (tmp_path / "hello.json").write_text('["hello", "where is it?", "who are you?"]')
+    return [f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "sets=hello", "template=none", "dtype=float64",
+            "ignore_eos=true", "max_new_tokens=6", "draft=eagle", "init_total_token=8", "init_topk=3", "requests=3"]
+
+
+def test_a_load_is_told_as_a_table_and_written_as_csv_and_plots(small, tmp_path, capsys):
+    words = ["rates=1,50", "at_once=1,3", "methods=ar,streaming", "alone=ar", f"results={tmp_path / 'out'}"]
+    assert bench.main(["load", *small, *words]) == 0
+    said = capsys.readouterr().out
+    assert "requests that arrive (simulated, profile jetson-7b)" in said and "of the first method: 0 of 24" in said
+    with (tmp_path / "out" / "load.csv").open() as file:
+        loaded = list(csv.DictReader(file))
+    assert [(row["method"], row["places"], row["rate"]) for row in loaded] == [
+        ("ar", "1", "1"), ("ar", "1", "50"), ("streaming", "16", "1"), ("streaming", "16", "50")]
+    assert float(loaded[1]["latency_p95"]) > float(loaded[0]["latency_p95"]) > 0
+    with (tmp_path / "out" / "at_once.csv").open() as file:
+        counted = {(row["method"], row["at_once"]): row for row in csv.DictReader(file)}
+    assert float(counted["ar", "1"]["over_one"]) == 1 < float(counted["ar", "3"]["over_one"]) <= 3
+    assert (tmp_path / "out" / "load-latency-t0.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("words, told", [
+    (["rates=0"], "rates=0: 0 is not possible"), (["at_once=1.5"], "1.5 is not possible"),
+    (["methods=ar,dsi"], "dsi is unknown, or has a pipeline of its own"), (["rates="], "nothing is to be measured"),
+    (["profile=none", "time=real"], "name a cluster"), (["temperature=1"], "write temperatures=1")])
+def test_a_load_that_cannot_be_measured_is_refused_with_the_fix(small, words, told, capsys):
+    assert bench.main(["load", *small, *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tmp_path, capsys):
+    (tmp_path / "asked").write_text("\n".join(map(json.dumps, QUESTIONS)))
+    kept = []
+    for requests_ in (1, 3):
+        out = tmp_path / f"out{requests_}"
+        words = (f"model_dir={saved / '0+2+2'}", "template=none", "max_new_tokens=8", f"output={out}")
+        assert here(*words, f"max_requests={requests_}", f"question_file={tmp_path / 'asked'}") == 0
+        kept.append(json.loads(out.read_text()))
+    alone, together = kept
+    assert [(entry["question_id"], entry["turn"]) for entry in together] == [(3, 0), (3, 1), (5, 0), (4, 0), (4, 1)]
+    for one, other in zip(alone, together):
+        same = {key for key in one if not key.endswith(("seconds", "per_second")) and key not in ("config", "segments")}
+        assert {key: one[key] for key in same} == {key: other[key] for key in same}
+    said = capsys.readouterr()
+    assert said.out.count("tokens/s of all") == 1 and "question 4, turn 2" in said.err
+
+
+def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_one(saved, tmp_path, monkeypatch):
+    (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({**each, "category": ""}) for each in QUESTIONS))
+    monkeypatch.setattr("eval.bench.WARM_UP", 2)
+    fixed = (f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "template=none", "processes=false", "dtype=float64",
+             "ignore_eos=true", "init_total_token=8", "init_topk=3", "methods=naive,ar", "sets=talk", "temperatures=1",
+             "seed=5", "max_new_tokens=6", "profile=jetson-7b", "time=virtual")
+    texts = []
+    for places in (1, 2):
+        folder = tmp_path / f"at_once_{places}"
+        assert evaluate("emulated", [f"results={folder}", f"concurrency={places}", *fixed]) == 0
+        lines = [json.loads(line) for path in sorted(folder.glob("answers/*/*.jsonl"))
+                 for line in path.read_text().splitlines()]
+        texts.append({(line["method"], line["question_id"]): line["token_ids"] for line in lines})
+        assert {line["same_as_ar"] for line in lines if line["method"] == "naive"} == {True}
+        assert all(("span" in line) == (places > 1) for line in lines)
+        assert any(folder.glob("tally/*/rank_0.jsonl")) == (places == 1)
+    assert texts[0] == texts[1] and len(texts[0]) == 6
+    told = (folder / "report.md").read_text()
+    assert "answers 2 questions at once" in told and "of all answers of a set together" in told
+    own = [line for line in lines if line["method"] == "ar"]
+    seconds = max(line["span"][1] for line in own) - min(line["span"][0] for line in own)
+    assert total_speed(own) == pytest.approx(5 * 6 / seconds) and report(folder)
+
+
+def test_an_evaluation_whose_keys_disagree_is_refused(tmp_path, capsys):
+    assert evaluate("emulated", ["max_requests=3", f"results={tmp_path / 'x'}"]) == 2
+    assert "write concurrency=3" in capsys.readouterr().err
+
+
