@@ -148,7 +148,7 @@ class RunConfig(Checked):
     quant_draft: bool = False  # quantize the draft's layers in the same way
     max_length: int = 2048  # tokens of prompt and answer together
     max_requests: int = 1  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
-    reuse: bool = False  # begin behind the tokens that a prompt shares with an earlier text, while the ranks hold it
+    reuse: bool = False  # begin behind the tokens that a prompt shares with a text that the ranks hold
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
