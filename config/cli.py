@@ -7,16 +7,18 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, Sequence
 
+from config.boards import is_file
 from config.drafts import ComparedDrafts
 from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, under
 from config.run_config import RunConfig
+from config.words import opened
 
 DEFAULT_PRESET = "toy"
 COMMAND = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
-         "data", "results", "hosts", "traces")
+         "data", "results", "hosts", "traces", "measured", "preset")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "none_expand")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
@@ -42,6 +44,7 @@ def parse(argv: Sequence[str], command: str = COMMAND, kind: type[RunConfig] = R
     if any(word in HELP for word in argv):
         print(help_text(command, kind))
         raise SystemExit(0)
+    argv = opened(argv)
     keys = {option.name: option for option in options(kind)}
     named = bool(argv) and "=" not in argv[0]
     preset = _preset(argv[0], keys) if named else PRESETS[DEFAULT_PRESET]
@@ -72,6 +75,8 @@ def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         folders = [folder.strip() for folder in found["ssm"].split(",")]
         absolute = [os.path.abspath(os.path.expanduser(folder)) for folder in folders if folder]
         found["ssm"] = ",".join(absolute) or found["ssm"]
+    if is_file(found.get("profile", "")):
+        found["profile"] = os.path.abspath(os.path.expanduser(found["profile"]))
     for key in QUESTIONS:
         if key in found and not found[key].strip():
             raise ValueError(f"{key} is empty: write the question behind {key}=")

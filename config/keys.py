@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config.files import HALF
@@ -73,9 +74,15 @@ def options(kind: type) -> Iterator[Option]:
         yield from _options(cls, found)
 
 
+@lru_cache(maxsize=None)
+def _lines(cls: type) -> Sequence[str]:
+    """The source of a class; to find it, Python parses the whole file that the class stands in."""
+    return inspect.getsource(cls).splitlines()
+
+
 def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
     group = ""
-    for line in inspect.getsource(cls).splitlines():
+    for line in _lines(cls):
         title, entry = TITLE.fullmatch(line), ENTRY.fullmatch(line)
         if title:
             group = title[1]

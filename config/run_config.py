@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Iterator
 
+from config.boards import cluster_of, is_file
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import Checked, Range, outside, unknown
+from config.small_models import problems as problems_of_small_models
 from config.tensor_parallel import TensorParallel
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
@@ -76,6 +78,7 @@ class RunConfig(Checked):
     draft: str = "eagle"  # eagle (the head), model (draft_dir), ssm, suffix (copies), sums as eagle+suffix, or none
     draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
     ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: rank 0's draft
+    ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns
     answers: str = ""  # file that keeps prompts and answers, which suffix copies from in later runs; empty: none
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
@@ -145,6 +148,7 @@ class RunConfig(Checked):
     quant_draft: bool = False  # quantize the draft's layers in the same way
     max_length: int = 2048  # tokens of prompt and answer together
     max_requests: int = 1  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
+    reuse: bool = False  # a request begins behind the tokens that it shares with an earlier one, while ranks hold those
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
@@ -154,7 +158,7 @@ class RunConfig(Checked):
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
 
     # An emulated cluster: real processes, messages and tokens, in the time that other devices would need
-    profile: str = "none"  # the cluster: none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi or server
+    profile: str = "none"  # none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json
     rate_mbps: float = 0.0  # Mbit/s of its wires; 0: as the profile says
     delay_ms: float = -1.0  # milliseconds of a message on its wires; -1: as the profile says
     time: str = "real"  # how its time passes: real (who is done early sleeps) or virtual (it is only counted)
@@ -211,7 +215,7 @@ class RunConfig(Checked):
         """
         if self.profile == "none":
             return None
-        usual = PROFILES[self.profile]
+        usual = cluster_of(self.profile)
         rate = self.rate_mbps or usual.mbps
         delay = usual.latency if self.delay_ms < 0 else self.delay_ms
         step = usual.step + (delay - usual.latency)
@@ -280,12 +284,14 @@ def _bound(size: int) -> int | None:
 def _problems(c: RunConfig) -> Iterator[str]:
     """What is wrong with a configuration, each in a sentence that names the fix."""
     values = vars(c)
-    yield from unknown(values, CHOICES)
+    choices = {name: words for name, words in CHOICES.items() if name != "profile" or not is_file(c.profile)}
+    yield from unknown(values, choices)
     yield from outside(values, RANGES)
     for name, usual in EMULATION.items():
         if c.profile == "none" and values[name] != usual:
             yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
     yield from c.tensor_parallel.problems()
+    yield from problems_of_small_models(c)
     yield from _problems_of_time(c)
     yield from _problems_of_questions(c)
     yield from _problems_of_machine(c)
@@ -328,8 +334,6 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     wrong = wrong_widths(c.expansion)
     if wrong:
         yield f"expansion={c.expansion} {wrong}"
-    if c.ssm and not c.small_models:
-        yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
     copies = "suffix" in c.sources
     if copies and c.policy in FIXED:
         yield f"policy={c.policy} asks networks for guesses, and suffix is none: leave it out of draft={c.draft}"

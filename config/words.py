@@ -4,7 +4,27 @@ It knows nothing about which keys there are: `cli.py` does, and says what is wro
 """
 from __future__ import annotations
 
+import os
 from typing import Mapping, Sequence
+
+from config.files import fits, whole
+
+ENDING = ".json"  # of a file that stands in place of a preset
+
+
+def opened(argv: Sequence[str]) -> list[str]:
+    """The words of a command that begins with a file of keys, as a plan writes it, with those of the file in its place.
+
+    The file says {"preset": NAME, "keys": {KEY: VALUE}}; what was typed comes before it. Raises ValueError if it does
+    not.
+    """
+    if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
+        return list(argv)
+    found = whole(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
+    texts = {"preset": str, "keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str])}
+    if not fits(found, texts):
+        raise ValueError(f"{argv[0]} is no preset: name a file that a plan has written with preset=FILE")
+    return over([found["preset"], *argv[1:]], found["keys"])
 
 
 def preset_of(argv: Sequence[str]) -> str:

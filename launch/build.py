@@ -19,16 +19,18 @@ from model.answers import add_texts, load_texts
 from model.blend import SUFFIX
 from model.cache import TreeCache
 from model.checkpoint import Checkpoint
-from model.drafts import NoDraft, TreeDraft
+from model.drafts import TreeDraft
 from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.llama import LlamaConfig, Slice, fill
 from model.mixture import Mixture, Suffix
+from model.no_draft import NoDraft
 from model.quant import Recast, compress, load, probe
 from model.reading import Passes, read_all
 from model.small import ModelDraft
 from model.weights import EMBED, HEAD, assign, check_model
 from pipeline.clock import REAL
 from pipeline.decode import Decoder
+from pipeline.drafters import Drafter, Drafters
 from pipeline.interfaces import Clock, Draft
 from pipeline.replicas import Replicas
 from pipeline.ring import Ring
@@ -36,7 +38,7 @@ from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF, NoTrace, TracedDraft
 from sim.devices import SlowHead, SlowPasses, SlowSlice
-from sim.groups import Paced, Times
+from sim.groups import Paced, Times, slowest
 from sim.pace import Pace
 from tp.comm import COMMS, Comm
 from tp.group import Group
@@ -64,7 +66,7 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
         computes = ShardedSlice(body, _comm(spec, members, trace))
     elif spec.cluster:
         of_model = (last - first) / sizes.layers
-        computes = SlowSlice(body, Pace(spec.cluster, trace=trace), of_model)
+        computes = SlowSlice(body, Pace(spec.cluster.board(spec.part.rank), trace=trace), of_model)
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
     return Stage(computes, new_cache, trace, keep, spec.config.max_requests)
 
@@ -94,7 +96,8 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
         return comm
     layers = cluster.layers / spec.sizes.layers
     largest = max(spec.part.shares) / sum(spec.part.shares)
-    times = Times(cluster, largest, group.size)
+    first = spec.part.rank - spec.part.member
+    times = Times(slowest(cluster, range(first, first + group.size)), largest, group.size)
     return Paced(comm, Pace(cluster, trace=trace), layers, times)
 
 
@@ -116,10 +119,12 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     return ring
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace) -> Draft:
-    """The draft that the configuration names. It may share the target's LM head."""
+def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Drafters | None = None) -> Draft:
+    """The draft that the configuration names, which may be `elsewhere`. It may share the target's LM head."""
     if not spec.sources:
         return NoDraft()
+    if elsewhere is not None and spec.sources == ("ssm",):
+        return elsewhere if trace is OFF else TracedDraft(elsewhere, trace)
     networks: list[Any] = []
     for name in spec.sources:
         if name == "ssm":
@@ -137,6 +142,13 @@ def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
     return SlowPasses(read_all, Pace(spec.cluster, clock, trace)) if spec.cluster else read_all
 
 
+def build_drafter(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Drafter:
+    """The small model of a rank of its own; in an emulated cluster its levels take their time."""
+    assert spec.drafter is not None, f"rank {spec.part.rank} holds no small model"
+    spec.prepare_torch()
+    return Drafter(_numbered(spec, spec.drafter), trace, build_passes(spec, trace, clock))
+
+
 def _suffix(spec: RankSpec) -> Suffix:
     """The automaton over a request's text and, if a file for them is named, over earlier ones."""
     path, vocab = spec.config.answers, spec.sizes.vocab
@@ -149,7 +161,9 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
+    decoder = Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
+    decoder.scheduler.reuses = spec.config.reuse
+    return decoder
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
@@ -180,12 +194,14 @@ def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
 
 def _small_models(spec: RankSpec) -> list[ModelDraft]:
     """The small models that draft side by side, called ssm1, ssm2 and so on in the order in which they were named."""
-    found = []
-    for number, folder in enumerate(spec.small_models, 1):
-        draft = _small_model(spec, folder, "ssm")
-        draft.source = f"ssm{number}"
-        found.append(draft)
-    return found
+    return [_numbered(spec, number) for number in range(len(spec.small_models))]
+
+
+def _numbered(spec: RankSpec, number: int) -> ModelDraft:
+    """The small model of this number, from 0, as a draft with the name and the draws of its own."""
+    draft = _small_model(spec, spec.small_models[number], "ssm")
+    draft.number, draft.source = number, f"ssm{number + 1}"
+    return draft
 
 
 def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:

@@ -15,6 +15,7 @@ from typing import Callable, Mapping, Sequence
 import torch
 
 from config.drafts import FOLDERS
+from config.small_models import drafting_ranks
 from launch.spec import RankSpec
 from model.checkpoint import Checkpoint, Form
 from model.drafts import CHUNK
@@ -66,8 +67,11 @@ NOTHING = Need(0, 0, 0)
 def need(spec: RankSpec) -> Need:
     """The memory of one rank, with a cache for each of `max_requests` requests.
 
-    A stage holds layers; rank 0 holds the LM head and the draft. Where there is no pipeline, rank 0 holds both.
+    A stage holds layers; rank 0 holds the LM head and the draft. Where there is no pipeline, rank 0 holds both. A rank
+    that drafts holds a small model and nothing else.
     """
+    if spec.drafter is not None:
+        return _network(spec, spec.small_models[spec.drafter], eagle=False)
     found = NOTHING
     if _layers(spec):
         found += _stage(spec)
@@ -77,7 +81,9 @@ def need(spec: RankSpec) -> Need:
 
 
 def _layers(spec: RankSpec) -> int:
-    """How many layers the rank holds, whole or a share of each."""
+    """How many of the target's layers the rank holds, whole or a share of each."""
+    if spec.drafter is not None:
+        return 0
     first, last = spec.part.layers
     return last - first
 
@@ -118,7 +124,7 @@ def _draft(spec: RankSpec) -> Need:
 def _folders(spec: RankSpec, name: str) -> list[Path]:
     """Where the networks of a source lie."""
     if name == "ssm":
-        return spec.small_models
+        return [] if drafting_ranks(spec.config) else spec.small_models
     if name not in FOLDERS:
         return []
     if name == "eagle" and spec.part.eagle:

@@ -25,6 +25,7 @@ from model.reading import Passes
 from model.sample import Sampler
 from model.text import Reader, Text
 from pipeline.decode import Answer, Decoder, Request
+from pipeline.drafters import Drafters
 from pipeline.interfaces import Draft
 from pipeline.loss import PeerLost
 from pipeline.ring import Ring
@@ -52,6 +53,7 @@ class Pipeline:
     text: Text | None
     trace: NoTrace
     lm_head: LMHead  # the target's, which drafts may share
+    drafters: Drafters  # small models on ranks of their own
     drafts: dict[Any, Draft] = field(default_factory=dict)  # those that were built, by kind and folder
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
 
@@ -87,20 +89,26 @@ class Pipeline:
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
+        pipeline = Pipeline(spec, ring, None, trace, lm_head, Drafters(rank.wires.drafters))
         try:
-            text = open_text(spec.config, spec.part.folder)
-            pipeline = Pipeline(spec, ring, text, trace, lm_head)
+            pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
             pipeline.draft_of(spec)
             ring.start()
+            pipeline.drafters.start()
         except (ValueError, KeyboardInterrupt):
-            ring.stop()  # the other ranks are well, and shall end in good order
+            pipeline.stop()  # the other ranks are well, and shall end in good order
             raise
         return pipeline
+
+    def stop(self) -> None:
+        """Let all other ranks end their work; returns once they have."""
+        self.ring.stop()
+        self.drafters.stop()
 
     def close(self) -> None:
         """End all ranks in good order."""
         with self.started, suppress(PeerLost):  # a loss was told when it came
-            self.ring.stop()
+            self.stop()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -199,7 +207,8 @@ class Pipeline:
         """The draft that a specification names, which is built once."""
         place = spec.draft, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
-            self.drafts[place] = build_draft(spec, self.lm_head, self.trace)
+            elsewhere = self.drafters if self.drafters.links else None
+            self.drafts[place] = build_draft(spec, self.lm_head, self.trace, elsewhere)
         return self.drafts[place]
 
     def _tree(self, config: RunConfig) -> TreeConfig:

@@ -14,7 +14,7 @@ from config.questions import read
 from config.run_config import RunConfig
 from launch.devices import usable
 from launch.memory import check_memory, local_ranks
-from launch.spec import RankSpec
+from launch.spec import RankSpec, place
 from launch.split.plan import Layout
 from launch.split.write import split
 from model.checkpoint import Checkpoint
@@ -36,16 +36,16 @@ def prepare(config: RunConfig) -> tuple[Path, Placement]:
     if all_ranks:
         _check_files(config)
     folder = Path(config.model_dir) if config.model_dir else _split(config, all_ranks)
-    own = open_part(folder, int(os.environ.get("RANK", "0")))
+    own = open_part(folder, int(os.environ.get("RANK", "0")), config)
     _check_form(config, own)
-    placement = Placement.of(own.stages, len(own.shares), config.copies(len(own.stages)))
+    placement = place(config, own)
     _check_world(own, placement)
     check_ids("prompt_ids", config.ids, own.config["vocab_size"])
     if all_ranks:
         for rank in range(1, own.world):
             check_split(open_part(folder, rank), own.split_id)
         _empty_trace(config.trace)
-    elif HEAD in own.weights.names():  # rank 0 of several hosts: no other has these files
+    elif HEAD in own.weights.names() and RankSpec(config, own).drafter is None:  # rank 0 alone has these files
         _check_files(config)
     _check_memory(config, folder, own, placement.world)
     return folder, placement
@@ -85,6 +85,8 @@ def _check_world(part: Part, placement: Placement) -> None:
     world, copies = placement.world, len(placement.rings)
     if int(os.environ.get("WORLD_SIZE", world)) != world:
         copied = f", in {copies} replicas" if copies > 1 else ""
+        if placement.drafting:
+            copied += f", and ssm_ranks=true gives {placement.drafting} small models a rank each"
         raise ValueError(f"{part.folder.parent} is split as {part.form}{copied}: start {world} ranks, rank 0 included")
 
 
@@ -117,7 +119,7 @@ def _check_memory(config: RunConfig, folder: Path, own: Part, world: int) -> Non
 
     Whoever launches the ranks leaves CUDA to them: to look would take some of that memory.
     """
-    specs = [RankSpec(config, open_part(folder, rank)) for rank in local_ranks(world)]
+    specs = [RankSpec(config, open_part(folder, rank, config)) for rank in local_ranks(world)]
     if "RANK" in os.environ:
         check_memory(specs, [RankSpec(config, own)], config.debug)
     elif config.processes:
@@ -142,7 +144,7 @@ def _split(config: RunConfig, write: bool) -> Path:
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
     # A board that has the whole model, as toy: others may write into the same folder, or an earlier split broke off.
-    if write or not _is_whole(folder, int(os.environ["RANK"])):
+    if write or not _is_whole(folder, int(os.environ["RANK"]), config):
         layout = Layout(quant, config.tensor_parallel.speeds)
         split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
@@ -172,24 +174,27 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
     return "-".join(words)
 
 
-def _is_whole(folder: Path, rank: int) -> bool:
+def _is_whole(folder: Path, rank: int, config: RunConfig) -> bool:
     """Whether a rank's part was written to the end."""
     try:
-        open_part(folder, rank)
+        open_part(folder, rank, config)
     except ValueError:
         return False
     return True
 
 
-def open_part(folder: Path, rank: int) -> Part:
+def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
     """A rank's own part of the split model in `folder`; raises ValueError if that is not there, or another rank's.
 
-    Ranks above those of the split have copies of the same parts, in the same order.
+    Ranks above those of the split have copies of the same parts, in the same order; or that of rank 0, if they hold a
+    small model, which has to fit the target's tokens.
     """
     number = rank
     written = min(folder.glob("stage_*"), default=None)
     if written is not None and rank:
-        number = 1 + (rank - 1) % max(1, Part(written).world - 1)
+        known = Part(written)
+        drafts = place(config, known).drafter(rank) is not None
+        number = 0 if drafts else 1 + (rank - 1) % max(1, known.world - 1)
     part = Part(folder / f"stage_{number}")
     if part.rank != number:
         raise ValueError(f"{part.folder} holds the part of rank {part.rank}: copy stage_{number} of the split there")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from config.run_config import RunConfig
-from launch.build import build_stage
+from launch.build import build_drafter, build_stage
 from launch.ending import show
 from launch.folder import private_folder
 from launch.hosts.clock import machine, tell_time
@@ -24,6 +24,7 @@ from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires, between_processes, between_threads
 from pipeline.clock import REAL
+from pipeline.drafters import run_drafter
 from pipeline.heartbeat import Heartbeat
 from pipeline.interfaces import Clock
 from pipeline.loss import PeerLost, explain, guarded
@@ -49,7 +50,10 @@ class Rank(NamedTuple):
         check_split(part, store.get("split/0").decode())
 
     def serve(self) -> None:
-        """Compute this rank's layers for the ring until it is stopped."""
+        """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
+        if self.spec.drafter is not None:
+            run_drafter(build_drafter(self.spec, self.trace, self.clock), self.wires.link)
+            return
         stage = build_stage(self.spec, self.trace, self.wires.group)
         run_stage(stage, self.wires.serving)
 
@@ -64,7 +68,7 @@ def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: T
     wires = between_threads(config, placement, traces)
 
     def connected(rank: int) -> Rank:
-        return Rank(RankSpec(config, open_part(folder, rank)), wires[rank], traces[rank])
+        return Rank(RankSpec(config, open_part(folder, rank, config)), wires[rank], traces[rank])
 
     def serve(rank: int) -> None:
         connected(rank).serve()

@@ -157,7 +157,7 @@ def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
     wires = between_processes(config, placement, number, heartbeat, trace)
     ending.wires = wires
     heartbeat.start(ending.lose)
-    rank = Rank(RankSpec(config, open_part(folder, number)), wires, trace)
+    rank = Rank(RankSpec(config, open_part(folder, number, config)), wires, trace)
     rank.compare_split(store)
     if config.trace and number == 0:
         tell_time(store, range(1, placement.world), machine())
@@ -210,7 +210,7 @@ def _lead(rank_0: Rank, main: Callable[[Pipeline], None]) -> int:
     except (SystemExit, ValueError, BrokenPipeError, KeyboardInterrupt) as error:
         code = _exit_code(error, config)
     try:
-        pipeline.ring.stop()
+        pipeline.stop()
     except PeerLost:
         if not code:  # else a reason was told already
             raise

@@ -15,10 +15,17 @@ from torch import Tensor
 from config.methods import METHODS
 from config.profiles import Profile
 from config.run_config import RunConfig
+from config.small_models import drafting_ranks
 from model.llama import LlamaConfig
 from model.quant import probe, running_kind
 from model.weights import Part
 from tp.links import Placement
+
+
+def place(config: RunConfig, part: Part) -> Placement:
+    """The placement of all ranks of a run, of which one holds this part of the split."""
+    copies = config.copies(len(part.stages))
+    return Placement.of(part.stages, len(part.shares), copies, drafting_ranks(config))
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,12 @@ class RankSpec:
     def copies(self) -> int:
         """How many copies of the model there are, for a method that has replicas."""
         return self.config.copies(len(self.part.stages))
+
+    @cached_property
+    def drafter(self) -> int | None:
+        """Which of the small models this rank holds in place of its part, counted from 0; None if it is no such rank.
+        """
+        return place(self.config, self.part).drafter(self.part.rank)
 
     @cached_property
     def device(self) -> torch.device:
@@ -122,6 +135,5 @@ class RankSpec:
         """Tell torch, for the whole process, to compute no gradients, and how many threads to use."""
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
-        world = Placement.of(self.part.stages, len(self.part.shares), self.copies).world
-        fair = max(1, cores // world)
+        fair = max(1, cores // place(self.config, self.part).world)
         torch.set_num_threads(self.config.threads_per_rank or fair)

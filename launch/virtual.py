@@ -10,7 +10,7 @@ from typing import Callable, Iterator, Sequence
 
 from config.profiles import Profile
 from config.run_config import RunConfig
-from launch.build import load_layers
+from launch.build import build_drafter, load_layers
 from launch.prepare import open_part
 from launch.ranks import Rank, Tracing, torch_as_it_was
 from launch.spec import RankSpec
@@ -20,10 +20,10 @@ from model.eagle import inner_layers
 from model.llama import Slice
 from sim.clock import VirtualClock
 from sim.cluster import NOTHING, Answers, Cluster, Own
-from sim.groups import Times
+from sim.drafters import DrafterWay
 from sim.paths import Paths
 from sim.stages import Work
-from tp.comm import TILE
+from sim.works import Held, work_of
 from tp.group import Table, ThreadGroup
 from tp.links import Placement
 from tp.shares import Joined
@@ -46,7 +46,8 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
     `answers` makes what the target says out of the stages of one copy of the model.
     """
     clock = VirtualClock()
-    traces = [tracing(config, rank, clock) for rank in range(placement.world)]
+    clocks = {rank: VirtualClock() for rank in placement.drafters}  # they draft while time passes elsewhere
+    traces = [tracing(config, rank, clocks.get(rank, clock)) for rank in range(placement.world)]
     groups = [[RankSpec(config, open_part(folder, rank)) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
     assert spec.cluster is not None, "only an emulated cluster has virtual time"
@@ -57,7 +58,11 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
         led = [traces[rank] for rank in placement.leaders]
         cluster = Cluster(spec.cluster, clock, [works] * spec.copies, answers(copy), led, own)
         alone = ThreadGroup(Table(1), 0)
-        yield Rank(spec, Wires(cluster.links, None, alone), traces[0], clock)
+        drafters = []
+        for rank, its_clock in clocks.items():
+            drafter = build_drafter(RankSpec(config, open_part(folder, rank, config)), traces[rank], its_clock)
+            drafters.append(DrafterWay(spec.cluster, drafter, clock, its_clock, traces[0]))
+        yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock)
     for trace in traces:
         trace.close()
     join_traces(config, spec.part)
@@ -86,20 +91,8 @@ def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     spec = group[0]
     first, last = spec.part.layers
     kept = sum(first <= layer < last for layer in inner_layers(spec.sizes.layers))
-    share = (last - first) / spec.sizes.layers
-    layers = share * profile.layers
-    if len(group) == 1:
-        def alone(rows: int, text: int) -> float:
-            return own.segment + profile.stage(share, rows, text)
-
-        return Work(alone, max(1, round(layers)), kept)
     speeds = spec.part.shares
-    times = Times(profile, max(speeds) / sum(speeds), len(group))
+    share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
     tiles = spec.config.tensor_parallel.comm == "galaxy"
-
-    def seconds(rows: int, text: int) -> float:
-        tiled = tiles and rows >= TILE * len(group)
-        heard = profile.latency / 1e3 + profile.transfer(rows * profile.row_bytes)
-        return own.segment + heard + layers * times.layer(tiled, rows, text)
-
-    return Work(seconds, 1, kept)
+    held = Held([member.part.rank for member in group], share, kept, largest, tiles)
+    return work_of(profile, held, own.segment)

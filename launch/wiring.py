@@ -26,6 +26,7 @@ class Wires:
     links: Sequence[Any]  # of a leader, into each of its rings; of another member of a group, to its leader
     fan: Any  # from a leader to the other members of its group; None if there are none
     group: Group
+    drafters: Sequence[Any] = ()  # from rank 0 to each rank that holds a small model
 
     @property
     def link(self) -> Any:
@@ -39,10 +40,11 @@ class Wires:
 
     def fail(self, failure: PeerLost) -> None:
         """Let whoever waits for a message get this failure instead."""
-        self.link.fail(failure)
+        for link in (self.link, *self.drafters):
+            link.fail(failure)
 
     def close(self) -> None:
-        for link in self.links:
+        for link in (*self.links, *self.drafters):
             link.close()
         if self.fan is not None:
             self.fan.close()
@@ -58,7 +60,7 @@ def between_processes(config: RunConfig, placement: Placement, rank: int, heartb
 
     def connect(peers: Peers, inbox: Inbox) -> Any:
         link = DistLink(peers, heartbeat.failed, trace, wires, inbox)
-        return _emulated(config, link, trace)
+        return _emulated(config, link, trace, (rank, peers))
 
     peers = placement.peers(rank)
     inbox = Inbox(trace, peers[0].ordered)
@@ -66,7 +68,8 @@ def between_processes(config: RunConfig, placement: Placement, rank: int, heartb
     members = placement.fan(rank)
     fan = connect(members, Inbox(trace)) if members else None
     group = DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.loss)
-    return Wires(links, fan, group)
+    drafters = [connect(each, Inbox(trace)) for each in placement.asked(rank)]
+    return Wires(links, fan, group, drafters)
 
 
 def between_threads(config: RunConfig, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
@@ -74,24 +77,34 @@ def between_threads(config: RunConfig, placement: Placement, traces: Sequence[No
     assert len(traces) == placement.world, (len(traces), placement.world)
     ordered = [placement.peers(rank)[0].ordered for rank in range(len(traces))]
     inboxes = [Inbox(trace, in_order) for trace, in_order in zip(traces, ordered)]
-    tables = {ranks: Table(len(ranks)) for ranks in placement.groups}
+    tables = {ranks: Table(len(ranks)) for ranks in map(placement.group, range(placement.world))}
+    root = placement.root
+    answers = {drafter: Inbox(traces[root]) for drafter in placement.drafters}  # where rank 0 hears each small model
+    ends = [*inboxes, *tables.values(), *answers.values()]
 
-    def connect(rank: int, peers: Peers) -> Any:
-        link = LocalLink(rank, inboxes, peers, tables.values())
-        return _emulated(config, link, traces[rank])
+    def connect(rank: int, peers: Peers, drafter: int = root) -> Any:
+        """The link of a rank; on the way between rank 0 and a small model, of `drafter`, with an inbox of its own."""
+        own = [*inboxes]
+        own[root] = answers.get(drafter, own[root])
+        link = LocalLink(rank, own, peers, ends)
+        return _emulated(config, link, traces[rank], (rank, peers))
 
     found = []
     for rank in range(len(traces)):
         mine = placement.group(rank)
-        links = [connect(rank, peers) for peers in placement.peers(rank)]
+        links = [connect(rank, peers, rank) for peers in placement.peers(rank)]
         members = placement.fan(rank)
         fan = connect(rank, members) if members else None
         group = ThreadGroup(tables[mine], mine.index(rank))
-        found.append(Wires(links, fan, group))
+        drafters = [connect(rank, peers, *peers.following) for peers in placement.asked(rank)]
+        found.append(Wires(links, fan, group, drafters))
     return found
 
 
-def _emulated(config: RunConfig, link: Any, trace: NoTrace) -> Any:
-    """The link itself, or in an emulated cluster one that takes the time of its wires."""
-    cluster = config.cluster
-    return SlowLink(link, Pace(cluster, trace=trace)) if cluster else link
+def _emulated(config: RunConfig, link: Any, trace: NoTrace, ends: tuple[int, Peers]) -> Any:
+    """The link itself, or in an emulated cluster one that takes the time of the wire from a rank to its peers."""
+    cluster, (rank, peers) = config.cluster, ends
+    if cluster is None:
+        return link
+    wire = cluster.link(rank, peers.following[0]) if peers.following else cluster
+    return SlowLink(link, Pace(wire, trace=trace))

@@ -8,6 +8,7 @@ Shapes: T rows of a segment, S slots in use, K key/value heads, E head dimension
 """
 from __future__ import annotations
 
+import sys
 from typing import Container, NamedTuple, Protocol, Sequence, Union
 
 import numpy as np
@@ -79,6 +80,27 @@ class TreeCache:
         self.settled = 0
         self._survivors = Survivors()
         self._hold([])
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens of the text; they are another request's from now on."""
+        self.drop()
+        assert length <= self.settled, f"{self.settled} slots are settled, fewer than {length}"
+        self.settled = length
+        self._survivors = Survivors()
+
+    def copy(self, source: TreeCache, length: int) -> None:
+        """Take over the first `length` tokens of another cache, in the place of all that is here."""
+        source._ripen()
+        assert length <= source.settled, f"{source.settled} slots are settled, fewer than {length}"
+        self.drop()
+        self.keys[:, :, :length] = source.keys[:, :, :length]
+        self.values[:, :, :length] = source.values[:, :, :length]
+        self._mask.zero_()
+        self.settled = length
+
+    def end(self, last: int) -> None:
+        """The text ends in the node `last`, and nothing lives below it."""
+        self.prune(last, last, (), sys.maxsize)
 
     def drop(self) -> None:
         """Forget the tail."""

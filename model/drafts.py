@@ -8,7 +8,6 @@ Shapes: T rows, D what a draft makes of a row, W children of a row.
 from __future__ import annotations
 
 import math
-import sys
 from copy import copy
 from itertools import accumulate
 from typing import Sequence
@@ -26,31 +25,6 @@ from model.sample import Sampler, not_finite
 from model.tree import TokenTree
 
 CHUNK = 256  # rows of a prompt that a draft reads at once
-
-
-class NoDraft:
-    """A draft that never guesses; with it every strategy decodes token by token."""
-
-    inner = False
-    drifts = False
-    consumed = sys.maxsize
-    networks: Sequence[TreeDraft] = ()
-
-    def another(self) -> NoDraft:
-        return self
-
-    def begin(self, sampler: Sampler) -> None:
-        pass
-
-    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
-        yield from ()
-        return False
-
-    def refresh(self) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
 
 
 class TreeDraft:
@@ -71,6 +45,27 @@ class TreeDraft:
         self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on …
         self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
         self.reset()
+
+    @property
+    def held(self) -> int:
+        """Tokens of the text whose keys and values its cache holds."""
+        return self._fed - self.lag
+
+    def keep(self, length: int) -> None:
+        """Forget the request, but for the first `length` tokens of its text, with which the next one begins."""
+        self.cache.truncate(length)
+        self._begin_behind(length)
+
+    def copy(self, other: TreeDraft, length: int) -> None:
+        """Begin behind the first `length` tokens of another request's text, which a twin has read."""
+        self.cache.copy(other.cache, length)
+        self._begin_behind(length)
+
+    def _begin_behind(self, length: int) -> None:
+        self._fed = self.lag + length  # trunk nodes that were read; as pairs the first token of a text has none
+        self._sampler = Sampler()
+        self.refresh()
+        self.restart()
 
     def another(self) -> TreeDraft:
         """A twin for another request, with a cache of its own beside the same network."""
@@ -129,10 +124,7 @@ class TreeDraft:
     def reset(self) -> None:
         """Forget the request."""
         self.cache.clear()
-        self._fed = self.lag  # trunk nodes that were read; as pairs the first token of a text has none
-        self._sampler = Sampler()
-        self.refresh()
-        self.restart()
+        self._begin_behind(0)
 
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 

@@ -122,15 +122,35 @@ class Mixture:
         for network in self.networks:
             network.begin(sampler)
 
+    @property
+    def held(self) -> int:
+        """Tokens of the text that every network has read."""
+        return min((network.held for network in self.networks), default=sys.maxsize)
+
+    def keep(self, length: int) -> None:
+        """Forget the request, but for what the networks made of its first `length` tokens."""
+        self._forget()
+        for network in self.networks:
+            network.keep(length)
+
+    def copy(self, other: Mixture, length: int) -> None:
+        """Begin behind the first `length` tokens of another request's text, which a twin has read."""
+        for mine, theirs in zip(self.networks, other.networks):
+            mine.copy(theirs, length)
+
     def reset(self) -> None:
         """Forget the request."""
+        self._forget()
+        for network in self.networks:
+            network.reset()
+
+    def _forget(self) -> None:
+        """Forget all but what the networks hold."""
         self._stands: dict[int, Stand] = {}
         self._settled = 0  # nodes of the trunk whose guesses were learnt from
         self._tip = -1
         self._levels = 0  # since the tip moved
         self._sampler = Sampler()
-        for network in self.networks:
-            network.reset()
         if self._suffix:
             if self._tree is not None:
                 self._suffix.settle(self._tree)
@@ -209,8 +229,9 @@ class Mixture:
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        if any(network.wants(tree, node) for network in self.networks):
-            return True
+        for network in self.networks:
+            if network.wants(tree, node):
+                return True
         unread = node not in self._stands and tree.pos[node] + 1 < tree.limit
         return unread and self._suffix is not None and (node == tree.tip or not self.networks)
 

@@ -21,6 +21,7 @@ class Reads(Protocol):
     """A draft's network, and the cache of one request."""
 
     cache: TreeCache
+    source: str  # its name among the drafts of a tree
 
     @property
     def network(self) -> object:

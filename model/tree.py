@@ -125,6 +125,12 @@ class TokenTree:
         self.live.discard(node)
         self.trunk.append(node)
 
+    def skip(self, count: int) -> None:
+        """The first `count` nodes of the text, unsent ones, need not be sent: the target has read the like."""
+        for _ in range(count):
+            self.unsent.popleft()
+        self.passes += count
+
     def cut(self, size: int | None = None, chunk: int | None = None) -> list[int]:
         """The next nodes to send: unsent text, at most `chunk` rows; then the best guesses, up to `size` rows in all.
 

@@ -43,6 +43,7 @@ class Answer:
     decode_seconds: float = 0.0  # from then on
     target_passes: int = 0  # after prefill: how often the target began at a token that no guess under way foresaw
     segments: int = 0  # sent in all
+    reused_tokens: int = 0  # of the prompt that every stage held already, from a request that began alike
     sources: Counter[str] = field(default_factory=Counter)  # how many guesses of each source became text
     finish_reason: str = ""  # stop (an end token or the stop rule), length (as many as wished) or context (it is full)
 
@@ -166,6 +167,7 @@ class Decoder:
             answer.decode_seconds = clock.now() - start - answer.prefill_seconds
             answer.target_passes = max(tree.passes, 0)
             answer.segments = target.segments
+            answer.reused_tokens = target.reused
             self._credit(answer, tree, len(step))
             yield new
 

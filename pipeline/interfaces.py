@@ -41,8 +41,18 @@ class Draft(Protocol):
     def consumed(self) -> int:
         """How many nodes of the text have features that this draft does not need any more."""
 
+    @property
+    def held(self) -> int:
+        """How many leading tokens of the text it could keep for a request that begins like this one."""
+
     def another(self) -> Draft:
         """A twin for another request."""
+
+    def keep(self, length: int) -> None:
+        """Forget the request, but for what was read of its first `length` tokens, with which the next one begins."""
+
+    def copy(self, other: Any, length: int) -> None:
+        """Begin behind the first `length` tokens of the request of a twin."""
 
     def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
         """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.

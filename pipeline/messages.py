@@ -1,8 +1,8 @@
-"""The messages of the pipeline.
+"""The messages of the pipeline; those between rank 0 and small models on ranks of their own are in `proposals.py`.
 
-They know nothing about how they travel. Segments, alone or several together, Reset and Stop go round the ring in order;
-only a Prune may overtake, since node ids never change their meaning. What belongs to a request has its number, which
-rises from request to request.
+They know nothing about how they travel. Segments, alone or several together, Start, Reset and Stop go round the ring in
+order; only a Prune may overtake, since node ids never change their meaning. What belongs to a request has its number,
+which rises from request to request.
 """
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Sequence, Union
 from torch import Tensor
 
 from model.cache import Survivors
+from pipeline.proposals import Ask, Drafted
 
 
 @dataclass
@@ -71,11 +72,33 @@ class Prune:
         return Survivors.after(self.tip, self.keep, self.horizon)
 
 
+NOBODY = -1  # no node
+
+
 @dataclass
 class Reset:
-    """The request is over. Comes back to rank 0 when every stage has forgotten it."""
+    """The request is over. Comes back to rank 0 when every stage has forgotten it.
+
+    If `last` is a node, the text up to it stays, for a request that begins alike: a `Start` names it then, or a second
+    Reset ends it.
+    """
 
     request: int
+    last: int = NOBODY
+
+
+@dataclass
+class Start:
+    """A request begins with `length` tokens that the stages hold already, as the beginning of another one's text.
+
+    There they end in the node `last`, in the new request in `tip`.
+    """
+
+    request: int
+    tip: int
+    source: int
+    last: int
+    length: int
 
 
 @dataclass
@@ -83,7 +106,7 @@ class Stop:
     """The pipeline is over. Passed on, then obeyed."""
 
 
-Message = Union[Segment, Batch, Prune, Reset, Stop]
+Message = Union[Segment, Batch, Prune, Reset, Start, Stop, Ask, Drafted]
 
 
 def joined(segments: Sequence[Segment]) -> Segment | Batch:

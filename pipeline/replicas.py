@@ -177,7 +177,7 @@ class ReplicaTarget(RequestTarget):
 
     def __init__(self, replicas: Replicas, copies: Sequence[Copy], tree: TokenTree, sampler: Sampler, inner: bool,
                  prunes: bool) -> None:
-        super().__init__(replicas, tree, sampler, inner, prunes)
+        super().__init__(replicas, copies[0].request, tree, sampler, inner, prunes)
         self._stages = replicas.stages
         self._copies = {copy.request: copy for copy in copies}
         self._prompt = set(tree.trunk)
@@ -238,7 +238,7 @@ class ReplicaTarget(RequestTarget):
     def closed(self) -> bool:
         return all(copy.closed for copy in self._copies.values())
 
-    def end(self) -> None:
+    def end(self, keep: bool = False) -> Sequence[int]:
         self.ended = True
         with self._span("reset"):
             for copy in self._copies.values():
@@ -246,6 +246,7 @@ class ReplicaTarget(RequestTarget):
                 if prune is not None:
                     copy.link.broadcast(replace(prune, keep=[]))
                 copy.link.send(Reset(copy.request))
+        return ()
 
     def reset(self, request: int) -> None:
         self._copies[request].closed = True

@@ -74,6 +74,10 @@ class Ring:
         self._open[request] = target
         return target
 
+    def evict(self, request: int) -> None:
+        """Let every stage forget the text that it holds of a request that is over."""
+        self.link.send(Reset(request))
+
     def forget(self, request: int) -> None:
         """Forget a request that is closed."""
         del self._open[request]
@@ -140,11 +144,11 @@ class Ring:
     def _hand_out(self, message: Message) -> None:
         """Hand a message to the requests that it is of."""
         assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
-        if isinstance(message, Reset):
-            self._target(message.request).reset(message.request)
-            return
+        if isinstance(message, Reset) and message.request in self._open:  # else a text was evicted
+            self._open[message.request].reset(message.request)
         segments = segments_of(message)
-        self._is_back(segments)
+        if segments:
+            self._is_back(segments)
         group: list[Returned] = []
         for segment in segments:
             self._target(segment.request).take(segment, group)

@@ -6,12 +6,13 @@ settled, nothing while it waits for its target, and what its draft wants read.
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Sequence
+from typing import Callable, Iterator, Sequence
 
 from model.reading import Passes, Read, Reading
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import Draft, Progress
+from pipeline.prefixes import Held, Prefixes
 from pipeline.ring import Ring
 from pipeline.target import RequestTarget
 
@@ -79,6 +80,8 @@ class Scheduler:
         self.ring, self.passes = ring, passes
         self.tasks: list[Task] = []  # under way, the oldest first
         self.waiting: list[Task] = []
+        self.reuses = False  # whether a request begins behind what it shares with others
+        self._prefixes = Prefixes()
         self._draft, self._spare = draft, [draft]  # drafts that no request uses
         self._prunes = prunes
 
@@ -118,10 +121,44 @@ class Scheduler:
         while self.waiting and len(self.tasks) < self.ring.places:
             task = max(self.waiting, key=lambda task: task.priority)  # the first of those
             self.waiting.remove(task)
-            draft = self._spare.pop() if self._spare else self._draft.another()
-            target = self.ring.open(task.tree, task.sampler, draft.inner, self._prunes)
-            task.start(target, draft)
+            self._start(task)
             self.tasks.append(task)
+
+    def _start(self, task: Task) -> None:
+        """Let a request begin, behind the tokens that it shares with a text that the stages hold."""
+        target = self.ring.open(task.tree, task.sampler, self._draft.inner, self._prunes)
+        held, length = self._prefixes.longest(task.tree.tokens, self._running()) if self.reuses else (None, 0)
+        if held is not None and held.over:
+            self._prefixes.take(held)
+            draft = held.draft
+            draft.keep(length)
+        else:
+            self._make_room()
+            draft = self._spare.pop() if self._spare else self._draft.another()
+            if held is not None:
+                draft.copy(held.draft, length)
+        if held is not None:
+            target.begin_behind(held.request, held.nodes, length)
+        task.start(target, draft)
+
+    def _running(self) -> Iterator[Held]:
+        """The prompts that the stages hold of requests under way."""
+        for task in self.tasks:
+            prompt = task.target.read
+            if prompt:
+                tokens = task.tree.tokens[:len(prompt)]
+                yield Held(task.target.request, prompt, tokens, task.draft, over=False)
+
+    def _make_room(self) -> None:
+        """Let the stages forget a text, if another one needs its place."""
+        if self._prefixes and len(self.tasks) + len(self._prefixes) >= self.ring.places:
+            oldest = self._prefixes.oldest()
+            self.ring.evict(oldest.request)
+            self._give_back(oldest.draft)
+
+    def _give_back(self, draft: Draft) -> None:
+        draft.reset()
+        self._spare.append(draft)
 
     def _go_on(self, tasks: Sequence[Task]) -> bool:
         """Whether one of these has settled tokens, or is over."""
@@ -143,9 +180,13 @@ class Scheduler:
     def _end(self, task: Task) -> None:
         """Its place is free from now on, since what follows on the ring comes behind its Reset."""
         self.tasks.remove(task)
-        task.target.end()
-        task.draft.reset()
-        self._spare.append(task.draft)
+        nodes = task.target.end(keep=self.reuses)
+        if not nodes:
+            self._give_back(task.draft)
+            return
+        tokens = task.tree.tokens[:len(nodes)]
+        task.draft.keep(min(len(nodes), task.draft.held))
+        self._prefixes.add(Held(task.target.request, nodes, tokens, task.draft, over=True))
 
     def _rest(self) -> None:
         """Wait until every stage has forgotten all requests."""

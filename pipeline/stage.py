@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model.cache import Survivors, TreeCache, together, upload
-from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
@@ -28,6 +28,8 @@ class Stage:
         self.part, self.trace = part, trace
         self.keep = keep
         self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
+        self.kept: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
+        self._new_cache = new_cache
         self._spare = [new_cache() for _ in range(requests)]  # now, so that a lack of memory is told at the start
         self._early: dict[int, Prune] = {}  # the newest prune of each request of which nothing else has come
         self._newest = -1  # the highest number of a request whose segments or Reset have come
@@ -41,9 +43,12 @@ class Stage:
         if isinstance(msg, Prune):
             self._prune(msg)
             return None
+        if isinstance(msg, Start):
+            self._newest = max(self._newest, msg.request)
+            self._start(msg)
         if isinstance(msg, Reset):
             self._newest = max(self._newest, msg.request)
-            self._close(msg.request)
+            self._close(msg)
         return msg
 
     def living(self, segment: Segment) -> Segment:
@@ -51,21 +56,42 @@ class Stage:
         return segment.take(self.cache(segment.request).alive(segment.nodes))
 
     def cache(self, request: int) -> TreeCache:
-        """That of a request, which opens with its first segment."""
+        """That of a request, which opens with its first segment.
+
+        There are too few only where several decoders keep texts side by side.
+        """
         if request not in self.caches:
-            assert self._spare, f"request {request} is one more than rank 0 may have under way at once"
-            self.caches[request] = self._spare.pop()
-            early = self._early.pop(request, None)
-            if early is not None:
-                self._prune(early)
+            self._open(request, self._spare.pop() if self._spare else self._new_cache())
         return self.caches[request]
 
-    def _close(self, request: int) -> None:
-        self._early.pop(request, None)
-        cache = self.caches.pop(request, None)
-        if cache is not None:
+    def _open(self, request: int, cache: TreeCache) -> None:
+        """Begin a request in a cache, and obey the prune that has come before."""
+        self.caches[request] = cache
+        early = self._early.pop(request, None)
+        if early is not None:
+            self._prune(early)
+
+    def _start(self, start: Start) -> None:
+        """Begin a request behind the text of one that is over, or behind a copy of that of one that is open."""
+        taken = self.kept.pop(start.source, None)
+        if taken is None:
+            self.cache(start.request).copy(self.caches[start.source], start.length)
+        else:
+            taken.truncate(start.length)
+            self._open(start.request, taken)
+
+    def _close(self, reset: Reset) -> None:
+        """End a request; its text stays up to the node that the Reset names, if any."""
+        self._early.pop(reset.request, None)
+        cache = self.caches.pop(reset.request, None) or self.kept.pop(reset.request, None)
+        if cache is None:
+            return
+        if reset.last == NOBODY:
             cache.clear()
             self._spare.append(cache)
+        else:
+            cache.end(reset.last)
+            self.kept[reset.request] = cache
 
     def _prune(self, prune: Prune) -> None:
         """Obey a prune, unless its request may be over.

@@ -18,7 +18,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock, Progress, Target
-from pipeline.messages import Prune, Reset, Segment
+from pipeline.messages import NOBODY, Prune, Reset, Segment, Start
 from pipeline.outbox import Outbox
 from pipeline.trace import NoTrace
 from pipeline.transport import Link
@@ -100,13 +100,16 @@ class Returned:
 class RequestTarget(Target):
     """What one request hears: the segments that came back for it, and what the target says of their rows."""
 
-    def __init__(self, ring: Shared, tree: TokenTree, sampler: Sampler, inner: bool, prunes: bool) -> None:
+    def __init__(self, ring: Shared, request: int, tree: TokenTree, sampler: Sampler, inner: bool,
+                 prunes: bool) -> None:
         self.ring, self.tree, self.rule = ring, tree, rule_of(sampler)
+        self.request = request  # the number of its messages
         self.inner, self.prunes = inner, prunes
         self._returned: deque[Returned] = deque()
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
         self.ended = False  # whether nothing is sent any more
         self.segments = 0  # sent so far
+        self.reused = 0  # tokens of the prompt that the stages held already
         self.priority = 1.0  # how much its guesses count beside those of others
         self.passed_over = 0  # segments that left without any of its guesses, since one left with some
 
@@ -141,8 +144,20 @@ class RequestTarget(Target):
         """Whether every stage has forgotten the request, which has ended."""
         raise NotImplementedError
 
-    def end(self) -> None:
-        """Declare dead what is in flight, and let every stage forget the request; does not wait for that."""
+    def end(self, keep: bool = False) -> Sequence[int]:
+        """Declare dead what is in flight, and let every stage forget the request; does not wait for that.
+
+        With `keep` the stages may hold on to the text; returned are the nodes of which they do.
+        """
+        raise NotImplementedError
+
+    @property
+    def read(self) -> Sequence[int]:
+        """The nodes of the prompt, if every stage holds them as text; else none."""
+        return ()
+
+    def begin_behind(self, request: int, nodes: Sequence[int], length: int) -> None:
+        """Begin behind the first `length` nodes of another request, whose tokens are those of this one."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -224,10 +239,10 @@ class RingTarget(RequestTarget):
 
     def __init__(self, ring: Shared, request: int, tree: TokenTree, sampler: Sampler, inner: bool,
                  prunes: bool) -> None:
-        super().__init__(ring, tree, sampler, inner, prunes)
-        self.request = request
+        super().__init__(ring, request, tree, sampler, inner, prunes)
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._closed = False
+        self._prompt = len(tree.trunk)
         self._left_out = -1  # the departure for which it got no rows
 
     @property
@@ -282,14 +297,27 @@ class RingTarget(RequestTarget):
     def closed(self) -> bool:
         return self._closed
 
-    def end(self) -> None:
+    def end(self, keep: bool = False) -> Sequence[int]:
         self.ended = True
         self.wakes = None
+        nodes = self.tree.trunk[:-1] if keep and self.read else []  # the answer for the last of them has made the tip
         with self._span("reset"):
             self._broadcast([])
             for _ in range(self.ring.outbox.drop(self.request)):
                 self._flying.pop()
-            self.ring.link.send(Reset(self.request))
+            self.ring.link.send(Reset(self.request, nodes[-1] if nodes else NOBODY))
+        return nodes
+
+    @property
+    def read(self) -> Sequence[int]:
+        answered = len(self.tree.trunk) > self._prompt
+        return self.tree.trunk[:self._prompt] if answered else ()
+
+    def begin_behind(self, request: int, nodes: Sequence[int], length: int) -> None:
+        tip = self.tree.trunk[length - 1]
+        self.tree.skip(length)
+        self.reused = length
+        self.ring.link.send(Start(self.request, tip, request, nodes[length - 1], length))
 
     def reset(self, request: int) -> None:
         self._closed = True

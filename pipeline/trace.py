@@ -137,6 +137,17 @@ class TracedDraft:
             self._live = set(tree.live)
         return grew
 
+    @property
+    def held(self) -> int:
+        return int(self.draft.held)
+
+    def keep(self, length: int) -> None:
+        self._live = set()
+        self.draft.keep(length)
+
+    def copy(self, other: TracedDraft, length: int) -> None:
+        self.draft.copy(other.draft, length)
+
     def reset(self) -> None:
         self._live = set()
         self.draft.reset()

@@ -10,10 +10,12 @@ from typing import Callable, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from pipeline.messages import Batch, Message, Prune, Reset, Segment, Stop
+from pipeline.messages import Batch, Message, Prune, Reset, Segment, Start, Stop
+from pipeline.proposals import Ask, Drafted, ask_of, drafted_of, words_of
 
 HEADER = 9  # numbers, int64
-SEGMENT, PRUNE, RESET, STOP, BATCH = range(5)
+SEGMENT, PRUNE, RESET, STOP, BATCH, START, ASK, DRAFTED = range(8)
+IN_WORDS = (PRUNE, ASK, DRAFTED)  # kinds whose bodies are whole numbers
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NUMBERS = 3  # of each row of a segment: node, parent, position
 LARGEST = 1 << 31  # bytes of a body
@@ -24,10 +26,10 @@ class Header(NamedTuple):
 
     kind: int
     request: int = 0
-    rows: int = 0  # of a segment; of a prune, how many nodes it keeps; of a batch, how many segments follow
-    first: int = 0  # a segment's rows of settled text, or a prune's tip
-    parent: int = 0  # a prune's parent; of a segment the width of `inner` and one, 0 if it has none
-    horizon: int = 0  # of a prune
+    rows: int = 0  # of a segment; nodes that a prune keeps; segments of a batch; tokens of a start; proposals' numbers
+    first: int = 0  # a segment's rows of settled text; the tip of a prune or a start; the last node of a reset
+    parent: int = 0  # a prune's parent; a start's last; of a segment the width of `inner` and one, 0 if it has none
+    horizon: int = 0  # of a prune; the source of a start
     width: int = 0  # of a segment's `x`; 0: it is tokens
     dtype: int = 0  # of a segment's tensors, an index into DTYPES
     bytes: int = 0  # of the body
@@ -36,7 +38,7 @@ class Header(NamedTuple):
     def read(numbers: Tensor) -> Header:
         """The header that `int64[9]` from the wire are; raises ValueError if no message begins so."""
         header = Header(*numbers.tolist())
-        if not SEGMENT <= header.kind <= BATCH:
+        if not SEGMENT <= header.kind <= DRAFTED:
             raise ValueError(f"a message of unknown kind {header.kind}")
         inner = header.parent if header.kind == SEGMENT else 0
         sizes = header.rows, header.width, header.bytes, inner
@@ -52,7 +54,7 @@ class Header(NamedTuple):
     @property
     def needs(self) -> int:
         """Bytes of a body that fits the other numbers."""
-        if self.kind == PRUNE:
+        if self.kind in IN_WORDS:
             return 8 * self.rows
         if self.kind != SEGMENT:
             return 0
@@ -92,8 +94,27 @@ def encode(msg: Message) -> tuple[Tensor, Tensor]:
         header = Header(PRUNE, msg.request, rows=len(msg.keep), first=msg.tip, parent=msg.parent,
                         horizon=msg.horizon, bytes=len(body))
         return torch.tensor(header), body
-    header = Header(RESET, msg.request) if isinstance(msg, Reset) else Header(STOP)
-    return torch.tensor(header), torch.empty(0, dtype=torch.uint8)
+    if isinstance(msg, (Ask, Drafted)):
+        return _encode_proposals(msg)
+    return torch.tensor(_bare(msg)), torch.empty(0, dtype=torch.uint8)
+
+
+def _bare(msg: Message) -> Header:
+    """The header of a message without a body."""
+    if isinstance(msg, Reset):
+        return Header(RESET, msg.request, first=msg.last)
+    if isinstance(msg, Start):
+        return Header(START, msg.request, rows=msg.length, first=msg.tip, parent=msg.last, horizon=msg.source)
+    return Header(STOP)
+
+
+def _encode_proposals(msg: Ask | Drafted) -> tuple[Tensor, Tensor]:
+    words = words_of(msg)
+    body = _bytes(words)
+    if len(body) > LARGEST:
+        raise ValueError(f"the laws of a tree of {len(body)} bytes are too large to be sent: give a smaller expansion")
+    kind = ASK if isinstance(msg, Ask) else DRAFTED
+    return torch.tensor(Header(kind, rows=len(words), bytes=len(body))), body
 
 
 def _encode_segment(segment: Segment) -> tuple[Tensor, Tensor]:
@@ -122,7 +143,19 @@ def decode(header: Header, body: Tensor) -> Message:
     if header.kind == PRUNE:
         keep = body.view(torch.int64).tolist() if header.rows else []
         return Prune(header.request, header.first, header.parent, header.horizon, keep)
-    return Reset(header.request) if header.kind == RESET else Stop()
+    if header.kind in (ASK, DRAFTED):
+        words = body.view(torch.int64) if header.rows else torch.empty(0, dtype=torch.int64)
+        return ask_of(words) if header.kind == ASK else drafted_of(words)
+    return _of_header(header)
+
+
+def _of_header(header: Header) -> Message:
+    """A message without a body."""
+    if header.kind == RESET:
+        return Reset(header.request, header.first)
+    if header.kind == START:
+        return Start(header.request, header.first, header.horizon, header.parent, header.rows)
+    return Stop()
 
 
 def _decode_segment(header: Header, body: Tensor) -> Segment:

@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Copies each board its own folder of a split model, from the hosts file that run_jetson.sh reads:
 #
-#   bash scripts/push.sh hosts=FILE split=DIR [ranks=0,3] [replicas=true] [dry=true]
+#   bash scripts/push.sh hosts=FILE split=DIR [ranks=0,3] [replicas=true] [ssm=DIR,DIR] [dry=true]
 #   bash scripts/push.sh hosts=FILE code=true [split=DIR] [ranks=0,3] [dry=true]
 #
 # DIR/stage_RANK goes to FOLDER/splits/NAME/stage_RANK on the board of that rank: FOLDER is folder= of its line (flowspec,
 # in the home of its user, if there is none), NAME is DIR's own. Afterwards the board compares every byte with the hashes
 # of the manifest. With replicas=true the ranks above those of the split get copies, in the same order, as
-# pipeline_type=dsi wants them. With code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
+# pipeline_type=dsi wants them. With ssm=DIR,DIR the last boards hold a small model each, as ssm_ranks=true wants them:
+# each gets its own DIR as FOLDER/ssm/NAME, and the part of rank 0, whose tokens the small model has to have. With
+# code=true the program goes to FOLDER too, and the hosts file to FOLDER/hosts.txt.
 #
 # Needs rsync here and on the boards, and ssh, which asks for passwords itself: none is kept anywhere (ssh-copy-id saves
 # the asking). Options of ssh go into $SSH, as in SSH="ssh -p 2222". If it is interrupted, type it again: what is there
 # is not copied twice. dry=true shows what would be copied, and copies nothing.
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SSH="${SSH:-ssh}" PROGRESS=""
+HOSTS="" SPLIT="" RANKS="" DRY="" CODE="" REPLICAS="" SMALL=() SSH="${SSH:-ssh}" PROGRESS=""
 if [ -t 1 ]; then PROGRESS=--info=progress2; fi
 
 fail() {
@@ -30,12 +32,13 @@ read_words() {
             split=*) SPLIT="${word#*=}" && SPLIT="${SPLIT%/}" ;;
             ranks=) fail "ranks= names none: leave it out for all, or write ranks=0,3" ;;
             ranks=*) RANKS="${word#*=}" ;;
+            ssm=*) IFS=, read -r -a SMALL <<<"${word#*=}" ;;
             dry=true) DRY=1 ;;
             code=true) CODE=1 ;;
             replicas=true) REPLICAS=1 ;;
             dry=false | code=false | replicas=false) ;;
             -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" | head -n -1 && exit 0 ;;
-            *) fail "unknown word $word: give hosts=FILE, split=DIR, ranks=0,3, replicas=true, code=true or dry=true" ;;
+            *) fail "unknown word $word: give hosts=FILE, split=DIR, ranks=0,3, replicas=true, ssm=DIR, code=true or dry=true" ;;
         esac
     done
 }
@@ -108,9 +111,16 @@ name_of_split() {
     basename -- "$(realpath -m -- "${SPLIT:-.}")"
 }
 
+# small_of RANK: the folder of the small model that this rank holds, if it does
+small_of() {
+    local place=$(($1 - $(wc -l <"$TEMP/boards") + ${#SMALL[@]}))
+    if [ "$place" -ge 0 ]; then realpath -m -- "${SMALL[$place]}"; fi
+}
+
 # number_of RANK: which part of the split this rank has
 number_of() {
     local rank="$1" parts
+    if [ -n "$(small_of "$rank")" ]; then echo 0 && return; fi
     parts=("$SPLIT"/stage_*)
     if [ -n "$REPLICAS" ] && [ "$rank" -gt 0 ] && [ "${#parts[@]}" -gt 1 ]; then
         echo $((1 + (rank - 1) % (${#parts[@]} - 1)))
@@ -119,9 +129,16 @@ number_of() {
     fi
 }
 
+# own_ranks: the keys for small models on boards of their own, if there are any
+own_ranks() {
+    local small names=""
+    for small in ${SMALL[@]+"${SMALL[@]}"}; do names="$names,ssm/$(basename -- "$(realpath -m -- "$small")")"; done
+    if [ -n "$names" ]; then echo " pipeline_type=specinfer ssm_ranks=true ssm=${names#,}"; fi
+}
+
 # push RANK BOARD FOLDER: what this rank's board needs
 push() {
-    local rank="$1" board="$2" folder="$3" number part there
+    local rank="$1" board="$2" folder="$3" number part there small
     number="$(number_of "$rank")"
     part="$(realpath -m -- "${SPLIT:-.}/stage_$number")"  # a colon in a relative path would be another host's for rsync
     there="$folder/splits/$(name_of_split)/stage_$number"
@@ -131,6 +148,12 @@ push() {
         push_code "$board" "$folder" || fail "copying the program to $board failed (rsync tells why above): type it again to go on"
     fi
     [ -n "$SPLIT" ] || return 0
+    small="$(small_of "$rank")"
+    if [ -n "$small" ]; then
+        echo "rank $rank: $small to $board:$folder/ssm/$(basename -- "$small")"
+        copy "$board" "$folder/ssm/$(basename -- "$small")" -- "$small/" ||
+            fail "copying to $board failed (rsync tells why above): type the same command again to go on"
+    fi
     echo "rank $rank: $part to $board:$there"
     copy "$board" "$there" -- "$part/" ||
         fail "copying to $board failed (rsync tells why above): type the same command again to go on"
@@ -151,6 +174,10 @@ trap 'rm -rf "$TEMP"' EXIT
 LIST="$TEMP/list" HOSTS_COPY="$TEMP/hosts.txt"
 PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -m launch.hosts.board "$HOSTS" >"$TEMP/boards" || exit 2
 cp -- "$HOSTS" "$HOSTS_COPY"
+[ "${#SMALL[@]}" -lt "$(wc -l <"$TEMP/boards")" ] || fail "$HOSTS has no more boards than small models: add lines for the ranks of the target, which come first"
+for small in ${SMALL[@]+"${SMALL[@]}"}; do
+    [ -f "$small/config.json" ] || fail "there is no model in $small: name small models in Hugging Face form, as ssm=DIR,DIR"
+done
 [ -z "$RANKS" ] || [[ "$RANKS" =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "ranks=$RANKS is not possible: write numbers with commas between, as ranks=0,3"
 for rank in ${RANKS//,/ }; do
     grep -q "^$rank " "$TEMP/boards" || fail "ranks=$RANKS: $HOSTS has no line for rank $rank, only for 0 to $(($(wc -l <"$TEMP/boards") - 1))"
@@ -162,5 +189,5 @@ while read -r rank board folder <&3; do
     push "$rank" "$board" "$folder"
 done 3<"$TEMP/boards"
 if [ -n "$SPLIT" ]; then
-    echo "Type on each board, in its folder: bash run_jetson.sh hosts=hosts.txt model_dir=splits/$(name_of_split)"
+    echo "Type on each board, in its folder: bash run_jetson.sh hosts=hosts.txt model_dir=splits/$(name_of_split)$(own_ranks)"
 fi

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from config.profiles import Profile
 from pipeline.interfaces import Clock
-from pipeline.messages import Message, Prune, Reset, Segment, joined, segments_of
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, joined, segments_of
 from pipeline.trace import NoTrace
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, size
@@ -76,14 +76,16 @@ class Cluster:
 
     def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> Way:
         """The stages of one ring, and rank 0's link to them."""
-        send = self._back(traces[-1])
+        ranks = [0, *(work.rank for work in works)]
+        send = self._back(traces[-1], Wire(self.profile.link(ranks[-1], 0)))
         stages: list[VirtualStage] = []
         befores = [self._trace, *traces]
-        for work, trace, before in reversed(list(zip(works, traces, befores))):
+        for work, trace, before, rank in reversed(list(zip(works, traces, befores, ranks))):
             stage = VirtualStage(self, work, send, trace)
             stages.append(stage)
-            send = self._onward(stage.hear, before)
-        return Way(self, send, stages)
+            send = self._onward(stage.hear, before, Wire(self.profile.link(rank, work.rank)))
+        controls = [Wire(self.profile.link(0, work.rank)) for work in reversed(works)]
+        return Way(self, send, list(zip(stages, controls)))
 
     # --- what rank 0 does ---------------------------------------------------------------------------------------------
 
@@ -96,6 +98,8 @@ class Cluster:
         """Hand a message to the wire that begins with `leave`."""
         for segment in segments_of(msg):
             self._memory.learn(segment)
+        if isinstance(msg, Start):
+            self._memory.start(msg)
         leave(msg, self._clock.now())
         while self._alone and not self._inbox:
             self._happen_next()
@@ -106,7 +110,7 @@ class Cluster:
         self._clock.sleep_until(self._clock.now() + self._own.turn)
         if segments := segments_of(msg):
             return joined([self._memory.answered(segment) for segment in segments])
-        if isinstance(msg, Reset):
+        if isinstance(msg, Reset) and msg.last == NOBODY:
             self._memory.forget(msg.request)
         return msg
 
@@ -119,13 +123,14 @@ class Cluster:
             assert until < float("inf"), "rank 0 waits for a message that nobody will send"
             self._clock.sleep_until(until)
 
-    def broadcast(self, msg: Message, control: Wire, stages: Sequence[VirtualStage]) -> None:
-        """Hand a message to the wire for control, which leads to these stages."""
-        now = self._clock.now()
-        arrival = now if self._alone else control.arrival(msg, now)
-        self._note(self._trace, msg, now, arrival)
-        for stage in reversed(stages):
+    def broadcast(self, msg: Message, stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
+        """Hand a message to the wires for control, one to each of these stages."""
+        now = latest = self._clock.now()
+        for stage, control in reversed(stages):
+            arrival = now if self._alone else control.arrival(msg, now)
+            latest = max(latest, arrival)
             self.at(arrival, partial(stage.hear, msg))
+        self._note(self._trace, msg, now, latest)
 
     # --- what happens elsewhere ---------------------------------------------------------------------------------------
 
@@ -143,10 +148,8 @@ class Cluster:
         self._clock.sleep_until(self._events[0][0])
         self._happen(self._clock.now())
 
-    def _onward(self, arrive: Arrive, trace: NoTrace) -> Arrive:
+    def _onward(self, arrive: Arrive, trace: NoTrace, wire: Wire) -> Arrive:
         """A wire to where messages `arrive`; `trace` is that of the rank before it."""
-        wire = Wire(self.profile)
-
         def send(msg: Message, now: float) -> None:
             arrival = now if self._alone else wire.arrival(msg, now) + self._own.message
             self._note(trace, msg, now, arrival)
@@ -154,26 +157,26 @@ class Cluster:
 
         return send
 
-    def _back(self, trace: NoTrace) -> Arrive:
+    def _back(self, trace: NoTrace, wire: Wire) -> Arrive:
         """The wire from the last stage to rank 0."""
         def arrive(msg: Message, now: float) -> None:
             nodes = getattr(msg, "nodes", [])
             self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=nodes)
             self._inbox.append(msg)
 
-        return self._onward(arrive, trace)
+        return self._onward(arrive, trace, wire)
 
     def _note(self, trace: NoTrace, msg: Message, since: float, until: float) -> None:
-        weight = 0 if self._alone else size(msg, self.profile.row_bytes)
+        weight = 0 if self._alone else size(msg, self.profile)
         trace.note("wire", since, until, kind=type(msg).__name__, bytes=weight)
 
 
 class Way:
     """Rank 0's link into one ring of a cluster, which hears what comes from all of them."""
 
-    def __init__(self, cluster: Cluster, leave: Arrive, stages: Sequence[VirtualStage]) -> None:
+    def __init__(self, cluster: Cluster, leave: Arrive,
+                 stages: Sequence[tuple[VirtualStage, Wire]]) -> None:
         self._cluster, self._leave, self._stages = cluster, leave, stages
-        self._control = Wire(cluster.profile)
         self.recv, self.rest = cluster.recv, cluster.rest
 
     @property
@@ -184,7 +187,7 @@ class Way:
         self._cluster.send(msg, self._leave)
 
     def broadcast(self, msg: Message) -> None:
-        self._cluster.broadcast(msg, self._control, self._stages)
+        self._cluster.broadcast(msg, self._stages)
 
     def urgent(self) -> Prune | None:
         return None
@@ -205,6 +208,10 @@ class Memory:
         for node, parent, token in zip(segment.nodes, segment.parents, segment.x.tolist()):
             before = known[parent] if parent != node else self._paths.root
             known[node] = self._paths.after(before, token)
+
+    def start(self, start: Start) -> None:
+        """Note where a request begins, which is a place in the text of another."""
+        self._path[start.request] = {start.tip: self._path[start.source][start.last]}
 
     def answered(self, segment: Segment) -> Segment:
         """A segment that came back, with the hidden states of its rows."""

@@ -70,7 +70,8 @@ class SlowPasses:
         due = self.pace.now()
         for places in by_network(readings):
             asked = [readings[place].asked for place in places]
-            due += self.pace.profile.draft(asked)
+            source = readings[places[0]].draft.source
+            due += self.pace.profile.drafting(source).draft(asked)
         read = self.passes(readings)
         self.pace.spend_until(due)
         return read
@@ -123,4 +124,4 @@ class Lane:
             msg, asked = item
             pace.spend_until(wire.arrival(msg, asked))
             self._deliver(msg)
-            pace.trace.note("wire", asked, kind=type(msg).__name__, bytes=size(msg, pace.profile.row_bytes))
+            pace.trace.note("wire", asked, kind=type(msg).__name__, bytes=size(msg, pace.profile))

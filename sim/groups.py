@@ -1,11 +1,11 @@
 """The emulated group: members whose products and sums take at least the time that those of an emulated cluster would.
 
 Numbers are computed and exchanged for real; the time is that of the profile's model, of which each layer here stands
-for several. It knows nothing about ranks. All boards of a profile are alike, so the largest share sets the pace.
+for several. It knows nothing about ranks. The largest share, the slowest board and the longest wire set the pace.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
 from torch import Tensor
@@ -14,6 +14,14 @@ from config.profiles import Profile
 from sim.pace import Pace
 from tp.comm import Comm
 from tp.overlap import Product
+
+
+def slowest(profile: Profile, ranks: Sequence[int]) -> Profile:
+    """The times of the slowest board of a group, and of the longest wire between neighbours in it."""
+    board = max((profile.board(rank) for rank in ranks), key=lambda one: one.model)
+    wires = [profile.link(rank, other) for rank, other in zip(ranks, [*ranks[1:], ranks[0]])]
+    wire = max(wires, key=lambda one: (one.step, -one.mbps))
+    return replace(board, latency=wire.latency, mbps=wire.mbps, step=wire.step)
 
 
 def hop(profile: Profile, size: float) -> float:

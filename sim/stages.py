@@ -13,7 +13,7 @@ from typing import Callable, Protocol
 import torch
 
 from model.cache import Survivors
-from pipeline.messages import Message, Prune, Reset, Segment, joined, segments_of
+from pipeline.messages import Message, Prune, Reset, Segment, Start, joined, segments_of
 from pipeline.trace import NoTrace
 
 Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
@@ -33,6 +33,7 @@ class Work:
     seconds: Seconds  # how long it computes
     layers: int  # after each of which a segment that has died is given up; 1: never
     kept: int = 0  # how many of its layers keep their inputs for a draft that wants inner features
+    rank: int = 0  # of its board, where wires differ; 0: any
 
 
 class VirtualStage:
@@ -86,6 +87,9 @@ class VirtualStage:
         while self._queue and not self._work:
             msg = self._queue.popleft()
             segments = segments_of(msg)
+            if isinstance(msg, Start):
+                self._newest = max(self._newest, msg.request)
+                self._survivors.setdefault(msg.request, Survivors())
             if isinstance(msg, Reset):
                 self._newest = max(self._newest, msg.request)
                 self._survivors.pop(msg.request, None)

@@ -7,10 +7,11 @@ from __future__ import annotations
 import random
 
 from config.profiles import Profile
-from pipeline.messages import Batch, Message, Prune, Segment
+from pipeline.messages import Ask, Batch, Drafted, Message, Prune, Segment
 
-NUMBERS = 24  # bytes of a row's node, parent and position on the wire
+NUMBERS = 24  # bytes of a row's node, parent and position on the wire, or of a proposal's parent, token and score
 TOKEN = 8  # bytes of a row that is a token
+LAW = 8  # bytes of a token's probability
 
 
 class Wire:
@@ -31,18 +32,22 @@ class Wire:
         It leaves when those before it have left, and comes a latency later, but never before them.
         """
         profile = self._profile
-        self._free = max(self._free, asked) + profile.transfer(size(msg, profile.row_bytes))
+        self._free = max(self._free, asked) + profile.transfer(size(msg, profile))
         latency = (profile.latency + profile.jitter * self._jitter.random()) / 1e3
         self._arrived = max(self._arrived, self._free + max(0.0, latency - self._takes))
         return self._arrived
 
 
-def size(msg: Message, row_bytes: int) -> int:
-    """The bytes that a message would have if a row of hidden states had `row_bytes`."""
+def size(msg: Message, profile: Profile) -> int:
+    """The bytes that a message would have between the devices of a profile, with its model."""
     if isinstance(msg, Prune):
         return 8 * len(msg.keep)
     if isinstance(msg, Batch):
-        return sum(size(segment, row_bytes) for segment in msg.segments)
+        return sum(size(segment, profile) for segment in msg.segments)
+    if isinstance(msg, Ask):
+        return TOKEN * len(msg.tokens)
+    if isinstance(msg, Drafted):
+        return NUMBERS * len(msg.tokens) + LAW * profile.vocab * len(msg.law_NV)
     if not isinstance(msg, Segment) or not msg.nodes:
         return 0
     rows = len(msg.nodes)
@@ -50,4 +55,4 @@ def size(msg: Message, row_bytes: int) -> int:
         return rows * (NUMBERS + TOKEN)
     width = msg.x.shape[1]
     inner_states = 0 if msg.inner is None else msg.inner.shape[1] // width
-    return rows * (NUMBERS + (1 + inner_states) * row_bytes)
+    return rows * (NUMBERS + (1 + inner_states) * profile.row_bytes)

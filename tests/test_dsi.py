@@ -13,6 +13,7 @@ from launch.prepare import open_part
 from launch.split.plan import Layout
 from launch.split.write import split
 from tests import test_run
+from tests.forked import ranks
 from tests.saved import command, here, models, wait_until
 from tests.test_run import reference
 from tp.links import Placement
@@ -42,10 +43,10 @@ def test_replicas_as_threads_write_the_reference_text(saved, tmp_path, stages, w
 
 
 def test_four_processes_write_what_threads_write_and_leave_a_timeline(saved, tmp_path):
-    with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+4'}", *ASK, "replicas=3", "lookahead=2",
-                 "temperature=1", f"output={tmp_path / 'out.json'}", f"trace={tmp_path / 'trace'}",
-                 "dtype=float64") as run:
-        assert run.end(120) == 0, run.stderr
+    words = [f"model_dir={saved / '0+4'}", *ASK, "replicas=3", "lookahead=2", "temperature=1",
+             f"output={tmp_path / 'out.json'}", f"trace={tmp_path / 'trace'}", "dtype=float64"]
+    with ranks(tmp_path / "ranks", words, 4) as run:
+        assert run.codes(120) == [0] * 4, run.text(0)
     assert ids(tmp_path / "out.json") == reference(1.0)
     events = json.loads((tmp_path / "trace" / "trace.json").read_text())["traceEvents"]
     named = {(event["pid"], event["name"]) for event in events}

@@ -132,10 +132,10 @@ def test_a_latency_that_varies_changes_no_order():
 
 def test_the_size_of_a_message_is_that_of_the_model_that_it_stands_for():
     inner = Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 4), torch.zeros(2, 12))
-    assert size(segment(3, 4), 1000) == 3 * 1024
-    assert size(inner, 1000) == 2 * (24 + 4 * 1000)
-    assert size(Segment(0, [1], [0], [1], 0, torch.tensor([7])), 1000) == 32
-    assert (size(Prune(0, 1, 0, 2, [5, 6]), 1000), size(Reset(0), 1000), size(segment(0, 4), 1000)) == (16, 0, 0)
+    assert size(segment(3, 4), QUICK) == 3 * 1024
+    assert size(inner, QUICK) == 2 * (24 + 4 * 1000)
+    assert size(Segment(0, [1], [0], [1], 0, torch.tensor([7])), QUICK) == 32
+    assert (size(Prune(0, 1, 0, 2, [5, 6]), QUICK), size(Reset(0), QUICK), size(segment(0, 4), QUICK)) == (16, 0, 0)
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"])

@@ -19,9 +19,9 @@ from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
-from model.drafts import NoDraft
 from model.eagle import EagleHead
 from model.llama import LlamaConfig, Rotary
+from model.no_draft import NoDraft
 from model.weights import Part
 from pipeline.decode import Decoder
 from pipeline.strategies import STRATEGIES

@@ -10,9 +10,9 @@ from torch import nn
 
 from config.heads import head_problems
 from model.checkpoint import Checkpoint
-from model.drafts import NoDraft
 from model.eagle import Eagle, Eagle3Head, EagleHead, fit_head
 from model.llama import LlamaConfig
+from model.no_draft import NoDraft
 from model.small import ModelDraft
 from tests.checkpoints import refused
 from tests.tiny import weights

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from config.run_config import Growth
+from eval.unrolled import read_text
 from model.drafts import TreeDraft
 from model.reading import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from scripts.bench import __main__ as bench
 from scripts.bench.branches import draw, text_art
-from scripts.bench.draft import read, table
+from scripts.bench.draft import table
 from scripts.bench.hits import BEST, DEPTHS, Hits, hits
 from tests.saved import models
 from tests.tiny import CONFIG, Tiny, pipeline
@@ -62,7 +63,7 @@ def test_a_draft_that_is_the_target_is_always_right_at_every_depth():
     tiny = Tiny()
     text = PROMPT + tiny.text(PROMPT, 45, Sampler())
     with pipeline(tiny, 2, "serial", tiny.twin()) as decoder:
-        found = hits(decoder.draft, read(decoder, text), len(PROMPT))
+        found = hits(decoder.draft, read_text(decoder, text), len(PROMPT))
     assert found.tries.tolist() == [46 - depth for depth in DEPTHS]
     assert all(torch.equal(found.hits[:, column], found.tries) for column in range(len(BEST)))
 
@@ -74,10 +75,10 @@ def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_
     right = dict.fromkeys(BEST, 0)
     draft = tiny.eagle() if kind == "eagle" else tiny.twin(noise=0.1)
     with pipeline(tiny, 2, "serial", draft) as decoder:
-        found = hits(decoder.draft, read(decoder, text), len(PROMPT))
+        found = hits(decoder.draft, read_text(decoder, text), len(PROMPT))
         for length in range(len(PROMPT), len(text)):
             for best in BEST:
-                tree = read(decoder, text[:length - 1])
+                tree = read_text(decoder, text[:length - 1])
                 assert tree.tip == tree.trunk[length - 1] and at_once(draft.grow(tree, Growth(best, 0, best)))
                 right[best] += text[length] in tree.children[tree.tip]
                 draft.reset()
@@ -89,7 +90,7 @@ def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_
 def hits_of_the_last(draft, tiny, text):
     """The hits on the token behind the text alone."""
     with pipeline(tiny, 2, "serial", draft) as decoder:
-        return hits(draft, read(decoder, text), len(text)).hits[0].tolist()
+        return hits(draft, read_text(decoder, text), len(text)).hits[0].tolist()
 
 
 def test_a_tree_is_drawn_with_the_probabilities_of_its_paths(tmp_path):

@@ -135,7 +135,8 @@ def reference():
 
 
 def flows(tmp_path, runs):
-    return wait_until(lambda: (tmp_path / "out0").stat().st_size > 50, 60) and all(begun.is_alive() for begun in runs)
+    out = tmp_path / "out0"  # made by rank 0's process, in its own time
+    return wait_until(lambda: out.is_file() and out.stat().st_size > 50, 60) and all(run.is_alive() for run in runs)
 
 
 # --- what is judged ---------------------------------------------------------------------------------------------------

@@ -22,16 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5, "eval": 6, "serve": 6,
           "scripts": 7, "toy": 7, "split_and_save_models": 7}
 ORDER = {  # in its own folder, a file imports only files that are named before it
-    "config": "foreign files fields ranges keys families heads methods tensor_parallel profiles trees run_config "
-              "presets drafts questions prompts words spec_flags spec_infer simulation online heatmap measures "
-              "eval_config load predict_config cli",
+    "config": "foreign files fields ranges keys families heads methods tensor_parallel profiles boards trees "
+              "small_models run_config presets drafts questions prompts words spec_flags spec_infer simulation online "
+              "heatmap measures eval_config load predict_config plan_config cli",
     "model": "tree suffix blend answers attention cache reading llama sample rules checkpoint stages weights isolate "
-             "text drafts small eagle mixture quant whole",
-    "pipeline": "clock interfaces loss trace messages wire heartbeat transport stage first_stage outbox budget target "
-                "ring replicas strategies scheduler decode abreast",
+             "text no_draft drafts small eagle mixture quant whole",
+    "pipeline": "clock interfaces loss trace proposals messages wire heartbeat transport stage drafters first_stage "
+                "outbox budget target ring replicas strategies prefixes scheduler decode abreast",
     "tp": "shares group overlap comm layers links",
     "sim": "formulas rounds expectation published counting events forwards runs speculation original clock wires pace "
-           "devices groups paths recorded stages cluster",
+           "devices groups drafters paths recorded replayed stages works cluster",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are

@@ -10,7 +10,7 @@ from config.load import moments
 from eval.load import Served, arriving, at_once, figures, poisson, unequal
 from eval.metrics import total_speed
 from eval.report import report
-from model.drafts import NoDraft
+from model.no_draft import NoDraft
 from model.sample import Sampler
 from pipeline.abreast import abreast
 from pipeline.decode import Decoder, Request

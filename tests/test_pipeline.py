@@ -4,11 +4,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from launch.pipeline import Pipeline
+from launch.split.plan import Layout
+from launch.split.write import split
 from pipeline.loss import PeerLost
 from tests.saved import models
 
@@ -97,3 +100,36 @@ def worker_of(rank: int) -> int:
             if f"RANK={rank}".encode() in entries and f"FLOWSPEC_LAUNCHER={os.getpid()}".encode() in entries:
                 return int(name)
     raise AssertionError("there is no such rank")
+
+
+SEVERAL = [("the first question", {"temperature": 0.0}), ("another", {"temperature": 1.0, "seed": 4}),
+           (PROMPT, {"max_new_tokens": 3}), ("tell", {"stop": "e"}), ("the first", {"seed": 7, "temperature": 0.7})]
+STARTS = [{"processes": True}, {"processes": False, "pipeline_type": "streaming"}, {"processes": False, "tp": 2},
+          {"processes": False, "pipeline_type": "dsi"}]
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, start):
+    with pipeline_of(start) as pipeline:
+        alone = [pipeline.generate(prompt, **own) for prompt, own in SEVERAL]
+        begun = [pipeline.submit(prompt, **own) for prompt, own in SEVERAL]
+        given_up = pipeline.submit("the first question", max_new_tokens=200)
+        texts = ["".join(generation) for generation in begun]
+        given_up.close()
+        assert texts == [whole.text for whole in alone]
+        assert [one.answer.finish_reason for one in begun] == [whole.answer.finish_reason for whole in alone]
+        assert pipeline.generate(PROMPT).answer.new_tokens == NEW
+
+
+@pytest.fixture
+def pipeline_of(options, tmp_path):
+    """Opens a pipeline for three requests at once; the split is made anew where ranks share layers."""
+    def opened(start):
+        given = {**options, **start, "max_requests": 3}
+        if "tp" in start:
+            saved = Path(options["model_dir"]).parent
+            given["model_dir"] = str(tmp_path / "shared")
+            split(saved / "base", tmp_path / "shared", "0+2+2", saved / "head", progress=False,
+                  layout=Layout(shares=(1, 1)))
+        return Pipeline.open(**given)
+    return opened

@@ -63,6 +63,20 @@ def test_each_board_gets_its_own_part_which_it_compares_with_the_hashes(saved, t
 
 
 @needs_rsync
+def test_the_last_boards_get_a_small_model_each_and_the_part_of_rank_0(saved, tmp_path, push):
+    split_dir, small = f"split={saved / '0+4'}", saved / "base"
+    done = push(split_dir, f"ssm={small}")
+    assert done.returncode == 0, done.stderr
+    assert "pipeline_type=specinfer ssm_ranks=true ssm=ssm/base" in done.stdout
+    parts = [sorted(path.name for path in tmp_path.glob(f"b{rank}/*/splits/0+4/*")) for rank in range(3)]
+    assert parts == [["stage_0"], ["stage_1"], ["stage_0"]]
+    held = [path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("b*/*/ssm/*/model.safetensors")]
+    assert held == ["b2/flowspec/ssm/base/model.safetensors"]
+    assert "there is no model in nowhere" in push(split_dir, "ssm=nowhere").stderr
+    assert "has no more boards than small models" in push(split_dir, f"ssm={small},{small},{small}").stderr
+
+
+@needs_rsync
 @pytest.mark.parametrize("line", ["-oProxyCommand=true", "-l@b1", "b1 user=-l", "me@-b1", "b1 folder=-x"])
 def test_what_begins_with_a_dash_reaches_neither_ssh_nor_rsync(push, tmp_path, line):
     told = push("code=true", hosts=f"b0\n{line}\n")

@@ -8,6 +8,7 @@ import pytest
 
 from model.sample import Sampler
 from model.text import Text
+from tests.forked import ranks
 from tests.saved import SPLITS, command, here, models
 from tests.tiny import Tiny
 
@@ -46,16 +47,33 @@ def test_every_method_on_every_split_writes_the_reference_text(saved, tmp_path, 
     assert result(tmp_path / "out.json")["token_ids"] == reference(float(temperature))
 
 
-@pytest.mark.parametrize("method", ["ar", "continuous"])
+def over_five(saved, folder, method, temperature):
+    """The words of a command with five ranks, which leaves an output and a trace in the folder."""
+    return [f"model_dir={saved / '0+1+1+1+1'}", f"pipeline_type={method}", f"temperature={temperature}",
+            f"output={folder / 'out.json'}", f"trace={folder / 'trace'}", "dtype=float64", *ASK, *FAST]
+
+
+@pytest.mark.parametrize(("method", "temperature"), [("ar", "0"), ("continuous", "1")])
 def test_five_processes_write_what_threads_write(saved, tmp_path, method, temperature):
-    with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+1+1+1+1'}", f"pipeline_type={method}",
-                 f"temperature={temperature}", f"output={tmp_path / 'out.json'}", f"trace={tmp_path / 'trace'}",
-                 "dtype=float64", *ASK, *FAST) as run:
+    with command(tmp_path, "scripts.generate", *over_five(saved, tmp_path, method, temperature)) as run:
         assert run.end(120) == 0, run.stderr
+    is_whole(tmp_path, method, temperature, run.stdout, run.stderr)
+
+
+@pytest.mark.parametrize(("method", "temperature"), [("ar", "1"), ("continuous", "0")])
+def test_five_processes_without_their_launcher_write_the_same(saved, tmp_path, method, temperature):
+    with ranks(tmp_path / "ranks", over_five(saved, tmp_path, method, temperature), 5) as run:
+        assert run.codes(120) == [0] * 5, run.text(0)
+        assert [run.text(rank) for rank in range(1, 5)] == [""] * 4
+        is_whole(tmp_path, method, temperature, run.text(0, 1), run.text(0))
+
+
+def is_whole(tmp_path, method, temperature, stdout, stderr):
+    """Output, trace and what was printed are those of the reference text over five processes."""
     got = result(tmp_path / "out.json")
     assert got["token_ids"] == reference(float(temperature))
-    assert " ".join(map(str, got["token_ids"])) in run.stdout and "mean accepted length" in run.stdout
-    assert run.stderr.startswith("trace: ") and len(run.stderr.splitlines()) == 1
+    assert " ".join(map(str, got["token_ids"])) in stdout and "mean accepted length" in stdout
+    assert stderr.startswith("trace: ") and len(stderr.splitlines()) == 1
     events = result(tmp_path / "trace" / "trace.json")["traceEvents"]
     named = {(event["pid"], event["name"]) for event in events}
     for rank in range(1, 5):

@@ -25,7 +25,8 @@ from model.sample import Sampler
 from model.weights import Part
 from pipeline.decode import Request
 from pipeline.trace import OFF
-from tests.saved import FORM, command, here, models, save_tokenizer
+from tests.forked import ranks
+from tests.saved import FORM, here, models, save_tokenizer
 from tests.tiny import CONFIG, TREE, Tiny, pipeline, weights, write
 
 TINY = Tiny()
@@ -158,10 +159,10 @@ def test_the_folder_draft_beside_the_split_needs_no_name(saved, tmp_path):
 def test_processes_write_what_threads_write_and_the_table_counts_by_drafter(saved, tmp_path):
     words = [f"model_dir={saved / '2x2'}", f"ssm={saved / 'near'},{saved / 'far'}", "temperature=1", "dtype=float64",
              "pipeline_type=specinfer", f"output={tmp_path / 'out.json'}", "threads_per_rank=1"]
-    with command(tmp_path, "scripts.generate", *words, *ASK) as run:
-        assert run.end(120) == 0, run.stderr
-    assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference(1.0)
-    assert " of ssm1, " in run.stdout and " of ssm2" in run.stdout
+    with ranks(tmp_path / "ranks", [*words, *ASK], 5) as run:
+        assert run.codes(120) == [0] * 5, run.text(0)
+        assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference(1.0)
+        assert " of ssm1, " in run.text(0, 1) and " of ssm2" in run.text(0, 1)
 
 
 @pytest.mark.parametrize("words", [(), ("ssm=toy/draft_a,toy/draft_b",), ("ssm=toy/draft_b", "verify=mss")])

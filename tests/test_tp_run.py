@@ -18,6 +18,7 @@ from pipeline.messages import Prune, Reset, Segment, Stop
 from pipeline.stage import run_stage
 from pipeline.trace import OFF
 from tests.checkpoints import refused
+from tests.forked import ranks
 from tests.saved import command, here, models, wait_until
 from tests.tiny import Tiny
 from tp.links import Leading, Placement
@@ -65,13 +66,18 @@ def test_ranks_that_share_layers_write_the_reference_text(saved, tmp_path, form,
     assert text(tmp_path / "out.json") == reference(float(temperature))
 
 
-@pytest.mark.parametrize(("form", "words"), [
-    ("tp3", ["pipeline_type=galaxy"]), ("2x2", ["pipeline_type=continuous", "temperature=1"])])
-def test_processes_that_share_layers_write_the_reference_text(saved, tmp_path, form, words):
-    with command(tmp_path, "scripts.generate", f"model_dir={saved / form}", f"output={tmp_path / 'out.json'}",
-                 "dtype=float64", *words, *ASK) as run:
+def test_processes_that_share_layers_write_the_reference_text(saved, tmp_path):
+    words = [f"model_dir={saved / 'tp3'}", f"output={tmp_path / 'out.json'}", "dtype=float64", *ASK]
+    with ranks(tmp_path / "ranks", [*words, "pipeline_type=galaxy"], 3) as run:
+        assert run.codes(120) == [0] * 3, run.text(0)
+        assert [run.text(rank) for rank in range(3)] == [""] * 3 and text(tmp_path / "out.json") == reference(0.0)
+
+
+def test_processes_of_a_command_that_share_layers_write_the_reference_text(saved, tmp_path):
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / '2x2'}", f"output={tmp_path / 'out.json'}",
+                 "dtype=float64", "pipeline_type=continuous", "temperature=1", *ASK) as run:
         assert run.end(120) == 0, run.stderr
-    assert run.stderr == "" and text(tmp_path / "out.json") == reference(float("temperature=1" in words))
+    assert run.stderr == "" and text(tmp_path / "out.json") == reference(1.0)
 
 
 # --- who sits where, and the order of messages ------------------------------------------------------------------------
@@ -186,15 +192,26 @@ def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path
 
 # --- what breaks ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("method", "number", "lost"), [
-    ("tp", signal.SIGKILL, 2), ("galaxy", signal.SIGSTOP, 1), ("galaxy", signal.SIGKILL, 0)])
-def test_when_a_member_dies_or_falls_silent_all_end_and_its_name_is_told(saved, tmp_path, method, number, lost):
-    with command(tmp_path, "scripts.generate", f"model_dir={saved / 'tp3'}", f"pipeline_type={method}", "timeout=2",
+def test_when_a_member_of_a_command_dies_all_end_and_its_name_is_told(saved, tmp_path):
+    with command(tmp_path, "scripts.generate", f"model_dir={saved / 'tp3'}", "pipeline_type=tp", "timeout=2",
                  *ENDLESS) as run:
         assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr
-        os.kill(run.ranks()[lost], number)
+        os.kill(run.ranks()[2], signal.SIGKILL)
         assert run.end(15) == 75, run.stderr
-    assert f"rank {lost} was " in run.stderr and "Traceback" not in run.stderr
+    assert "rank 2 was " in run.stderr and "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(("number", "lost"), [(signal.SIGSTOP, 1), (signal.SIGKILL, 0)])
+def test_when_a_member_dies_or_falls_silent_all_others_end_and_note_its_name(saved, tmp_path, number, lost):
+    words = [f"model_dir={saved / 'tp3'}", "pipeline_type=galaxy", "timeout=2", "threads_per_rank=1", *ENDLESS]
+    with ranks(tmp_path / "ranks", words, 3) as run:
+        assert wait_until(lambda: len(run.text(0, 1)) > 50, 60), run.text(0)
+        os.kill(run.processes[lost].pid, number)
+        others = [process for rank, process in enumerate(run.processes) if rank != lost]
+        assert wait_until(lambda: all(process.exitcode is not None for process in others), 15)
+        assert [process.exitcode for process in others] == [75, 75]
+        assert run.noted.startswith(f"rank {lost} was lost: "), run.noted
+        assert "Traceback" not in "".join(run.text(rank) for rank in range(3))
 
 
 def test_a_member_that_fails_by_itself_ends_the_threads_with_its_name(saved, monkeypatch, capsys):

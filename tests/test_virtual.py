@@ -1,23 +1,21 @@
 """Virtual time: the same texts as with real stages, in the time that the profile says, to the last digit each time."""
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 
 from config.methods import METHODS
-from config.presets import ROOT
 from config.profiles import PROFILES, Profile
 from launch.pipeline import Pipeline
+from launch.run import run
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.messages import Prune, Segment
 from pipeline.trace import OFF, read
 from pipeline.transport import Link
+from scripts.generate import COMMAND
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Paths
@@ -172,10 +170,9 @@ def test_a_trace_of_a_virtual_run_has_every_rank_and_says_that_it_is_simulated(t
     assert '"kind": "simulated"' in (tmp_path / "run.json").read_text()
 
 
-def test_what_virtual_time_cannot_do_is_refused_with_the_fix(capfd):
+def test_what_virtual_time_cannot_do_is_refused_with_the_fix(capsys):
     for words, told in ((["time=virtual"], "profile=jetson-7b"),
                         (["time=virtual", "profile=wifi", "slowdown=2"], "leave it out"),
                         (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
-        ended = subprocess.run([sys.executable, "-m", "scripts.generate", "toy", *words], cwd=ROOT, env=os.environ,
-                               capture_output=True, text=True)
-        assert ended.returncode == 2 and told in ended.stderr, ended.stderr
+        assert run(COMMAND, ["toy", *words]) == 2
+        assert told in capsys.readouterr().err

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import wire
-from pipeline.messages import Prune, Reset, Segment, Stop
+from pipeline.messages import Prune, Reset, Segment, Start, Stop, joined, segments_of
 from pipeline.transport import Inbox, PeerLost
-from pipeline.wire import DTYPES, HEADER, LARGEST, Header, decode, encode
+from pipeline.wire import ASK, BATCH, DRAFTED, DTYPES, HEADER, LARGEST, Header, decode, encode, packets, receive
 
 IDS = st.integers(0, 2**62)
 
@@ -62,6 +62,40 @@ def test_reset_and_stop_are_headers_alone():
         assert len(header) == HEADER and len(body) == 0 and isinstance(back(msg), type(msg))
 
 
+def test_a_request_that_starts_behind_another_and_a_text_that_stays_come_out_as_they_went_in():
+    for msg in (Start(7, 30, 5, 12, 9), Reset(5, 12)):
+        same(back(msg), msg)
+
+
+def through(msg):
+    """What is received of a message, packet by packet."""
+    wires = iter(packets(msg))
+
+    def packet():
+        header, body = next(wires)
+        return Header.read(header), body
+    return receive(packet)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5))
+def test_segments_of_several_requests_come_out_together(rows):
+    segments = [Segment(i, list(range(n)), list(range(n)), list(range(n)), n // 2, torch.randn(n, 3))
+                for i, n in enumerate(rows)]
+    batch = through(joined(segments))
+    for mine, theirs in zip(segments_of(batch), segments, strict=True):
+        same(mine, theirs)
+
+
+def test_a_batch_of_other_things_than_segments_is_refused():
+    wires = iter([(Header(BATCH, rows=1), torch.empty(0, dtype=torch.uint8)), encode(Stop())])
+
+    def packet():
+        header, body = next(wires)
+        return header if isinstance(header, Header) else Header.read(header), body
+    with pytest.raises(ValueError, match="a Stop where a segment belongs"):
+        receive(packet)
+
+
 def test_a_strided_view_is_sent_as_it_looks():
     x = torch.arange(24.0).view(4, 6)[:, ::2]
     segment = Segment(0, [1, 2, 3, 4], [0, 1, 2, 3], [5, 6, 7, 8], 0, x)
@@ -76,7 +110,12 @@ def test_a_header_of_any_numbers_is_read_or_refused_and_asks_for_no_more_memory_
         return
     assert header.bytes == header.needs <= LARGEST
     if header.bytes < 1 << 20:
-        decode(header, torch.zeros(header.bytes, dtype=torch.uint8))
+        body = torch.zeros(header.bytes, dtype=torch.uint8)
+        if header.kind in (ASK, DRAFTED):  # zeros are no question and no tree
+            with pytest.raises(ValueError, match="cut off|contradict"):
+                decode(header, body)
+        else:
+            decode(header, body)
 
 
 def test_a_body_of_another_length_than_its_header_says_is_refused():

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
-from model.drafts import NoDraft, TreeDraft
+from model.drafts import TreeDraft
 from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
 from model.llama import LlamaConfig, Slice, fill
 from model.mixture import Mixture, Suffix
+from model.no_draft import NoDraft
 from model.reading import Steps
 from model.sample import Sampler
 from model.small import ModelDraft

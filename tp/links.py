@@ -19,17 +19,21 @@ from pipeline.transport import Link, Peers
 
 @dataclass(frozen=True)
 class Placement:
-    """Who sits where: the leaders of each ring in their order, rank 0 first, each followed by the rest of its group."""
+    """Who sits where: the leaders of each ring in their order, rank 0 first, each followed by the rest of its group.
+
+    Behind them come the ranks that hold a small model each, which talk to rank 0 alone.
+    """
 
     rings: Sequence[Sequence[int]]  # one; or one for each copy of the model
-    world: int
+    holding: int  # ranks that hold a part of the target
+    drafting: int = 0  # ranks that hold a small model
 
     @staticmethod
-    def of(stages: Sequence[int], tp: int, copies: int = 1) -> Placement:
+    def of(stages: Sequence[int], tp: int, copies: int = 1, drafting: int = 0) -> Placement:
         """The placement of pipelines with `stages[i]` layers in stage i, each of which `tp` ranks share.
 
         In a pipeline of a single stage rank 0 is one of those that share it; otherwise rank 0 is a stage of its own,
-        and the same for all copies of the other stages.
+        and the same for all copies of the other stages. `drafting` small models have ranks of their own.
         """
         found = placements(stages, tp)
         leaders = [rank for rank, (_, member) in enumerate(found) if member == 0]
@@ -37,28 +41,51 @@ class Placement:
         copied = len(found) - 1
         assert copies == 1 or others, "rank 0 holds the model, so there is nothing to copy"
         rings = [[root, *(rank + copied * copy for rank in others)] for copy in range(copies)]
-        return Placement(rings, len(found) + (copies - 1) * copied)
+        return Placement(rings, len(found) + (copies - 1) * copied, drafting)
+
+    @property
+    def world(self) -> int:
+        return self.holding + self.drafting
+
+    @property
+    def root(self) -> int:
+        """Rank 0."""
+        return self.rings[0][0]
+
+    @property
+    def drafters(self) -> range:
+        """The ranks that hold a small model, in the order of those."""
+        return range(self.holding, self.world)
+
+    def drafter(self, rank: int) -> int | None:
+        """Which of the small models a rank holds, counted from 0; None if it holds a part of the target."""
+        return {drafter: number for number, drafter in enumerate(self.drafters)}.get(rank)
 
     @property
     def leaders(self) -> list[int]:
-        root = self.rings[0][0]
-        return [root, *chain.from_iterable(ring[1:] for ring in self.rings)]
+        return [self.root, *chain.from_iterable(ring[1:] for ring in self.rings)]
 
     def group(self, rank: int) -> range:
-        """The ranks of the group of a rank, its leader first."""
+        """The ranks of the group of a rank, its leader first; one with a small model is alone."""
         ranks = range(self.world)
         assert rank in ranks, f"there is no rank {rank} among {self.world}"
-        leaders = self.leaders
+        leaders = [*self.leaders, *self.drafters]
         after = bisect(leaders, rank)
         ends = [*leaders, self.world]
         return range(leaders[after - 1], ends[after])
 
     @property
     def groups(self) -> list[range]:
+        """The groups of the target's ranks."""
         return [self.group(leader) for leader in self.leaders]
 
     def peers(self, rank: int) -> list[Peers]:
-        """Whom a rank talks to: a leader its neighbours in each of its rings, another member its leader."""
+        """Whom a rank talks to: a leader its neighbours in each of its rings, another member its leader.
+
+        A rank with a small model talks to rank 0.
+        """
+        if self.drafter(rank) is not None:
+            return [_pair(self.root)]
         leader = self.group(rank)[0]
         if rank != leader:
             return [Peers(leader, (), ordered=True)]
@@ -68,6 +95,17 @@ class Placement:
         """The members to whom a leader hands on what it hears; None for a rank that has none."""
         leader, *members = self.group(rank)
         return Peers(None, members) if members and rank == leader else None
+
+
+    def asked(self, rank: int) -> list[Peers]:
+        """Whom rank 0 asks for trees, one after the other; nobody for other ranks."""
+        asks = {self.root: self.drafters}
+        return [_pair(drafter) for drafter in asks.get(rank, ())]
+
+
+def _pair(other: int) -> Peers:
+    """Whom one of two ranks talks to that only talk to each other."""
+    return Peers(other, [other])
 
 
 def _neighbours(ring: Sequence[int], rank: int) -> Peers:

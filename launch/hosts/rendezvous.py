@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from config.foreign import plain
 from config.run_config import RunConfig
+from config.small_models import drafting_ranks
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
@@ -67,7 +68,7 @@ class Rendezvous:
         with socket.socket() as door:
             try:
                 folder, placement = prepare(config)
-                part = open_part(folder, self.board.rank)
+                part = open_part(folder, self.board.rank, config)
                 facts.update(self._describe(config, part, door))
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
@@ -103,9 +104,11 @@ class Rendezvous:
         door.listen()
         opening = partial(open_door, door, self.board.rank)
         threading.Thread(target=opening, name="door", daemon=True).start()
-        dtype = str(RankSpec(config, part).dtype).rpartition(".")[2]
+        found = {"dtype": str(RankSpec(config, part).dtype).rpartition(".")[2]}
+        if drafting_ranks(config):
+            found["ssm"] = f"{drafting_ranks(config)} folders"
         return {"split": part.split_id, "world": part.world, "address": address, "interface": interface,
-                "port": door.getsockname()[1], "settings": settings(config, dtype=dtype)}
+                "port": door.getsockname()[1], "settings": settings(config, **found)}
 
     def _try_ways(self, told: Told) -> None:
         """Knock at the doors of all ranks, and agree that nobody knocks in vain. From now on ranks have names."""

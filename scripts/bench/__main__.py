@@ -1,8 +1,9 @@
 """Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|clocks|load|turns|acceptance|draft [PRESET] [key=value ...]
+Usage: python -m scripts.bench overhead|clocks|load|turns|conversation|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
+       python -m scripts.bench planner [key=value ...]
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
@@ -13,6 +14,7 @@ clocks      an emulated cluster in real time beside the same in virtual time, by
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
 turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
+conversation  ten turns: what each waits for its first token, with and without reuse=true
 acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
 draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
@@ -25,6 +27,8 @@ stages      types and quantized weights side by side: the time per segment of a 
             how often the bundled model still finds the same token likeliest
 tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
             how often the members of a group meet in each layer
+planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
+            choice reaches of the best, and of plain decoding
 """
 from __future__ import annotations
 
@@ -34,16 +38,19 @@ from config.foreign import plain
 from launch.processes import WRONG
 from scripts.bench.acceptance import acceptance
 from scripts.bench.clocks import clocks
+from scripts.bench.conversation import conversation
 from scripts.bench.draft import draft
 from scripts.bench.forms import stages
 from scripts.bench.load import load
 from scripts.bench.overhead import overhead
+from scripts.bench.planner import planner
 from scripts.bench.specinfer import specinfer
 from scripts.bench.tensor_parallel import tensor_parallel
 from scripts.bench.turns import turns
 
-COMMANDS = {"overhead": overhead, "clocks": clocks, "load": load, "turns": turns, "acceptance": acceptance,
-            "draft": draft, "specinfer": specinfer, "stages": stages, "tp": tensor_parallel}
+COMMANDS = {"overhead": overhead, "clocks": clocks, "load": load, "turns": turns, "conversation": conversation,
+            "acceptance": acceptance, "draft": draft, "specinfer": specinfer, "stages": stages, "tp": tensor_parallel,
+            "planner": planner}
 
 
 def main(argv: list[str]) -> int:

@@ -5,7 +5,6 @@ It knows nothing about time.
 from __future__ import annotations
 
 import sys
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Sequence
 
@@ -14,23 +13,19 @@ from tqdm import tqdm
 from config.drafts import FOLDERS, ComparedDrafts, listed, parts, starting
 from config.files import check_output
 from config.questions import load
-from config.run_config import TreeConfig
 from config.words import over, typed
+from eval.unrolled import read_text
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts import TreeDraft
 from model.mixture import Mixture
 from model.reading import at_once
 from model.sample import Sampler
-from model.tree import TokenTree, verify
 from pipeline.decode import Decoder, Request
-from pipeline.interfaces import Draft, Progress, Target
-from pipeline.strategies import Strategy
 from scripts.bench.branches import check_form, draw, text_art
 from scripts.bench.hits import BEST, DEPTHS, Hits, hits
 
 USUAL = {"pipeline_type": "serial", "max_new_tokens": "96", "question_end": "2"}
-ROOM = 64  # tokens that a tree may be deep
 LEAD = 40  # letters of the text that a picture shows
 
 
@@ -67,7 +62,7 @@ def measure(pipeline: Pipeline) -> None:
             text = [*prompt, *_greedy(writer, prompt, pipeline)]
             for name, decoder in decoders.items():
                 bar.set_description(name)
-                tree = read(decoder, text)
+                tree = read_text(decoder, text)
                 found[name] = found[name].plus(hits(_network(decoder), tree, len(prompt)))
                 bar.update()
     print(table(found))
@@ -121,28 +116,6 @@ def _greedy(decoder: Decoder, prompt: Sequence[int], pipeline: Pipeline) -> list
     return decoder.whole(Request(prompt, Sampler(), limit, end)).token_ids
 
 
-def read(decoder: Decoder, text: Sequence[int]) -> TokenTree:
-    """A tree whose trunk is this text and the token that the target says behind it, with the target's features."""
-    kept: list[TokenTree] = []
-    reader = Decoder(decoder.ring, decoder.draft, _reading(kept), decoder.cfg, decoder.max_length)
-    _, stream = reader.decode(Request(text, Sampler(), ROOM))
-    with closing(stream):  # type: ignore[type-var]
-        next(stream)
-    return kept[0]
-
-
-def _reading(kept: list[TokenTree]) -> Strategy:
-    """A strategy that has the target read the prompt, and keeps the tree."""
-    def strategy(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-        while segment := tree.cut(None, cfg.chunk):
-            target.send(segment)
-        while target.in_flight:
-            yield from target.wait()
-        kept.append(tree)
-        yield verify(tree)
-    return strategy
-
-
 def table(found: dict[str, Hits]) -> str:
     """Per cent of the tries that hit, a block for each draft."""
     depths = "".join(f"{depth:>8}" for depth in DEPTHS)
@@ -162,7 +135,7 @@ def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int]) 
     """Print the tree that a draft grows behind a text, and draw it."""
     config = pipeline.config
     assert isinstance(config, DraftConfig) and pipeline.text
-    tree = read(decoder, text)
+    tree = read_text(decoder, text)
     text_of, tip = pipeline.text.decode, tree.token[tree.tip]
 
     def words(token: int) -> str:

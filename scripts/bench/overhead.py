@@ -15,7 +15,7 @@ from config.run_config import RunConfig
 from config.words import over, typed
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.drafts import NoDraft
+from model.no_draft import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
 from pipeline.strategies import autoregressive

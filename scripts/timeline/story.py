@@ -19,7 +19,7 @@ STOP = tuple("rank came rows from to computed left passed".split())
 OF_REQUEST = ("from", "to", "answer")
 OF_SEGMENT = ("send", "forward", "back", "verify")  # events that a segment has; the others have a node or a request
 SHOWN = ("wait", "grow", "verify", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
-SHOWN_ON_STAGES = ("wait", "prune")
+SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its own grows
 
 
 class Story:

@@ -1,0 +1,132 @@
+"""Clusters whose boards and wires differ, and the JSON files that describe or have measured one.
+
+It knows nothing about how the time is spent. Such a file says what differs from a profile that it names, as
+`{"like": "jetson-7b", "factors": [1, 1, 2], "links": [[2, 3, 20, 100]]}`, or has every field of a profile.
+"""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, Tuple
+
+from config.files import LARGE, fits, whole, write_json
+from config.profiles import PROFILES, Profile
+
+Level = Tuple[str, float]  # a source of guesses, milliseconds
+ENDING = ".json"  # of a profile's name that is a file
+OTHER = "name another profile="
+Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
+
+
+@dataclass(frozen=True)
+class Boards(Profile):
+    """A cluster whose boards differ; rank 0's board drafts, and the others hold layers.
+
+    The times of the profile are those of a board with factor 1, its latency and rate those of all wires but `links`.
+    """
+
+    factors: tuple[float, ...] = ()  # of the boards of rank 1, 2 ...: how many times as long their layers take
+    memory: tuple[float, ...] = ()  # GB: of the boards of rank 1, 2 ...; empty: not known
+    levels: tuple[Level, ...] = ()  # milliseconds of a level, of drafts for which it is not that of the profile
+    links: tuple[Link, ...] = ()  # wires that differ; each is the same both ways
+    model_of: str = ""  # the name of the model that was measured; empty: none was
+
+    def slowed(self, factor: float) -> Boards:
+        """The same cluster in slow motion."""
+        usual = Profile.slowed(self, factor)
+        assert isinstance(usual, Boards), usual
+        links = tuple((a, b, latency * factor, mbps / factor) for a, b, latency, mbps in self.links)
+        levels = tuple((name, level * factor) for name, level in self.levels)
+        return replace(usual, links=links, levels=levels)
+
+    def board(self, rank: int) -> Profile:
+        """The times of the board of one rank."""
+        factor = dict(enumerate(self.factors, 1)).get(rank, 1.0)
+        if factor == 1:
+            return self
+        return replace(self, model=self.model * factor, row=self.row * factor, token=self.token * factor)
+
+    def drafting(self, source: str) -> Profile:
+        """The times of rank 0's board, with those of a source of guesses."""
+        return replace(self, level=dict(self.levels).get(source, self.level))
+
+    def link(self, sender: int, receiver: int) -> Profile:
+        """The times of the wire between the boards of two ranks.
+
+        A step of a collective, which is a message and more, is longer by as much as the latency is.
+        """
+        for a, b, latency, mbps in self.links:
+            if {a, b} == {sender, receiver}:
+                longer = latency - self.latency
+                return replace(self, latency=latency, mbps=mbps, step=max(0.0, self.step + longer))
+        return self
+
+
+def _is_time(value: Any) -> bool:
+    return fits(value, float) and 0 <= value < LARGE
+
+
+def _is_above(value: Any) -> bool:
+    return fits(value, float) and 0 < value < LARGE
+
+
+def _is_rank(value: Any) -> bool:
+    return fits(value, int) and 0 <= value < 1024
+
+
+def _is_count(value: Any) -> bool:
+    return fits(value, int) and 0 < value < 1 << 30
+
+
+TIMES = ("row", "token", "level", "verdict", "latency", "step", "jitter", "weights")
+COUNTS = ("layers", "row_bytes")
+FORMS: dict[str, Any] = {
+    "about": str, "model_of": str, "like": PROFILES.__contains__, "free": _is_rank, "model": _is_above,
+    "mbps": _is_above, **dict.fromkeys(TIMES, _is_time), **dict.fromkeys(COUNTS, _is_count),
+    "factors": [_is_above], "levels": [(str, _is_time)],
+    "memory": [_is_time], "links": [(_is_rank, _is_rank, _is_time, _is_above)]}
+
+
+def is_file(name: str) -> bool:
+    """Whether the name of a profile is that of a file."""
+    return name.endswith(ENDING)
+
+
+def cluster_of(name: str) -> Profile:
+    """The profile of this name, or the cluster that a file describes; raises ValueError for a file that does not."""
+    return read(name) if is_file(name) else PROFILES[name]
+
+
+@lru_cache(maxsize=8)
+def read(path: str) -> Boards:
+    """The cluster that a file describes. Raises ValueError, with the remedy, if it describes none."""
+    found = whole(path, OTHER)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} describes no cluster: {OTHER}")
+    for key, value in found.items():
+        if key not in FORMS or not fits(value, FORMS[key]):
+            raise ValueError(f"{path} says of {key} what no cluster has: write the fields of config/boards.py, or "
+                             f"{OTHER}")
+    base = asdict(PROFILES[found.pop("like")]) if "like" in found else {}
+    values = {**base, **found}
+    missing = [field.name for field in fields(Profile) if field.name not in values and field.name not in OPEN]
+    if missing:
+        raise ValueError(f'{path} lacks {", ".join(missing)}: add them, or "like" with the name of a profile')
+    for key in ("factors", "memory"):
+        values[key] = tuple(values.get(key, ()))
+    for key in ("levels", "links"):
+        values[key] = tuple(map(tuple, values.get(key, ())))
+    return Boards(**values)
+
+
+OPEN = ("jitter", "weights")  # fields that a file may leave out
+
+
+def write(path: str, boards: Boards) -> None:
+    """Write a file that `read` reads."""
+    write_json(path, asdict(boards))
+
+
+def uneven(profile: Profile) -> Boards:
+    """A profile as a cluster whose boards may be told apart."""
+    return profile if isinstance(profile, Boards) else Boards(**asdict(profile))

@@ -1,0 +1,159 @@
+"""The record that a plan is made of: what the target writes to some questions, and what each draft foresees of it.
+
+The target writes greedily. Each network reads the texts from every token on with features of its own, as deep as it is
+worth noting; its likeliest guesses at each place are kept, with what they claim.
+"""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Sequence
+
+from tqdm import tqdm
+
+from config.drafts import listed
+from config.files import fits, whole, write_json
+from config.plan_config import PlanConfig
+from config.questions import load
+from eval.unrolled import read_text, unrolled
+from launch.pipeline import Pipeline
+from launch.prepare import prepare
+from launch.spec import RankSpec
+from launch.virtual import as_virtual
+from model.drafts import TreeDraft
+from model.sample import Sampler
+from pipeline.decode import Decoder, Request
+from sim.replayed import Network, Table
+
+DEEPEST = 10  # guesses of its own on which a network's guesses are noted; beyond, they count as those
+WIDE = 16  # guesses at each place
+SETTINGS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "sets", "data", "question_begin", "question_end",
+            "template", "max_new_tokens", "dtype")  # the keys that decide a record
+OTHER = "name another traces="
+APART = {"time": "virtual", "profile": "server"}  # no matter which: nobody asks for the time
+
+
+class Written(NamedTuple):
+    """One answer: token ids, and what each network guesses along them, by its name."""
+
+    prompt: list[int]
+    text: list[int]
+    guesses: dict[str, Table]
+
+
+class Book(NamedTuple):
+    """The answers to all questions, the networks by their names, tokens that there are, end tokens, and layers."""
+
+    answers: list[Written]
+    networks: dict[str, Network]
+    vocab: int
+    ends: list[int]
+    layers: int
+
+
+# --- kept in a file ---------------------------------------------------------------------------------------------------
+
+def _is_id(value: Any) -> bool:
+    return fits(value, int) and value >= 0
+
+
+def _is_of_networks(form: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(fits(each, form) for each in value.values())
+
+
+LISTED = ([_is_id], [float])
+ANSWER = {"prompt": [_is_id], "text": [_is_id], "guesses": _is_of_networks([[LISTED]])}
+FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "layers": _is_id, "answers": [ANSWER],
+        "networks": _is_of_networks((str, int, bool))}
+
+
+def book_of(config: PlanConfig) -> Book:
+    """The record that the file of traces holds, or a new one, which is kept there.
+
+    Raises ValueError if the file holds anything else, or a record of other keys, or if something is not there.
+    """
+    path, settings = Path(config.traces), {key: getattr(config, key) for key in SETTINGS}
+    if config.traces and path.is_file():
+        return _kept(path, settings)
+    book = made(config)
+    if config.traces:
+        answers = [one._asdict() for one in book.answers]
+        write_json(path, {"keys": settings, **book._asdict(), "answers": answers}, indent=None)
+    return book
+
+
+def _kept(path: Path, settings: dict[str, Any]) -> Book:
+    found = whole(path, OTHER)
+    if not fits(found, FORM) or not found["answers"]:
+        raise ValueError(f"{path} holds no record of drafts: {OTHER}")
+    for key, value in settings.items():
+        if found["keys"].get(key) != value:
+            raise ValueError(f"{path} was recorded with {key}={found['keys'].get(key)}, and {key}={value} is asked "
+                             f"for: {OTHER}")
+    answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
+    networks = {name: Network(*values) for name, values in found["networks"].items()}
+    return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
+
+
+# --- made with the models ---------------------------------------------------------------------------------------------
+
+def made(config: PlanConfig) -> Book:
+    """A record by the models themselves, all in this process."""
+    usual = config.run(pipeline_type="ar", **APART)
+    with as_virtual(usual, *prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+        assert pipeline.text is not None, "questions are text"
+        writer = pipeline.decoder
+        readers = _readers(pipeline, config)
+        prompts = _prompts(pipeline, config)
+        answers = []
+        for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
+            ends = frozenset(pipeline.text.end_ids)
+            text = writer.whole(Request(prompt, Sampler(), config.max_new_tokens, ends)).token_ids
+            guesses = {name: _table(decoder, network, prompt, text) for name, (decoder, network) in readers.items()}
+            answers.append(Written(prompt, text, guesses))
+        networks = {name: Network(network.source, network.lag, network.drifts)
+                    for name, (_, network) in readers.items()}
+        sizes = pipeline.spec.sizes
+        return Book(answers, networks, sizes.vocab, sorted(ends), sizes.layers)
+
+
+def _readers(pipeline: Pipeline, config: PlanConfig) -> dict[str, tuple[Decoder, TreeDraft]]:
+    """A decoder for each network that is there, by the name of the network."""
+    found = {}
+    for kind in config.kinds:
+        decoder = pipeline.decoder_for(config.run(pipeline_type="serial", draft=kind, **APART))
+        for network in decoder.draft.networks:
+            assert isinstance(network, TreeDraft), network
+            found[network.source] = decoder, network
+    return found
+
+
+def _prompts(pipeline: Pipeline, config: PlanConfig) -> list[list[int]]:
+    text = pipeline.text
+    assert text is not None, "questions are text"
+    begin, end = config.question_begin, config.question_end
+    asked = [question for name in listed(config.sets) for question in load(config.data, name, begin, end)]
+    prompts = [text.prompt_ids([question.turns[0]], config.template) for question in asked]
+    _check_room(prompts, pipeline.spec, config)
+    return prompts
+
+
+def _check_room(prompts: Sequence[Sequence[int]], spec: RankSpec, config: PlanConfig) -> None:
+    longest = max(map(len, prompts))
+    if longest + config.max_new_tokens > spec.context:
+        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={config.max_new_tokens} in a "
+                         f"context of {spec.context}: give less, or other sets= or questions")
+
+
+def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Sequence[int]) -> Table:
+    """What a network guesses at each place of a text, by how many of its own guesses it stands on."""
+    tree = read_text(decoder, [*prompt, *text])
+    found: list[list[Any]] = [[] for _ in text]
+    deepest = DEEPEST if network.lag else 0
+    for depth, places, out_TD in unrolled(network, tree, len(prompt), deepest):
+        gain_TW, token_TW = network.guess(network.logits(out_TD), WIDE)
+        for place, gains, tokens in zip(places, gain_TW.tolist(), token_TW.tolist()):
+            listed_there = found[place + 1 - len(prompt)] if place + 1 < len(prompt) + len(text) else []
+            assert len(listed_there) in (depth, 0), (place, depth)
+            listed_there.append([tokens, gains])
+    return found

@@ -1,0 +1,157 @@
+"""The search: many candidates on few tokens, few candidates on many; whatever is hopeless is left out early.
+
+A candidate is hopeless if its closed-form bound is slower than what was found already, or if its trial on few tokens
+was much slower than the best one. Plain decoding is always tried to the end.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Iterable, Iterator, NamedTuple, Sequence
+
+from tqdm import tqdm
+
+from eval.plan.bounds import Bounds
+from eval.plan.candidates import Candidate
+from eval.plan.record import Written
+from eval.plan.trial import Bench, Trial
+
+PLAIN = "ar"
+FIRST = 4  # splits of a family that are tried first
+WORTH = 1.02  # what a method must be faster than plain decoding, to be chosen in its place
+
+
+class Rung(NamedTuple):
+    """How much of the record is answered, and who stays: the best ones, as far as they are not much slower."""
+
+    answers: int
+    tokens: int
+    guesses: int  # in a tree of streaming, at most: a smaller one is nearly as good, and sooner simulated
+    stay: int
+    slower: float  # of the best one's speed, what must be reached
+
+
+COUNT = 1 << 20  # all that there are
+PATIENCE = {  # by how thorough a search is
+    1: (Rung(3, 12, 64, 8, 0.65), Rung(6, 24, 64, 5, 0.8), Rung(COUNT, COUNT, COUNT, 5, 0.0)),
+    2: (Rung(2, 16, 64, 16, 0.5), Rung(4, 32, 64, 12, 0.65), Rung(COUNT, COUNT, COUNT, 12, 0.0))}
+
+
+class Search:
+    """A search over one cluster. `tried` counts trials, `bounded` the candidates that their bound ruled out."""
+
+    def __init__(self, bench: Bench, patience: int = 1, shown: bool = True) -> None:
+        self._bench, self._bounds = bench, Bounds(bench.site)
+        self._few, self._more, self._all = PATIENCE[patience]
+        self._shown = shown
+        self._trials: dict[tuple[Candidate, Rung], Trial] = {}
+        self.bounded = 0
+
+    @property
+    def tried(self) -> int:
+        """How many trials there were."""
+        return len(self._trials)
+
+    def by_method(self) -> dict[str, float]:
+        """The best speed of each method, on few tokens."""
+        found: dict[str, float] = {}
+        for (one, rung), trial in self._trials.items():
+            if rung == self._few:
+                found[one.method] = max(found.get(one.method, 0.0), trial.speed)
+        return found
+
+    def run(self, families: Sequence[Sequence[Candidate]]) -> list[Trial]:
+        """The finalists with all that was recorded, the fastest first; raises ValueError if nothing fits."""
+        there = [list(filter(self._bench.fits, family)) for family in families]
+        there = [family for family in there if family]
+        if not there:
+            raise ValueError(_too_large(self._bench, families))
+        plain = [one for family in there for one in family if one.method == PLAIN]
+        first = self._try((one for family in there for one in _spread(family, FIRST)), self._few, "methods")
+        good = _best(first, self._few)
+        of_good = {(trial.candidate.method, trial.candidate.draft) for trial in good}
+        wider = [one for family in there for one in family if (one.method, one.draft) in of_good]
+        found = _best([*first, *self._try(wider, self._few, "splits")], self._few)
+        varied = self._varied([trial.candidate for trial in found])
+        finalists = _best(varied, self._more)
+        plainest = _best(self._try(plain, self._few, "plain", sure=True), self._few)[:2]
+        chosen = [trial.candidate for trial in (*finalists, *plainest)]
+        return _ranked(self._try(chosen, self._all, "finalists", sure=True))
+
+    def beside(self, trials: Sequence[Trial], chosen: Candidate,
+               families: Sequence[Sequence[Candidate]]) -> list[Trial]:
+        """These trials, and the best of what was chosen over the most boards on which it fits."""
+        same = [replace(one, sizes=chosen.sizes) for family in families for one in family
+                if (one.method, one.draft, one.members) == (chosen.method, chosen.draft, chosen.members)]
+        fitting = list(filter(self._bench.fits, same))
+        most = max((len(one.boards) for one in fitting), default=0)
+        wide = [one for one in fitting if len(one.boards) == most]
+        best = _best(self._try(wide, self._few, "all boards", sure=True), self._few)[:1]
+        return _ranked([*trials, *self._try([trial.candidate for trial in best], self._all, "all boards", sure=True)])
+
+    def _varied(self, chosen: Sequence[Candidate]) -> list[Trial]:
+        """These candidates and those that differ in a size, and the best of them with another size changed."""
+        near = [one for each in chosen for one in each.varied()]
+        found = _best(self._try(near, self._few, "sizes"), self._few)
+        again = [one for trial in found[:3] for one in trial.candidate.varied()]
+        found = _best([*found, *self._try(again, self._few, "sizes")], self._few)
+        wider = [trial.candidate for trial in found]
+        return self._try([*chosen, *wider], self._more, "longer", sure=True)
+
+    def _try(self, chosen: Iterable[Candidate], rung: Rung, what: str, sure: bool = False) -> list[Trial]:
+        """Trials of those that may be good enough; `sure`: of all of them."""
+        answers = self._bench.book.answers[:rung.answers]
+        bounds = {one: self._bounds.fastest(one, answers, rung.tokens) for one in dict.fromkeys(chosen)}
+        order = sorted(bounds, key=lambda one: -bounds[one])
+        found: list[Trial] = []
+        best = max((trial.speed for (_, there), trial in self._trials.items() if there == rung), default=0.0)
+        for one in tqdm(order, desc=what, unit="candidate", leave=False, disable=not self._shown):
+            if not sure and bounds[one] < rung.slower * best:
+                self.bounded += 1
+                continue
+            trial = self._trial(one, answers, rung)
+            best = max(best, trial.speed)
+            found.append(trial)
+        return found
+
+    def _trial(self, one: Candidate, answers: Sequence[Written], rung: Rung) -> Trial:
+        key = one, rung
+        if key not in self._trials:
+            self._trials[key] = self._bench.trial(one, answers, rung.tokens, rung.guesses)
+        return self._trials[key]
+
+
+def choice(finalists: Sequence[Trial]) -> Trial:
+    """The fastest, or plain decoding if that is hardly slower."""
+    best = finalists[0]
+    plain = next(trial for trial in finalists if trial.candidate.method == PLAIN)
+    return best if best.speed >= WORTH * plain.speed else plain
+
+
+def _ranked(trials: Iterable[Trial]) -> list[Trial]:
+    """Each candidate once, the fastest first; of equals the one on fewer boards."""
+    once = {trial.candidate: trial for trial in trials}
+    return sorted(once.values(), key=lambda trial: (-trial.speed, len(trial.candidate.boards)))
+
+
+def _best(trials: Iterable[Trial], rung: Rung) -> list[Trial]:
+    """Those that stay."""
+    ranked = _ranked(trials)
+    least = rung.slower * ranked[0].speed if ranked else 0.0
+    return [trial for trial in ranked[:rung.stay] if trial.speed >= least]
+
+
+def _spread(family: Sequence[Candidate], most: int) -> Iterator[Candidate]:
+    """At most so many of a family, the first and the last one among them."""
+    last = len(family) - 1
+    if last < most:
+        yield from family
+    else:
+        yield from (family[round(i * last / (most - 1))] for i in range(most))
+
+
+def _too_large(bench: Bench, families: Sequence[Sequence[Candidate]]) -> str:
+    """That nothing fits, with the memory that would."""
+    most = min(max(bench.memory(one).values()) for family in families for one in family)
+    return (f"no split fits: even the smallest part takes {most:.1f} GB on a board, and the boards have "
+            f"{', '.join(f'{size:g}' for size in bench.site.memory)}: add boards, quantize the weights (layer_gb=), or "
+            "give a smaller max_length")

@@ -1,0 +1,66 @@
+"""Which method, which split and which draft for these devices: simulated out of a record before anything is moved.
+
+Usage: python -m scripts.plan [PRESET] [profile=NAME|profile=FILE.json|measure=true] [key=value ...]; --help shows all
+keys, docs/planner.md tells what comes out.
+"""
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from typing import Sequence
+
+from config.cli import parse
+from config.foreign import plain
+from config.plan_config import COMMAND, PlanConfig, words
+from config.run_config import RunConfig
+from config.words import preset_of, typed
+from eval.plan.advice import advice, keys_line, table, to_do
+from eval.plan.plan import Plan, plan, write_preset
+from launch.processes import LOST, WRONG
+from pipeline.loss import PeerLost
+
+APART = ("profile", "max_new_tokens", "question_begin", "question_end", "hosts")  # of the plan, and of no run
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        config = parse(words(argv), COMMAND, PlanConfig)
+        assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
+        found = plan(config)
+        print("\n".join(told(config, found)))
+        if config.preset:
+            write_preset(config.preset, preset_of(argv) or "toy", {**_typed(argv), **found.chosen.candidate.keys})
+            print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts=FILE")
+        print(keys_line(found.chosen.candidate))
+    except PeerLost as loss:
+        print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
+        return LOST
+    except (ValueError, OSError) as error:
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+        return WRONG
+    return 0
+
+
+def told(config: PlanConfig, found: Plan) -> list[str]:
+    """What is printed before the keys."""
+    bench, chosen = found.bench, found.chosen
+    answers = bench.book.answers
+    tokens = sum(len(one.text) for one in answers)
+    heading = (f"{bench.site.about}: {found.boards} boards and rank 0's; {len(answers)} texts of {tokens} tokens, "
+               f"{found.tried} of {found.candidates} candidates and their sizes tried; simulated")
+    lines = [heading, "", table(bench, found.trials[:config.show]), ""]
+    lines.append(f"advice: {advice(bench, chosen, found.trials, found.boards)}")
+    if not found.in_own_layers:
+        lines.append(f"note: stages are told in the {bench.site.layers} layers of the model that the profile stands "
+                     f"for; the one that was recorded has {bench.book.layers}")
+    return [*lines, *to_do(config, chosen.candidate)]
+
+
+def _typed(argv: Sequence[str]) -> dict[str, str]:
+    """The keys of a run that were typed."""
+    known = {key.name for key in fields(RunConfig)}.difference(APART)
+    return {key: value for key, value in typed(argv).items() if key in known}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

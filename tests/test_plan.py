@@ -1,0 +1,279 @@
+"""Plans: what is tried is what would happen, the best is found, what is hopeless is left out, advice says why."""
+from __future__ import annotations
+
+import json
+import random
+import socket
+from dataclasses import replace
+
+import pytest
+
+from config.boards import Boards, read, uneven, write
+from config.cli import parse
+from config.plan_config import COMMAND, PlanConfig, words
+from config.profiles import PROFILES
+from eval.plan.advice import advice, keys_line, limit, speed, table
+from eval.plan.bounds import Bounds
+from eval.plan.candidates import Candidate, families, shares, splits
+from eval.plan.hosts import answered
+from eval.plan.measure import Passed, fit, measured
+from eval.plan.plan import plan, planned, write_preset
+from eval.plan.record import SETTINGS, Book, Written, made
+from eval.plan.search import PLAIN, WORTH, Search, choice
+from eval.plan.trial import Bench, Trial
+from launch.pipeline import Pipeline
+from launch.prepare import prepare
+from launch.virtual import as_virtual
+from model.sample import Sampler
+from pipeline.decode import Request
+from scripts import plan as command
+from sim.replayed import Network
+
+VOCAB = 50
+SITE = Boards("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
+              mbps=1000, step=2, weights=8, factors=(1.0, 1.0, 1.0, 1.0, 1.0))
+
+
+def config_of(*given: str) -> PlanConfig:
+    config = parse(words(["toy", "profile=server", *given]), COMMAND, PlanConfig)
+    assert isinstance(config, PlanConfig)
+    return config
+
+
+def book(right: float = 0.8, answers: int = 3, tokens: int = 24) -> Book:
+    """A made record: at each place the first of four guesses is right with this chance, or else perhaps the second."""
+    chance = random.Random(7)
+
+    def listed(token: int) -> list[list[float]]:
+        others = [(token + step) % VOCAB for step in (1, 2, 3)]
+        place = 0 if chance.random() < right else chance.choice([1, 3])
+        return [[*others[:place], token, *others[place:]][:4], [-0.3, -1.5, -2.5, -3.5]]
+
+    found = []
+    for _ in range(answers):
+        text = [chance.randrange(VOCAB) for _ in range(tokens)]
+        tables = {name: [[listed(token) for _ in range(depths)] for token in text]
+                  for name, depths in (("eagle", 6), ("ssm1", 1))}
+        found.append(Written([1, 2, 3, 4, 5], text, tables))
+    networks = {"eagle": Network("eagle", 1, True), "ssm1": Network("ssm1", 0, False)}
+    return Book(found, networks, VOCAB, [], 8)
+
+
+def bench_of(site: Boards, made_book: Book | None = None) -> Bench:
+    return Bench(site, config_of(), made_book or book())
+
+
+def everything(bench: Bench, methods: list[str], drafts: list[str]) -> list[Trial]:
+    """Every candidate and every one with a size changed, tried with the whole record."""
+    site = bench.site
+    first = [one for family in families(site, len(site.factors), 8, methods, drafts) for one in family]
+    once = dict.fromkeys([*first, *(near for one in first for near in one.varied())])
+    return [bench.trial(one, bench.book.answers, 99) for one in once if bench.fits(one)]
+
+
+# --- what is tried is what would happen -------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[PlanConfig, Book]:
+    config = config_of("sets=gsm8k,humaneval", "question_end=1", "max_new_tokens=24", "drafts=eagle,suffix,ssm")
+    return config, made(config)
+
+
+@pytest.mark.parametrize(("method", "draft"), [
+    ("ar", "none"), ("serial", "eagle"), ("pipedec", "eagle"), ("streaming", "eagle+suffix"), ("continuous", "suffix"),
+    ("specinfer", "ssm"), ("pruned", "ssm")])
+def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded, method, draft):
+    """Beside the text a replayed draft guesses as it does on it, so the times are near and not the same."""
+    config, found = recorded
+    site = uneven(PROFILES["jetson-7b"])
+    candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), (("stream_subseq_token", "16"),))
+    trial = Bench(site, config, found).trial(candidate, found.answers, 24)
+    keys = {"draft": draft} if method not in ("ar", "specinfer") else {}
+    run = config.run(pipeline_type=method, time="virtual", profile="jetson-7b", stages="0+4+4", stream_subseq_token=16,
+                     init_subseq_token=16, expand_subseq_token=16, **keys)
+    with as_virtual(run, *prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+        took = 0.0
+        for one in found.answers:
+            answer = pipeline.decoder.whole(Request(one.prompt, Sampler(), 24, frozenset(found.ends)))
+            assert answer.token_ids == one.text
+            took += answer.prefill_seconds + answer.decode_seconds
+    expected = sum(len(one.text) for one in found.answers) / took
+    assert trial.speed == pytest.approx(expected, rel=1e-9 if method == "ar" else 0.1)
+
+
+def test_a_slow_board_and_a_slow_link_take_their_time():
+    site = replace(SITE, factors=(1.0, 3.0), links=((2, 1, 11.0, 1000.0),))
+    candidate = Candidate(PLAIN, "none", ((1,), (2,)), (2, 6))
+    trial = bench_of(site).trial(candidate, book().answers[:1], 24)
+    row = 20 + 180 + 1 + (1 + 11 + 1) + 1e3 * (SITE.transfer(4096 + 24) * 2 + SITE.transfer(24 + 8))
+    one, = trial.spent
+    assert 1e3 * (one.seconds - one.first) == pytest.approx(23 * row, rel=1e-6)
+    assert trial.busy.boards[2] == pytest.approx(180 / row, rel=0.05) and limit(trial).startswith("board 2, busy 8")
+
+
+def test_no_candidate_is_faster_than_its_bound():
+    for site in (SITE, replace(SITE, level=30.0, latency=8.0), replace(SITE, model=9.0, row=0.0)):
+        bench, bounds = bench_of(site), Bounds(site)
+        answers = bench.book.answers
+        made_families = families(site, 3, 8, list(METHODS_TRIED), ["eagle", "suffix", "eagle+suffix"])
+        for one in (one for family in made_families for one in family[:2]):
+            assert bench.trial(one, answers, 16).speed <= bounds.fastest(one, answers, 16) * (1 + 1e-9), one.about
+
+
+METHODS_TRIED = ("ar", "serial", "naive", "pruned", "continuous", "pipedec", "streaming", "dsi", "specinfer", "tp")
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("site", [
+    replace(SITE, model=12.0, level=20.0), replace(SITE, factors=(1.0, 3.0, 1.0)),
+    replace(SITE, row=4.0, free=0, mbps=20.0)])
+def test_the_choice_is_as_fast_as_the_best_of_all_candidates(site):
+    site = replace(site, factors=site.factors[:3])
+    bench = bench_of(site, book(answers=2, tokens=16))
+    methods, drafts = ["ar", "serial", "continuous", "dsi"], ["eagle"]
+    best = max(everything(bench, methods, drafts), key=lambda trial: trial.speed)
+    search = Search(bench, shown=False)
+    chosen = choice(search.run(families(site, 3, 8, methods, drafts)))
+    assert chosen.speed >= 0.97 * best.speed, (chosen.candidate.about, best.candidate.about)
+    assert search.tried > 0 and chosen.speed >= search.by_method()[PLAIN] * 0.9
+
+
+def test_where_a_level_takes_longer_than_a_token_nothing_is_guessed():
+    site = replace(SITE, model=4.0, level=200.0, verdict=0.1, latency=0.01, factors=(1.0,))
+    found = planned(config_of("methods=serial,pipedec", "drafts=eagle"), site, book())
+    assert found.chosen.candidate.method == PLAIN
+    assert "no guessing pays here" in advice(found.bench, found.chosen, found.trials, 1)
+
+
+def test_plain_decoding_is_chosen_if_the_best_is_hardly_faster():
+    bench = bench_of(SITE)
+    plain = bench.trial(Candidate(PLAIN, "none", ((1,),), (8,)), bench.book.answers, 9)
+    slower = tuple(one._replace(seconds=one.seconds / (WORTH - 0.01)) for one in plain.spent)
+    near = Trial(Candidate("serial", "eagle", ((1,),), (8,), (("init_depth", "6"),)), slower, plain.busy)
+    assert choice([near, plain]) is plain
+    faster = tuple(one._replace(seconds=one.seconds / (WORTH + 0.01)) for one in plain.spent)
+    assert choice([near._replace(spent=faster), plain]).candidate.method == "serial"
+
+
+def test_a_slow_link_between_boards_3_and_4_leaves_three_boards_and_the_advice_says_so():
+    site = replace(SITE, links=((3, 4, 400.0, 10.0), (5, 0, 400.0, 10.0), (4, 0, 400.0, 10.0)))
+    found = planned(config_of("methods=continuous", "drafts=eagle"), site, book())
+    assert set(found.chosen.candidate.boards) <= {1, 2, 3}
+    told = advice(found.bench, found.chosen, found.trials, found.boards)
+    assert "faster than all 5" in told and "the link between" in told and "4" in told
+    assert "tokens/s" in table(found.bench, found.trials) and "limited by" in table(found.bench, found.trials)
+
+
+def test_memory_decides_how_few_boards_are_enough():
+    site = replace(SITE, memory=(3.5,) * 5)
+    bench = bench_of(site)
+    fitting = [one for family in families(site, 5, 8, ["ar"], ["suffix"]) for one in family if bench.fits(one)]
+    assert min(len(one.boards) for one in fitting) == 3
+    with pytest.raises(ValueError, match="no split fits: even the smallest part takes"):
+        Search(bench_of(replace(site, memory=(0.5,) * 5)), shown=False).run(families(site, 5, 8, ["ar"], ["suffix"]))
+
+
+def test_splits_follow_the_speeds_and_leave_out_the_slowest():
+    assert shares([1.0, 1.0, 1.0], 8) == (3, 3, 2) or sum(shares([1.0, 1.0, 1.0], 8)) == 8
+    assert shares([3.0, 1.0], 8) == (6, 2) and shares([100.0, 1.0], 4) == (3, 1)
+    site = replace(SITE, factors=(4.0, 1.0, 1.0))
+    found = list(splits(site, 3, 8))
+    assert (((2,), (3,)), (4, 4)) in found and (((2,),), (8,)) in found
+    assert all(sum(held) == 8 and len(held) == len(groups) for groups, held in found)
+    assert len(found) == len(set(found))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_path):
+    path = tmp_path / "site.json"
+    site = replace(SITE, links=((1, 2, 3.0, 4.0),), memory=(8.0,), levels=(("ssm1", 9.0),), model_of="toy")
+    write(str(path), site)
+    assert read(str(path)) == site
+    slow = site.slowed(2)
+    assert slow.link(2, 1).latency == 6 and slow.link(2, 1).mbps == 2 and slow.drafting("ssm1").level == 18
+    assert site.link(0, 1) is site and site.board(2) is site
+    for number, (content, told) in enumerate((
+            ({"like": "jetson-7b", "latency": -1}, "says of latency"), ({"about": "x"}, "lacks layers"),
+            ([1], "describes no cluster"), ({"like": "nothing"}, "says of like"))):
+        other = tmp_path / f"other{number}.json"
+        other.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=told):
+            read(str(other))
+    like = tmp_path / "like.json"
+    like.write_text(json.dumps({"like": "jetson-7b", "factors": [1, 2], "links": [[1, 2, 20, 100]]}))
+    assert read(str(like)).board(2).model == 480 and parse([f"profile={like}"]).cluster == read(str(like))
+
+
+def test_a_measurement_of_another_model_is_refused(tmp_path):
+    path = tmp_path / "here.json"
+    write(str(path), replace(SITE, model_of="other"))
+    config = replace(config_of(), profile="none", measured=str(path))
+    with pytest.raises(ValueError, match="was measured with other, and this is llama"):
+        measured(config)
+    with pytest.raises(ValueError, match="add measure=true"):
+        measured(replace(config, measured=str(tmp_path / "none.json")))
+    write(str(tmp_path / "own.json"), replace(SITE, model_of="llama"))
+    assert measured(replace(config, measured=str(tmp_path / "own.json"))).model_of == "llama"
+
+
+def test_a_board_that_does_not_answer_is_named_and_others_are_timed(tmp_path):
+    path = tmp_path / "hosts.txt"
+    path.write_text("127.0.0.1\n127.0.0.2\n")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.2", 0))
+        port = listening.getsockname()[1]
+        with pytest.raises(ValueError, match="127.0.0.2 of .* does not answer at port"):
+            answered(SITE, str(path), port)
+        listening.listen()
+        assert answered(SITE, str(path), port) == SITE, "an own address is no link"
+
+
+def test_the_times_of_a_stage_are_found_again_out_of_its_passes():
+    passes = [Passed(rows, context, 30 + 0.5 * max(0, rows - 16) + 0.01 * context)
+              for rows in (1, 16, 32, 64, 128) for context in (16, 512)]
+    assert fit(passes) == pytest.approx((30, 0.5, 16, 0.01))
+
+
+def test_a_preset_of_a_plan_stands_in_place_of_a_name(tmp_path):
+    path = tmp_path / "ours.json"
+    write_preset(str(path), "toy", {"pipeline_type": "serial", "stages": "0+4+4", "init_depth": "3"})
+    config = parse([str(path), "init_depth=1"])
+    assert (config.pipeline_type, config.stages, config.init_depth) == ("serial", "0+4+4", 1)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is no preset"):
+        parse([str(path)])
+
+
+def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, capsys):
+    traces, preset = tmp_path / "traces.json", tmp_path / "ours.json"
+    given = ["toy", "profile=lan-1g", "boards=2", "methods=serial,dsi", "drafts=eagle", f"traces={traces}"]
+    config = parse(words(given), COMMAND, PlanConfig)
+    found = book()
+    settings = {key: getattr(config, key) for key in SETTINGS}
+    content = {"keys": settings, **found._asdict(), "answers": [one._asdict() for one in found.answers]}
+    traces.write_text(json.dumps(content))
+    assert command.main([*given, f"preset={preset}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("five desktops") and "tokens/s" in lines[2]
+    assert any(line.startswith("advice: ") for line in lines) and any(line.startswith("split: ") for line in lines)
+    assert lines[-1].startswith("pipeline_type=")
+    chosen = plan(config).chosen
+    assert lines[-1] == keys_line(chosen.candidate)
+    assert speed(chosen).low <= speed(chosen).value <= speed(chosen).high
+    assert parse([str(preset)]).pipeline_type == chosen.candidate.method
+    assert command.main([*given, "seed=1", "max_new_tokens=9"]) == 2
+    assert "was recorded with max_new_tokens=48" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("word", "told"), [
+    ("methods=nothing", "there is no nothing"), ("drafts=x", "there is no x"), ("memory=-1", "no list of gigabytes"),
+    ("memory=8,8", "memory=8,8 tells of 2 boards"), ("measure=true", "give only one of them"),
+    ("temperature=1", "temperature 0"), ("pipeline_type=ar", "write methods="), ("stop=x", "has no stop"),
+    ("profile=none", "there is no cluster to plan for"), ("profile=nowhere.json", "there is no file"),
+    ("boards=0.5", "boards"), ("profile=jetsn", "choose one of none"), ("sets=", "sets is empty")])
+def test_what_cannot_be_planned_is_refused_with_the_fix(word, told, capsys):
+    given = ["profile=jetson-7b"] if not word.startswith("profile") else []
+    assert command.main([*given, "boards=3", word] if not word.startswith("boards") else [*given, word]) == 2
+    assert told in capsys.readouterr().err
