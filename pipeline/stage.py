@@ -29,6 +29,7 @@ class Stage:
         self.keep = keep
         self.caches: dict[int, TreeCache] = {}  # of the requests that are open here
         self.kept: dict[int, TreeCache] = {}  # of requests that are over, and whose text others may begin with
+        self._new_cache = new_cache
         self._spare = [new_cache() for _ in range(requests)]  # now, so that a lack of memory is told at the start
         self._early: dict[int, Prune] = {}  # the newest prune of each request of which nothing else has come
         self._newest = -1  # the highest number of a request whose segments or Reset have come
@@ -55,24 +56,27 @@ class Stage:
         return segment.take(self.cache(segment.request).alive(segment.nodes))
 
     def cache(self, request: int) -> TreeCache:
-        """That of a request, which opens with its first segment."""
+        """That of a request, which opens with its first segment.
+
+        There are too few only where several decoders keep texts side by side.
+        """
         if request not in self.caches:
-            assert self._spare, f"request {request} is one more than rank 0 may have under way at once"
-            self.caches[request] = self._spare.pop()
-            early = self._early.pop(request, None)
-            if early is not None:
-                self._prune(early)
+            self._open(request, self._spare.pop() if self._spare else self._new_cache())
         return self.caches[request]
+
+    def _open(self, request: int, cache: TreeCache) -> None:
+        """Begin a request in a cache, and obey the prune that has come before."""
+        self.caches[request] = cache
+        early = self._early.pop(request, None)
+        if early is not None:
+            self._prune(early)
 
     def _start(self, start: Start) -> None:
         """Begin a request behind the text of one that is over, or behind a copy of that of one that is open."""
         taken = self.kept.pop(start.source, None)
         if taken is not None:
             taken.truncate(start.length)
-            self._spare.append(taken)
-        cache = self.cache(start.request)
-        if taken is None:
-            cache.copy(self.caches[start.source], start.length)
+            self._open(start.request, taken)
 
     def _close(self, reset: Reset) -> None:
         """End a request; its text stays up to the node that the Reset names, if any."""

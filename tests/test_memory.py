@@ -75,8 +75,6 @@ def test_each_of_several_requests_has_a_cache_in_every_stage_and_every_draft(par
     stage = build_stage(RankSpec(three, parts[1]), OFF)
     caches = [stage.cache(request) for request in range(3)]
     assert need(RankSpec(three, parts[1])).cache == sum(2 * cache.keys.numel() * 4 for cache in caches)
-    with pytest.raises(AssertionError, match="one more"):
-        stage.cache(3)
 
 
 def test_fewer_requests_at_once_are_advised_where_they_fit(parts, monkeypatch):

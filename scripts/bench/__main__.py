@@ -1,6 +1,6 @@
 """Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|clocks|conversation|load|turns|acceptance|draft [PRESET] [key=value ...]
+Usage: python -m scripts.bench overhead|clocks|load|turns|conversation|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
        python -m scripts.bench planner [key=value ...]
@@ -11,10 +11,10 @@ overhead    with trees of 64 nodes: rank 0's own time per turn outside model for
             at the same time and, on a machine with few cores, are in each other's way
 clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of
             both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
-conversation  ten turns: what each waits for its first token, with and without reuse=true
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
 turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
+conversation  ten turns: what each waits for its first token, with and without reuse=true
 acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
 draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how

@@ -151,8 +151,8 @@ def _tell(config: LoadConfig, loaded: Sequence[Row], counted: Sequence[Row]) -> 
             shown = columns[:-2]
             print(f"\n{title}; seconds, and tokens/s of all requests together\n")
             print(in_columns(shown, [[_cell(row[column]) for column in shown] for row in rows], 2))
-    if counted:
-        print(f"\nstreaming over the best of the others ({where}): {_over_best(counted)}")
+    if ratios := _over_best(counted):
+        print(f"\nstreaming over the best of the others ({where}): {ratios}")
     wrong = sum(row["unequal"] for row in (*loaded, *counted))
     print(f"\ntexts that differ from those of the first method: {wrong} of "
           f"{sum(row['requests'] for row in (*loaded, *counted))}")
@@ -167,7 +167,7 @@ def _over_best(rows: Sequence[Row]) -> str:
         here = {row["method"]: row["tokens_per_second"] for row in rows
                 if (row["temperature"], row["at_once"]) == (temperature, count)}
         own = here.pop("streaming", NAN)
-        if here:
+        if here and own == own:
             found.append(f"T={temperature:g} {count}: {own / max(here.values()):.2f}")
     return "; ".join(found)
 
