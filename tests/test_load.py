@@ -204,7 +204,7 @@ def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tm
     alone, together = kept
     assert [(entry["question_id"], entry["turn"]) for entry in together] == [(3, 0), (3, 1), (5, 0), (4, 0), (4, 1)]
     for one, other in zip(alone, together):
-        same = ("question", "answer", "token_ids", "prompt_tokens", "new_tokens", "finish_reason")
+        same = ("prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "finish_reason")
         assert {key: one.get(key) for key in same} == {key: other.get(key) for key in same}
     said = capsys.readouterr()
     assert said.out.count("tokens/s of all") == 1 and "question 4, turn 2" in said.err
