@@ -40,7 +40,7 @@ class Ring:
         self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.alarms: list[float] = []  # a heap of moments at which listening ends, whatever has come
         self.outbox = Outbox()
-        self._budget = Budget()
+        self._budget = Budget(depth - 1)
         self.segments = 0  # sent since the start
         self.departures = 0  # of messages with segments
         self.requests = 0  # closed since the start

@@ -32,7 +32,7 @@ def asking(*chances, sent=True, **kind):
 
 
 def shares(bidders, size):
-    budget = Budget()
+    budget = Budget(9)
     return [budget.share(bidder, bidders, size) for bidder in bidders]
 
 
@@ -58,6 +58,13 @@ def test_with_as_many_texts_as_rows_it_is_plain_batched_decoding():
     assert shares(texts, 8) == [2] * 4
 
 
+def test_with_more_requests_than_segments_each_has_the_rows_of_one_for_guesses_that_are_worth_them():
+    crowd = [asking(.9, .5, .2, .05) for _ in range(4)]
+    for segments, size, wanted in ((4, 4, 4), (2, 4, 8), (1, 4, 12), (1, 2, 8), (1, 14, 14), (1, 16, 16)):
+        budget = Budget(segments)
+        assert sum(budget.share(bidder, crowd, size) for bidder in crowd) == wanted, (segments, size)
+
+
 def test_priority_counts_as_so_many_times_the_probability():
     assert shares([asking(.9, .8), asking(.3, .2, priority=4.0)], 2) == [1, 1]
 
@@ -65,7 +72,7 @@ def test_priority_counts_as_so_many_times_the_probability():
 @pytest.mark.parametrize("chance", [.5, .1, .01])
 def test_whoever_is_passed_over_counts_more_each_time_until_it_is_its_turn(chance):
     rich, poor = asking(.9, .8, .7), asking(chance)
-    budget, waited = Budget(), 0
+    budget, waited = Budget(4), 0
     while True:
         mine = [budget.share(bidder, [rich, poor], 3) for bidder in (rich, poor)]
         budget.close()
