@@ -5,6 +5,7 @@ Usage: bash run_server.sh [PRESET] [key=value ...]; --help shows all keys.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -17,6 +18,7 @@ import uvicorn
 from config.cli import DEFAULT_PRESET, parse
 from config.serve_config import ServeConfig, of_the_run
 from config.words import preset_of, typed
+from launch.interrupt import interrupt
 from launch.pipeline import Pipeline
 from launch.processes import INTERRUPTED, LOST, WRONG
 from pipeline.loss import PeerLost, explain, foreseen
@@ -80,8 +82,9 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
 
 
 def serve(argv: Sequence[str]) -> int:
-    """Serve until Ctrl-C. The exit code."""
+    """Serve until Ctrl-C, or SIGTERM, which does the same. The exit code."""
     engine, listener = build(argv)
+    signal.signal(signal.SIGTERM, interrupt)
     thread = threading.Thread(target=work, args=(engine, listener), name="engine", daemon=True)
     thread.start()
     interrupted = False

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from contextlib import suppress
 
@@ -17,7 +18,7 @@ from launch.run import run
 from scripts.generate import COMMAND
 from scripts.serve import main, read
 from serve.protocol import REFUSED
-from tests.saved import wait_until
+from tests.saved import command, wait_until
 from tests.serving import QUESTION, Live, live
 
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
@@ -283,3 +284,14 @@ def test_a_key_in_the_environment_counts_and_loopback_is_told_from_the_rest(monk
     assert [is_loopback(name) for name in names] == [True, True, True, False, False, False]
     monkeypatch.setenv("FLOWSPEC_API_KEY", "from the environment")
     assert read(["host=0.0.0.0"]).api_key == "from the environment"
+
+
+def test_the_command_serves_until_it_is_told_to_end(tmp_path):
+    with command(tmp_path, "scripts.serve", "port=0") as started:
+        assert wait_until(lambda: "/v1" in started.stdout, 60), started.stderr
+        url = started.stdout.split()[-1].removesuffix("/v1")
+        assert wait_until(lambda: httpx.get(f"{url}/health").status_code == 200, 120)
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "toy"
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end(60) == 130
+        assert started.stderr.strip().endswith("flowspec: stopped")
