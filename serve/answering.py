@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, AsyncIterator, Sequence
 
-from serve.engine import Ended, Engine, Event, Job, Piece
+from serve.engine import Ended, Engine, Event, Job, Piece, Sight
 from serve.protocol import Choice, Refused
 
 
@@ -23,11 +23,11 @@ class Asking:
     answers' own lengths, so who reads slowly holds nobody up.
     """
 
-    def __init__(self, engine: Engine, choices: Sequence[Choice]) -> None:
+    def __init__(self, engine: Engine, choices: Sequence[Choice], watched: bool = False) -> None:
         self._engine = engine
         self._news: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self.jobs = [Job(choice, partial(self._tell, number)) for number, choice in enumerate(choices)]
+        self.jobs = [Job(choice, partial(self._tell, number), watched) for number, choice in enumerate(choices)]
         engine.submit(self.jobs)
         self.open = len(self.jobs)  # choices that have not ended
         self.told: list[Ended] = []  # of those that have
@@ -160,6 +160,8 @@ async def events(asking: Asking, form: Form, first: tuple[int, Event], tells_usa
 
 def _chunk(form: Form, news: tuple[int, Event], tells_usage: bool) -> bytes:
     number, event = news
+    if isinstance(event, Sight):
+        return b"event: tree\n" + event_of({"index": number, **event.told})
     if isinstance(event, Piece):
         return event_of(form.part(number, form.added(event.text)), tells_usage)
     return event_of(form.part(number, form.over(), event.finish_reason), tells_usage)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any, Callable
 
 from fastapi import FastAPI, Request, Response
@@ -22,6 +23,9 @@ from serve.engine import Engine
 from serve.guard import Guard
 from serve.protocol import Body, Chat, Completion, Refused, ToTokenize, read_body
 
+PAGE = Path(__file__).with_name("page") / "chat.html"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
+         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 GONE = 499  # of a client that has left, whom nothing reaches
 
 
@@ -36,7 +40,7 @@ class Server:
         """The application, for uvicorn."""
         app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None)
         gets: dict[str, Callable[..., Any]] = {
-            "/health": self.health, "/metrics": self.metrics, "/v1/models": self.models,
+            "/": self.page, "/health": self.health, "/metrics": self.metrics, "/v1/models": self.models,
             "/v1/models/{name:path}": self.one_model}
         posts = {"/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/tokenize": self.tokenize}
         for path, answer in gets.items():
@@ -53,6 +57,10 @@ class Server:
         return app
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
+
+    async def page(self) -> Response:
+        """The chat page. It loads nothing, and asks this server alone."""
+        return Response(PAGE.read_bytes(), media_type="text/html", headers={"Content-Security-Policy": POLICY})
 
     async def health(self) -> Response:
         """Whether the ring can answer: 200, or 503 with the reason."""
@@ -113,7 +121,8 @@ class Server:
 
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
-        asking = Asking(self.engine, body.choices(self.config))
+        watched = body.stream and body.flowspec_tree
+        asking = Asking(self.engine, body.choices(self.config), watched)
         try:
             if not body.stream:
                 told = await unless_gone(request, whole(asking, form))

@@ -19,8 +19,10 @@ from launch.pipeline import Generation, Pipeline
 from pipeline.loss import PeerLost, explain, foreseen
 from serve.figures import Figures
 from serve.protocol import Choice, Refused
+from serve.sight import sight
 
 LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do
+GLANCE = 0.05  # seconds between two sights of an answer
 TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
 Result = TypeVar("Result")
@@ -43,7 +45,13 @@ class Ended(NamedTuple):
     cached: int  # of the prompt, those that the stages had already
 
 
-Event = Any  # Piece, Ended or Refused
+class Sight(NamedTuple):
+    """What is to be seen of the answer under way, for who watches it."""
+
+    told: dict[str, Any]
+
+
+Event = Any  # Piece, Sight, Ended or Refused
 
 
 @dataclass(eq=False)
@@ -52,8 +60,10 @@ class Job:
 
     choice: Choice
     tell: Callable[[Event], None]
+    watched: bool = False  # whether there shall be sights, too
     came: float = field(default_factory=time.monotonic)
     ids: Sequence[int] = ()
+    seen: float = 0.0  # when there was the last sight
     generation: Generation | None = None
     over: bool = False
 
@@ -174,6 +184,7 @@ class Engine:
             else:
                 pipeline.check()
             for job in list(self._running):
+                self._show(job, pipeline)
                 self._hand_out(job)
             self.figures.running.set(len(self._running))
             self.figures.waiting.set(len(self._waiting))
@@ -232,6 +243,13 @@ class Engine:
                 self._end(job, Refused(str(error)), "refused")
                 continue
             self._running.append(job)
+
+    def _show(self, job: Job, pipeline: Pipeline) -> None:
+        """Tell who watches what is to be seen, not more often than an eye sees."""
+        now = time.monotonic()
+        if job.watched and job.generation is not None and now - job.seen >= GLANCE:
+            job.seen = now
+            job.tell(Sight(sight(job.generation, pipeline.text)))
 
     def _hand_out(self, job: Job) -> None:
         """Tell what has settled of an answer, and its end."""

@@ -92,6 +92,7 @@ class Body(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str = ""
+    flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
 
     @property
     def tells_usage(self) -> bool:
