@@ -147,6 +147,9 @@ class Engine:
         self.check_ready()
         places, queue = self.limits.places, self.limits.queue
         held = len(self.jobs)
+        if more > places + queue:
+            raise Refused(f"{more} answers are asked for at once, and no more than {places} + {queue} may be: ask for "
+                          "fewer", "n", "too_many")
         if held + more > places + queue:
             retry = max(1, min(60, round(self._seconds * (held - places + 1) / places)))
             raise Refused(f"{held} answers are under way or waiting, and no more than {places} + {queue} may be: come "

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 from contextlib import suppress
 
@@ -211,6 +212,23 @@ def test_a_client_that_leaves_frees_its_place_streaming_or_not(server):
         assert idle(server)
         assert cancelled() > before
     assert server.chat(max_tokens=2).status_code == 200
+
+
+def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
+    assert idle(server)
+    body = json.dumps({"messages": [{"role": "user", "content": QUESTION}], "stream": True, "flowspec_tree": True,
+                       "temperature": 50, "seed": 4, "max_tokens": 400})
+    address = httpx.URL(server.url)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((address.host, address.port))
+        slow.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc.decode()}\r\nConnection: close\r\n"
+                     f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert wait_until(lambda: len(server.engine.jobs) == 1, 30)
+        assert server.chat(max_tokens=8).status_code == 200
+        assert idle(server)  # the slow reader's answer is whole, though nobody has read it
+        read = b"".join(iter(lambda: slow.recv(1 << 16), b""))
+    assert len(read) > 100_000 and b"data: [DONE]" in read
 
 
 def test_beyond_the_queue_nobody_waits_and_those_who_do_are_answered(server):
