@@ -54,7 +54,11 @@ class Guard:
         """
         host = headers.get("host", "")
         origin = headers.get("origin")
-        if self._local and not self._key and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            page = urlsplit(origin or "").netloc
+        except ValueError:  # half an address
             return False
-        known = origin is None or "*" in self._origins or origin in self._origins
-        return known or urlsplit(origin).netloc == host
+        if self._local and not self._key and not is_loopback(name):
+            return False
+        return origin is None or "*" in self._origins or origin in self._origins or page == host

@@ -267,7 +267,8 @@ def test_answers_at_once_are_those_that_each_gets_alone(server):
 # --- strangers --------------------------------------------------------------------------------------------------------
 
 def test_pages_of_strangers_and_names_that_lead_here_are_refused(server):
-    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Host": "[::1"},
+                    {"Origin": "http://["}, {"Origin": "null"}):
         assert server.client.get("/v1/models", headers=headers).status_code == 403
     assert server.client.get("/v1/models", headers={"Origin": server.url}).status_code == 200
 
