@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Callable, Generator, Iterator, Sequence, Union
+from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, Union
 
 from config.cli import parse
 from config.methods import METHODS
@@ -23,8 +23,9 @@ from launch.spec import RankSpec
 from launch.virtual import as_virtual
 from model.reading import Passes
 from model.sample import Sampler
-from model.text import Reader, Text
-from pipeline.decode import Answer, Decoder, Request
+from model.text import Message, Reader, Stops, Text
+from model.tree import TokenTree
+from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
 from pipeline.interfaces import Draft
 from pipeline.loss import PeerLost
@@ -33,8 +34,8 @@ from pipeline.trace import NoTrace
 from tp.links import Loop
 
 LEAST_GAIN = RANGES["opt_threshold"].least
-# A question; a conversation, in which the user and the assistant take turns; or token ids.
-Prompt = Union[str, Sequence[str], Sequence[int]]
+# A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
+Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -140,37 +141,50 @@ class Pipeline:
     def watch(self, prompt: Prompt, **options: Any) -> Generation:
         """The same for who reads several answers: its pieces are empty for as long as it waits.
 
-        Then `decoder.turn()` lets all go on; `pipeline/abreast.py` does so for several jobs.
+        Then `turn` lets all go on; `pipeline/abreast.py` does so for several jobs.
         """
         return self._generation(prompt, options, self.decoder.watch)
 
-    def _generation(self, prompt: Prompt, options: dict[str, Any], decode: Callable[[Request], Any]) -> Generation:
-        config = replace(self.config, **options)
-        request = self._request(self._ids(prompt, config), config)
-        answer, settled = decode(request)
-        reader = Reader(self.text, config.stop) if self.text else None
-        return Generation(answer, _pieces(answer, settled, reader, self.trace), reader)
+    def turn(self) -> None:
+        """Let all requests that were submitted go on, or wait until one of them can. Raises PeerLost."""
+        self.decoder.turn()
 
-    def _ids(self, prompt: Prompt, config: RunConfig) -> list[int]:
-        """A prompt as token ids; raises ValueError if the model does not know them."""
+    def check(self) -> None:
+        """Raise PeerLost if a rank is lost; takes no time."""
+        self.ring.poll()
+
+    def _generation(self, prompt: Prompt, options: dict[str, Any],
+                    decode: Callable[[Request], tuple[Answer, Settled]]) -> Generation:
+        stops: Stops = options.pop("stop", self.config.stop)
+        config = replace(self.config, **options)
+        request = self._request(self.prompt_ids(prompt, config.template), config, stops)
+        answer, settled = decode(request)
+        reader = Reader(self.text, stops) if self.text else None
+        return Generation(answer, settled, _pieces(answer, settled, reader, self.trace), reader)
+
+    def prompt_ids(self, prompt: Prompt, template: str) -> list[int]:
+        """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them."""
         turns = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
         if len(ids) < len(turns) and self.text is None:
             raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
                              "prompt_ids")
-        if len(ids) < len(turns) and self.text is not None:
-            ids = self.text.prompt_ids([str(turn) for turn in turns], config.template)
+        messages = [turn for turn in turns if isinstance(turn, Mapping)]
+        if messages and self.text is not None:
+            ids = self.text.chat_ids(messages, template)
+        elif len(ids) < len(turns) and self.text is not None:
+            ids = self.text.prompt_ids([str(turn) for turn in turns], template)
         check_ids("the prompt", ids, self.spec.sizes.vocab)
         return ids
 
-    def _request(self, ids: list[int], config: RunConfig) -> Request:
+    def _request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
         """The request for an answer to these token ids, as the configuration wants it."""
         sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
         request = Request(ids, sampler, config.max_new_tokens)
         if self.text and not config.ignore_eos:
             request = replace(request, end=frozenset(self.text.end_ids))
-        if self.text and config.stop:
-            request = replace(request, stop=self.text.stop_rule(config.stop))
+        if self.text and stops:
+            request = replace(request, stop=self.text.stop_rule(stops))
         return request
 
     # --- what a measurement needs beside ------------------------------------------------------------------------------
@@ -266,10 +280,28 @@ class Generation:
     figures so far.
     """
 
-    def __init__(self, answer: Answer, pieces: Generator[str, None, None], reader: Reader | None) -> None:
+    def __init__(self, answer: Answer, settled: Settled, pieces: Generator[str, None, None],
+                 reader: Reader | None) -> None:
         self.answer = answer
-        self._pieces = pieces
+        self._settled, self._pieces = settled, pieces
         self._reader = reader
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next piece, or the end, can be read without letting any request go on."""
+        return self._settled.ready
+
+    @property
+    def tree(self) -> TokenTree:
+        """The text and its live guesses, as they are at this moment."""
+        return self._settled.tree
+
+    @property
+    def accepted(self) -> int:
+        """How many tokens of the answer so far were guesses under way."""
+        first = self.answer.prompt_tokens
+        end = first + self.answer.new_tokens
+        return sum(first <= position < end for position in self.tree.foreseen)
 
     @property
     def text(self) -> str:
@@ -280,8 +312,9 @@ class Generation:
         return self._pieces
 
     def close(self) -> None:
-        """Give the answer up: no stage computes for it any more."""
+        """Give the answer up, even one that has not begun: no stage computes for it any more."""
         self._pieces.close()
+        self._settled.close()
 
 
 def _pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, trace: NoTrace

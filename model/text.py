@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 from config.files import HALF
 from model.checkpoint import read_json
@@ -27,11 +27,14 @@ LLAMA2_SYSTEM = (
     "Please ensure that your responses are socially unbiased and positive in nature.\n\n"
     "If a question does not make any sense, or is not factually coherent, explain why instead of answering something "
     "not correct. If you don't know the answer to a question, please don't share false information.")
+ROLES = ("system", "user", "assistant", "tool")  # of a message
 TURN_ENDS = ("<|eot_id|>",)  # end tokens that some Llama-3 configs forget
 BROKEN = "\ufffd"  # what half a character decodes to
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
 PATIENCE = 10.0  # seconds for a chat template, which takes a thousandth of one
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
+Message = Mapping[str, str]  # with `role`, one of ROLES, and `content`
+Stops = Union[str, Sequence[str]]  # texts that end an answer, or one of them
 
 
 def _shown(error: Exception) -> str:
@@ -103,9 +106,22 @@ class Text:
         if len(turns) % 2 == 0:
             raise ValueError(f"the conversation has {len(turns)} turns, so the assistant would answer itself; "
                              f"end it with a turn of the user")
-        if any(HALF.search(turn) for turn in turns):
+        talk = [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns)]
+        return self.chat_ids(talk, template)
+
+    def chat_ids(self, messages: Sequence[Message], template: str) -> list[int]:
+        """The token ids of messages, behind which the assistant's next answer begins.
+
+        The last message is the user's or a tool's. Raises ValueError for what the template has no place for.
+        """
+        if not messages or not any(message["content"].strip() for message in messages):
+            raise ValueError("the messages are empty: say what to ask in one of the role user")
+        if messages[-1]["role"] not in ("user", "tool"):
+            raise ValueError(f"the last message is of the role {messages[-1]['role']}, so there is nothing to answer; "
+                             "end with a message of the role user")
+        if any(HALF.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
-        text = self._wrap(list(turns), template)
+        text = self._wrap(messages, template)
         ids = self._encode(text)
         first = self.tokenizer.bos_token_id
         begins = first in self.tokenizer("")["input_ids"]  # whether texts begin with a token of their own
@@ -126,14 +142,14 @@ class Text:
                              "another template=, or copy the tokenizer again from the model")
         return ids
 
-    def _wrap(self, turns: list[str], template: str) -> str:
+    def _wrap(self, messages: Sequence[Message], template: str) -> str:
         if template == "none":
-            return "".join(turns)
+            return "".join(message["content"] for message in messages)
         if template == "own":
             if not self.tokenizer.chat_template:
                 raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; "
                                  f"use template=vicuna, template=llama-2 or template=none")
-            return self._own(turns)
+            return self._own(messages)
         if template not in CONVERSATIONS:
             raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
         from fastchat.conversation import get_conv_template
@@ -141,15 +157,17 @@ class Text:
         conversation = get_conv_template(CONVERSATIONS[template])
         if template == "llama-2":
             conversation.set_system_message(LLAMA2_SYSTEM)
+        system, turns = _turns(messages, template)
+        if system:
+            conversation.set_system_message(system)
         for i, turn in enumerate([*turns, None]):  # None: the answer that is asked for
             conversation.append_message(conversation.roles[i % 2], turn)
         prompt: str = conversation.get_prompt()
         return prompt + " " if template == "llama-2" else prompt  # the space as in the original
 
-    def _own(self, turns: list[str]) -> str:
+    def _own(self, messages: Sequence[Message]) -> str:
         """The template that came with the tokenizer: a program of a stranger, in the sandbox of `transformers`."""
-        roles = cycle(("user", "assistant"))
-        talk = [{"role": role, "content": turn} for role, turn in zip(roles, turns)]
+        talk = [dict(message) for message in messages]
 
         def wrap() -> str:
             text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
@@ -164,9 +182,8 @@ class Text:
     def stream(self) -> Stream:
         return Stream(self.tokenizer)
 
-    def stop_rule(self, stop: str) -> Callable[[int], bool]:
-        """A function that says whether a token completes the text `stop`; it takes an answer's tokens in their order.
-        """
+    def stop_rule(self, stop: Stops) -> Callable[[int], bool]:
+        """A function that says whether a token completes a stop text; it takes an answer's tokens in their order."""
         reader = Reader(self, stop)
 
         def stops(token: int) -> bool:
@@ -227,16 +244,18 @@ class Stream:
 
 
 class Reader:
-    """The text of an answer, up to a stop text; what may become one is held back until it is clear."""
+    """The text of an answer, up to the first stop text; what may become one is held back until it is clear."""
 
-    def __init__(self, text: Text, stop: str = "") -> None:
-        self._stream, self._stop = text.stream(), stop
+    def __init__(self, text: Text, stop: Stops = "") -> None:
+        self._stream = text.stream()
+        given = [stop] if isinstance(stop, str) else stop
+        self._stops = [one for one in given if one]
         self._held = ""
         self.text = ""  # that was handed out so far
-        self.stopped = False  # whether the stop text is complete
+        self.stopped = False  # whether a stop text is complete
 
     def read(self, tokens: Iterable[int]) -> str:
-        """The text that these tokens add; nothing once the stop text is complete."""
+        """The text that these tokens add; nothing once a stop text is complete."""
         return "" if self.stopped else self._take(self._stream.add(tokens))
 
     def finish(self) -> str:
@@ -250,17 +269,43 @@ class Reader:
 
     def _take(self, piece: str) -> str:
         held = self._held + piece
-        self.stopped = bool(self._stop) and self._stop in held
-        if self.stopped:
-            shown, self._held = held.partition(self._stop)[0], ""
-        else:
-            clear = len(held) - self._begun(held)
-            shown, self._held = held[:clear], held[clear:]
+        ends = [held.index(stop) for stop in self._stops if stop in held]
+        self.stopped = bool(ends)
+        clear = min(ends) if ends else len(held) - self._begun(held)
+        shown, self._held = held[:clear], "" if ends else held[clear:]
         self.text += shown
         return shown
 
     def _begun(self, held: str) -> int:
-        """How many characters at the end of a text may be the beginning of the stop text."""
-        longest = min(len(self._stop) - 1, len(held))
-        counts = (count for count in range(longest, 0, -1) if held.endswith(self._stop[:count]))
-        return next(counts, 0)
+        """How many characters at the end of a text may be the beginning of a stop text."""
+        longest = max(map(len, self._stops), default=1) - 1
+        counts = range(min(longest, len(held)), 0, -1)
+        return next((count for count in counts if self._may_begin(held[-count:])), 0)
+
+    def _may_begin(self, end: str) -> bool:
+        return any(stop.startswith(end) and stop != end for stop in self._stops)
+
+
+def _turns(messages: Sequence[Message], template: str) -> tuple[str, list[str]]:
+    """The system's words, and turns of user and assistant that alternate, from the user's first to the user's last.
+
+    Messages of one role that follow each other are one turn. Raises ValueError for what fschat has no place for.
+    """
+    if any(message["role"] == "tool" for message in messages):
+        raise ValueError(f"template={template} has no place for messages of the role tool; leave them out, or start "
+                         "with template=own, if the tokenizer's template has one")
+    system = [message["content"] for message in messages if message["role"] == "system"]
+    turns: list[str] = []
+    before = "assistant"
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "system":
+            continue
+        if role == before and turns:
+            turns[-1] += f"\n\n{content}"
+        elif role == before:
+            raise ValueError("the assistant speaks first; begin with a message of the role user")
+        else:
+            turns.append(content)
+        before = role
+    return "\n\n".join(system), turns

@@ -51,6 +51,8 @@ class TokenTree:
         self.target_token: dict[int, int] = {}  # the token that the target says follows a node
         self.hidden: dict[int, Any] = {}  # the target's feature of a node, until it is released
         self._released = 0  # nodes of the trunk without a feature any more
+        self.guessed = 0  # guesses that were sent
+        self.foreseen: list[int] = []  # positions of the text whose token was such a guess
         for token in prompt:
             self.settle(token)
         if not self.trunk:
@@ -122,6 +124,8 @@ class TokenTree:
         if node in self.waiting:
             self.waiting.remove(node)
             self.unsent.append(node)
+        else:
+            self.foreseen.append(self.pos[node])
         self.live.discard(node)
         self.trunk.append(node)
 
@@ -148,6 +152,7 @@ class TokenTree:
         room = len(self.waiting) if size is None else max(0, size - len(text))
         best = heapq.nsmallest(room, self.waiting, key=self._rank)
         self.waiting.difference_update(best)
+        self.guessed += len(best)
         return text + best
 
     def offer(self, guesses: Sequence[Guess], size: int, least: float,

@@ -15,7 +15,6 @@ from typing import Iterator, Protocol, Sequence
 
 from model.tree import TokenTree
 
-
 GOOD = math.log(0.1)  # the worth from which a guess may go beyond the rows of one request
 
 

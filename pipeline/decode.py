@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Generator, Iterator, List, Sequence
 
 from config.run_config import TreeConfig
 from model.reading import Passes, read_all
@@ -19,6 +19,8 @@ from pipeline.ring import Ring
 from pipeline.scheduler import Scheduler, Task
 from pipeline.strategies import Strategy
 from pipeline.target import RequestTarget
+
+Stream = Generator[List[int], None, None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,28 @@ class Answer:
         return (self.new_tokens - 1) / self.target_passes
 
 
+class Settled:
+    """The tokens of a request as they settle: iterate over them, or close it to take the request back."""
+
+    def __init__(self, task: Task, stream: Stream) -> None:
+        self.tree = task.tree
+        self._task, self._stream = task, stream
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next tokens are there, or there are no more; else who reads them lets all requests go on."""
+        return bool(self._task.settled) or self._task.over
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        return next(self._stream)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 class Decoder:
     """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens.
 
@@ -78,24 +102,24 @@ class Decoder:
         self.max_length = max_length
         self.scheduler = Scheduler(ring, draft, passes, cfg.prunes)
 
-    def decode(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
+    def decode(self, request: Request) -> tuple[Answer, Settled]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up.
 
         The request begins when the stream is first read.
         """
         answer, task = self._task(request)
-        return answer, self._later(task)
+        return answer, Settled(task, self._later(task))
 
-    def submit(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
+    def submit(self, request: Request) -> tuple[Answer, Settled]:
         """The same for a request that begins at once, or as soon as there is a place for it."""
         answer, task = self._task(request)
-        return answer, self._begun(task)
+        return answer, Settled(task, self._begun(task))
 
-    def watch(self, request: Request) -> tuple[Answer, Iterator[list[int]]]:
+    def watch(self, request: Request) -> tuple[Answer, Settled]:
         """The same for who reads several streams: this one is empty lists for as long as it waits, and `turn` goes on.
         """
         answer, task = self._task(request)
-        return answer, self._begun(task, waits=False)
+        return answer, Settled(task, self._begun(task, waits=False))
 
     def turn(self) -> None:
         """Let all requests go on, or wait until one of them can."""
@@ -119,17 +143,17 @@ class Decoder:
         begin = partial(self._steps, request, tree, answer)
         return answer, Task(tree, request.sampler, begin, request.priority)
 
-    def _later(self, task: Task) -> Iterator[list[int]]:
+    def _later(self, task: Task) -> Stream:
         yield from self._begun(task)
 
-    def _begun(self, task: Task, waits: bool = True) -> Iterator[list[int]]:
+    def _begun(self, task: Task, waits: bool = True) -> Stream:
         """The stream of a request that has begun: at its end, or when it is closed, the request is taken back."""
         self.scheduler.add(task)
         stream = self._stream(task, waits)
         next(stream)
         return stream
 
-    def _stream(self, task: Task, waits: bool) -> Iterator[list[int]]:
+    def _stream(self, task: Task, waits: bool) -> Stream:
         """Nothing at first, and then what settles; while it `waits` the scheduler lets all requests go on."""
         try:
             yield []

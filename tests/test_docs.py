@@ -10,6 +10,7 @@ from config.keys import options
 from config.methods import METHODS
 from config.presets import ROOT
 from config.run_config import RunConfig
+from config.serve_config import ServeConfig
 from tests.test_layers import FLOORS
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,7 +36,8 @@ def test_the_readme_lists_every_method():
 
 
 def test_every_key_that_a_command_of_the_documentation_gives_exists():
-    for command, kind in ((r"run_pipe\.sh", RunConfig), (r"(?:run_eval|scripts/run_\w+_eval\w*)\.sh", EvalConfig)):
+    for command, kind in ((r"run_pipe\.sh", RunConfig), (r"run_server\.sh", ServeConfig),
+                          (r"(?:run_eval|scripts/run_\w+_eval\w*)\.sh", EvalConfig)):
         known = {option.name for option in options(kind)}
         for path in DOCS:
             for line in re.findall(rf"bash {command}[^`\n]*", path.read_text(encoding="utf-8")):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model.text import LLAMA2_SYSTEM, Stream, Text
+from model.text import LLAMA2_SYSTEM, Reader, Stream, Text
 from tests.checkpoints import refused
 
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind.", "  def add(a, b):", "naïve café",
@@ -303,3 +303,34 @@ def test_transformers_is_not_imported_before_it_is_needed():
     code = "import sys, split_and_save_models, model.text; print({'transformers', 'fastchat'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_back(llama):
+    ids = llama.tokenizer("the dog and the cat", add_special_tokens=False)["input_ids"]
+    reader = Reader(llama, ["cat", "and the", "zebra"])
+    shown = "".join(reader.read([token]) for token in ids)
+    assert reader.stopped and shown == reader.text == "the dog "
+    whole = Reader(llama, ["horse", ""])
+    assert "".join([*(whole.read([token]) for token in ids), whole.finish()]) == "the dog and the cat"
+
+
+def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speaks_first(llama):
+    talk = [("user", "How are you?"), ("assistant", "Fine."), ("user", "And the dog?")]
+    messages = [{"role": role, "content": content} for role, content in talk]
+    for template in ("vicuna", "llama-2", "none"):
+        turns = [content for _, content in talk]
+        assert llama.chat_ids(messages, template) == llama.prompt_ids(turns, template)
+    told = [{"role": "system", "content": "Be brief."}, *messages[:1], {"role": "user", "content": "Well?"}]
+    text = llama.tokenizer.decode(llama.chat_ids(told, "vicuna"), skip_special_tokens=True)
+    assert text == "Be brief. USER: How are you?\n\nWell? ASSISTANT:"
+
+
+@pytest.mark.parametrize(("messages", "told"), [
+    ([], "the messages are empty"),
+    ([("user", " ")], "the messages are empty"),
+    ([("user", "a"), ("assistant", "b")], "the last message is of the role assistant"),
+    ([("assistant", "a"), ("user", "b")], "the assistant speaks first"),
+    ([("user", "a"), ("tool", "b")], "no place for messages of the role tool")])
+def test_messages_that_no_answer_follows_are_refused(llama, messages, told):
+    with pytest.raises(ValueError, match=told):
+        llama.chat_ids([{"role": role, "content": content} for role, content in messages], "vicuna")

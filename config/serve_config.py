@@ -1,0 +1,79 @@
+"""Every option of the server, beside those of a run; what the server is not to be told.
+
+It knows nothing about HTTP.
+"""
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, fields
+from typing import Iterator, Sequence
+
+from config.ranges import Range, outside
+from config.run_config import RunConfig
+
+ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
+NOT_ASKED = ("prompt", "prompt_ids", "question_file", "output")  # what requests bring, and where answers go
+SERVED = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
+          "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
+
+
+@dataclass(frozen=True)
+class ServeConfig(RunConfig):
+    """A server: a pipeline that stays, and the address at which it is asked."""
+
+    # The server
+    host: str = "127.0.0.1"  # address to listen at; one that other machines reach needs api_key
+    port: int = 8000  # and its port; 0: any that is free
+    api_key: str = ""  # what clients must say as `Authorization: Bearer KEY`; also FLOWSPEC_API_KEY in the environment
+    cors: str = ""  # origins whose pages a browser lets ask, as http://a.example,http://b.example; *: all
+    model_name: str = ""  # what the model is called; empty: as the preset or the model's folder
+    queue: int = 64  # requests that may wait for a place; who comes then is told to come again (429)
+    queue_seconds: float = 300.0  # seconds that a request may wait for a place
+    body_mb: float = 4.0  # megabytes that a request may have
+    restart: bool = True  # when a rank is lost, bring the whole pipeline up again
+
+    # Answers at once
+    max_requests: int = 4  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
+
+    EXAMPLES = """\
+  bash run_server.sh
+  bash run_server.sh port=8080 max_requests=8
+  bash run_server.sh vicuna-7b host=0.0.0.0 api_key=SECRET
+  curl http://127.0.0.1:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Who are you?"}]}'"""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from outside(vars(self), SERVED)
+        if self.hosts:
+            yield "hosts is not known to the server yet: it serves the ranks of one machine"
+        wrong = [origin for origin in self.origins if not ORIGIN.fullmatch(origin)]
+        if wrong:
+            yield f"cors={self.cors} has {wrong[0]}, which is no origin: write http://NAME or http://NAME:PORT"
+        if not self.api_key and not is_loopback(self.host):
+            yield f"host={self.host} can be reached by other machines: add api_key=SECRET, or leave host out"
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins that the key `cors` lists."""
+        return tuple(filter(None, map(str.strip, self.cors.split(","))))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def of_the_run(words: Sequence[str]) -> list[str]:
+    """Those of the words of a server that its pipeline reads; raises ValueError for what requests bring."""
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in NOT_ASKED and equals:
+            raise ValueError(f"{name} is what a request brings, or where an answer goes: leave it out")
+    own = {option.name for option in fields(ServeConfig)} - {option.name for option in fields(RunConfig)}
+    return [word for word in words if word.partition("=")[0] not in own]

@@ -1,0 +1,1 @@
+"""A pipeline that stays: OpenAI's protocol over HTTP, several users at a time."""

@@ -1,0 +1,173 @@
+"""One request of HTTP while it is answered: its jobs, what they are told, and the bodies and chunks made of that.
+
+It knows the shapes of OpenAI's answers, and nothing about sockets.
+"""
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any, AsyncIterator, Sequence
+
+from serve.engine import Ended, Engine, Event, Job, Piece, Sight
+from serve.protocol import Choice, Refused
+
+
+class Asking:
+    """The jobs of one request, begun; close it to give up what nobody reads any more.
+
+    `news` are pairs of a choice's number and what was told of it. They are queued here without a bound but that of the
+    answers' own lengths, so who reads slowly holds nobody up.
+    """
+
+    def __init__(self, engine: Engine, choices: Sequence[Choice], watched: bool = False) -> None:
+        self._engine = engine
+        self._news: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self.jobs = [Job(choice, partial(self._tell, number), watched) for number, choice in enumerate(choices)]
+        engine.submit(self.jobs)
+        self.open = len(self.jobs)  # choices that have not ended
+        self.told: list[Ended] = []  # of those that have
+
+    def _tell(self, number: int, event: Event) -> None:
+        """Called on the engine's thread."""
+        with suppress(RuntimeError):  # the server is gone
+            self._loop.call_soon_threadsafe(self._news.put_nowait, (number, event))
+
+    async def next(self) -> tuple[int, Event]:
+        """The next news; raises Refused if an answer has failed."""
+        number, event = await self._news.get()
+        if isinstance(event, Refused):
+            raise event
+        if isinstance(event, Ended):
+            self.open -= 1
+            self.told.append(event)
+        return number, event
+
+    def close(self) -> None:
+        """Give up what has not ended."""
+        self._engine.cancel(self.jobs)
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The tokens of all choices; a prompt of several choices counts once for each prompt."""
+        prompts = {tuple(job.ids) for job in self.jobs}
+        prompt = sum(map(len, prompts))
+        completion = sum(told.completion for told in self.told)
+        guesses = {"accepted_prediction_tokens": sum(told.accepted for told in self.told),
+                   "rejected_prediction_tokens": sum(told.rejected for told in self.told)}
+        cached = {"cached_tokens": max((told.cached for told in self.told), default=0)}
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
+                "prompt_tokens_details": cached, "completion_tokens_details": guesses}
+
+
+class Form:
+    """The shape of the answers of one endpoint; `echo` are texts that choices begin with."""
+
+    whole, chunk, prefix = "text_completion", "text_completion", "cmpl"
+
+    def __init__(self, model: str, echo: Sequence[str] = ()) -> None:
+        self.echo = echo
+        self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+
+    def body(self, texts: Sequence[str], reasons: Sequence[str], usage: dict[str, Any]) -> dict[str, Any]:
+        """A whole answer."""
+        choices = [{"index": number, **self.said(text), "logprobs": None, "finish_reason": reason}
+                   for number, (text, reason) in enumerate(zip(texts, reasons))]
+        return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
+
+    def part(self, number: int, added: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        """A chunk of one choice."""
+        choice = {"index": number, **added, "logprobs": None, "finish_reason": reason}
+        return {**self._head, "object": self.chunk, "choices": [choice]}
+
+    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The chunk that tells the usage."""
+        return {**self._head, "object": self.chunk, "choices": [], "usage": usage}
+
+    def said(self, text: str) -> dict[str, Any]:
+        """Where a whole choice has its text."""
+        return {"text": text}
+
+    def begun(self, number: int) -> dict[str, Any] | None:
+        """What the first chunk of a choice adds; None: there is none."""
+        return {"text": self.echo[number]} if self.echo else None
+
+    def added(self, text: str) -> dict[str, Any]:
+        """What a later chunk adds."""
+        return {"text": text}
+
+    def over(self) -> dict[str, Any]:
+        """What the last chunk of a choice adds."""
+        return {"text": ""}
+
+
+class ChatForm(Form):
+    """The shape of a chat's answers."""
+
+    whole, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def begun(self, number: int) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def added(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def over(self) -> dict[str, Any]:
+        return {"delta": {}}
+
+
+async def whole(asking: Asking, form: Form) -> dict[str, Any]:
+    """The body of an answer that is not streamed."""
+    texts = list(form.echo) or [""] * len(asking.jobs)
+    reasons = [""] * len(asking.jobs)
+    while asking.open:
+        number, event = await asking.next()
+        if isinstance(event, Piece):
+            texts[number] += event.text
+        else:
+            reasons[number] = event.finish_reason
+    return form.body(texts, reasons, asking.usage)
+
+
+async def events(asking: Asking, form: Form, first: tuple[int, Event], tells_usage: bool) -> AsyncIterator[bytes]:
+    """An answer as server-sent events; `first` is the news that came before the first byte.
+
+    An error in its midst is the last event. However this ends, what is not read is given up.
+    """
+    try:
+        for number in range(len(asking.jobs)):
+            added = form.begun(number)
+            if added is not None:
+                yield event_of(form.part(number, added), tells_usage)
+        yield _chunk(form, first, tells_usage)
+        while asking.open:
+            yield _chunk(form, await asking.next(), tells_usage)
+        if tells_usage:
+            yield event_of(form.last(asking.usage))
+        yield b"data: [DONE]\n\n"
+    except Refused as refused:
+        yield event_of(refused.body)
+    finally:
+        asking.close()
+
+
+def _chunk(form: Form, news: tuple[int, Event], tells_usage: bool) -> bytes:
+    number, event = news
+    if isinstance(event, Sight):
+        return b"event: tree\n" + event_of({"index": number, **event.told})
+    if isinstance(event, Piece):
+        return event_of(form.part(number, form.added(event.text)), tells_usage)
+    return event_of(form.part(number, form.over(), event.finish_reason), tells_usage)
+
+
+def event_of(told: dict[str, Any], tells_usage: bool = False) -> bytes:
+    """One server-sent event. Where a stream tells its usage at the end, the other chunks have none."""
+    data = json.dumps({**told, "usage": None} if tells_usage else told)
+    return f"data: {data}\n\n".encode()

@@ -1,0 +1,203 @@
+"""The server's addresses: what is asked over HTTP, and how it is answered.
+
+It knows nothing about how answers are made: the engine does that on a thread of its own.
+"""
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Callable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import HTTPException
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException as NotServed
+
+from config.serve_config import ServeConfig
+from launch.pipeline import Pipeline
+from serve.answering import Asking, ChatForm, Form, events, whole
+from serve.engine import Engine
+from serve.guard import Guard
+from serve.protocol import Body, Chat, Completion, Refused, ToTokenize, read_body
+
+PAGE = Path(__file__).with_name("page") / "chat.html"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
+         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+GONE = 499  # of a client that has left, whom nothing reaches
+
+
+class Server:
+    """What is answered at each address."""
+
+    def __init__(self, engine: Engine, config: ServeConfig, model: str) -> None:
+        self.engine, self.config, self.model = engine, config, model
+
+    @property
+    def app(self) -> FastAPI:
+        """The application, for uvicorn."""
+        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None)
+        gets: dict[str, Callable[..., Any]] = {
+            "/": self.page, "/health": self.health, "/metrics": self.metrics, "/v1/models": self.models,
+            "/v1/models/{name:path}": self.one_model}
+        posts = {"/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/tokenize": self.tokenize}
+        for path, answer in gets.items():
+            app.add_api_route(path, answer, methods=["GET"])
+        for path, answer in posts.items():
+            app.add_api_route(path, answer, methods=["POST"])
+        app.add_exception_handler(Refused, _refuse)
+        app.add_exception_handler(NotServed, _not_served)
+        app.add_exception_handler(HTTPException, _not_served)
+        app.add_middleware(Guard, key=self.config.api_key, origins=self.config.origins, host=self.config.host)
+        if self.config.origins:
+            app.add_middleware(CORSMiddleware, allow_origins=list(self.config.origins), allow_methods=["GET", "POST"],
+                               allow_headers=["Authorization", "Content-Type"])
+        return app
+
+    # --- the pipeline -------------------------------------------------------------------------------------------------
+
+    async def page(self) -> Response:
+        """The chat page. It loads nothing, and asks this server alone."""
+        return Response(PAGE.read_bytes(), media_type="text/html", headers={"Content-Security-Policy": POLICY})
+
+    async def health(self) -> Response:
+        """Whether the ring can answer: 200, or 503 with the reason."""
+        health = self.engine.health
+        told = {"status": "ok" if health.status == "ready" else health.status, "reason": health.reason}
+        return as_json(told, 200 if health.status == "ready" else 503)
+
+    async def metrics(self) -> Response:
+        return Response(self.engine.figures.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def models(self) -> Response:
+        return as_json({"object": "list", "data": [self._model]})
+
+    async def one_model(self, name: str) -> Response:
+        if name != self.model:
+            raise Refused(f"there is no model of this name; there is {self.model}", "model", "model_not_found", 404)
+        return as_json(self._model)
+
+    @property
+    def _model(self) -> dict[str, Any]:
+        return {"id": self.model, "object": "model", "created": 0, "owned_by": "flowspec",
+                "max_model_len": self.config.max_length}
+
+    async def tokenize(self, request: Request) -> Response:
+        """The token ids of a text or of messages."""
+        asked = read_body(await self._bytes(request), ToTokenize)
+        choice = asked.choice(self.config)
+        self.engine.check_ready()
+
+        def ids_of(pipeline: Pipeline) -> list[int]:
+            return pipeline.prompt_ids(choice.prompt, choice.template)
+
+        ids = await self._said(ids_of, choice.field)
+        return as_json({"count": len(ids), "max_model_len": self.config.max_length, "tokens": ids})
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        body = read_body(await self._bytes(request), Chat)
+        return await self._answer(request, body, ChatForm(self.model))
+
+    async def complete(self, request: Request) -> Response:
+        body = read_body(await self._bytes(request), Completion)
+        echo = await self._echo(body) if body.echo else []
+        return await self._answer(request, body, Form(self.model, echo))
+
+    async def _echo(self, body: Completion) -> list[str]:
+        """The text of each choice's prompt."""
+        prompts = [choice.prompt for choice in body.choices(self.config)]
+        self.engine.check_ready()
+
+        def texts(pipeline: Pipeline) -> list[str]:
+            ids = [pipeline.prompt_ids(prompt, "none") for prompt in prompts]
+            return [pipeline.text.decode(one) if pipeline.text else "" for one in ids]
+
+        decoded = await self._said(texts, "prompt")
+        return [prompt if isinstance(prompt, str) else text for prompt, text in zip(prompts, decoded)]
+
+    async def _answer(self, request: Request, body: Body, form: Form) -> Response:
+        """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
+        watched = body.stream and body.flowspec_tree
+        asking = Asking(self.engine, body.choices(self.config), watched)
+        try:
+            if not body.stream:
+                told = await unless_gone(request, whole(asking, form))
+                return as_json(told) if told is not None else Response(status_code=GONE)
+            first = await unless_gone(request, asking.next())
+        except BaseException:
+            asking.close()
+            raise
+        finally:
+            if not body.stream:
+                asking.close()
+        if first is None:
+            asking.close()
+            return Response(status_code=GONE)
+        stream = events(asking, form, first, body.tells_usage)
+        return StreamingResponse(stream, media_type="text/event-stream",
+                                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def _said(self, function: Callable[[Pipeline], Any], field: str) -> Any:
+        """What a function says of the pipeline on the engine's thread; a ValueError is a mistake in this field."""
+        said = asyncio.wrap_future(self.engine.call(function))
+        try:
+            return await asyncio.wait_for(said, self.config.queue_seconds)
+        except ValueError as error:
+            raise Refused(str(error), field) from None
+        except asyncio.TimeoutError:
+            raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
+
+    async def _bytes(self, request: Request) -> bytes:
+        """The body of a request, up to `body_mb`."""
+        most = int(self.config.body_mb * 1e6)
+        data = bytearray()
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise Refused(f"the body has more than {self.config.body_mb:g} MB: send less", code="body_too_large",
+                              status=413)
+        return bytes(data)
+
+
+async def unless_gone(request: Request, work: Any) -> Any:
+    """What `work` brings; None if the client leaves before."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    """Return when the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def as_json(told: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An object as the body of an answer; in ASCII, so that half a character in it does no harm."""
+    return Response(json.dumps(told), status, headers, media_type="application/json")
+
+
+def refusal(refused: Refused) -> Response:
+    """An error as OpenAI tells it."""
+    headers = {"Retry-After": str(refused.retry)} if refused.retry else None
+    return as_json(refused.body, refused.status, headers)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return refusal(error)
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    assert isinstance(error, NotServed)
+    return refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}",
+                           code="not_served", status=error.status_code))

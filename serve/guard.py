@@ -1,0 +1,64 @@
+"""Who may ask: a key where there is one, and else programs and pages of this machine alone.
+
+A page of a stranger, open in a browser here, could reach a server at loopback: its browser says where the page is from.
+"""
+from __future__ import annotations
+
+import hmac
+import json
+from typing import Any, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from config.serve_config import is_loopback
+from serve.protocol import Refused
+
+OPEN = ("/", "/health")  # addresses that need no key: the page, which asks for it, and how the pipeline is
+
+
+class Guard:
+    """Middleware that answers for the application where it may not be asked."""
+
+    def __init__(self, app: Any, key: str, origins: Sequence[str], host: str) -> None:
+        self._app = app
+        self._key, self._origins = key, origins
+        self._local = is_loopback(host)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        refused = self._refused(scope) if scope["type"] == "http" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(refused.body).encode()})
+
+    def _refused(self, scope: Any) -> Refused | None:
+        headers = Headers(scope=scope)
+        if not self._from_here(headers):
+            return Refused("pages of other origins may not ask: start the server with cors=ORIGIN", code="origin",
+                           status=403)
+        if not self._key or scope["path"] in OPEN:
+            return None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
+        if scheme.lower() == "bearer" and right:
+            return None
+        return Refused("the key is missing or wrong: send it as Authorization: Bearer KEY", code="invalid_api_key",
+                       status=401)
+
+    def _from_here(self, headers: Headers) -> bool:
+        """Whether no page asks, or one of this server or of an origin that may. Without a key, a name that leads to
+        loopback is no proof: only loopback's own names are.
+        """
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            page = urlsplit(origin or "").netloc
+        except ValueError:  # half an address
+            return False
+        if self._local and not self._key and not is_loopback(name):
+            return False
+        return origin is None or "*" in self._origins or origin in self._origins or page == host

@@ -1,0 +1,236 @@
+"""OpenAI's protocol: what a body may say, and what the pipeline is asked then.
+
+It knows nothing about HTTP or engines. Every field that is wrong, or means something that the pipeline cannot do, is
+`Refused` by its name; fields that are unknown are ignored.
+"""
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal, Mapping, NamedTuple, Sequence, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from config.files import HALF
+from config.foreign import parse_object, plain, shown
+from config.run_config import RANGES, RunConfig
+from launch.pipeline import Prompt
+
+MOST_CHOICES = 16  # choices of one request: prompts times n
+MOST_STOPS = 4
+SEEDS = 1 << 64
+ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # a field -> the key of a run
+# Fields that would change the answer if the pipeline knew them -> the values that ask for nothing.
+REFUSED: dict[str, Sequence[Any]] = {
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},), "presence_penalty": (0,), "frequency_penalty": (0,),
+    "repetition_penalty": (1,), "min_p": (0,), "logit_bias": ({},), "top_logprobs": (0,), "best_of": (1,),
+    "suffix": ("",), "modalities": (["text"],), "audio": (), "prediction": (), "chat_template_kwargs": ({},),
+    "web_search_options": (), "min_tokens": (0,)}
+
+
+class Refused(Exception):
+    """A request that is not answered: the sentence, the field, and the status of HTTP."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400,
+                 retry: int = 0) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code = plain(message), param, code
+        self.status, self.retry = status, retry  # seconds after which to ask again; 0: asking again changes nothing
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As OpenAI tells errors."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class Choice(NamedTuple):
+    """What the pipeline is asked for one choice of an answer: a prompt, its template, and the keys of an answer.
+
+    `field` is where the prompt stood.
+    """
+
+    prompt: Prompt
+    template: str
+    options: Mapping[str, Any]
+    field: str = "prompt"
+
+
+class Strict(BaseModel):
+    """Fields of their own types; others are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+
+
+class Part(Strict):
+    type: str
+    text: str = ""
+
+
+class ChatMessage(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class Body(Strict):
+    """What chats and completions share. What is left out is as the server was started."""
+
+    model: str = ""
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    n: int = 1
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str = ""
+    flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def options(self, config: RunConfig) -> list[dict[str, Any]]:
+        """The keys of each of `n` answers; one after the other has the next seed."""
+        given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k")}
+        given["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
+        options = {key: value for key, value in given.items() if value is not None}
+        if options.get("top_k") == -1:
+            options["top_k"] = 0
+        if self.stop is not None:
+            options["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        sampled = options.get("temperature", config.temperature) > 0
+        first = secrets.randbits(32) if sampled else config.seed
+        if self.seed is not None:
+            first = self.seed
+        return [{**options, "seed": (first + number) % SEEDS} for number in range(self.n)]
+
+    def choices(self, config: RunConfig) -> list[Choice]:
+        """What the pipeline is asked, choice by choice."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse numbers out of their range, and too many stop texts."""
+        numbers = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", *ANSWERED)}
+        for name, value in numbers.items():
+            allowed = RANGES[ANSWERED.get(name, name)]
+            told = value is not None and not (name == "top_k" and value == -1)
+            if told and not allowed.holds(value):
+                raise Refused(f"{name}={shown(value)} is not possible: give {allowed.advice}", name)
+        if self.seed is not None and not -SEEDS < self.seed < SEEDS:
+            raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
+        if not 1 <= self.n <= MOST_CHOICES:
+            raise Refused(f"n={shown(self.n)} is not possible: give a number from 1 to {MOST_CHOICES}", "n")
+        stops = self.stop if isinstance(self.stop, list) else []
+        if len(stops) > MOST_STOPS:
+            raise Refused(f"stop has {len(stops)} texts: give {MOST_STOPS} at most", "stop")
+        if any(HALF.search(stop) for stop in ([self.stop] if isinstance(self.stop, str) else stops)):
+            raise Refused("stop has half a character: give whole ones", "stop")
+
+
+class Chat(Body):
+    """A body of /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+
+    def choices(self, config: RunConfig) -> list[Choice]:
+        messages = [{"role": _role(message), "content": _content(number, message)}
+                    for number, message in enumerate(self.messages)]
+        if not messages:
+            raise Refused("messages is empty: say what to ask in one of the role user", "messages")
+        return [Choice(messages, config.template, options, "messages") for options in self.options(config)]
+
+
+class Completion(Body):
+    """A body of /v1/completions: prompts are continued as they are, without a template."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts, one after the other; a list of numbers is one prompt."""
+        one = isinstance(self.prompt, str) or all(isinstance(token, int) for token in self.prompt)
+        return cast("list[Prompt]", [self.prompt] if one else self.prompt)
+
+    def choices(self, config: RunConfig) -> list[Choice]:
+        if len(self.prompts) * self.n > MOST_CHOICES:
+            raise Refused(f"{len(self.prompts)} prompts with n={self.n} ask for too many answers: ask for "
+                          f"{MOST_CHOICES} at most", "prompt")
+        if not all(self.prompts):
+            raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
+        return [Choice(prompt, "none", options) for prompt in self.prompts for options in self.options(config)]
+
+
+class ToTokenize(Strict):
+    """A body of /tokenize: a text as it is, or messages in their template."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+
+    def check(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise Refused("give either prompt or messages", "prompt")
+
+    def choice(self, config: RunConfig) -> Choice:
+        if self.prompt is not None:
+            return Choice(self.prompt, "none", {})
+        choice, = Chat(messages=self.messages or []).choices(config)
+        return choice
+
+
+def read_body(data: bytes, kind: type[Any]) -> Any:
+    """The body as `kind`; raises Refused with the first field that is wrong."""
+    try:
+        found = parse_object(data, "the body", "send one JSON object")
+    except ValueError as error:
+        raise Refused(str(error), code="invalid_json") from None
+    given = {name: value for name, value in found.items() if value is not None}
+    for name, harmless in REFUSED.items():
+        if name in given and given[name] not in harmless:
+            raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
+    logprobs = given.get("logprobs", False)
+    if logprobs is not False:
+        raise Refused("logprobs is not supported: leave it out", "logprobs", "unsupported_parameter")
+    try:
+        body = kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise Refused(f"{_named(first['loc'])}: {first['msg']}", _named(first["loc"])) from None
+    body.check()
+    return body
+
+
+def _role(message: ChatMessage) -> str:
+    return "system" if message.role == "developer" else message.role
+
+
+def _content(number: int, message: ChatMessage) -> str:
+    """The text of a message; raises Refused for what is no text."""
+    place = f"messages.{number}"
+    if message.tool_calls:
+        raise Refused(f"{place}.tool_calls is not supported: leave it out", f"{place}.tool_calls",
+                      "unsupported_parameter")
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    for index, part in enumerate(message.content):
+        if part.type != "text":
+            name = f"{place}.content.{index}.type"
+            raise Refused(f"{name} is {shown(part.type)}, which is not supported: send text only", name,
+                          "unsupported_parameter")
+    return "".join(part.text for part in message.content)
+
+
+def _named(place: Sequence[Any]) -> str:
+    """Where a field stands, without the types that pydantic has tried there."""
+    words = [str(word) for word in place]
+    return ".".join(word for word in words if word.isidentifier() or word.isdigit()) or "body"

@@ -1,0 +1,49 @@
+"""A live server of the bundled model for tests, and clients of it."""
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from typing import Any, Iterator, NamedTuple
+
+import httpx
+
+from scripts.serve import build
+from serve.engine import Engine
+from tests.saved import wait_until
+
+QUESTION = "Tell me a short story about a curious fox called Maya."
+
+
+class Live(NamedTuple):
+    """A server that answers at `url`."""
+
+    url: str
+    engine: Engine
+    client: httpx.Client
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, content=json.dumps(body))
+
+    def chat(self, question: str = QUESTION, **fields: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", messages=[{"role": "user", "content": question}], **fields)
+
+
+@contextmanager
+def live(*words: str) -> Iterator[Live]:
+    """A server that these words start, on a port of its own; ready when it is handed out."""
+    engine, listener = build(["port=0", "threads_per_rank=1", *words])
+    threads = [threading.Thread(target=engine.run), threading.Thread(target=listener.run)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert wait_until(lambda: listener.started and engine.health.status != "loading", 120)
+        port = listener.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=120) as client:
+            yield Live(url, engine, client)
+    finally:
+        listener.should_exit = True
+        engine.stop()
+        for thread in threads:
+            thread.join()

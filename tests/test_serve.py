@@ -1,0 +1,316 @@
+"""The server over HTTP: OpenAI's protocol as real clients speak it, the texts of `run_pipe.sh`, and who may ask."""
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from contextlib import suppress
+
+import httpx
+import openai
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from config.cli import parse
+from config.serve_config import ServeConfig, is_loopback
+from launch.run import run
+from scripts.generate import COMMAND
+from scripts.serve import main, read
+from serve.protocol import REFUSED
+from tests.saved import command, wait_until
+from tests.serving import QUESTION, Live, live
+
+SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live("processes=false", "max_requests=2", "queue=2", "body_mb=0.1") as started:
+        yield started
+
+
+@pytest.fixture
+def sdk(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """What `run_pipe.sh` answers with the options of SAMPLED."""
+    output = tmp_path_factory.mktemp("pipe") / "answer.json"
+    words = [f"prompt={QUESTION}", "temperature=0.8", "seed=5", "max_new_tokens=40", "threads_per_rank=1"]
+    assert run(COMMAND, ["processes=false", *words, f"output={output}"]) == 0
+    return json.loads(output.read_text())["text"]
+
+
+def idle(server: Live) -> bool:
+    return wait_until(lambda: not server.engine.jobs, 60)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+def test_a_chat_is_the_text_of_run_pipe_whole_and_streamed(server, sdk, text):
+    messages = [{"role": "user", "content": QUESTION}]
+    got = sdk.chat.completions.create(model="toy", messages=messages, **SAMPLED)
+    assert got.choices[0].message.content == text
+    assert got.choices[0].finish_reason in ("stop", "length") and got.object == "chat.completion"
+    details, usage = got.usage.completion_tokens_details, got.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert 0 < details.accepted_prediction_tokens < usage.completion_tokens
+    assert details.rejected_prediction_tokens > 0
+
+    chunks = list(sdk.chat.completions.create(model="toy", messages=messages, stream=True,
+                                              stream_options={"include_usage": True}, **SAMPLED))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == text
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, got.choices[0].finish_reason]
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_a_stream_ends_with_its_sign_and_tells_its_usage_only_if_asked(server):
+    with server.client.stream("POST", "/v1/chat/completions", content=json.dumps(
+            {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 3})) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert lines[-1] == "data: [DONE]"
+    assert all("usage" not in json.loads(line[6:]) for line in lines[:-1])
+
+
+def test_completions_take_texts_and_token_ids_and_echo_them(server, sdk):
+    told = server.post("/tokenize", prompt="def add(a, b):").json()
+    ids = told["tokens"]
+    assert told["count"] == len(ids) and told["max_model_len"] == 2048
+    whole = sdk.completions.create(model="toy", prompt=["def add(a, b):", "def"], max_tokens=8, temperature=0)
+    by_ids = sdk.completions.create(model="toy", prompt=ids, max_tokens=8, temperature=0, echo=True)
+    assert [choice.index for choice in whole.choices] == [0, 1]
+    assert by_ids.choices[0].text == "def add(a, b):" + whole.choices[0].text
+    streamed = sdk.completions.create(model="toy", prompt=ids, max_tokens=8, temperature=0, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == by_ids.choices[0].text
+
+
+def test_n_choices_have_seeds_that_follow_each_other_and_one_prompt(server, sdk):
+    messages = [{"role": "user", "content": "Name an animal."}]
+    options = {"model": "toy", "messages": messages, "temperature": 1.0, "max_tokens": 12}
+    both = sdk.chat.completions.create(n=2, seed=7, **options)
+    alone = [sdk.chat.completions.create(seed=seed, **options) for seed in (7, 8)]
+    assert [choice.message.content for choice in both.choices] == [got.choices[0].message.content for got in alone]
+    assert both.usage.prompt_tokens == alone[0].usage.prompt_tokens
+    assert both.usage.completion_tokens == sum(got.usage.completion_tokens for got in alone)
+
+
+def test_stop_texts_end_an_answer_and_are_not_in_it(server, text):
+    stops = [text[20:24], text[10:13]]
+    cut = min(text.index(stop) for stop in stops)
+    got = server.chat(stop=stops, **SAMPLED).json()["choices"][0]
+    assert got["message"]["content"] == text[:cut] and got["finish_reason"] == "stop"
+
+
+def test_messages_may_be_parts_and_the_system_and_the_developer_are_heard(server):
+    parts = [{"type": "text", "text": "What does a "}, {"type": "text", "text": "baker do?"}]
+    whole = server.chat("What does a baker do?", max_tokens=10).json()["choices"]
+    talk = [{"role": "user", "content": parts}]
+    assert server.post("/v1/chat/completions", messages=talk, max_tokens=10).json()["choices"] == whole
+    counts = [server.post("/tokenize", messages=[{"role": role, "content": "Be brief."}, *talk]).json()["tokens"]
+              for role in ("system", "developer")]
+    assert counts[0] == counts[1] != server.post("/tokenize", messages=talk).json()["tokens"]
+
+
+def test_the_models_and_the_figures_are_told(server, sdk):
+    assert [model.id for model in sdk.models.list()] == ["toy"] == [sdk.models.retrieve("toy").id]
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("other")
+    server.chat(max_tokens=3)
+    figures = server.client.get("/metrics").text
+    assert 'flowspec_requests_total{outcome="answered"}' in figures and "flowspec_restarts_total 0.0" in figures
+    assert server.client.get("/health").json()["status"] == "ok"
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"), ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"logprobs": True}, "logprobs"), ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),
+    ({"max_tokens": 0}, "max_tokens"), ({"n": 17}, "n"), ({"stop": ["a"] * 5}, "stop"), ({"stop": "\ud800"}, "stop"),
+    ({"messages": []}, "messages"), ({"messages": "hello"}, "messages"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+     "messages.0.content.0.type"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages")])
+def test_what_is_wrong_or_not_supported_is_refused_by_its_field(server, fields, param):
+    got = server.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": "x"}], **fields})
+    error = got.json()["error"]
+    assert (got.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert len(error["message"].split()) > 3
+
+
+def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(server):
+    harmless = {name: values[0] for name, values in REFUSED.items() if values}
+    got = server.chat(max_tokens=2, **harmless, logprobs=False, seed=None, store=True, something={"else": 1})
+    assert got.status_code == 200, got.text
+
+
+def test_a_prompt_that_is_too_long_and_a_body_that_is_too_large_are_refused(server):
+    long = server.chat("fox " * 5000)
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    large = server.chat("fox " * 50000)
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+    assert server.client.get("/v2/nothing").json()["error"]["code"] == "not_served"
+    assert server.client.get("/v1/completions").status_code == 405
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=5)
+FIELDS = ["messages", "prompt", "temperature", "top_p", "top_k", "seed", "n", "stop", "stream", "stream_options",
+          "user", "echo", "logprobs", "model", "max_completion_tokens", *REFUSED]
+TALK = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "tool", "x"]),
+                                       "content": JSON}), max_size=3)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize"]),
+       talk=TALK, fields=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
+@example(path="/v1/completions", talk=[], fields={"prompt": [2**70]})
+@example(path="/v1/completions", talk=[], fields={"prompt": [[], ["a"]], "n": 10**400})
+@example(path="/v1/chat/completions", talk=[], fields={"temperature": float("nan"), "top_p": float("inf")})
+def test_no_body_brings_an_error_of_the_server(server, path, talk, fields):
+    body = {"messages": talk, "prompt": "a", **fields, "max_tokens": 1}
+    got = server.post(path, **body)
+    assert got.status_code < 500, (body, got.text)
+    if got.status_code >= 400:
+        assert got.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100000, b'{"n": ' + b"9" * 5000 + b"}"])
+def test_a_body_that_is_no_object_is_refused(server, data):
+    got = server.client.post("/v1/chat/completions", content=data)
+    assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_json")
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+def test_a_client_that_leaves_frees_its_place_streaming_or_not(server):
+    assert idle(server)
+    long = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "seed": 4,
+            "max_tokens": 1900}
+    cancelled = server.engine.figures.requests.labels("cancelled")._value.get
+    for stream in (True, False):
+        before = cancelled()
+        with httpx.Client(base_url=server.url) as client:
+            content = json.dumps({**long, "stream": stream, "n": 2})
+            request = client.build_request("POST", "/v1/chat/completions", content=content)
+            leave = threading.Timer(1.0, client.close)
+            leave.start()
+            with suppress(httpx.HTTPError, RuntimeError):
+                client.send(request)
+            leave.join()
+        assert idle(server)
+        assert cancelled() > before
+    assert server.chat(max_tokens=2).status_code == 200
+
+
+def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
+    assert idle(server)
+    body = json.dumps({"messages": [{"role": "user", "content": QUESTION}], "stream": True, "flowspec_tree": True,
+                       "temperature": 50, "seed": 4, "max_tokens": 400})
+    address = httpx.URL(server.url)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((address.host, address.port))
+        slow.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc.decode()}\r\nConnection: close\r\n"
+                     f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert wait_until(lambda: len(server.engine.jobs) == 1, 30)
+        assert server.chat(max_tokens=8).status_code == 200
+        assert idle(server)  # the slow reader's answer is whole, though nobody has read it
+        read = b"".join(iter(lambda: slow.recv(1 << 16), b""))
+    assert len(read) > 100_000 and b"data: [DONE]" in read
+
+
+def test_beyond_the_queue_nobody_waits_and_those_who_do_are_answered(server):
+    assert idle(server)
+    got: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: got.append(server.chat(max_tokens=60, temperature=2, n=2)))
+               for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert wait_until(lambda: len(server.engine.jobs) == 4, 30) or len(got) == 2
+    if len(server.engine.jobs) == 4:
+        refused = server.chat(max_tokens=2)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+    for thread in threads:
+        thread.join()
+    assert [response.status_code for response in got] == [200, 200]
+
+
+def test_answers_at_once_are_those_that_each_gets_alone(server):
+    questions = [(f"Name {count} animals.", count) for count in range(2, 6)]
+    alone = [server.chat(question, temperature=1, seed=seed, max_tokens=16).json() for question, seed in questions]
+    got = {}
+
+    def ask(question, seed):
+        got[seed] = server.chat(question, temperature=1, seed=seed, max_tokens=16).json()
+
+    threads = [threading.Thread(target=ask, args=asked) for asked in questions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[seed]["choices"] for _, seed in questions] == [one["choices"] for one in alone]
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+
+def test_pages_of_strangers_and_names_that_lead_here_are_refused(server):
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Host": "[::1"},
+                    {"Origin": "http://["}, {"Origin": "null"}):
+        assert server.client.get("/v1/models", headers=headers).status_code == 403
+    assert server.client.get("/v1/models", headers={"Origin": server.url}).status_code == 200
+
+
+def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask(tmp_path):
+    with live("processes=false", "api_key=sécret", "cors=http://a.example") as started:
+        assert started.client.get("/v1/models").status_code == 401
+        key = {"Authorization": "Bearer sécret".encode()}
+        wrong = {"Authorization": "Bearer secret"}
+        assert started.client.get("/v1/models", headers=wrong).json()["error"]["code"] == "invalid_api_key"
+        assert started.client.get("/health").status_code == 200
+        got = started.client.get("/v1/models", headers={**key, "Origin": "http://a.example"})
+        assert got.status_code == 200 and got.headers["access-control-allow-origin"] == "http://a.example"
+        asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+        assert started.client.options("/v1/chat/completions", headers=asked).status_code == 200
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["host=0.0.0.0"], "can be reached by other machines: add api_key"),
+    (["cors=example.org"], "which is no origin"), (["queue=-1"], "queue=-1 is not possible"),
+    (["prompt=hello"], "prompt is what a request brings"), (["maxrequests=2"], "did you mean max_requests"),
+    (["hosts=hosts.txt"], "hosts is not known to the server"), (["temperature=-1"], "temperature=-1")])
+def test_a_start_that_cannot_work_is_one_sentence(capfd, words, told):
+    assert main(words) == 2
+    said = capfd.readouterr().err
+    assert told in said and len(said.strip().splitlines()) == 1
+
+
+def test_a_key_in_the_environment_counts_and_loopback_is_told_from_the_rest(monkeypatch):
+    assert isinstance(parse(["host=0.0.0.0", "api_key=x"], "", ServeConfig), ServeConfig)
+    names = ["localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org", ""]
+    assert [is_loopback(name) for name in names] == [True, True, True, False, False, False]
+    monkeypatch.setenv("FLOWSPEC_API_KEY", "from the environment")
+    assert read(["host=0.0.0.0"]).api_key == "from the environment"
+
+
+def test_the_command_serves_until_it_is_told_to_end(tmp_path):
+    with command(tmp_path, "scripts.serve", "port=0") as started:
+        assert wait_until(lambda: "/v1" in started.stdout, 60), started.stderr
+        url = started.stdout.split()[-1].removesuffix("/v1")
+        assert wait_until(lambda: httpx.get(f"{url}/health").status_code == 200, 120)
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "toy"
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end(60) == 130
+        assert started.stderr.strip().endswith("flowspec: stopped")

@@ -1,0 +1,217 @@
+"""The engine: places, patience, cancelling, and a pipeline that comes back when a rank is lost."""
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from launch.pipeline import Pipeline
+from pipeline.loss import PeerLost
+from serve.engine import Ended, Engine, Job, Limits, Piece
+from serve.protocol import Choice, Refused
+from tests.saved import models, wait_until
+from tests.serving import live
+from tests.test_pipeline import worker_of
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9]
+LONG = {"max_new_tokens": 1000}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    saved = models(tmp_path_factory.getbasetemp() / "saved")
+    return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
+            "max_new_tokens": 12, "threads_per_rank": 1}
+
+
+class Told:
+    """A job, and what it was told so far."""
+
+    def __init__(self, prompt=PROMPT, **options):
+        self.events = queue.SimpleQueue()
+        self.job = Job(Choice(prompt, "none", options), self.events.put)
+
+    def all(self):
+        """Everything up to the end."""
+        told = [self.events.get(timeout=120)]
+        while isinstance(told[-1], Piece):
+            told.append(self.events.get(timeout=120))
+        return told
+
+    @property
+    def text(self):
+        return "".join(piece.text for piece in self.all()[:-1])
+
+
+@contextmanager
+def running(opened, limits):
+    engine = Engine(opened, limits)
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    try:
+        assert wait_until(lambda: engine.health.status != "loading", 120)
+        yield engine
+    finally:
+        engine.stop()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def engine(words):
+    def opened():
+        return Pipeline.open(**words, processes=False, max_requests=2)
+
+    with running(opened, Limits(places=2, queue=3, seconds=60)) as started:
+        yield started
+
+
+def asked(engine, *told):
+    engine.submit([one.job for one in told])
+    return told
+
+
+def test_more_than_there_are_places_for_are_answered_one_after_the_other_as_alone(engine):
+    prompts = [PROMPT[:length] for length in range(3, 8)]
+    alone = [asked(engine, Told(prompt))[0].text for prompt in prompts]
+    assert [one.text for one in asked(engine, *map(Told, prompts))] == alone
+
+
+def test_who_comes_beyond_the_queue_is_refused_and_a_place_given_up_is_free_at_once(engine):
+    held = asked(engine, *(Told(**LONG) for _ in range(5)))
+    assert isinstance(held[0].events.get(timeout=60), Piece)
+    with pytest.raises(Refused, match="5 answers are under way or waiting") as refused:
+        asked(engine, Told())
+    assert refused.value.status == 429 and refused.value.retry >= 1
+    with pytest.raises(Refused, match="6 answers are asked for at once") as refused:
+        asked(engine, *(Told() for _ in range(6)))
+    assert refused.value.status == 400
+    engine.cancel([one.job for one in held])
+    assert wait_until(lambda: not engine.jobs, 60)
+    assert isinstance(asked(engine, Told())[0].all()[-1], Ended)
+    assert held[0].job.generation.answer.new_tokens < LONG["max_new_tokens"]
+
+
+def test_a_mistake_is_told_to_whom_made_it_and_the_others_go_on(engine):
+    wrong, long, fine = asked(engine, Told([10**6]), Told([1] * 5000), Told())
+    assert "the model knows" in wrong.all()[-1].message
+    assert long.all()[-1].code == "context_length_exceeded"
+    assert isinstance(fine.all()[-1], Ended)
+    with pytest.raises(ValueError, match="no"):
+        engine.call(lambda pipeline: int("no")).result(60)
+
+
+def test_nobody_waits_longer_than_the_server_allows(words):
+    def opened():
+        return Pipeline.open(**words, processes=False)
+
+    with running(opened, Limits(places=1, queue=3, seconds=0.2)) as engine:
+        first, second = asked(engine, Told(**LONG), Told())
+        refused = second.all()[-1]
+        assert (refused.status, refused.code) == (429, "waited_too_long")
+        engine.cancel([first.job])
+
+
+class Breaking:
+    """A pipeline that is lost in its midst, as long as `losses` are left."""
+
+    losses: list[str] = []
+
+    def __init__(self, pipeline):
+        self._pipeline = pipeline
+
+    def __getattr__(self, name):
+        return getattr(self._pipeline, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._pipeline.close()
+
+    def turn(self):
+        if self.losses and self._pipeline.decoder.scheduler.tasks[0].settled is not None:
+            raise PeerLost(self.losses.pop())
+        self._pipeline.turn()
+
+
+def breaking(words):
+    return lambda: Breaking(Pipeline.open(**words, processes=False))
+
+
+def test_after_a_loss_who_was_under_way_is_told_and_who_waited_is_answered(words):
+    with running(breaking(words), Limits(1, 4, 60)) as engine:
+        alone = asked(engine, Told())[0].text
+        Breaking.losses = ["rank 2 was lost"]
+        under_way, *waiting = asked(engine, Told(), Told(), Told())
+        lost = under_way.all()[-1]
+        assert (lost.status, lost.code) == (503, "rank_lost") and "rank 2 was lost" in lost.message
+        assert [one.text for one in waiting] == [alone, alone]
+        assert engine.figures.restarts._value.get() == 1 and engine.health.status == "ready"
+
+
+def test_without_a_restart_the_health_names_the_rank_and_nothing_more_is_taken(words):
+    with running(breaking(words), Limits(1, 4, 60, restart=False)) as engine:
+        Breaking.losses = ["rank 2 was lost"]
+        assert [one.all()[-1].code for one in asked(engine, Told(), Told())] == ["rank_lost"] * 2
+        assert wait_until(lambda: engine.health == ("lost", "rank 2 was lost"), 60)
+        with pytest.raises(Refused, match="rank 2 was lost") as refused:
+            asked(engine, Told())
+        assert refused.value.status == 503
+
+
+def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_later(words, monkeypatch):
+    monkeypatch.setattr("serve.engine.PAUSE", 0.0)
+    left = [ValueError("there is not enough memory"), None, ValueError("still not"), None]
+
+    def opened():
+        error = left.pop()
+        if error:
+            raise error
+        return Breaking(Pipeline.open(**words, processes=False))
+
+    with running(opened, Limits(1, 4, 60)) as engine:
+        Breaking.losses = ["rank 1 was lost"]
+        under_way, waiting = asked(engine, Told(), Told())
+        assert under_way.all()[-1].code == "rank_lost"
+        assert isinstance(waiting.all()[-1], Ended) and len(left) == 1
+        assert engine.error is None
+
+    def wrong():
+        raise ValueError("there is no model")
+
+    with running(wrong, Limits(1, 4, 60)) as engine:
+        assert engine.health == ("lost", "there is no model") and isinstance(engine.error, ValueError)
+
+
+def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
+    keys = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in words.items()
+            if key != "threads_per_rank"]
+    with live(*keys, "max_requests=1") as server:
+        before = server.chat("hello", max_tokens=8).json()["choices"]
+        got = {}
+
+        def ask(name, tokens):
+            got[name] = server.chat("hello", max_tokens=tokens)
+
+        threads = [threading.Thread(target=ask, args=asked) for asked in (("under way", 1500), ("waiting", 8))]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.3)
+        assert wait_until(lambda: len(server.engine.jobs) == 2, 30)
+        os.kill(worker_of(2), signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+        lost = got["under way"]
+        assert (lost.status_code, lost.json()["error"]["code"]) == (503, "rank_lost")
+        assert "rank 2 was lost" in lost.json()["error"]["message"]
+        assert got["waiting"].json()["choices"] == before
+        assert server.client.get("/health").status_code == 200
+        os.kill(worker_of(1), signal.SIGKILL)
+        assert wait_until(lambda: server.engine.figures.restarts._value.get() == 2, 60)
+        assert wait_until(lambda: server.client.get("/health").status_code == 200, 60)
+        assert server.chat("hello", max_tokens=8).json()["choices"] == before

@@ -1,0 +1,70 @@
+"""The chat page: it loads nothing, sets what a model writes as text only, and is told of the guesses under way."""
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from serve.app import PAGE
+from tests.serving import QUESTION, live
+
+HTML = PAGE.read_text(encoding="utf-8")
+SCRIPT = re.search(r"<script>(.*)</script>", HTML, re.S)[1]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live("processes=false") as started:
+        yield started
+
+
+def test_the_page_is_served_under_a_policy_that_lets_it_load_nothing(server):
+    got = server.client.get("/")
+    assert got.status_code == 200 and got.text == HTML
+    assert got.headers["content-type"].startswith("text/html")
+    policy = got.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "http" not in policy
+
+
+def test_the_page_names_no_other_address_and_makes_no_markup_of_a_text():
+    addresses = set(re.findall(r"https?://[^\"'\s]+", HTML))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a language
+    assert re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|\bsrc=|<link", HTML) is None
+
+
+def test_every_element_that_the_script_asks_for_is_on_the_page():
+    asked = set(re.findall(r'at\("(\w+)"\)', SCRIPT))
+    assert len(asked) > 8 and asked <= set(re.findall(r'id="(\w+)"', HTML))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the script with")
+def test_the_likeliest_path_of_a_tree_is_its_first_line_and_depth_is_a_column(tmp_path: Path):
+    places = re.search(r"^function places.*?^}", SCRIPT, re.S | re.M)[0]
+    guesses = [{"id": number, "parent": parent, "score": score} for number, parent, score in (
+        (4, None, -0.1), (5, 4, -0.9), (7, 4, -0.2), (9, None, -3))]
+    program = tmp_path / "places.js"
+    program.write_text(f"{places}\nconst told = [...places({json.dumps(guesses)}).entries()]\n"
+                       "console.log(JSON.stringify(told.map(([id, one]) => [id, one.depth, one.line])))")
+    ran = subprocess.run(["node", program], capture_output=True, text=True, check=True)
+    assert sorted(json.loads(ran.stdout)) == [[4, 0, 0], [5, 1, 1], [7, 1, 0], [9, 0, 2]]
+
+
+def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(server):
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 60}
+    plain = server.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
+    got = server.post("/v1/chat/completions", **asked, stream=True, flowspec_tree=True).text
+    events = [event.partition("data: ") for event in got.split("\n\n") if event]
+    trees = [json.loads(data) for kind, _, data in events if kind == "event: tree\n"]
+    chunks = [json.loads(data) for kind, _, data in events if not kind and data != "[DONE]"]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == plain
+    assert any(tree["guesses"] for tree in trees)
+    assert [tree["tokens"] for tree in trees] == sorted(tree["tokens"] for tree in trees)
+    for tree in trees:
+        ids = [guess["id"] for guess in tree["guesses"]]
+        assert len(ids) == len(set(ids)) <= tree["live"]
+        assert all(guess["parent"] in (None, *ids) and guess["score"] <= 0 for guess in tree["guesses"])
+        assert tree["accepted"] <= min(tree["sent"], tree["tokens"])
