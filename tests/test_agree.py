@@ -72,7 +72,7 @@ def test_what_hung_or_ended_in_a_traceback_is_told_before_the_start(own, other, 
 
 
 def test_another_command_is_told():
-    assert "was started with methods=" in judged(RunConfig(), EvalConfig())
+    assert "was started with concurrency=" in judged(RunConfig(), EvalConfig())
     assert "methods=none, but rank 0 with ar," in judged(EvalConfig(), RunConfig())
 
 
