@@ -134,7 +134,8 @@ class Pipeline:
     def submit(self, prompt: Prompt, **options: Any) -> Generation:
         """The same for an answer that begins at once, or when there is a place for it.
 
-        As many answers are made at once as `max_requests` says. Whoever reads one of them lets all of them go on.
+        As many answers are made at once as `max_requests` says. Whoever reads one of them lets all of them go on. The
+        option `priority`, above 0 and usually 1, says how much its guesses count, and who begins first.
         """
         return self._generation(prompt, options, self.decoder.submit)
 
@@ -156,8 +157,12 @@ class Pipeline:
     def _generation(self, prompt: Prompt, options: dict[str, Any],
                     decode: Callable[[Request], tuple[Answer, Settled]]) -> Generation:
         stops: Stops = options.pop("stop", self.config.stop)
+        priority: float = options.pop("priority", 1.0)
+        if not priority > 0:
+            raise ValueError(f"priority={priority} is not above 0")
         config = replace(self.config, **options)
         request = self._request(self.prompt_ids(prompt, config.template), config, stops)
+        request = replace(request, priority=priority)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
         return Generation(answer, settled, _pieces(answer, settled, reader, self.trace), reader)

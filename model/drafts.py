@@ -231,9 +231,10 @@ class TreeDraft:
                 break
             parents = [tree.parent[node] for node in fresh]
             self.cache.admit(fresh, parents, text=len(fresh))
-            self._fed += len(fresh)
-            whole = self._fed == len(tree.trunk)
+            fed = self._fed + len(fresh)
+            whole = fed == len(tree.trunk)
             read = yield self._reading(tree, fresh, self.features(tree, fresh), int(whole))
+            self._fed = fed
         if read is None or self._fed < len(tree.trunk):
             return None
         self._origin = self._tip = tree.tip

@@ -91,13 +91,13 @@ class Scheduler:
         self._admit()
 
     def remove(self, task: Task) -> None:
-        """Take a request back, wherever it is; who is alone waits until every stage has forgotten it."""
+        """Take a request back, wherever it is; whoever is the last waits until every stage has forgotten it."""
         task.over = True
         if task in self.waiting:
             self.waiting.remove(task)
         if task in self.tasks:
             self._end(task)
-        if not self.tasks:
+        if not self.tasks and not self.waiting:
             self._rest()
 
     def turn(self) -> None:
@@ -142,10 +142,10 @@ class Scheduler:
         task.start(target, draft)
 
     def _running(self) -> Iterator[Held]:
-        """The prompts that the stages hold of requests under way."""
+        """The prompts that the stages hold of requests under way; not while a draft's cache waits for its network."""
         for task in self.tasks:
             prompt = task.target.read
-            if prompt:
+            if prompt and task.reading is None:
                 tokens = task.tree.tokens[:len(prompt)]
                 yield Held(task.target.request, prompt, tokens, task.draft, over=False)
 

@@ -74,7 +74,9 @@ class Stage:
     def _start(self, start: Start) -> None:
         """Begin a request behind the text of one that is over, or behind a copy of that of one that is open."""
         taken = self.kept.pop(start.source, None)
-        if taken is not None:
+        if taken is None:
+            self.cache(start.request).copy(self.caches[start.source], start.length)
+        else:
             taken.truncate(start.length)
             self._open(start.request, taken)
 

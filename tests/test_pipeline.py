@@ -113,7 +113,9 @@ def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, 
     with pipeline_of(start) as pipeline:
         alone = [pipeline.generate(prompt, **own) for prompt, own in SEVERAL]
         begun = [pipeline.submit(prompt, **own) for prompt, own in SEVERAL]
-        given_up = pipeline.submit("the first question", max_new_tokens=200)
+        given_up = pipeline.submit("the first question", max_new_tokens=200, priority=3.0)
+        with pytest.raises(ValueError, match="priority=0 is not above 0"):
+            pipeline.submit("the first question", priority=0)
         texts = ["".join(generation) for generation in begun]
         given_up.close()
         assert texts == [whole.text for whole in alone]
