@@ -35,6 +35,7 @@ class ServeConfig(RunConfig):
 
     # Answers at once
     max_requests: int = 4  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
+    reuse: bool = True  # begin behind the tokens that a prompt shares with a text that the ranks hold
 
     EXAMPLES = """\
   bash run_server.sh

@@ -57,7 +57,8 @@ def read(argv: Sequence[str]) -> ServeConfig:
 def opener(argv: Sequence[str], config: ServeConfig) -> Any:
     """A function that opens the pipeline of these words."""
     words = of_the_run(argv)
-    keys: dict[str, Any] = {**typed(words), "max_requests": config.max_requests}
+    keys: dict[str, Any] = {**typed(words), "max_requests": config.max_requests,
+                            "reuse": config.reuse}
     preset = preset_of(words)
     keys.pop(preset, None)
     return partial(Pipeline.open, preset or DEFAULT_PRESET, **keys)

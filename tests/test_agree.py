@@ -73,7 +73,7 @@ def test_what_hung_or_ended_in_a_traceback_is_told_before_the_start(own, other, 
 
 def test_another_command_is_told():
     assert "was started with concurrency=" in judged(RunConfig(), EvalConfig())
-    assert "methods=none, but rank 0 with ar," in judged(EvalConfig(), RunConfig())
+    assert "concurrency=none, but rank 0 with 1" in judged(EvalConfig(), RunConfig())
 
 
 def test_boards_that_took_another_type_of_numbers_are_told_though_they_typed_the_same():
