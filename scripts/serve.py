@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any, Sequence
@@ -21,7 +20,7 @@ from config.words import preset_of, typed
 from launch.interrupt import interrupt
 from launch.pipeline import Pipeline
 from launch.processes import INTERRUPTED, LOST, WRONG
-from pipeline.loss import PeerLost, explain, foreseen
+from pipeline.loss import PeerLost, explain, foreseen, guarded
 from serve.app import Server
 from serve.engine import Engine, Limits
 
@@ -86,8 +85,7 @@ def serve(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C, or SIGTERM, which does the same. The exit code."""
     engine, listener = build(argv)
     signal.signal(signal.SIGTERM, interrupt)
-    thread = threading.Thread(target=work, args=(engine, listener), name="engine", daemon=True)
-    thread.start()
+    thread = guarded("engine", partial(work, engine, listener), partial(_died, engine, listener))
     interrupted = False
     try:
         listener.run()
@@ -102,6 +100,12 @@ def serve(argv: Sequence[str]) -> int:
     elif engine.health.status == "lost":
         return LOST
     return INTERRUPTED if interrupted else 0
+
+
+def _died(engine: Engine, listener: uvicorn.Server, _: str, error: BaseException) -> None:
+    """The engine's thread has died of an error that it does not know."""
+    engine.error = engine.error or error
+    listener.should_exit = True
 
 
 def work(engine: Engine, listener: uvicorn.Server) -> None:

@@ -13,12 +13,25 @@ from typing import Iterator
 import torch
 from torch import Tensor
 
+from model.attention import attend
 from model.eagle import Head
 
 Seen = tuple[Tensor, Tensor, Tensor]  # keys and values [K, S, E], and for each row which of them it sees [T, S]
 
 
-class Causal:
+class Attending:
+    """A cache that is asked for attention, over what it says is seen."""
+
+    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
+        """Keys and values of all that is seen, and the mask."""
+        raise NotImplementedError
+
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+        """The attention `[H, T, E]` of these queries."""
+        return attend(q_HTE, *self.store(layer, k_KTE, v_KTE))
+
+
+class Causal(Attending):
     """A cache in which every row sees itself and those before it; nothing is kept."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -29,7 +42,7 @@ class Causal:
         return k_KTE, v_KTE, self._mask
 
 
-class Unrolled:
+class Unrolled(Attending):
     """A cache that holds the passes of one layer (EAGLE-3, section 3.2).
 
     Row i of pass s is the guess that follows s guesses after the pair `starts_A[i]`. Of the first pass, which holds the
