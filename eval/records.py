@@ -93,15 +93,20 @@ def _settings(config: PredictConfig) -> dict[str, Any]:
     return {key: getattr(config, key) for key in SETTINGS}
 
 
+def check_settings(path: Path, recorded: dict[str, Any], asked: dict[str, Any], other: str) -> None:
+    """Refuse a record that was made with other keys than are asked for; `other` is what to do then."""
+    for key, value in asked.items():
+        if recorded.get(key) != value:
+            raise ValueError(f"{path} was recorded with {key}={recorded.get(key)}, and {key}={value} is asked for: "
+                             f"{other}")
+
+
 def _kept(path: Path, settings: dict[str, Any]) -> Book:
     other = "name another traces="
     found = whole(path, other)
     if not fits(found, FORM) or not _are_sound(found["answers"], found["vocab"]):
         raise ValueError(f"{path} holds no record of texts: {other}")
-    for key, value in settings.items():
-        if found["keys"].get(key) != value:
-            raise ValueError(f"{path} was recorded with {key}={found['keys'].get(key)}, and {key}={value} is asked "
-                             f"for: {other}")
+    check_settings(path, found["keys"], settings, other)
     answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
     return Book(answers, found["vocab"], found["ends"])
 

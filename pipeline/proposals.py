@@ -75,7 +75,8 @@ def words_of(msg: Ask | Drafted) -> Tensor:
 def ask_of(words: Tensor) -> Ask:
     """The question that numbers from the wire are; ValueError if they are none."""
     whole, real, tokens, levels, flat = _columns(words, 5)
-    fits = (len(whole), len(real), int(levels.sum())) == (6, 2, len(flat)) and not (levels < 0).any()
+    sizes = len(whole), len(real), int(levels.sum())
+    fits = sizes == (6, 2, len(flat)) and not (levels < 0).any()
     if not fits or not 0 <= whole[5] < len(RULES):
         raise ValueError("a question for a tree whose numbers contradict each other")
     number, told, limit, seed, top_k, rule = whole.tolist()
@@ -97,8 +98,11 @@ def drafted_of(words: Tensor) -> Drafted:
         raise ValueError("a tree of proposals whose numbers contradict each other")
     if ((parents < 0) | (parents > torch.arange(size))).any():
         raise ValueError("a proposal that stands on a later one")
-    law_NV = _floats(laws).view(len(known), -1) if len(laws) else torch.empty(0, 0, dtype=torch.float64)
-    return Drafted(int(number[0]), levels.tolist(), parents.tolist(), tokens.tolist(), _floats(scores).tolist(), law_NV)
+    law_NV = torch.empty(0, 0, dtype=torch.float64)
+    if len(laws):
+        law_NV = _floats(laws).view(len(known), -1)
+    path_scores = _floats(scores).tolist()
+    return Drafted(int(number[0]), levels.tolist(), parents.tolist(), tokens.tolist(), path_scores, law_NV)
 
 
 def _columns(words: Tensor, count: int) -> list[Tensor]:

@@ -115,8 +115,10 @@ def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch
     is_text = ids[0] == 0
     parents = [max(0, node - 1) for node in ids] if is_text else [context - 1] * len(ids)
     pos = ids if is_text else [context] * len(ids)
-    x = torch.ones(len(ids), dtype=torch.long) if inputs is None else inputs.expand(len(ids), -1).clone()
-    stage.apply(Segment(request, ids, parents, pos, len(ids) if is_text else 0, x, None))
+    rows = len(ids)
+    x = torch.ones(rows, dtype=torch.long) if inputs is None else inputs.expand(rows, -1).clone()
+    text = rows if is_text else 0
+    stage.apply(Segment(request, ids, parents, pos, text, x, None))
 
 
 def fit(passes: Sequence[Passed]) -> tuple[float, float, int, float]:
@@ -164,11 +166,16 @@ def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
     return spent
 
 
+def _by_first(spans: Sequence[dict[str, Any]], name: str) -> dict[tuple[int, int], dict[str, Any]]:
+    """The spans of this name that have nodes, by their rank and their first node."""
+    named = [span for span in spans if span["name"] == name and span.get("nodes")]
+    return {(span["rank"], span["nodes"][0]): span for span in named}
+
+
 def _messages(spans: Sequence[dict[str, Any]], world: int, row_bytes: int) -> tuple[float, float, float]:
     """Milliseconds of a verdict and of a message of one row, and Mbit/s."""
     verdicts = [span["t1"] - span["t0"] for span in spans if span["name"] == "verify" and span["nodes"]]
-    left = {(span["rank"], span["nodes"][0]): span for span in spans if span["name"] == "send" and span.get("nodes")}
-    came = {(span["rank"], span["nodes"][0]): span for span in spans if span["name"] == "recv" and span.get("nodes")}
+    left, came = (_by_first(spans, name) for name in ("send", "recv"))
     short: list[tuple[float, int]] = []  # seconds and rows of messages of one row …
     long: list[tuple[float, int]] = []  # … and of more
     for (rank, node), span in left.items():

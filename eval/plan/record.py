@@ -15,6 +15,7 @@ from config.drafts import listed
 from config.files import fits, whole, write_json
 from config.plan_config import PlanConfig
 from config.questions import load
+from eval.records import check_settings
 from eval.unrolled import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -86,10 +87,7 @@ def _kept(path: Path, settings: dict[str, Any]) -> Book:
     found = whole(path, OTHER)
     if not fits(found, FORM) or not found["answers"]:
         raise ValueError(f"{path} holds no record of drafts: {OTHER}")
-    for key, value in settings.items():
-        if found["keys"].get(key) != value:
-            raise ValueError(f"{path} was recorded with {key}={found['keys'].get(key)}, and {key}={value} is asked "
-                             f"for: {OTHER}")
+    check_settings(path, found["keys"], settings, OTHER)
     answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
     networks = {name: Network(*values) for name, values in found["networks"].items()}
     return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
