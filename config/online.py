@@ -13,16 +13,19 @@ from config.simulation import COST, HOP, OnlineSimulation, servers_needed
 COMMAND = "python -m scripts.simulate online"
 EXAMPLES = f"""\
   {COMMAND}
+  {COMMAND} simul_type=both S=50 num_repeats=3
   {COMMAND} a=0.6 k=3 simul_type=DSI preemption=none output=online.json
   {COMMAND} wall=false S=1000 num_repeats=100 accounting=original"""
 CHOICES = {
-    "simul_type": ("both", "DSI", "SI"),
+    "simul_type": ("DSI", "SI", "both"),
     "accounting": ("corrected", "original"),
     "preemption": ("instant", "layer", "none"),
     "queue": ("newest", "merged"),
 }
 MORE_RANGES = {"layers": Range(1, 10_000), "hop": HOP}
 MOST_SERVERS = 1024  # each is a thread
+MOST_TOKENS = 2_000_000  # of all texts, which are kept until the end
+MOST_RUNS = 100_000  # of all texts in the original accounting, less than a minute on the virtual clock
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,7 @@ class Online(OnlineSimulation):
     PATHS: ClassVar[Sequence[str]] = ("traces", "output")
 
     # What is decoded
-    S: int = 50  # tokens to produce
-    num_repeats: int = 3  # how often it is simulated
-    simul_type: str = "both"  # the algorithm: DSI, SI, or both of them with the same draws
+    simul_type: str = "DSI"  # the algorithm: DSI, SI, or both of them with the same draws
     accounting: str = "corrected"  # or original: no token after a run, as the published online simulator counts
     traces: str = ""  # JSON file of recorded matches, a list of 0 and 1 for each text; empty: by chance a
     total_tokens: int = 100  # tokens of the prompt; reading them is in the first forwards, so it changes no time
@@ -66,9 +67,35 @@ class Online(OnlineSimulation):
         if self.servers > MOST_SERVERS:
             yield (f"{self.servers} servers are too many, since each is a thread: give num_target_servers="
                    f"{MOST_SERVERS} or less, or a larger k")
-        if self.accounting == "original" and not self.traces and not (self.a and self.maximum_correct_tokens):
+        if self.num_repeats * self.S > MOST_TOKENS:
+            yield (f"num_repeats={self.num_repeats} texts of S={self.S} tokens are too many to keep: give num_repeats="
+                   f"{max(1, MOST_TOKENS // self.S)} or less")
+        if not self.traces:
+            yield from self.problems_of_runs(self._accepted, f"a={self.a:g}")
+
+    def problems_of_runs(self, accepted: float, where: str) -> Iterator[str]:
+        """What is wrong if a run has so many accepted drafts in the mean; `where` says why it has.
+
+        In the original accounting only they count, so that it takes many runs where few are accepted.
+        """
+        if self.accounting != "original":
+            return
+        if not accepted:
             yield ("accounting=original never ends without accepted drafts, since only they count: give a and "
                    "maximum_correct_tokens more than 0, or accounting=corrected")
+        elif self.num_repeats * self.S > MOST_RUNS * accepted:
+            runs = self.num_repeats * self.S / accepted
+            yield (f"accounting=original counts accepted drafts alone, and with {where} it takes about {runs:.1g} runs "
+                   f"for {self.num_repeats} texts of {self.S} tokens, of which {MOST_RUNS} are the most: give more "
+                   "drafts that are right, a smaller S or num_repeats, or accounting=corrected")
+
+    @property
+    def _accepted(self) -> float:
+        """Accepted drafts of a run, in the mean."""
+        if self.a == 1:
+            return self.maximum_correct_tokens
+        capped = self.a ** (self.maximum_correct_tokens + 1)
+        return (self.a - capped) / (1 - self.a)
 
     @property
     def rows(self) -> tuple[float, ...]:

@@ -109,7 +109,7 @@ def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
     """
     with np.errstate(divide="ignore"):  # the logarithm of 0
         logarithm = np.log1p(doubles(acceptance) - 1)
-    return -np.expm1(lookahead * logarithm)
+    return np.abs(np.expm1(lookahead * logarithm))  # not -0.0, whose inverse is below all numbers
 
 
 class Forwards(NamedTuple):

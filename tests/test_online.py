@@ -8,11 +8,11 @@ import pytest
 
 from config.keys import help_of, options, read_keys
 from config.online import COMMAND, Online
-from config.simulation import ONLINE_RANGES, RANGES
+from config.simulation import ONLINE_RANGES, RANGES, OnlineSimulation
 from scripts.simulate import __main__ as simulate
 from scripts.simulate.online import drawn_texts, plan_of, run
 
-FAST = ["S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02", "failure_cost_sub=0.01", "k=2"]
+FAST = ["simul_type=both", "S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02", "failure_cost_sub=0.01", "k=2"]
 
 
 def rows(shown: str) -> dict:
@@ -48,6 +48,16 @@ def test_without_the_real_clock_all_is_predicted_the_same_twice(words: list, cap
     assert shown[0] == shown[1] and "measured s" not in shown[0] and "-" not in rows(shown[0])["DSI"]
 
 
+def test_what_is_not_said_is_what_the_published_simulator_has_and_it_ends_however_few_drafts_are_right():
+    usual = Online()
+    assert all(getattr(usual, key.name) == key.default for key in dataclasses.fields(OnlineSimulation))
+    for a in (0.01, 0.5, 1.0):
+        config = Online(a=a, accounting="original", S=30, num_repeats=2)
+        text = next(drawn_texts(config))
+        assert sum(text.runs[:-1]) <= 30 < sum(text.runs)
+        assert run(config, "SI", text, 0).ticks > run(config, "DSI", text, 0).ticks > 0
+
+
 def test_times_are_those_of_the_keys_to_the_nanosecond():
     config = Online(c=0.4, c_sub=0.03, failure_cost=2.0, failure_cost_sub=0.2, S=9, k=2, a=0.0, hop=0.001)
     text = next(drawn_texts(config))
@@ -77,7 +87,7 @@ def test_recorded_matches_take_the_place_of_chance(tmp_path):
 
 
 MISTAKES = {
-    "simul_type=dsi": "simul_type=dsi is unknown: choose one of both, DSI, SI",
+    "simul_type=dsi": "simul_type=dsi is unknown: choose one of DSI, SI, both",
     "accounting=exact": "choose one of corrected, original", "preemption=some": "choose one of instant, layer, none",
     "queue=fifo": "choose one of newest, merged", "layers=0": "give a number from 1", "hop=-1": "give 0 for no time",
     "failure_cost_rows=a": "give a number from 0.000000001 to 1000000000 for each count of rows, as 0.1,0.1,0.12",
@@ -85,6 +95,9 @@ MISTAKES = {
     "c_sub=0.2": "so give c_sub=0.1 or less", "num_target_servers=2000": "give num_target_servers=1024 or less",
     "num_target_servers=0 k=1 c_sub=0.0001": "give num_target_servers=1024 or less, or a larger k",
     "accounting=original a=0": "accounting=original never ends without accepted drafts",
+    "accounting=original a=1e-9": "it takes about 5e+12 runs for 5 texts of 1000 tokens, of which 100000 are the most",
+    "accounting=original maximum_correct_tokens=1 a=0.01": "with a=0.01 it takes about 5e+05 runs",
+    "S=1000000": "give num_repeats=2 or less",
     "traces=nowhere.json": "nowhere.json", "total_token=3": "did you mean total_tokens?",
 }
 
@@ -98,7 +111,8 @@ def test_a_mistake_is_answered_by_one_sentence_that_names_the_fix(words: str, ca
 
 @pytest.mark.parametrize(("content", "accounting", "told"), [
     ("[1, 0]", "corrected", "holds no matches"), ("[[2]]", "corrected", "holds no matches"),
-    ("[[]]", "corrected", "holds no matches"), ("[[1, 1]]", "original", "all right, or all wrong")])
+    ("[[]]", "corrected", "holds no matches"), ("[[1, 1]]", "original", "all right, or all wrong"),
+    (f"[[1, 0], [{'0, ' * 99}1]]", "original", "it takes about 5e+05 runs")])
 def test_a_file_of_matches_that_will_not_do_is_told(tmp_path, capsys, content: str, accounting: str, told: str):
     traces = tmp_path / "matches.json"
     traces.write_text(content)

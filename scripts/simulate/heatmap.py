@@ -12,7 +12,6 @@ from tqdm import tqdm
 from config.files import ROOM, check_folder, write
 from config.heatmap import Heatmap
 from config.keys import read_keys
-from eval.heatmap_plots import NAMES, draw
 from eval.heatmaps import Bests, best, costs, grid, load, summary, table
 
 COMMAND = "python -m scripts.simulate heatmap"
@@ -31,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         check_folder(folder, REMEDY)
         found = _computed(config, folder)
+    from eval.heatmap_plots import NAMES, draw  # its import takes longer than it takes to refuse a key
+
     with tqdm(total=len(NAMES), desc="maps", unit="map", **BAR) as bar:
         for _ in draw(config, found, folder):
             bar.update()

@@ -68,7 +68,6 @@ class Offline(Simulation):
 
     # How it is counted
     accounting: str = "corrected"  # of DSI: corrected (by events), or original, as the simulator of the paper counts
-    num_repeats: int = 1000  # texts that are drawn
     traces: str = ""  # JSON file of recorded matches, a list of 0 and 1 for each text, instead of chance; empty: a
     block: int = 32  # neighbours of a trace that stay together in a text that is made of traces
 

@@ -27,8 +27,12 @@ COLUMNS = ("predicted s", "measured s", "ratio", "late ms", "most ms", "react us
 NOTE = """\
 Simulated: no model is run. Times are seconds a text, the mean of the repeats, +- the standard error of that mean.
 predicted  on the virtual clock, where nothing but forwards and messages takes time
+"""
+OF_WALL = """\
 measured   on the real clock; ratio: measured/predicted
 late       how late the end of a forward was noticed, in the mean and at most; react: the coordinator's own time for it
+"""
+OF_BOTH = """\
 plain/it   predicted time of plain decoding over that of the method
 forwards   of the target for a token, with those given up; rejected: drafts for a token; servers: at work at once"""
 
@@ -57,13 +61,16 @@ def main(argv: Sequence[str]) -> int:
     if config.output:
         check_output(config.output, "choose another output=")
     texts = list(islice(drawn_texts(config), config.num_repeats))
-    repeats = [one for number, text in enumerate(texts) for one in predicted(config, text, number)]
+    bar = tqdm(texts, desc="virtual clock", unit="text", delay=1, leave=False)
+    repeats = [one for number, text in enumerate(bar) for one in predicted(config, text, number)]
+    note = NOTE + OF_BOTH
     if config.wall:
         repeats = measured(config, texts, repeats)
+        note = NOTE + OF_WALL + OF_BOTH
     print(f"k={config.k}, {config.servers} servers of the target, preemption {config.preemption}, {config.accounting} "
           f"accounting, {config.num_repeats} texts of {config.S} tokens after {config.total_tokens}\n")
     print(table(repeats))
-    print(f"\n{NOTE}")
+    print(f"\n{note}")
     if config.output:
         write_json(config.output, report(config, repeats))
     return 0
@@ -90,6 +97,9 @@ def matches(config: Online) -> list[list[bool]]:
     if config.accounting == "original" and any(len(set(text)) == 1 for text in found):
         raise ValueError(f"{config.traces} has a text whose drafts are all right, or all wrong, of which "
                          "accounting=original makes no runs: leave it out, or give accounting=corrected")
+    fewest = min(sum(text) / (len(text) - sum(text) or 1) for text in found)
+    for problem in config.problems_of_runs(fewest, f"a text of {config.traces}"):
+        raise ValueError(problem)
     return found
 
 
