@@ -4,13 +4,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from config.profiles import Profile
-from model.sample import Sampler
+from model.sample import Sampler, warp
 from pipeline.decode import Decoder, Request
 from pipeline.messages import Segment
 from pipeline.replicas import Replicas
@@ -22,11 +23,13 @@ from sim.cluster import Cluster
 from sim.paths import Paths
 from sim.stages import Work
 from tests.test_prunes import delaying, losing
+from tests.test_sample import ALPHA, p_value
 from tests.tiny import TREE, Oracle, Tiny, stages_of, work, write
 
 TINY = Tiny()
 PROMPT = [8, 1, 33, 25, 46, 12, 9]
 NEW = 40
+RUNS = 750  # of the test of the joint law
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
 TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
 FREE = Profile("wires that take no time", layers=64, row_bytes=1, model=0, row=0, free=9, token=0, level=0, verdict=0,
@@ -189,19 +192,26 @@ class Watched(Replicas):
         return target
 
 
-def takes(new, verification, guess, lookahead, servers, wrong):
-    """The seconds of `new` tokens at temperature 1, and the most verifications that were under way at once."""
+PATHS = Paths([TINY.slice(0, 4)], (), TINY.lm_head.weight)
+
+
+def virtual(seconds, guess, lookahead, servers, wrong):
+    """A decoder over replicas in virtual time that verify in `seconds()`, with a drafter that knows the text."""
     clock = VirtualClock()
-    work = Work(lambda rows, text: verification, layers=64)
-    paths = Paths([TINY.slice(0, 4)], (), TINY.lm_head.weight)
-    cluster = Cluster(FREE, clock, [[work]] * servers, paths, [OFF] * (servers + 1))
+    work = Work(lambda rows, text: seconds(), layers=64)
+    cluster = Cluster(FREE, clock, [[work]] * servers, PATHS, [OFF] * (servers + 1))
     ring = Watched(cluster.links, TINY.lm_head, 1, clock=clock)
     draft = Known(clock, guess, wrong, TEXT[1.0])
     tree = replace(TREE, lookahead=lookahead, chunk=64)
-    decoder = Decoder(ring, draft, STRATEGIES["dsi"], tree, max_length=200)
+    return Decoder(ring, draft, STRATEGIES["dsi"], tree, max_length=200)
+
+
+def takes(new, verification, guess, lookahead, servers, wrong):
+    """The seconds of `new` tokens at temperature 1, and the most verifications that were under way at once."""
+    decoder = virtual(lambda: verification, guess, lookahead, servers, wrong)
     answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], new))
     assert [token for tokens in stream for token in tokens] == TEXT[1.0][:new]
-    return answer.prefill_seconds + answer.decode_seconds, ring.most
+    return answer.prefill_seconds + answer.decode_seconds, decoder.ring.most
 
 
 @pytest.mark.parametrize("lookahead, servers", [(1, 8), (2, 5), (3, 4), (4, 3), (8, 2), (5, 7)])
@@ -230,3 +240,32 @@ def test_a_run_of_right_guesses_takes_its_drafting_and_one_verification(wrong, l
     seconds, most = takes(runs * wrong, 8.0, 1.0, lookahead, servers, wrong)
     assert most <= servers
     assert seconds == 16.0 + (runs - 2) * whole + last
+
+
+@pytest.mark.parametrize("lookahead", range(1, 7))
+@pytest.mark.parametrize("servers", range(1, 6))
+def test_verifications_that_end_in_any_order_change_nothing_and_none_is_under_way_without_a_server(lookahead, servers):
+    chance = random.Random(10 * lookahead + servers)
+    for wrong, temperature in ((0, 0.7), (0, 1.0), (1, 1.0), (3, 1.0), (3, 0.0)):
+        decoder = virtual(lambda: chance.choice([0.5, 3.0, 8.0, 21.0]), 1.0, lookahead, servers, wrong)
+        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
+        assert decoder.ring.most <= servers
+
+
+def test_tokens_follow_the_joint_law_of_the_model():
+    """Two tokens, each of the seven likeliest, over many seeds: guessed rightly and wrongly, judged by two replicas."""
+    chance, decoded = random.Random(5), Counter()
+    decoder = virtual(lambda: chance.choice([0.5, 3.0, 8.0]), 1.0, 1, 2, wrong=0)
+    for seed in range(RUNS):
+        decoded[tuple(write(decoder, PROMPT, 3, Sampler(1.0, top_k=7, seed=seed))[:2])] += 1
+    first = law_of(PROMPT)
+    law = {(a, b): first[a] * then[b] for a in first for then in [law_of([*PROMPT, a])] for b in then}
+    assert len(law) == 49 and decoded.keys() <= law.keys()
+    number = {pair: i for i, pair in enumerate(law)}
+    assert p_value([number[pair] for pair in decoded.elements()], list(law.values())) > ALPHA
+
+
+def law_of(text):
+    """The chances of the seven likeliest tokens behind a text."""
+    law = warp(TINY.logits(text)[-1:], 1.0, top_k=7, top_p=1.0).softmax(-1)[0]
+    return {token: float(law[token]) for token in law.nonzero().flatten().tolist()}

@@ -172,7 +172,7 @@ def heading(config: Offline, acceptance: float, traces: list[Matches]) -> str:
     return (f"Simulated: c={config.c:g}, a={acceptance:.4g}, k={config.k}, failure_cost={config.failure_cost:g}, "
             f"S={config.S}, DSI in the {config.accounting} accounting with {servers} servers,\n"
             f"pipelines of {config.depth} stages with hops of {config.hop:g}. Exact: if drafts are independent.\n"
-            f"Beside it {texts}: 95 % cost what is in brackets;\n"
+            f"Beside it {texts}: in brackets the 2.5th and the 97.5th percentile of their costs;\n"
             "off: by how many standard errors their mean differs from the exact one.\n")
 
 
