@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 from tqdm import tqdm
@@ -84,6 +84,12 @@ def _check_same(target: Model, drafter: Model, what: str, table: Table) -> None:
 def sampler_of(config: Measured) -> Sampler:
     """What chooses the tokens of a measurement."""
     return Sampler(config.temperature, config.top_p, seed=config.seed) if config.do_sample else Sampler()
+
+
+def check_sets(names: Iterable[str], config: Measured) -> None:
+    """Raise ValueError if a data set is not there, not sound or too short, before a model is loaded for it."""
+    for name in names:
+        draw(name, config.data, config.num_examples, config.seed)
 
 
 def prompts_of(name: str, config: Measured,

@@ -1,6 +1,7 @@
 """Acceptance rates: four definitions by hand, matches of whole models, and the command."""
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from dataclasses import replace
@@ -203,3 +204,12 @@ def test_what_cannot_be_measured_is_one_sentence(words, told, capsys):
     assert main(["acceptance", *words]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("flowspec: ") and told in said
+
+
+@pytest.mark.parametrize("command", ["acceptance", "latency", "table"])
+def test_a_set_that_will_not_do_is_told_before_a_model_is_loaded(command, tmp_path, monkeypatch, capsys):
+    spoiled = tmp_path / "tasks.jsonl"
+    spoiled.write_text('{"instruction": "Name a bird."}')
+    monkeypatch.setattr(importlib.import_module(f"scripts.simulate.{command}"), "open_model", None)
+    assert main([command, f"sets=qa,mbpp:{spoiled}", "num_examples=1"]) == 2
+    assert f"line 1 of {spoiled} is none of mbpp" in capsys.readouterr().err

@@ -12,7 +12,8 @@ from config.simulation import ONLINE_RANGES, RANGES, OnlineSimulation
 from scripts.simulate import __main__ as simulate
 from scripts.simulate.online import drawn_texts, plan_of, run
 
-FAST = ["simul_type=both", "S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02", "failure_cost_sub=0.01", "k=2"]
+FAST = ["simul_type=both", "S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02",
+        "failure_cost_sub=0.01", "k=2"]
 
 
 def rows(shown: str) -> dict:

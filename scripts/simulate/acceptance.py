@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 from tqdm import tqdm
 
@@ -12,7 +12,7 @@ from config.keys import read_keys
 from config.measures import AcceptanceConfig
 from eval.acceptance import DEFINITIONS, Length, Records, lengths, rate, rate_after
 from eval.metrics import Interval
-from eval.pairs import Model, answer, check_pair, open_model, prompts_of, record, sampler_of
+from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.summary import number
 from scripts.simulate.columns import in_columns
 
@@ -24,9 +24,11 @@ CUT_OFF: dict[str, Any] = {"color": "white", "edgecolor": "black", "hatch": "///
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, AcceptanceConfig, COMMAND)
+    check_sets(config.chosen_sets, config)
     target, drafter = (open_model(folder, config) for folder in (config.target, config.draft))
     check_pair(target, drafter)
-    found = {name: of_set(name, target, drafter, config) for name in config.chosen_sets}
+    asked = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
+    found = {name: of_set(name, prompts, (target, drafter), config) for name, prompts in asked.items()}
     every = [one for records in found.values() for one in records]
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens an answer, "
           f"{_choice(config)}\n")
@@ -42,11 +44,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def of_set(name: str, target: Model, drafter: Model,
+def of_set(name: str, prompts: Sequence[list[int]], models: tuple[Model, Model],
            config: AcceptanceConfig) -> list[list[int]]:
-    """The matches of each text that the target writes to the prompts of a data set."""
+    """The matches of each text that the target writes to the prompts of a data set, and the drafter reads."""
+    target, drafter = models
     sampler = sampler_of(config)
-    prompts = prompts_of(name, config, (target, drafter))
     records = []
     for prompt in tqdm(prompts, desc=name, leave=False):
         text = answer(target, prompt, config.max_new_tokens, sampler)

@@ -11,7 +11,7 @@ from config.files import write_json
 from config.keys import read_keys
 from config.measures import LatencyConfig, Timed
 from eval.latency import Pace, Spread, paces, passes
-from eval.pairs import Model, open_model, prompts_of, sampler_of
+from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
 from scripts.simulate.columns import LONGEST, short
 
 COMMAND = "python -m scripts.simulate latency"
@@ -19,6 +19,7 @@ COMMAND = "python -m scripts.simulate latency"
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, LatencyConfig, COMMAND)
+    check_sets(config.chosen_sets, config)
     sampler = sampler_of(config)
     model = open_model(config.model, config)
     check_context(model, config)

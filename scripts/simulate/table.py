@@ -18,7 +18,7 @@ from config.measures import Pair, TableConfig
 from eval.acceptance import rate
 from eval.latency import Spread, paces, passes
 from eval.metrics import Interval
-from eval.pairs import Model, answer, check_pair, open_model, prompts_of, record, sampler_of
+from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.prediction import FLAT, Measures, Prediction, predict
 from eval.summary import number, save
 from scripts.simulate.columns import in_columns
@@ -120,6 +120,7 @@ class Measuring:
 def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, COMMAND)
     rows = kept(config)
+    check_sets({pair.set for pair in config.pairs if pair not in rows}, config)
     measuring = Measuring(config)
     for pair in tqdm(config.pairs, desc="pairs", unit="pair"):
         if pair not in rows:
