@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, ClassVar, Iterator, NamedTuple, Sequence
 
 import numpy as np
+from tqdm import tqdm
 
 from config.files import ROOM, check_output, write
 from config.keys import read_keys
@@ -51,6 +52,7 @@ LOW, HIGH = 2.5, 97.5  # percentiles of an interval of 95 %
 MOST = 200_000_000  # positions of all resampled texts together: a gigabyte and a half of numbers
 LONGEST = 20_000  # tokens; the exact sums take a time that grows with their square
 BINS = 30
+BAR: dict[str, Any] = {"desc": "computed", "unit": "algorithm", "delay": 1, "leave": False}
 COLUMNS = ("", "exact mean", "sd", "per token", "speed-up", "texts: mean", "sd", "interval", "off", "iterations")
 TONES = {"cost": "#bcdff5", "iterations": "#fde8b0"}  # of histograms
 
@@ -110,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     recordings = read_traces(config.traces) if config.traces else []
     traces = [np.array(text) for text in recordings]
     acceptance = float(np.mean(np.concatenate(traces))) if traces else config.a
-    found = list(results(config, acceptance, source(config, traces)))
+    found = list(tqdm(results(config, acceptance, source(config, traces)), total=len(algorithms(config)), **BAR))
     print(heading(config, acceptance, traces))
     print(table(found, config.S))
     if config.picture:
