@@ -29,6 +29,7 @@ GB = 1e9
 MEMINFO = Path("/proc/meminfo")
 SHORTEST = 64  # tokens: a smaller max_length is no advice
 LEAST = {"max_requests": 1, "max_length": SHORTEST}  # what may be less, and the least that is advised
+NAMED = 8  # ranks that a sentence names, at most
 SCRATCH = 40  # bytes for each weight of a piece that is being quantized
 KEPT = 80_000_000  # bytes that malloc and the libraries of kernels keep for themselves
 LIBRARY = 100_000_000  # bytes that bitsandbytes keeps for itself
@@ -249,7 +250,9 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], tell: bool
                       file=sys.stderr)
         total = sum((need(spec) for spec in there), NOTHING)
         if total.total > left:
-            names = ", ".join(str(spec.part.rank) for spec in there)
+            names = ", ".join(str(spec.part.rank) for spec in there[:NAMED])
+            if there[NAMED:]:
+                names += f" and {len(there[NAMED:])} more"
             raise ValueError(f"{ranks} {names} need {total} of memory on {device}, which has {has}: "
                              f"{advice(there, left)}")
 

@@ -144,7 +144,8 @@ def test_the_command_measures_what_it_predicts(tmp_path, capfd):
     output = tmp_path / "out.json"
     given = ["sets=gsm8k", "max_new_tokens=6", "methods=serial,dsi", "slowdown=0.1", f"output={output}"]
     assert simulate.main(["predict", *given]) == 0
-    shown = capfd.readouterr().out
+    shown, told = capfd.readouterr()
+    assert "trace" not in told, "the trace is read and deleted"
     written = json.loads(output.read_text())
     assert written["measured"] == "emulated" and written["other_texts"] == {"ar": 0, "serial": 0, "dsi": 0}
     for name, figures in written["tokens_per_second"].items():

@@ -1,11 +1,13 @@
 """The measurement beside a prediction: the same methods and questions by processes, in the time of a cluster."""
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, fields, replace
-from typing import Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -67,7 +69,7 @@ def _answers(config: PredictConfig, given: Sequence[str], book: Book, start: Seq
     keys = {key.name for key in fields(RunConfig)}.difference(APART)
     options = {key: value for key, value in typed(given).items() if key in keys}
     options.update(pipeline_type=methods[-1], trace=folder)
-    with Pipeline.open(preset_of(given), **options) as pipeline:
+    with _opened(preset_of(given), options) as pipeline:
         decoders = {name: pipeline.decoder_for(config.run(name, virtual=False)) for name in methods}
         for decoder in decoders.values():
             asked = request_of(config, book, book.answers[0].prompt)
@@ -76,6 +78,17 @@ def _answers(config: PredictConfig, given: Sequence[str], book: Book, start: Seq
             for name, decoder in decoders.items():
                 answer = decoder.whole(request_of(config, book, one.prompt))
                 yield name, spent_on(answer, config.slowdown), answer.token_ids == one.text
+
+
+@contextmanager
+def _opened(preset: str, options: Mapping[str, Any]) -> Iterator[Pipeline]:
+    """A pipeline that does not tell at its end where its trace is, since that is read and deleted then."""
+    pipeline = Pipeline.open(preset, **options)
+    try:
+        yield pipeline
+    finally:
+        with redirect_stderr(io.StringIO()):
+            pipeline.close()
 
 
 def lateness(spans: Sequence[Span]) -> float:
