@@ -46,8 +46,6 @@ class ServeConfig(RunConfig):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from outside(vars(self), SERVED)
-        if self.hosts:
-            yield "hosts is not known to the server yet: it serves the ranks of one machine"
         wrong = [origin for origin in self.origins if not ORIGIN.fullmatch(origin)]
         if wrong:
             yield f"cors={self.cors} has {wrong[0]}, which is no origin: write http://NAME or http://NAME:PORT"

@@ -1,6 +1,6 @@
 """A live pipeline as rank 0 holds it: what commands, the evaluation and a person's own program share.
 
-It knows nothing about how the other ranks were started: `ranks.py` and `run.py` do that.
+It knows nothing about how the other ranks were started: `around.py` and `run.py` do that.
 """
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, Union
 
-from config.cli import parse
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
+from launch.around import rank_0
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
-from launch.prepare import check_ids, open_text, prepare
+from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, segment_rows
-from launch.ranks import Rank, as_processes, as_threads
+from launch.ranks import Rank
 from launch.spec import RankSpec
-from launch.virtual import as_virtual
 from model.reading import Passes
 from model.sample import Sampler
-from model.text import Message, Reader, Stops, Text
+from model.text import Message, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
@@ -64,20 +63,13 @@ class Pipeline:
     def open(preset: str = "toy", **options: Any) -> Pipeline:
         """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` names the options.
 
-        The other ranks are processes, or threads with `processes=False`. Raises ValueError, in a sentence that names
+        The other ranks are processes, or threads with `processes=False`. With `hosts=FILE` they are other boards, where
+        somebody starts run_jetson.sh, and this returns once all have come. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
         words = [preset, *(_as_word(key, value) for key, value in options.items())]
-        config = parse(words)
-        folder, placement = prepare(config)
-        if config.virtual:
-            ranks = as_virtual(config, folder, placement)
-        elif config.processes:
-            ranks = as_processes(config, folder, placement, words)
-        else:
-            ranks = as_threads(config, folder, placement)
         with ExitStack() as started:
-            pipeline = Pipeline.of_rank_0(started.enter_context(ranks))
+            pipeline = Pipeline.of_rank_0(started.enter_context(rank_0(words)))
             return replace(pipeline, started=started.pop_all())
 
     @staticmethod
@@ -127,6 +119,14 @@ class Pipeline:
             pass
         return generation
 
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`.
+
+        The template puts them into words, as for a chat with the server. `stream` takes messages, too.
+        """
+        check_messages(messages)
+        return self.generate(messages, **options)
+
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
         """An answer that is made while its pieces are read, with options as for `generate`."""
         return self._generation(prompt, options, self.decoder.decode)
@@ -174,7 +174,7 @@ class Pipeline:
         if len(ids) < len(turns) and self.text is None:
             raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
                              "prompt_ids")
-        messages = [turn for turn in turns if isinstance(turn, Mapping)]
+        messages: Sequence[Any] = turns if any(isinstance(turn, Mapping) for turn in turns) else []
         if messages and self.text is not None:
             ids = self.text.chat_ids(messages, template)
         elif len(ids) < len(turns) and self.text is not None:

@@ -114,8 +114,7 @@ class Text:
 
         The last message is the user's or a tool's. Raises ValueError for what the template has no place for.
         """
-        if not messages or not any(message["content"].strip() for message in messages):
-            raise ValueError("the messages are empty: say what to ask in one of the role user")
+        check_messages(messages)
         if messages[-1]["role"] not in ("user", "tool"):
             raise ValueError(f"the last message is of the role {messages[-1]['role']}, so there is nothing to answer; "
                              "end with a message of the role user")
@@ -284,6 +283,17 @@ class Reader:
 
     def _may_begin(self, end: str) -> bool:
         return any(stop.startswith(end) and stop != end for stop in self._stops)
+
+
+def check_messages(messages: Sequence[Any]) -> None:
+    """Raise ValueError for what is no list of messages, or says nothing."""
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+            raise ValueError(f"message {number} has no text: write each as {{'role': 'user', 'content': 'a text'}}")
+        if message.get("role") not in ROLES:
+            raise ValueError(f"message {number} has the role {message.get('role')!a}: give one of {', '.join(ROLES)}")
+    if not any(message["content"].strip() for message in messages):
+        raise ValueError("the messages are empty: say what to ask in one of the role user")
 
 
 def _turns(messages: Sequence[Message], template: str) -> tuple[str, list[str]]:

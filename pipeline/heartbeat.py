@@ -30,7 +30,7 @@ class Heartbeat:
     """
 
     def __init__(self, store: Any, rank: int, world: int, timeout: float, names: Sequence[str] = ()) -> None:
-        self._store, self._rank, self._timeout = store, rank, timeout
+        self.store, self._rank, self._timeout = store, rank, timeout
         self._names = names or [f"rank {peer}" for peer in range(world)]
         self._others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
@@ -52,7 +52,7 @@ class Heartbeat:
     def note(self, loss: str) -> None:
         """Tell all at once, since this rank is about to end."""
         with suppress(RuntimeError, OSError):
-            first_loss(self._store, self._named(loss))
+            first_loss(self.store, self._named(loss))
 
     def failed(self, thread: str, error: BaseException) -> None:
         """A thread of this rank has died: of a connection, or of an error that is this rank's own."""
@@ -78,14 +78,14 @@ class Heartbeat:
         self._ended.set()
         self._thread.join(self._timeout)
         with suppress(RuntimeError, OSError):
-            self._store.add(f"heartbeat/{self._rank}", END)
+            self.store.add(f"heartbeat/{self._rank}", END)
             end = time.monotonic() + self._timeout
             while outlive and time.monotonic() < end and not self._all_ended():
                 time.sleep(BEAT / 10)
 
     def _all_ended(self) -> bool:
         """Whether every other rank has said good-bye."""
-        return all(self._store.add(f"heartbeat/{peer}", 0) >= END for peer in self._others)
+        return all(self.store.add(f"heartbeat/{peer}", 0) >= END for peer in self._others)
 
     def _beat(self) -> None:
         last = time.monotonic()
@@ -94,10 +94,10 @@ class Heartbeat:
         while not self._ended.wait(BEAT):
             last, heard = self._awake(last, heard)
             try:
-                self._store.add(f"heartbeat/{self._rank}", 1)
+                self.store.add(f"heartbeat/{self._rank}", 1)
                 # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
-                told = first_loss(self._store, loss)
+                told = first_loss(self.store, loss)
                 self._answered = time.monotonic()
             except RuntimeError as error:
                 gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
@@ -132,7 +132,7 @@ class Heartbeat:
         """One of the heartbeat's own threads has died."""
         loss = self._own(thread, error)
         with suppress(RuntimeError, OSError):
-            loss = first_loss(self._store, loss) or loss
+            loss = first_loss(self.store, loss) or loss
         self._tell(loss)
 
     def _tell(self, loss: str) -> None:
@@ -150,7 +150,7 @@ class Heartbeat:
         for peer in self._others:
             # Of what every torch has, only `add` reads at once: `get` waits for a first beat, 1.11 has no `check`, and
             # the `compare_set` of 2.3 crashes where an empty text stands.
-            beats = self._store.add(f"heartbeat/{peer}", 0)
+            beats = self.store.add(f"heartbeat/{peer}", 0)
             if beats != heard[peer][0] or beats >= END:
                 heard[peer] = (beats, now)
             elif now - heard[peer][1] > self._timeout:

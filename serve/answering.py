@@ -12,7 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, AsyncIterator, Sequence
 
-from serve.engine import Ended, Engine, Event, Job, Piece, Sight
+from launch.turning import Piece
+from serve.engine import Ended, Engine, Event, Job, Sight
 from serve.protocol import Choice, Refused
 
 

@@ -1,38 +1,26 @@
-"""The engine: one thread owns the pipeline and runs it; all others hand it jobs, and are told what comes of them.
+"""The engine: a pipeline that is turned, with places and a queue, and that comes back when a rank is lost.
 
-It knows nothing about HTTP. Whoever is told must not wait: what is told is queued at the listener's end, so a slow
-reader stalls nobody.
+It knows nothing about HTTP. How jobs take turns is told in `launch/turning.py`.
 """
 from __future__ import annotations
 
-import threading
 import time
 import traceback
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Callable, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
-from pipeline.loss import PeerLost, explain, foreseen
+from launch.turning import Job as Turned
+from launch.turning import Turning
+from pipeline.loss import explain, foreseen
 from serve.figures import Figures
 from serve.protocol import Choice, Refused
 from serve.sight import sight
 
-LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do
 GLANCE = 0.05  # seconds between two sights of an answer
 TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
-Result = TypeVar("Result")
-
-
-class Piece(NamedTuple):
-    """Some text of the answer."""
-
-    text: str
-
+LOST = 503  # the status of HTTP for whose pipeline is not there any more
 
 class Ended(NamedTuple):
     """The answer is whole; the numbers count tokens."""
@@ -55,7 +43,7 @@ Event = Any  # Piece, Sight, Ended or Refused
 
 
 @dataclass(eq=False)
-class Job:
+class Job(Turned):
     """One answer that is asked for, and whom to tell of it."""
 
     choice: Choice
@@ -66,6 +54,9 @@ class Job:
     seen: float = 0.0  # when there was the last sight
     generation: Generation | None = None
     over: bool = False
+
+    def begin(self, pipeline: Pipeline) -> Generation:
+        return pipeline.submit(self.ids, **self.choice.options)
 
 
 class Limits(NamedTuple):
@@ -84,57 +75,19 @@ class Health(NamedTuple):
     reason: str = ""
 
 
-class Engine:
+class Engine(Turning):
     """A pipeline that stays, and comes back when a rank is lost. `opened` opens it."""
 
     def __init__(self, opened: Callable[[], Pipeline], limits: Limits) -> None:
+        super().__init__()
         self._opened, self.limits = opened, limits
         self.figures = Figures()
         self.health = Health("loading")
         self.error: BaseException | None = None  # why there was no pipeline at all
-        self._inbox: SimpleQueue[Callable[[Pipeline], None]] = SimpleQueue()
         self._waiting: list[Job] = []
-        self._running: list[Job] = []
-        self.jobs: set[Job] = set()  # that are not over, under way or waiting
-        self._counting = threading.Lock()
         self._seconds = 1.0  # that an answer takes, about
-        self._stopping = False
 
     # --- asked by other threads ---------------------------------------------------------------------------------------
-
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait for their places, all of them or none; raises Refused if they cannot."""
-        with self._counting:
-            self._check(len(jobs))
-            self.jobs.update(jobs)
-        for job in jobs:
-            self._inbox.put(partial(self._take_in, job))
-
-    def cancel(self, jobs: Sequence[Job]) -> None:
-        """Give answers up that nobody reads any more; those that are over stay as they are."""
-        for job in jobs:
-            if not job.over:
-                self._inbox.put(partial(self._give_up, job))
-
-    def call(self, function: Callable[[Pipeline], Result]) -> Future[Result]:
-        """What a function says of the pipeline, between two of its turns; the function must not take long."""
-        said: Future[Result] = Future()
-
-        def work(pipeline: Pipeline) -> None:
-            try:
-                result = function(pipeline)
-            except ValueError as error:
-                said.set_exception(error)
-            else:
-                said.set_result(result)
-
-        self._inbox.put(work)
-        return said
-
-    def stop(self) -> None:
-        """Let the thread end the pipeline in good order."""
-        self._stopping = True
-        self._inbox.put(lambda pipeline: None)
 
     def check_ready(self) -> None:
         """Raise Refused if nothing can be asked of the pipeline."""
@@ -143,7 +96,8 @@ class Engine:
             retry = 5 if status == "loading" else 0
             raise Refused(reason or f"the pipeline is {status}", code=status, status=503, retry=retry)
 
-    def _check(self, more: int) -> None:
+    def check(self, more: int) -> None:
+        """Raise Refused if so many more answers cannot even wait."""
         self.check_ready()
         places, queue = self.limits.places, self.limits.queue
         held = len(self.jobs)
@@ -165,11 +119,8 @@ class Engine:
                 with self._opened() as pipeline:
                     failed = 0
                     self.health = Health("ready")
-                    try:
-                        self._work(pipeline)
-                    finally:
-                        self._abandon()
-                    self._drop(Refused("the server is being stopped", code="stopped", status=503))
+                    self.work(pipeline)
+                    self.drop(Refused("the server is being stopped", code="stopped", status=LOST))
             except Exception as error:
                 failed += self.health.status != "ready"
                 self._lose(error, last=not self.limits.restart or failed >= TRIES)
@@ -178,46 +129,21 @@ class Engine:
                 time.sleep(PAUSE * bool(failed))
         self.health = Health("stopped", "the server is being stopped")
 
-    def _work(self, pipeline: Pipeline) -> None:
-        while not self._stopping:
-            self._hear(pipeline)
-            self._admit(pipeline)
-            if self._running:
-                pipeline.turn()
-            else:
-                pipeline.check()
-            for job in list(self._running):
-                self._show(job, pipeline)
-                self._hand_out(job)
-            self.figures.running.set(len(self._running))
-            self.figures.waiting.set(len(self._waiting))
-
-    def _abandon(self) -> None:
-        """Take back what is under way, as long as the pipeline is there; its stages may be lost already."""
-        for job in self._running:
-            if job.generation is not None:
-                with suppress(PeerLost):
-                    job.generation.close()
-
-    def _hear(self, pipeline: Pipeline) -> None:
-        """Do what other threads asked for; wait for that a little, if there is nothing else to do."""
-        with suppress(Empty):
-            if not self._running and not self._waiting:
-                self._inbox.get(timeout=LOOK)(pipeline)
-            while True:
-                self._inbox.get_nowait()(pipeline)
+    def drop(self, told: Any) -> None:
+        super().drop(told)
+        self._waiting = []
 
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
         """Look a job over, and let it wait."""
         try:
             ids = pipeline.prompt_ids(job.choice.prompt, job.choice.template)
         except ValueError as error:
-            self._end(job, Refused(str(error), job.choice.field), "refused")
+            self._end(job, Refused(str(error), job.choice.field))
             return
         most = pipeline.decoder.max_length
         if len(ids) >= most:
             told = f"the prompt has {len(ids)} tokens, and prompt and answer together have {most} at most: shorten it"
-            self._end(job, Refused(told, job.choice.field, "context_length_exceeded"), "refused")
+            self._end(job, Refused(told, job.choice.field, "context_length_exceeded"))
             return
         job.ids = ids
         self._waiting.append(job)
@@ -225,11 +151,7 @@ class Engine:
     def _give_up(self, job: Job, pipeline: Pipeline) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-        if job in self._running:
-            self._running.remove(job)
-        self._end(job, None, "cancelled")
-        if job.generation is not None:
-            job.generation.close()
+        super()._give_up(job, pipeline)
 
     def _admit(self, pipeline: Pipeline) -> None:
         """Let those begin for whom there is a place, the first who came first; nobody waits too long."""
@@ -237,55 +159,37 @@ class Engine:
         for job in [job for job in self._waiting if now - job.came > self.limits.seconds]:
             self._waiting.remove(job)
             told = f"there was no place within {self.limits.seconds:g} s: come again"
-            self._end(job, Refused(told, code="waited_too_long", status=429, retry=10), "refused")
+            self._end(job, Refused(told, code="waited_too_long", status=429, retry=10))
         while self._waiting and len(self._running) < self.limits.places:
-            job = self._waiting.pop(0)
-            try:
-                job.generation = pipeline.submit(job.ids, **job.choice.options)
-            except ValueError as error:
-                self._end(job, Refused(str(error)), "refused")
-                continue
-            self._running.append(job)
+            super()._take_in(self._waiting.pop(0), pipeline)
+        self.figures.running.set(len(self._running))
+        self.figures.waiting.set(len(self._waiting))
 
-    def _show(self, job: Job, pipeline: Pipeline) -> None:
-        """Tell who watches what is to be seen, not more often than an eye sees."""
+    def _hand_out(self, job: Job, pipeline: Pipeline) -> None:
+        """Tell who watches what is to be seen, not more often than an eye sees; and what has settled."""
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
             job.tell(Sight(sight(job.generation, pipeline.text)))
+        super()._hand_out(job, pipeline)
 
-    def _hand_out(self, job: Job) -> None:
-        """Tell what has settled of an answer, and its end."""
-        generation = job.generation
-        assert generation is not None, "a job runs that has not begun"
-        pieces = iter(generation)
-        try:
-            while generation.ready:
-                text = next(pieces)
-                if text:
-                    job.tell(Piece(text))
-        except StopIteration:
-            self._running.remove(job)
-            self._end(job, ended(generation), "answered")
-        except PeerLost:
-            raise
-        except Exception as error:
-            self._running.remove(job)
-            print(f"flowspec: a request failed: {explain(error)}", flush=True)
-            self._end(job, Refused(explain(error), code="failed", status=500), "failed")
-
-    def _end(self, job: Job, told: Event, outcome: str) -> None:
-        """Tell the end of a job, whose place is free then."""
+    def _end(self, job: Job, told: Any) -> None:
+        """Count the end of a job, and tell it as the protocol does."""
         if job.over:
             return
-        job.over = True
-        with self._counting:
-            self.jobs.discard(job)
-        if isinstance(told, Ended):
+        outcome = "cancelled"
+        if isinstance(told, Generation):
+            told, outcome = ended(told), "answered"
             self._count(job, told)
+        elif isinstance(told, Refused):
+            outcome = "lost" if told.status == LOST else "refused"
+        elif isinstance(told, ValueError):
+            told, outcome = Refused(str(told)), "refused"
+        elif told is not None:
+            print(f"flowspec: a request failed: {explain(told)}", flush=True)
+            told, outcome = Refused(explain(told), code="failed", status=500), "failed"
         self.figures.requests.labels(outcome).inc()
-        if told is not None:
-            job.tell(told)
+        super()._end(job, told)
 
     def _count(self, job: Job, told: Ended) -> None:
         assert job.generation is not None, "a job has ended that has not begun"
@@ -315,19 +219,11 @@ class Engine:
         running, self._running = self._running, []
         for job in running:
             told = f"the answer is lost: {reason}; ask again"
-            self._end(job, Refused(told, code="rank_lost", status=503, retry=5), "lost")
+            self._end(job, Refused(told, code="rank_lost", status=LOST, retry=5))
         if self.health.status == "lost":
-            self._drop(Refused(reason, code="rank_lost", status=503))
+            self.drop(Refused(reason, code="rank_lost", status=LOST))
         else:
             self.figures.restarts.inc()
-
-    def _drop(self, told: Refused) -> None:
-        """End all jobs, since nobody will answer them."""
-        with self._counting:
-            left = list(self.jobs)
-        for job in left:
-            self._end(job, told, "lost")
-        self._running, self._waiting = [], []
 
 
 def ended(generation: Generation) -> Ended:
