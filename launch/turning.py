@@ -133,6 +133,8 @@ class Turning:
 
     def _take_in(self, job: Any, pipeline: Pipeline) -> None:
         """Let a job begin, which waits in the pipeline if there is no place for it."""
+        if job.over:
+            return
         try:
             job.generation = job.begin(pipeline)
         except PeerLost:
@@ -169,11 +171,14 @@ class Turning:
             self._end(job, error)
 
     def _end(self, job: Any, told: Any) -> None:
-        """Tell the end of a job, whose place is free then; nothing is told of one that was given up."""
-        if job.over:
-            return
-        job.over = True
+        """A job is over, and its place free: once, whoever ends it first."""
         with self._counting:
+            over, job.over = job.over, True
             self.jobs.discard(job)
+        if not over:
+            self._tell_end(job, told)
+
+    def _tell_end(self, job: Any, told: Any) -> None:
+        """Tell how a job has ended; nothing is told of one that was given up."""
         if told is not None:
             job.tell(told)

@@ -44,8 +44,11 @@ class Ring:
         self.segments = 0  # sent since the start
         self.departures = 0  # of messages with segments
         self.requests = 0  # closed since the start
+        self.heard = 0  # messages that have come back since the start
+        self.unanswered = 0  # of those that `ask` has sent
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
+        self._question = -1  # the number of what `ask` has sent last
         self._open: dict[int, RequestTarget] = {}  # by the numbers that their messages have
 
     @property
@@ -144,8 +147,11 @@ class Ring:
     def _hand_out(self, message: Message) -> None:
         """Hand a message to the requests that it is of."""
         assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
-        if isinstance(message, Reset) and message.request in self._open:  # else a text was evicted
+        self.heard += 1
+        if isinstance(message, Reset) and message.request in self._open:  # else a text was evicted, or nothing
             self._open[message.request].reset(message.request)
+        elif isinstance(message, Reset) and message.request == self._question:
+            self.unanswered -= 1
         segments = segments_of(message)
         if segments:
             self._is_back(segments)
@@ -167,6 +173,14 @@ class Ring:
     def start(self) -> None:
         """Wait until every stage has passed a first message on, which shows that it is there."""
         self._round(Reset(next(self._numbers)))
+
+    def ask(self) -> None:
+        """Send round what changes nothing, to hear whether all stages pass on what comes; for when nothing else does.
+        """
+        self._question = next(self._numbers)
+        self.unanswered = len(self.links)
+        for link in self.links:
+            link.send(Reset(self._question))
 
     def stop(self) -> None:
         """End the pipeline: every stage has passed the message on when this returns."""

@@ -4,20 +4,23 @@ It knows nothing about HTTP. How jobs take turns is told in `launch/turning.py`.
 """
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
+from launch.turning import LOOK, Turning
 from launch.turning import Job as Turned
-from launch.turning import Turning
-from pipeline.loss import explain, foreseen
+from pipeline.loss import explain, foreseen, guarded
+from pipeline.ring import Ring
 from serve.figures import Figures
 from serve.protocol import Choice, Refused
 from serve.sight import sight
 
 GLANCE = 0.05  # seconds between two sights of an answer
+ASK = 1.0  # seconds between two questions to a ring that has nothing to do
 TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
 LOST = 503  # the status of HTTP for whose pipeline is not there any more
@@ -69,7 +72,7 @@ class Limits(NamedTuple):
 
 
 class Health(NamedTuple):
-    """How the pipeline is: loading, ready, restarting, lost or stopped; and why."""
+    """How the pipeline is: loading, ready, silent, restarting, lost or stopped; and why."""
 
     status: str
     reason: str = ""
@@ -82,16 +85,28 @@ class Engine(Turning):
         super().__init__()
         self._opened, self.limits = opened, limits
         self.figures = Figures()
-        self.health = Health("loading")
+        self.state = Health("loading")
         self.error: BaseException | None = None  # why there was no pipeline at all
         self._waiting: list[Job] = []
         self._seconds = 1.0  # that an answer takes, about
+        self._patience = 0.0  # seconds for the ring to answer
+        self._asked = self._heard = 0.0  # when the ring was asked last, and when it was last known to answer
+        self._messages = 0  # that had come back by then
 
     # --- asked by other threads ---------------------------------------------------------------------------------------
 
+    @property
+    def health(self) -> Health:
+        """The state of the pipeline; `silent` as long as its ring owes an answer for more than `timeout` seconds."""
+        silence = time.monotonic() - self._heard
+        if self.state.status != "ready" or silence <= self._patience:
+            return self.state
+        return Health("silent", f"the ring has not answered for {silence:.0f} s: a rank hangs, though it says that it "
+                                "lives, or needs longer for a segment than timeout= says")
+
     def check_ready(self) -> None:
         """Raise Refused if nothing can be asked of the pipeline."""
-        status, reason = self.health
+        status, reason = self.state
         if status not in ("ready", "restarting"):
             retry = 5 if status == "loading" else 0
             raise Refused(reason or f"the pipeline is {status}", code=status, status=503, retry=retry)
@@ -114,20 +129,33 @@ class Engine(Turning):
     def run(self) -> None:
         """Own the pipeline until `stop`; this is what the engine's thread does."""
         failed = 0
-        while not self._stopping:
+        while not self._stopping and self.state.status != "lost":
             try:
                 with self._opened() as pipeline:
                     failed = 0
-                    self.health = Health("ready")
-                    self.work(pipeline)
-                    self.drop(Refused("the server is being stopped", code="stopped", status=LOST))
+                    self._live(pipeline)
             except Exception as error:
-                failed += self.health.status != "ready"
-                self._lose(error, last=not self.limits.restart or failed >= TRIES)
-                if self.health.status == "lost":
-                    return
-                time.sleep(PAUSE * bool(failed))
-        self.health = Health("stopped", "the server is being stopped")
+                failed += 1
+                self._lose(error, last=failed >= TRIES)
+                time.sleep(PAUSE * (self.state.status == "restarting"))
+        if self.state.status != "lost":
+            self.state = Health("stopped", "the server is being stopped")
+
+    def _live(self, pipeline: Pipeline) -> None:
+        """Answer until `stop` or a loss, which is told before the pipeline is closed: that may last."""
+        try:
+            self._begin(pipeline)
+            self.work(pipeline)
+            self.drop(Refused("the server is being stopped", code="stopped", status=LOST))
+        except Exception as error:
+            self._lose(error)
+
+    def _begin(self, pipeline: Pipeline) -> None:
+        """The pipeline is there."""
+        config = pipeline.config
+        self._heard, self._messages = time.monotonic(), 0
+        self._patience = math.inf if config.virtual else config.timeout + ASK  # virtual time passes by requests alone
+        self.state = Health("ready")
 
     def drop(self, told: Any) -> None:
         super().drop(told)
@@ -155,15 +183,38 @@ class Engine(Turning):
 
     def _admit(self, pipeline: Pipeline) -> None:
         """Let those begin for whom there is a place, the first who came first; nobody waits too long."""
-        now = time.monotonic()
-        for job in [job for job in self._waiting if now - job.came > self.limits.seconds]:
-            self._waiting.remove(job)
-            told = f"there was no place within {self.limits.seconds:g} s: come again"
-            self._end(job, Refused(told, code="waited_too_long", status=429, retry=10))
+        self._excuse()
+        self._waiting = [job for job in self._waiting if not job.over]
         while self._waiting and len(self._running) < self.limits.places:
             super()._take_in(self._waiting.pop(0), pipeline)
+        self._feel(pipeline.ring)
         self.figures.running.set(len(self._running))
         self.figures.waiting.set(len(self._waiting))
+
+    def _excuse(self) -> None:
+        """Let nobody wait longer than promised."""
+        now, patience = time.monotonic(), self.limits.seconds
+        with self._counting:
+            late = [job for job in self.jobs if job.generation is None and now - job.came > patience]
+        for job in late:
+            told = f"there was no place within {patience:g} s: come again"
+            self._end(job, Refused(told, code="waited_too_long", status=429, retry=10))
+
+    def _excuse_meanwhile(self) -> None:
+        """The same while the engine's thread brings the pipeline up again, which may last."""
+        while self.state.status == "restarting":
+            self._excuse()
+            time.sleep(LOOK)
+
+    def _feel(self, ring: Ring) -> None:
+        """Note whether the ring answers: by what comes back of requests, and without any by what it is asked."""
+        now = time.monotonic()
+        heard = ring.heard > self._messages
+        if heard if self._running else not ring.unanswered:
+            self._heard, self._messages = now, ring.heard
+        if not self._running and not ring.unanswered and now - self._asked >= ASK:
+            self._asked = now
+            ring.ask()
 
     def _hand_out(self, job: Job, pipeline: Pipeline) -> None:
         """Tell who watches what is to be seen, not more often than an eye sees; and what has settled."""
@@ -173,10 +224,8 @@ class Engine(Turning):
             job.tell(Sight(sight(job.generation, pipeline.text)))
         super()._hand_out(job, pipeline)
 
-    def _end(self, job: Job, told: Any) -> None:
+    def _tell_end(self, job: Job, told: Any) -> None:
         """Count the end of a job, and tell it as the protocol does."""
-        if job.over:
-            return
         outcome = "cancelled"
         if isinstance(told, Generation):
             told, outcome = ended(told), "answered"
@@ -189,7 +238,7 @@ class Engine(Turning):
             print(f"flowspec: a request failed: {explain(told)}", flush=True)
             told, outcome = Refused(explain(told), code="failed", status=500), "failed"
         self.figures.requests.labels(outcome).inc()
-        super()._end(job, told)
+        super()._tell_end(job, told)
 
     def _count(self, job: Job, told: Ended) -> None:
         assert job.generation is not None, "a job has ended that has not begun"
@@ -207,23 +256,26 @@ class Engine(Turning):
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
-    def _lose(self, error: Exception, last: bool) -> None:
+    def _lose(self, error: Exception, last: bool = False) -> None:
         """The pipeline is gone: who was under way is told, who waits goes on waiting unless this was the `last` try."""
         if not foreseen(error):
             traceback.print_exception(type(error), error, error.__traceback__)
         reason = explain(error)
         print(f"flowspec: {reason}", flush=True)
-        first = self.health.status == "loading"
-        self.health = Health("lost" if last or first else "restarting", reason)
-        self.error = error if first else None
+        before = self.state.status
+        final = last or before == "loading" or not self.limits.restart
+        self.state = Health("lost" if final else "restarting", reason)
+        self.error = error if before == "loading" else None
         running, self._running = self._running, []
         for job in running:
             told = f"the answer is lost: {reason}; ask again"
             self._end(job, Refused(told, code="rank_lost", status=LOST, retry=5))
-        if self.health.status == "lost":
+        if final:
             self.drop(Refused(reason, code="rank_lost", status=LOST))
-        else:
-            self.figures.restarts.inc()
+            return
+        self.figures.restarts.inc()
+        if before == "ready":
+            guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
 
 
 def ended(generation: Generation) -> Ended:

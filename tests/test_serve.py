@@ -290,7 +290,7 @@ def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask(tmp_path):
     (["host=0.0.0.0"], "can be reached by other machines: add api_key"),
     (["cors=example.org"], "which is no origin"), (["queue=-1"], "queue=-1 is not possible"),
     (["prompt=hello"], "prompt is what a request brings"), (["maxrequests=2"], "did you mean max_requests"),
-    (["hosts=hosts.txt"], "hosts is not known to the server"), (["temperature=-1"], "temperature=-1")])
+    (["hosts=no/hosts.txt"], "there is no file"), (["temperature=-1"], "temperature=-1")])
 def test_a_start_that_cannot_work_is_one_sentence(capfd, words, told):
     assert main(words) == 2
     said = capfd.readouterr().err

@@ -13,6 +13,7 @@ import pytest
 from launch.pipeline import Pipeline
 from launch.turning import Piece
 from pipeline.loss import PeerLost
+from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
 from serve.protocol import Choice, Refused
 from tests.saved import models, wait_until
@@ -216,3 +217,39 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         assert wait_until(lambda: server.engine.figures.restarts._value.get() == 2, 60)
         assert wait_until(lambda: server.client.get("/health").status_code == 200, 60)
         assert server.chat("hello", max_tokens=8).json()["choices"] == before
+
+
+def test_whoever_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_promised(words):
+    again = threading.Event()
+    opened = iter([breaking(words), lambda: again.wait() and Pipeline.open(**words, processes=False)])
+    with running(lambda: next(opened)(), Limits(1, 4, seconds=0.5)) as engine:
+        Breaking.losses = ["rank 2 was lost"]
+        under_way, late = asked(engine, Told(), Told())
+        assert under_way.all()[-1].code == "rank_lost"
+        assert engine.health == ("restarting", "rank 2 was lost")
+        assert late.all()[-1].code == "waited_too_long"
+        again.set()
+        assert isinstance(asked(engine, Told())[0].all()[-1], Ended)
+
+
+def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(words):
+    going = threading.Event()
+    going.set()
+    apply = Stage.apply
+
+    def slow(self, *given):
+        going.wait()
+        return apply(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stage, "apply", slow)
+        with running(lambda: Pipeline.open(**words, processes=False, timeout=1), Limits(1, 4, 60)) as engine:
+            for requests in range(2):  # at rest, and with a request under way
+                told = asked(engine, *(Told(**LONG) for _ in range(requests)))
+                assert all(isinstance(one.events.get(timeout=60), Piece) for one in told)
+                going.clear()
+                assert wait_until(lambda: engine.health.status == "silent", 60)
+                assert engine.health.reason.startswith("the ring has not answered for ")
+                going.set()
+                assert wait_until(lambda: engine.health.status == "ready", 60)
+                engine.cancel([one.job for one in told])
