@@ -101,6 +101,7 @@ class Pipeline:
     def close(self) -> None:
         """End all ranks in good order."""
         with self.started, suppress(PeerLost):  # a loss was told when it came
+            self.check()  # after a loss nobody shall take it for the end in good order
             self.stop()
 
     def __enter__(self) -> Pipeline:

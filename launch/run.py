@@ -190,7 +190,8 @@ def _ending(config: RunConfig, rank: int, several_hosts: bool) -> Ending:
         patience = GRACE / 3
     else:
         patience = GRACE
-    linger = 0 if launched() else GRACE
+    read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
+    linger = 0 if read_elsewhere else GRACE
     return Ending(rank, config.debug, speaks, launched(), patience, linger)
 
 
