@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException as NotServed
 from config.serve_config import ServeConfig
 from launch.pipeline import Pipeline
 from serve.answering import Asking, ChatForm, Form, events, whole
-from serve.engine import Engine
+from serve.engine import Engine, ids_of
 from serve.guard import Guard
 from serve.protocol import Body, Chat, Completion, Refused, ToTokenize, read_body
 
@@ -89,35 +90,18 @@ class Server:
         asked = read_body(await self._bytes(request), ToTokenize)
         choice = asked.choice(self.config)
         self.engine.check_ready()
-
-        def ids_of(pipeline: Pipeline) -> list[int]:
-            return pipeline.prompt_ids(choice.prompt, choice.template)
-
-        ids = await self._said(ids_of, choice.field)
+        ids = await self._said(partial(ids_of, choice), choice.field)
         return as_json({"count": len(ids), "max_model_len": self.config.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
         body = read_body(await self._bytes(request), Chat)
-        return await self._answer(request, body, ChatForm(self.model))
+        return await self._answer(request, body, ChatForm(self.model, body.tells))
 
     async def complete(self, request: Request) -> Response:
         body = read_body(await self._bytes(request), Completion)
-        echo = await self._echo(body) if body.echo else []
-        return await self._answer(request, body, Form(self.model, echo))
-
-    async def _echo(self, body: Completion) -> list[str]:
-        """The text of each choice's prompt."""
-        prompts = [choice.prompt for choice in body.choices(self.config)]
-        self.engine.check_ready()
-
-        def texts(pipeline: Pipeline) -> list[str]:
-            ids = [pipeline.prompt_ids(prompt, "none") for prompt in prompts]
-            return [pipeline.text.decode(one) if pipeline.text else "" for one in ids]
-
-        decoded = await self._said(texts, "prompt")
-        return [prompt if isinstance(prompt, str) else text for prompt, text in zip(prompts, decoded)]
+        return await self._answer(request, body, Form(self.model, body.tells))
 
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""

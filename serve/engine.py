@@ -18,6 +18,7 @@ from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 from launch.pipeline import Generation, Pipeline
 from pipeline.loss import PeerLost, explain, foreseen
 from serve.figures import Figures
+from serve.pieces import Pieces
 from serve.protocol import Choice, Refused
 from serve.sight import sight
 
@@ -26,12 +27,6 @@ GLANCE = 0.05  # seconds between two sights of an answer
 TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
 Result = TypeVar("Result")
-
-
-class Piece(NamedTuple):
-    """Some text of the answer."""
-
-    text: str
 
 
 class Ended(NamedTuple):
@@ -64,6 +59,7 @@ class Job:
     came: float = field(default_factory=time.monotonic)
     ids: Sequence[int] = ()
     seen: float = 0.0  # when there was the last sight
+    pieces: Pieces | None = None  # of its text, since it has begun
     generation: Generation | None = None
     over: bool = False
 
@@ -210,7 +206,7 @@ class Engine:
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
         """Look a job over, and let it wait."""
         try:
-            ids = pipeline.prompt_ids(job.choice.prompt, job.choice.template)
+            ids = ids_of(job.choice, pipeline)
         except ValueError as error:
             self._end(job, Refused(str(error), job.choice.field), "refused")
             return
@@ -241,6 +237,7 @@ class Engine:
         while self._waiting and len(self._running) < self.limits.places:
             job = self._waiting.pop(0)
             try:
+                job.pieces = Pieces(pipeline.text, job.choice, job.ids)
                 job.generation = pipeline.submit(job.ids, **job.choice.options)
             except ValueError as error:
                 self._end(job, Refused(str(error)), "refused")
@@ -257,13 +254,12 @@ class Engine:
     def _hand_out(self, job: Job) -> None:
         """Tell what has settled of an answer, and its end."""
         generation = job.generation
-        assert generation is not None, "a job runs that has not begun"
+        assert generation is not None and job.pieces is not None, "a job runs that has not begun"
         pieces = iter(generation)
         try:
             while generation.ready:
-                text = next(pieces)
-                if text:
-                    job.tell(Piece(text))
+                for piece in job.pieces.of(generation, next(pieces)):
+                    job.tell(piece)
         except StopIteration:
             self._running.remove(job)
             self._end(job, ended(generation), "answered")
@@ -328,6 +324,11 @@ class Engine:
         for job in left:
             self._end(job, told, "lost")
         self._running, self._waiting = [], []
+
+
+def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
+    """The token ids of a choice's prompt; raises ValueError for what the pipeline has no place for."""
+    return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
 
 
 def ended(generation: Generation) -> Ended:

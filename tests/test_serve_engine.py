@@ -12,7 +12,8 @@ import pytest
 
 from launch.pipeline import Pipeline
 from pipeline.loss import PeerLost
-from serve.engine import Ended, Engine, Job, Limits, Piece
+from serve.engine import Ended, Engine, Job, Limits
+from serve.pieces import Piece
 from serve.protocol import Choice, Refused
 from tests.saved import models, wait_until
 from tests.serving import live
