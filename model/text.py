@@ -46,6 +46,16 @@ def _shown(error: Exception) -> str:
     return f"{type(error).__name__}: {escaped}"
 
 
+def conversation_of(template: str) -> Any:
+    """The empty conversation of fschat for a template, with the words of its system; without one it adds nothing."""
+    from fastchat.conversation import get_conv_template
+
+    conversation = get_conv_template(CONVERSATIONS.get(template, "raw"))
+    if template == "llama-2":
+        conversation.set_system_message(LLAMA2_SYSTEM)
+    return conversation
+
+
 def taken_variables() -> set[str]:
     """Names that no variable of a template may have: they say what `transformers` does with the template."""
     from transformers import PreTrainedTokenizerBase
@@ -163,11 +173,7 @@ class Text:
             return self._own(messages, variables)
         if template not in CONVERSATIONS:
             raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
-        from fastchat.conversation import get_conv_template
-
-        conversation = get_conv_template(CONVERSATIONS[template])
-        if template == "llama-2":
-            conversation.set_system_message(LLAMA2_SYSTEM)
+        conversation = conversation_of(template)
         system, turns = _turns(messages, template)
         if system:
             conversation.set_system_message(system)

@@ -87,20 +87,19 @@ class Server:
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or of messages."""
-        asked = read_body(await self._bytes(request), ToTokenize)
+        asked = read_body(await body_of(request, self.config.body_mb), ToTokenize)
         choice = asked.choice(self.config)
-        self.engine.check_ready()
-        ids = await self._said(partial(ids_of, choice), choice.field)
+        ids = await said(self.engine, partial(ids_of, choice), choice.field, self.config.queue_seconds)
         return as_json({"count": len(ids), "max_model_len": self.config.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        body = read_body(await self._bytes(request), Chat)
+        body = read_body(await body_of(request, self.config.body_mb), Chat)
         return await self._answer(request, body, ChatForm(self.model, body.tells))
 
     async def complete(self, request: Request) -> Response:
-        body = read_body(await self._bytes(request), Completion)
+        body = read_body(await body_of(request, self.config.body_mb), Completion)
         return await self._answer(request, body, Form(self.model, body.tells))
 
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
@@ -125,26 +124,28 @@ class Server:
         return StreamingResponse(stream, media_type="text/event-stream",
                                  headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
-    async def _said(self, function: Callable[[Pipeline], Any], field: str) -> Any:
-        """What a function says of the pipeline on the engine's thread; a ValueError is a mistake in this field."""
-        said = asyncio.wrap_future(self.engine.call(function))
-        try:
-            return await asyncio.wait_for(said, self.config.queue_seconds)
-        except ValueError as error:
-            raise Refused(str(error), field) from None
-        except asyncio.TimeoutError:
-            raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
 
-    async def _bytes(self, request: Request) -> bytes:
-        """The body of a request, up to `body_mb`."""
-        most = int(self.config.body_mb * 1e6)
-        data = bytearray()
-        async for piece in request.stream():
-            data += piece
-            if len(data) > most:
-                raise Refused(f"the body has more than {self.config.body_mb:g} MB: send less", code="body_too_large",
-                              status=413)
-        return bytes(data)
+async def said(engine: Engine, function: Callable[[Pipeline], Any], field: str, seconds: float) -> Any:
+    """What a function says of the pipeline on the engine's thread; a ValueError is a mistake in this field."""
+    engine.check_ready()
+    coming = asyncio.wrap_future(engine.call(function))
+    try:
+        return await asyncio.wait_for(coming, seconds)
+    except ValueError as error:
+        raise Refused(str(error), field) from None
+    except asyncio.TimeoutError:
+        raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
+
+
+async def body_of(request: Request, megabytes: float) -> bytes:
+    """The body of a request, up to so many megabytes."""
+    most = int(megabytes * 1e6)
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > most:
+            raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+    return bytes(data)
 
 
 async def unless_gone(request: Request, work: Any) -> Any:

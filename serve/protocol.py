@@ -6,7 +6,7 @@ It knows nothing about HTTP or engines. Every field that is wrong, or means some
 from __future__ import annotations
 
 import secrets
-from typing import Any, Literal, Mapping, NamedTuple, Sequence, cast
+from typing import Any, Callable, Literal, Mapping, NamedTuple, Sequence, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,7 +26,8 @@ REFUSED: dict[str, Sequence[Any]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "presence_penalty": (0,), "frequency_penalty": (0,),
     "repetition_penalty": (1,), "min_p": (0,), "logit_bias": ({},), "best_of": (1,), "suffix": ("",),
-    "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (), "min_tokens": (0,)}
+    "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (), "min_tokens": (0,),
+    "images": ([],), "stop_token_ids": ([],), "use_beam_search": (False,)}
 
 
 class Refused(Exception):
@@ -252,13 +253,13 @@ def check_likeliest(field: str, number: int | None) -> None:
         raise Refused(f"{field}={shown(number)} is not possible: give a number from 0 to {most}", field)
 
 
-def read_body(data: bytes, kind: type[Any]) -> Any:
-    """The body as `kind`; raises Refused with the first field that is wrong."""
+def read_body(data: bytes, kind: type[Any], renamed: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Any:
+    """The body as `kind`, whose fields are `renamed` before; raises Refused with the first one that is wrong."""
     try:
         found = parse_object(data, "the body", "send one JSON object")
     except ValueError as error:
         raise Refused(str(error), code="invalid_json") from None
-    given = {name: value for name, value in found.items() if value is not None}
+    given = renamed({name: value for name, value in found.items() if value is not None})
     for name, harmless in REFUSED.items():
         if name in given and given[name] not in harmless:
             raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
