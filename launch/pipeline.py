@@ -22,7 +22,7 @@ from launch.ranks import Rank
 from launch.spec import RankSpec
 from model.reading import Passes
 from model.sample import Sampler
-from model.text import Message, Reader, Stops, Text, check_messages
+from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
@@ -129,7 +129,11 @@ class Pipeline:
         return self.generate(messages, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
-        """An answer that is made while its pieces are read, with options as for `generate`."""
+        """An answer that is made while its pieces are read, with options as for `generate`.
+
+        With `logprobs=N` the answer tells what the target says of each token and of the N likeliest ones, with
+        `prompt_logprobs=True` also of the prompt's.
+        """
         return self._generation(prompt, options, self.decoder.decode)
 
     def submit(self, prompt: Prompt, **options: Any) -> Generation:
@@ -159,17 +163,22 @@ class Pipeline:
                     decode: Callable[[Request], tuple[Answer, Settled]]) -> Generation:
         stops: Stops = options.pop("stop", self.config.stop)
         priority: float = options.pop("priority", 1.0)
+        likeliest: int | None = options.pop("logprobs", None)
+        echo: bool = options.pop("prompt_logprobs", False)
         if not priority > 0:
             raise ValueError(f"priority={priority} is not above 0")
         config = replace(self.config, **options)
         request = self._request(self.prompt_ids(prompt, config.template), config, stops)
-        request = replace(request, priority=priority)
+        request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
         return Generation(answer, settled, _pieces(answer, settled, reader, self.trace), reader)
 
-    def prompt_ids(self, prompt: Prompt, template: str) -> list[int]:
-        """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them."""
+    def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
+        """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them.
+
+        `variables` are what a tokenizer's own template reads beside messages.
+        """
         turns = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
         if len(ids) < len(turns) and self.text is None:
@@ -177,7 +186,7 @@ class Pipeline:
                              "prompt_ids")
         messages: Sequence[Any] = turns if any(isinstance(turn, Mapping) for turn in turns) else []
         if messages and self.text is not None:
-            ids = self.text.chat_ids(messages, template)
+            ids = self.text.chat_ids(messages, template, variables)
         elif len(ids) < len(turns) and self.text is not None:
             ids = self.text.prompt_ids([str(turn) for turn in turns], template)
         check_ids("the prompt", ids, self.spec.sizes.vocab)

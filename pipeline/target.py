@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model.cache import upload
+from model.logprobs import Telling
 from model.rules import rule_of
 from model.sample import Sampler
 from model.tree import TokenTree
@@ -86,7 +87,7 @@ class Returned:
     def _ask(group: Sequence[Returned]) -> None:
         """Ask about several segments in one pass."""
         ring = group[0].target.ring
-        judged = [returned.target.judges(returned.segment) for returned in group]
+        judged = [returned.target.asks(returned.segment) for returned in group]
         chosen = []
         for returned, nodes in zip(group, judged):
             place = {node: row for row, node in enumerate(returned.segment.nodes)}
@@ -111,6 +112,7 @@ class RequestTarget(Target):
         self.segments = 0  # sent so far
         self.reused = 0  # tokens of the prompt that the stages held already
         self.priority = 1.0  # how much its guesses count beside those of others
+        self.telling: Telling | None = None  # what it wants told of log-probabilities
         self.passed_over = 0  # segments that left without any of its guesses, since one left with some
 
     @property
@@ -189,6 +191,13 @@ class RequestTarget(Target):
         tree = self.tree
         return [node for node in segment.nodes if node in tree.live or node == tree.tip]
 
+    def asks(self, segment: Segment) -> list[int]:
+        """The nodes about which the LM head is to be asked: those, and nodes of a prompt of which something is told."""
+        judged, telling = self.judges(segment), self.telling
+        if telling is None:
+            return judged
+        return judged + [node for node in segment.nodes if telling.echoes(self.tree, node)]
+
     def _hear(self, segment: Segment, group: list[Returned]) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
         if segment.nodes:
@@ -208,6 +217,8 @@ class RequestTarget(Target):
                 logits_TV = torch.stack([logits[node] for node in judged])
                 said.update(zip(judged, self.rule(self.tree, judged, logits_TV)))
                 self.tree.target_token.update(said)
+            if self.telling is not None:
+                self.telling.keep(self.tree, logits, said)
 
     def _note(self, returned: Returned) -> None:
         """Give each node of a segment that the tree still knows its features, for the draft."""

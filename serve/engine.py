@@ -8,7 +8,7 @@ import math
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
 from launch.turning import LOOK, Turning
@@ -16,6 +16,7 @@ from launch.turning import Job as Turned
 from pipeline.loss import explain, foreseen, guarded
 from pipeline.ring import Ring
 from serve.figures import Figures
+from serve.pieces import Pieces
 from serve.protocol import Choice, Refused
 from serve.sight import sight
 
@@ -55,11 +56,17 @@ class Job(Turned):
     came: float = field(default_factory=time.monotonic)
     ids: Sequence[int] = ()
     seen: float = 0.0  # when there was the last sight
+    pieces: Pieces | None = None  # of its text, since it has begun
     generation: Generation | None = None
     over: bool = False
 
     def begin(self, pipeline: Pipeline) -> Generation:
+        self.pieces = Pieces(pipeline.text, self.choice, self.ids)
         return pipeline.submit(self.ids, **self.choice.options)
+
+    def told(self, text: str) -> Iterable[Event]:
+        assert self.pieces is not None and self.generation is not None, "a job runs that has not begun"
+        return self.pieces.of(self.generation, text)
 
 
 class Limits(NamedTuple):
@@ -164,7 +171,7 @@ class Engine(Turning):
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
         """Look a job over, and let it wait."""
         try:
-            ids = pipeline.prompt_ids(job.choice.prompt, job.choice.template)
+            ids = ids_of(job.choice, pipeline)
         except ValueError as error:
             self._end(job, Refused(str(error), job.choice.field))
             return
@@ -276,6 +283,11 @@ class Engine(Turning):
         self.figures.restarts.inc()
         if before == "ready":
             guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
+
+
+def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
+    """The token ids of a choice's prompt; raises ValueError for what the pipeline has no place for."""
+    return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
 
 
 def ended(generation: Generation) -> Ended:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from launch.pipeline import Pipeline
-from launch.turning import Piece
 from pipeline.loss import PeerLost
 from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
+from serve.pieces import Piece
 from serve.protocol import Choice, Refused
 from tests.saved import models, wait_until
 from tests.serving import live
