@@ -221,7 +221,7 @@ class Store(dist.Store):
         pause, longest = PAUSES
         while not self.check(keys):
             if time.monotonic() > end:
-                raise Lost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the rendezvous, or "
-                           "has another version of torch")
+                raise Lost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the rendezvous, "
+                           "or has another version of torch")
             time.sleep(pause)
             pause = min(2 * pause, longest)
