@@ -96,6 +96,7 @@ class Engine(Turning):
         self.error: BaseException | None = None  # why there was no pipeline at all
         self._waiting: list[Job] = []
         self._seconds = 1.0  # that an answer takes, about
+        self._failed = 0  # tries to bring the pipeline up, one after the other
         self._patience = 0.0  # seconds for the ring to answer
         self._asked = self._heard = 0.0  # when the ring was asked last, and when it was last known to answer
         self._messages = 0  # that had come back by then
@@ -135,31 +136,30 @@ class Engine(Turning):
 
     def run(self) -> None:
         """Own the pipeline until `stop`; this is what the engine's thread does."""
-        failed = 0
         while not self._stopping and self.state.status != "lost":
             try:
-                with self._opened() as pipeline:
-                    failed = 0
-                    self._live(pipeline)
+                self._live()
             except Exception as error:
-                failed += 1
-                self._lose(error, last=failed >= TRIES)
+                self._failed += 1
+                self._lose(error, last=self._failed >= TRIES)
                 time.sleep(PAUSE * (self.state.status == "restarting"))
         if self.state.status != "lost":
             self.state = Health("stopped", "the server is being stopped")
 
-    def _live(self, pipeline: Pipeline) -> None:
-        """Answer until `stop` or a loss, which is told before the pipeline is closed: that may last."""
-        try:
+    def _live(self) -> None:
+        """Open a pipeline, and answer until `stop` or a loss, which is told before the pipeline is closed: that may last.
+        """
+        with self._opened() as pipeline:
             self._begin(pipeline)
-            self.work(pipeline)
-            self.drop(Refused("the server is being stopped", code="stopped", status=LOST))
-        except Exception as error:
-            self._lose(error)
+            try:
+                self.work(pipeline)
+                self.drop(Refused("the server is being stopped", code="stopped", status=LOST))
+            except Exception as error:
+                self._lose(error)
 
     def _begin(self, pipeline: Pipeline) -> None:
         """The pipeline is there."""
-        config = pipeline.config
+        config, self._failed = pipeline.config, 0
         self._heard, self._messages = time.monotonic(), 0
         self._patience = math.inf if config.virtual else config.timeout + ASK  # virtual time passes by requests alone
         self.state = Health("ready")
