@@ -126,6 +126,7 @@ def _in_group(config: RunConfig, folder: Path, placement: Placement, store: Any)
         if not heartbeat.lost:
             wires.close()
     finally:
+        wires.drop()
         trace.close()
         heartbeat.stop(outlive=not heartbeat.lost)
         dist.destroy_process_group()

@@ -44,10 +44,18 @@ class Wires:
             link.fail(failure)
 
     def close(self) -> None:
-        for link in (*self.links, *self.drafters):
+        for link in self._all:
             link.close()
-        if self.fan is not None:
-            self.fan.close()
+
+    def drop(self) -> None:
+        """After a loss: end what would hold a rank that nobody needs any more."""
+        for link in self._all:
+            link.drop()
+
+    @property
+    def _all(self) -> Sequence[Any]:
+        fan = [] if self.fan is None else [self.fan]
+        return [*self.links, *self.drafters, *fan]
 
 
 def between_processes(config: RunConfig, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace

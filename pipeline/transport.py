@@ -158,6 +158,9 @@ class LocalLink:
     def close(self) -> None:
         pass
 
+    def drop(self) -> None:
+        pass
+
 
 def new_wires() -> tuple[Any, Any]:
     """The process groups for data and for control; all ranks make them at the same time."""
@@ -211,6 +214,11 @@ class DistLink:
         self._control.put(None)
         for thread in self._threads:
             thread.join()
+
+    def drop(self) -> None:
+        """After a loss: let the senders end, which would wait for ever; the listeners' connections break."""
+        self._data.put(None)
+        self._control.put(None)
 
     def _send_all(self, queue: SimpleQueue[Any], group: Any) -> None:
         """A device tensor is copied to the host here, beside the computing."""

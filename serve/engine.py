@@ -5,6 +5,7 @@ reader stalls nobody.
 """
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import traceback
@@ -162,21 +163,25 @@ class Engine:
         failed = 0
         while not self._stopping:
             try:
-                with self._opened() as pipeline:
-                    failed = 0
-                    self.health = Health("ready")
-                    try:
-                        self._work(pipeline)
-                    finally:
-                        self._abandon()
-                    self._drop(Refused("the server is being stopped", code="stopped", status=503))
+                self._live()
             except Exception as error:
-                failed += self.health.status != "ready"
+                failed = 0 if self.health.status == "ready" else failed + 1
                 self._lose(error, last=not self.limits.restart or failed >= TRIES)
-                if self.health.status == "lost":
-                    return
-                time.sleep(PAUSE * bool(failed))
+            if self.health.status == "lost":
+                return
+            gc.collect()  # a pipeline is full of cycles, and its networks would lie beside those of the next one
+            time.sleep(PAUSE * bool(failed))
         self.health = Health("stopped", "the server is being stopped")
+
+    def _live(self) -> None:
+        """Open a pipeline, and work with it until `stop`; raises what it is lost of."""
+        with self._opened() as pipeline:
+            self.health = Health("ready")
+            try:
+                self._work(pipeline)
+            finally:
+                self._abandon()
+            self._drop(Refused("the server is being stopped", code="stopped", status=503))
 
     def _work(self, pipeline: Pipeline) -> None:
         while not self._stopping:
@@ -316,6 +321,7 @@ class Engine:
         for job in running:
             told = f"the answer is lost: {reason}; ask again"
             self._end(job, Refused(told, code="rank_lost", status=503, retry=5), "lost")
+            job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
         if self.health.status == "lost":
             self._drop(Refused(reason, code="rank_lost", status=503))
         else:
