@@ -18,6 +18,7 @@ from pipeline.clock import REAL
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock
 from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
+from pipeline.meter import Meter
 from pipeline.outbox import Outbox
 from pipeline.target import RequestTarget, Returned, RingTarget
 from pipeline.trace import OFF, NoTrace
@@ -37,6 +38,7 @@ class Ring:
         self.depth, self.device = depth, device
         self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
+        self.meter = Meter()  # of rank 0's work
         self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.alarms: list[float] = []  # a heap of moments at which listening ends, whatever has come
         self.outbox = Outbox()

@@ -22,7 +22,7 @@ from serve.figures import Figures
 from serve.protocol import Choice, Refused
 from serve.sight import sight
 
-LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do
+LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do, or at how busy its ranks are
 GLANCE = 0.05  # seconds between two sights of an answer
 TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
@@ -99,6 +99,7 @@ class Engine:
         self.jobs: set[Job] = set()  # that are not over, under way or waiting
         self._counting = threading.Lock()
         self._seconds = 1.0  # that an answer takes, about
+        self._looked = 0.0  # when the ranks were asked last
         self._stopping = False
 
     # --- asked by other threads ---------------------------------------------------------------------------------------
@@ -176,6 +177,7 @@ class Engine:
     def _live(self) -> None:
         """Open a pipeline, and work with it until `stop`; raises what it is lost of."""
         with self._opened() as pipeline:
+            self.figures.plain.set(pipeline.round_trip)
             self.health = Health("ready")
             try:
                 self._work(pipeline)
@@ -185,6 +187,7 @@ class Engine:
 
     def _work(self, pipeline: Pipeline) -> None:
         while not self._stopping:
+            self._look(pipeline)
             self._hear(pipeline)
             self._admit(pipeline)
             if self._running:
@@ -196,6 +199,13 @@ class Engine:
                 self._hand_out(job)
             self.figures.running.set(len(self._running))
             self.figures.waiting.set(len(self._waiting))
+
+    def _look(self, pipeline: Pipeline) -> None:
+        """Ask now and then how busy the ranks are."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK:
+            self._looked = now
+            self.figures.occupy(pipeline.busy())
 
     def _abandon(self) -> None:
         """Take back what is under way, as long as the pipeline is there; its stages may be lost already."""
@@ -257,7 +267,8 @@ class Engine:
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
-            job.tell(Sight(sight(job.generation, pipeline.text)))
+            ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / pipeline.round_trip, 2)}
+            job.tell(Sight({**sight(job.generation, pipeline.text), **ranks}))
 
     def _hand_out(self, job: Job) -> None:
         """Tell what has settled of an answer, and its end."""
@@ -294,17 +305,11 @@ class Engine:
 
     def _count(self, job: Job, told: Ended) -> None:
         assert job.generation is not None, "a job has ended that has not begun"
-        answer, figures = job.generation.answer, self.figures
         seconds = time.monotonic() - job.came
         self._seconds += (seconds - self._seconds) / 8
-        figures.first.observe(seconds - answer.decode_seconds)
-        if told.completion > 1:
-            figures.each.observe(answer.decode_seconds / (told.completion - 1))
-        figures.accepted.observe(answer.mean_accepted_length)
-        figures.tokens.labels("prompt").inc(told.prompt)
-        figures.tokens.labels("answer").inc(told.completion)
-        figures.guesses.labels("accepted").inc(told.accepted)
-        figures.guesses.labels("rejected").inc(told.rejected)
+        self.figures.count(job.generation.answer, seconds)
+        self.figures.guesses.labels("accepted").inc(told.accepted)
+        self.figures.guesses.labels("rejected").inc(told.rejected)
 
     # --- losses -------------------------------------------------------------------------------------------------------
 

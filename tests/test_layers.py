@@ -27,8 +27,8 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
               "heatmap measures eval_config load predict_config plan_config serve_config serve_load cli",
     "model": "tree suffix blend answers attention cache reading llama sample rules checkpoint stages weights isolate "
              "text no_draft drafts small eagle mixture quant whole",
-    "pipeline": "clock interfaces loss trace proposals messages wire heartbeat transport stage drafters first_stage "
-                "outbox budget target ring replicas strategies prefixes scheduler decode abreast",
+    "pipeline": "clock interfaces loss trace proposals messages wire meter heartbeat transport stage drafters "
+                "first_stage outbox budget target ring replicas strategies prefixes scheduler decode abreast",
     "tp": "shares group overlap comm layers links",
     "sim": "formulas rounds expectation published counting events forwards runs speculation original clock wires pace "
            "devices groups drafters paths recorded replayed stages works cluster",

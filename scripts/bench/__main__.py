@@ -13,8 +13,8 @@ clocks      an emulated cluster in real time beside the same in virtual time, by
             both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
-server      the same of a server that clients ask over HTTP for some minutes, in real time; whether each text is what its
-            question gets alone; and the memory, open files and threads of the server's processes (see --help)
+server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
+            gets alone; and the memory, open files and threads of the server's processes (see --help)
 turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
 conversation  ten turns: what each waits for its first token, with and without reuse=true
 acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with

@@ -1,7 +1,7 @@
 """A server under load: clients that ask it over HTTP, what they wait for, and what its processes hold meanwhile.
 
-The server is a process of its own, as `bash run_server.sh` starts it. Every text is compared with what the same question
-gets alone.
+The server is a process of its own, as `bash run_server.sh` starts it. Every text is compared with what the same
+question gets alone.
 """
 from __future__ import annotations
 
