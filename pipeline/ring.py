@@ -44,7 +44,7 @@ class Ring:
         self.outbox = Outbox()
         self._budget = Budget(depth - 1)
         self.segments = 0  # sent since the start
-        self.departures = 0  # of messages with segments
+        self.shared = 0  # how often the rows of the next segment were shared out anew
         self.requests = 0  # closed since the start
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
@@ -101,6 +101,11 @@ class Ring:
             return size
         return self._budget.share(target, running, size)
 
+    def share_anew(self) -> None:
+        """Let whoever was left out ask again for rows of the next segment, since those who had some may be gone."""
+        self._budget.close()
+        self.shared += 1
+
     @property
     def free(self) -> bool:
         """Whether a segment that leaves now would hardly wait for the first stage."""
@@ -118,8 +123,7 @@ class Ring:
             with sending(self.trace, segments[-1]):
                 self.link.send(joined(segments))
             self.segments += len(segments)
-            self._budget.close()
-            self.departures += 1
+            self.share_anew()
 
     # --- back ---------------------------------------------------------------------------------------------------------
 
@@ -135,8 +139,10 @@ class Ring:
         if moments:
             self.link.rest(min(moments))
             self.poll()
-        else:
+        elif self.closing or any(target.in_flight for target in self.running):
             self._hand_out(self.link.recv())
+        else:
+            self.share_anew()  # everybody was left out for somebody who has nothing to send any more
 
     def poll(self) -> None:
         """Hand out the messages that have come already, without waiting for others."""

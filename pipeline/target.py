@@ -35,7 +35,7 @@ class Shared(Protocol):
     trace: NoTrace
     clock: Clock
     segments: int  # sent since the start
-    departures: int  # of messages with segments
+    shared: int  # how often the rows of the next segment were shared out anew
 
     @property
     def link(self) -> Link:
@@ -51,6 +51,9 @@ class Shared(Protocol):
 
     def share(self, target: RequestTarget, size: int | None) -> int | None:
         """How many of `size` rows of the next segment are for this request."""
+
+    def share_anew(self) -> None:
+        """Let whoever was left out ask again for rows of the next segment."""
 
     def put(self, segment: Segment) -> None:
         """Send a segment, alone or with those of others."""
@@ -243,7 +246,7 @@ class RingTarget(RequestTarget):
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._closed = False
         self._prompt = len(tree.trunk)
-        self._left_out = -1  # the departure for which it got no rows
+        self._left_out = -1  # the sharing in which it got no rows
 
     @property
     def in_flight(self) -> int:
@@ -256,7 +259,7 @@ class RingTarget(RequestTarget):
     @property
     def _may_send(self) -> bool:
         """Whether it may add to the segments that leave next: once, and its prompt behind those of older requests."""
-        if self._left_out == self.ring.departures or self.ring.outbox.holds(self.request):
+        if self._left_out == self.ring.shared or self.ring.outbox.holds(self.request):
             return False
         reads = len(self.tree.unsent) > 1
         return not reads or self is next(other for other in self.ring.running if len(other.tree.unsent) > 1)
@@ -264,7 +267,7 @@ class RingTarget(RequestTarget):
     def share(self, size: int | None) -> int | None:
         rows = self.ring.share(self, size)
         if rows == 0:
-            self._left_out = self.ring.departures
+            self._left_out = self.ring.shared
         return rows
 
     def send(self, nodes: Sequence[int]) -> None:
@@ -305,6 +308,7 @@ class RingTarget(RequestTarget):
             self._broadcast([])
             for _ in range(self.ring.outbox.drop(self.request)):
                 self._flying.pop()
+            self.ring.share_anew()
             self.ring.link.send(Reset(self.request, nodes[-1] if nodes else NOBODY))
         return nodes
 
