@@ -47,7 +47,7 @@ class Figures:
 
     def occupy(self, shares: list[float]) -> None:
         """Take in for what share of the last seconds each rank was at work."""
-        self.busy_of_ranks = shares
+        self.busy_of_ranks = [round(share, 3) for share in shares]
         for rank, share in enumerate(shares):
             self.busy.labels(str(rank)).set(share)
 
