@@ -102,7 +102,7 @@ class Ring:
         return self._budget.share(target, running, size)
 
     def share_anew(self) -> None:
-        """Let whoever was left out ask again for rows of the next segment, since those who had some may be gone."""
+        """Let everybody ask for rows of the next segment, who was left out of this one, too."""
         self._budget.close()
         self.shared += 1
 

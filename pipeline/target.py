@@ -52,9 +52,6 @@ class Shared(Protocol):
     def share(self, target: RequestTarget, size: int | None) -> int | None:
         """How many of `size` rows of the next segment are for this request."""
 
-    def share_anew(self) -> None:
-        """Let whoever was left out ask again for rows of the next segment."""
-
     def put(self, segment: Segment) -> None:
         """Send a segment, alone or with those of others."""
 
@@ -308,7 +305,6 @@ class RingTarget(RequestTarget):
             self._broadcast([])
             for _ in range(self.ring.outbox.drop(self.request)):
                 self._flying.pop()
-            self.ring.share_anew()
             self.ring.link.send(Reset(self.request, nodes[-1] if nodes else NOBODY))
         return nodes
 

@@ -14,7 +14,7 @@ import httpx
 from tests.saved import wait_until
 
 MISSING = next((f"there is no {name}" for name in ("chromedriver", "chromium") if shutil.which(name) is None), "")
-ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
+ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 
 
 class Browser:
