@@ -17,7 +17,7 @@ from config.trees import TreeConfig
 from launch.around import rank_0
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
 from launch.prepare import check_ids, open_text
-from launch.probe import latencies, level_share, segment_rows
+from launch.probe import latencies, level_share, round_trip, segment_rows
 from launch.ranks import Rank
 from launch.spec import RankSpec
 from model.reading import Passes
@@ -56,6 +56,7 @@ class Pipeline:
     drafters: Drafters  # small models on ranks of their own
     drafts: dict[Any, Draft] = field(default_factory=dict)  # those that were built, by kind and folder
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
+    busy: Callable[[], list[float]] = list  # for what share of its last seconds each rank was at work
 
     # --- from the start to the end ------------------------------------------------------------------------------------
 
@@ -82,7 +83,8 @@ class Pipeline:
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
-        pipeline = Pipeline(spec, ring, None, trace, lm_head, Drafters(rank.wires.drafters))
+        ring.meter = rank.wires.meter
+        pipeline = Pipeline(spec, ring, None, trace, lm_head, Drafters(rank.wires.drafters), busy=rank.busy)
         try:
             pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
             pipeline.draft_of(spec)
@@ -286,6 +288,11 @@ class Pipeline:
     def segment_rows(self) -> int:
         """How many rows a segment should hold, as a few passes through the pipeline tell."""
         return segment_rows(self.ring, self.spec.context)
+
+    @cached_property
+    def round_trip(self) -> float:
+        """The seconds of one token by plain decoding, about: one row once round the ring, as a few passes tell."""
+        return round_trip(self.ring)
 
 
 class Generation:

@@ -36,12 +36,16 @@ Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's
 
 
 class Rank(NamedTuple):
-    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock."""
+    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
+
+    `busy` tells for what share of its last seconds each rank was at work, where that is known.
+    """
 
     spec: RankSpec
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
+    busy: Callable[[], list[float]] = list
 
     def compare_split(self, store: Any) -> None:
         """Tell the other ranks, through the store, which split this is; raises ValueError if it is not rank 0's."""
@@ -52,10 +56,13 @@ class Rank(NamedTuple):
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
         if self.spec.drafter is not None:
-            run_drafter(build_drafter(self.spec, self.trace, self.clock), self.wires.link)
+            drafter = build_drafter(self.spec, self.trace, self.clock)
+            with self.wires.meter:
+                run_drafter(drafter, self.wires.link)
             return
         stage = build_stage(self.spec, self.trace, self.wires.group)
-        run_stage(stage, self.wires.serving)
+        with self.wires.meter:
+            run_stage(stage, self.wires.serving)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -68,7 +75,10 @@ def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: T
     wires = between_threads(config, placement, traces)
 
     def connected(rank: int) -> Rank:
-        return Rank(RankSpec(config, open_part(folder, rank, config)), wires[rank], traces[rank])
+        return Rank(RankSpec(config, open_part(folder, rank, config)), wires[rank], traces[rank], busy=busy)
+
+    def busy() -> list[float]:
+        return [each.meter.share() for each in wires]
 
     def serve(rank: int) -> None:
         connected(rank).serve()
@@ -125,9 +135,10 @@ def in_group(config: RunConfig, folder: Path, placement: Placement, heartbeat: H
         trace = open_trace(config, 0)
         ends.callback(trace.close)
         wires = between_processes(config, placement, 0, heartbeat, trace)
+        ends.callback(wires.drop)
         heartbeat.start(lambda loss: wires.fail(PeerLost(loss)))
         ends.callback(lambda: heartbeat.stop(outlive=not heartbeat.lost))
-        rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace)
+        rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace, busy=heartbeat.busy)
         rank_0.compare_split(heartbeat.store)
         if config.trace:
             tell_time(heartbeat.store, range(1, placement.world), machine())

@@ -157,7 +157,7 @@ def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
     wires = between_processes(config, placement, number, heartbeat, trace)
     ending.wires = wires
     heartbeat.start(ending.lose)
-    rank = Rank(RankSpec(config, open_part(folder, number, config)), wires, trace)
+    rank = Rank(RankSpec(config, open_part(folder, number, config)), wires, trace, busy=heartbeat.busy)
     rank.compare_split(store)
     if config.trace and number == 0:
         tell_time(store, range(1, placement.world), machine())

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 
 from config.foreign import plain
 from pipeline.loss import PeerLost, explain, guarded
+from pipeline.meter import Meter
 
 LOST = "heartbeat/lost"  # in the store: the loss that was noted first, in words
 BEAT = 0.5  # seconds
@@ -38,6 +39,8 @@ class Heartbeat:
         self._told = threading.Event()
         self._lost = ""
         self._answered = 0.0  # when the store did last
+        self.meter = Meter()  # of this rank's work
+        self._busy = 0  # per mille of its last seconds, as all know it
 
     def start(self, on_loss: Callable[[str], None]) -> None:
         """Begin to beat; `on_loss` is told once, in words, which peer was lost."""
@@ -70,6 +73,13 @@ class Heartbeat:
         """Which peer was lost, in words, as far as it is known."""
         return self._lost
 
+    def busy(self) -> list[float]:
+        """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat told."""
+        try:
+            return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in sorted([self._rank, *self._others])]
+        except (RuntimeError, OSError):  # the store is gone, and a loss is about to be told
+            return []
+
     def stop(self, outlive: bool = False) -> None:
         """Say good-bye, so that the silence from now on alarms nobody; `outlive`: return when all others have done so.
 
@@ -95,6 +105,8 @@ class Heartbeat:
             last, heard = self._awake(last, heard)
             try:
                 self.store.add(f"heartbeat/{self._rank}", 1)
+                busy = round(1000 * self.meter.share())
+                self._busy = self.store.add(f"busy/{self._rank}", busy - self._busy)
                 # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
                 told = first_loss(self.store, loss)

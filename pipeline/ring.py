@@ -18,6 +18,7 @@ from pipeline.clock import REAL
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock
 from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
+from pipeline.meter import Meter
 from pipeline.outbox import Outbox
 from pipeline.target import RequestTarget, Returned, RingTarget
 from pipeline.trace import OFF, NoTrace
@@ -37,12 +38,13 @@ class Ring:
         self.depth, self.device = depth, device
         self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
+        self.meter = Meter()  # of rank 0's work
         self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.alarms: list[float] = []  # a heap of moments at which listening ends, whatever has come
         self.outbox = Outbox()
         self._budget = Budget(depth - 1)
         self.segments = 0  # sent since the start
-        self.departures = 0  # of messages with segments
+        self.shared = 0  # how often the rows of the next segment were shared out anew
         self.requests = 0  # closed since the start
         self.heard = 0  # messages that have come back since the start
         self.unanswered = 0  # of those that `ask` has sent
@@ -102,6 +104,11 @@ class Ring:
             return size
         return self._budget.share(target, running, size)
 
+    def share_anew(self) -> None:
+        """Let everybody ask for rows of the next segment, who was left out of this one, too."""
+        self._budget.close()
+        self.shared += 1
+
     @property
     def free(self) -> bool:
         """Whether a segment that leaves now would hardly wait for the first stage."""
@@ -119,8 +126,7 @@ class Ring:
             with sending(self.trace, segments[-1]):
                 self.link.send(joined(segments))
             self.segments += len(segments)
-            self._budget.close()
-            self.departures += 1
+            self.share_anew()
 
     # --- back ---------------------------------------------------------------------------------------------------------
 
@@ -136,8 +142,10 @@ class Ring:
         if moments:
             self.link.rest(min(moments))
             self.poll()
-        else:
+        elif self.closing or any(target.in_flight for target in self.running):
             self._hand_out(self.link.recv())
+        else:
+            self.share_anew()  # everybody was left out for somebody who has nothing to send any more
 
     def poll(self) -> None:
         """Hand out the messages that have come already, without waiting for others."""

@@ -110,6 +110,10 @@ class Scheduler:
         First those whose segments are back are judged. Once all are, everybody may send, and what they send leaves
         together; then the networks read for all of them at once.
         """
+        with self.ring.meter:
+            self._turn()
+
+    def _turn(self) -> None:
         self._admit()
         if self._go_on([task for task in self.tasks if task.reading is None and task.target.ready]):
             return

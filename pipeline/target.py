@@ -36,7 +36,7 @@ class Shared(Protocol):
     trace: NoTrace
     clock: Clock
     segments: int  # sent since the start
-    departures: int  # of messages with segments
+    shared: int  # how often the rows of the next segment were shared out anew
 
     @property
     def link(self) -> Link:
@@ -254,7 +254,7 @@ class RingTarget(RequestTarget):
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._closed = False
         self._prompt = len(tree.trunk)
-        self._left_out = -1  # the departure for which it got no rows
+        self._left_out = -1  # the sharing in which it got no rows
 
     @property
     def in_flight(self) -> int:
@@ -267,7 +267,7 @@ class RingTarget(RequestTarget):
     @property
     def _may_send(self) -> bool:
         """Whether it may add to the segments that leave next: once, and its prompt behind those of older requests."""
-        if self._left_out == self.ring.departures or self.ring.outbox.holds(self.request):
+        if self._left_out == self.ring.shared or self.ring.outbox.holds(self.request):
             return False
         reads = len(self.tree.unsent) > 1
         return not reads or self is next(other for other in self.ring.running if len(other.tree.unsent) > 1)
@@ -275,7 +275,7 @@ class RingTarget(RequestTarget):
     def share(self, size: int | None) -> int | None:
         rows = self.ring.share(self, size)
         if rows == 0:
-            self._left_out = self.ring.departures
+            self._left_out = self.ring.shared
         return rows
 
     def send(self, nodes: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ It knows nothing about HTTP. How jobs take turns is told in `launch/turning.py`.
 """
 from __future__ import annotations
 
+import gc
 import math
 import time
 import traceback
@@ -100,6 +101,7 @@ class Engine(Turning):
         self._patience = 0.0  # seconds for the ring to answer
         self._asked = self._heard = 0.0  # when the ring was asked last, and when it was last known to answer
         self._messages = 0  # that had come back by then
+        self._looked = 0.0  # when the ranks were asked last
 
     # --- asked by other threads ---------------------------------------------------------------------------------------
 
@@ -143,6 +145,7 @@ class Engine(Turning):
                 self._failed += 1
                 self._lose(error, last=self._failed >= TRIES)
                 time.sleep(PAUSE * (self.state.status == "restarting"))
+            gc.collect()  # a pipeline is full of cycles, and its networks would lie beside those of the next one
         if self.state.status != "lost":
             self.state = Health("stopped", "the server is being stopped")
 
@@ -159,10 +162,18 @@ class Engine(Turning):
 
     def _begin(self, pipeline: Pipeline) -> None:
         """The pipeline is there."""
+        self.figures.plain.set(pipeline.round_trip)
         config, self._failed = pipeline.config, 0
         self._heard, self._messages = time.monotonic(), 0
         self._patience = math.inf if config.virtual else config.timeout + ASK  # virtual time passes by requests alone
         self.state = Health("ready")
+
+    def _look(self, pipeline: Pipeline) -> None:
+        """Ask now and then how busy the ranks are."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK:
+            self._looked = now
+            self.figures.occupy(pipeline.busy())
 
     def drop(self, told: Any) -> None:
         super().drop(told)
@@ -195,6 +206,7 @@ class Engine(Turning):
         while self._waiting and len(self._running) < self.limits.places:
             super()._take_in(self._waiting.pop(0), pipeline)
         self._feel(pipeline.ring)
+        self._look(pipeline)
         self.figures.running.set(len(self._running))
         self.figures.waiting.set(len(self._waiting))
 
@@ -228,7 +240,8 @@ class Engine(Turning):
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
-            job.tell(Sight(sight(job.generation, pipeline.text)))
+            ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / pipeline.round_trip, 2)}
+            job.tell(Sight({**sight(job.generation, pipeline.text), **ranks}))
         super()._hand_out(job, pipeline)
 
     def _tell_end(self, job: Job, told: Any) -> None:
@@ -249,17 +262,11 @@ class Engine(Turning):
 
     def _count(self, job: Job, told: Ended) -> None:
         assert job.generation is not None, "a job has ended that has not begun"
-        answer, figures = job.generation.answer, self.figures
         seconds = time.monotonic() - job.came
         self._seconds += (seconds - self._seconds) / 8
-        figures.first.observe(seconds - answer.decode_seconds)
-        if told.completion > 1:
-            figures.each.observe(answer.decode_seconds / (told.completion - 1))
-        figures.accepted.observe(answer.mean_accepted_length)
-        figures.tokens.labels("prompt").inc(told.prompt)
-        figures.tokens.labels("answer").inc(told.completion)
-        figures.guesses.labels("accepted").inc(told.accepted)
-        figures.guesses.labels("rejected").inc(told.rejected)
+        self.figures.count(job.generation.answer, seconds)
+        self.figures.guesses.labels("accepted").inc(told.accepted)
+        self.figures.guesses.labels("rejected").inc(told.rejected)
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
@@ -277,6 +284,7 @@ class Engine(Turning):
         for job in running:
             told = f"the answer is lost: {reason}; ask again"
             self._end(job, Refused(told, code="rank_lost", status=LOST, retry=5))
+            job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
         if final:
             self.drop(Refused(reason, code="rank_lost", status=LOST))
             return
