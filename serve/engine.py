@@ -150,8 +150,7 @@ class Engine(Turning):
             self.state = Health("stopped", "the server is being stopped")
 
     def _live(self) -> None:
-        """Open a pipeline, and answer until `stop` or a loss, which is told before the pipeline is closed: that may last.
-        """
+        """Open a pipeline; answer until `stop`, or a loss, which is told before the pipeline is closed: it may last."""
         with self._opened() as pipeline:
             self._begin(pipeline)
             try:
