@@ -219,7 +219,13 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         assert wait_until(lambda: server.engine.figures.restarts._value.get() == 2, 60)
         assert wait_until(lambda: server.client.get("/health").status_code == 200, 60)
         assert server.chat("hello", max_tokens=8).json()["choices"] == before
-<<<<<<< ours
+        assert opened() is None, "the lost pipeline is still there"
+        assert wait_until(lambda: held_here() == held, 30), f"{held} became {held_here()}"
+
+
+def held_here() -> tuple[int, int]:
+    """The threads and the open files of this process."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
 def test_whoever_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_promised(words):
@@ -256,12 +262,3 @@ def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(w
                 going.set()
                 assert wait_until(lambda: engine.health.status == "ready", 60)
                 engine.cancel([one.job for one in told])
-=======
-        assert opened() is None, "the lost pipeline is still there"
-        assert wait_until(lambda: held_here() == held, 30), f"{held} became {held_here()}"
-
-
-def held_here() -> tuple[int, int]:
-    """The threads and the open files of this process."""
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
->>>>>>> theirs
