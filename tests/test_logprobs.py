@@ -8,6 +8,7 @@ from model.logprobs import logprobs
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.strategies import STRATEGIES
+from tests.test_replicas import replicas
 from tests.tiny import CONFIG, Tiny, pipeline
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 30, 2, 14, 6, 22, 1, 35, 8, 19, 27, 50, 4, 33]
@@ -48,6 +49,14 @@ def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prom
             assert bool(answer.reused_tokens) != echo
         silent = decoder.whole(Request(PROMPT, sampler, 12))
         assert silent.token_ids == answer.token_ids and silent.logprobs == []
+
+
+def test_replicas_tell_the_same(tiny):
+    with replicas(3, draft=tiny.mixture("twin"), lookahead=2) as decoder:
+        answer = decoder.whole(Request(PROMPT, Sampler(0.9, seed=3), 20, likeliest=MOST, echo=True))
+    rows_TV = whole(tiny, PROMPT + answer.token_ids)
+    compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
+    compare(answer.prompt_logprobs, rows_TV, PROMPT[1:])
 
 
 def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has(tiny):
