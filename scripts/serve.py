@@ -4,6 +4,7 @@ Usage: bash run_server.sh [PRESET] [key=value ...]; --help shows all keys.
 """
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -84,6 +85,7 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
 def serve(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C, or SIGTERM, which does the same. The exit code."""
     engine, listener = build(argv)
+    gc.freeze()  # a full collection frees what answers leave behind; without what is imported it comes sooner
     signal.signal(signal.SIGTERM, interrupt)
     thread = guarded("engine", partial(work, engine, listener), partial(_died, engine, listener))
     interrupted = False

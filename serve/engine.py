@@ -322,6 +322,7 @@ class Engine:
         first = self.health.status == "loading"
         self.health = Health("lost" if last or first else "restarting", reason)
         self.error = error if first else None
+        self.figures.occupy([])
         running, self._running = self._running, []
         for job in running:
             told = f"the answer is lost: {reason}; ask again"
