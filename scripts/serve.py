@@ -4,6 +4,7 @@ Usage: bash run_server.sh [PRESET] [key=value ...]; --help shows all keys.
 """
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Sequence
@@ -44,7 +45,9 @@ def _begun(url: str) -> None:
 
 def serve(argv: Sequence[str]) -> int:
     """Serve until the end; the exit code."""
-    return run(*build(argv))
+    engine, listener = build(argv)
+    gc.freeze()  # a full collection frees what answers leave behind; without what is imported it comes sooner
+    return run(engine, listener)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -279,6 +279,7 @@ class Engine(Turning):
         final = last or before == "loading" or not self.limits.restart
         self.state = Health("lost" if final else "restarting", reason)
         self.error = error if before == "loading" else None
+        self.figures.occupy([])
         running, self._running = self._running, []
         for job in running:
             told = f"the answer is lost: {reason}; ask again"

@@ -46,8 +46,9 @@ class Figures:
         self.tokens.labels("answer").inc(answer.new_tokens)
 
     def occupy(self, shares: list[float]) -> None:
-        """Take in for what share of the last seconds each rank was at work."""
+        """Take in for what share of the last seconds each rank was at work; nothing, where there are no ranks."""
         self.busy_of_ranks = [round(share, 3) for share in shares]
+        self.busy.clear()
         for rank, share in enumerate(shares):
             self.busy.labels(str(rank)).set(share)
 

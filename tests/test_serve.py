@@ -148,6 +148,10 @@ def test_the_models_and_the_figures_are_told(server, sdk):
     server.chat(max_tokens=3)
     figures = server.client.get("/metrics").text
     assert 'flowspec_requests_total{outcome="answered"}' in figures and "flowspec_restarts_total 0.0" in figures
+    told = dict(line.rsplit(" ", 1) for line in figures.splitlines() if not line.startswith("#"))
+    shares = [float(told[f'flowspec_rank_busy_share{{rank="{rank}"}}']) for rank in range(5)]
+    assert any(shares) and all(0 <= share <= 1 for share in shares)
+    assert float(told["flowspec_plain_seconds_per_token"]) > 0
     assert server.client.get("/health").json()["status"] == "ok"
 
 

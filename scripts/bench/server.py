@@ -9,8 +9,8 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
@@ -197,17 +197,16 @@ def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence
             heard.append(asker.ask(number, said[number]))
             ended.append(time.monotonic())
 
-    threads = [threading.Thread(target=ask) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
     samples: list[Held] = []
-    with tqdm(total=round(end - since), unit="s", desc=f"{clients} clients", file=sys.stderr) as bar:
-        while any(thread.is_alive() for thread in threads):
+    bar = tqdm(total=round(end - since), unit="s", desc=f"{clients} clients", file=sys.stderr)
+    with ThreadPoolExecutor(clients) as pool, bar:
+        asking = [pool.submit(ask) for _ in range(clients)]
+        while not all(client.done() for client in asking):
             time.sleep(SAMPLE)
             samples.append(holds(process))
             bar.update(min(SAMPLE, bar.total - bar.n))
-    for thread in threads:
-        thread.join()
+    for client in asking:
+        client.result()  # raises what it has died of
     return heard, max(ended) - since, samples
 
 
