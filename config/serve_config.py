@@ -13,6 +13,8 @@ from config.ranges import Range, outside
 from config.run_config import RunConfig
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
+URL = re.compile(r"https?://[^\s/]+")
+ANY = ("0.0.0.0", "::", "")  # all addresses of this machine
 NOT_ASKED = ("prompt", "prompt_ids", "question_file", "output")  # what requests bring, and where answers go
 SERVED = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
           "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
@@ -46,11 +48,12 @@ class ServeConfig(RunConfig):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from outside(vars(self), SERVED)
-        if self.hosts:
-            yield "hosts is not known to the server yet: it serves the ranks of one machine"
         wrong = [origin for origin in self.origins if not ORIGIN.fullmatch(origin)]
         if wrong:
             yield f"cors={self.cors} has {wrong[0]}, which is no origin: write http://NAME or http://NAME:PORT"
+        yield from self._exposed()
+
+    def _exposed(self) -> Iterator[str]:
         if not self.api_key and not is_loopback(self.host):
             yield f"host={self.host} can be reached by other machines: add api_key=SECRET, or leave host out"
 
@@ -58,6 +61,42 @@ class ServeConfig(RunConfig):
     def origins(self) -> tuple[str, ...]:
         """The origins that the key `cors` lists."""
         return tuple(filter(None, map(str.strip, self.cors.split(","))))
+
+
+@dataclass(frozen=True)
+class WorkerConfig(ServeConfig):
+    """A worker of FastChat: the same pipeline, asked by those whom a controller sends."""
+
+    # FastChat
+    controller: str = ""  # address of the controller, as http://127.0.0.1:21001
+    worker: str = ""  # address at which this worker is reached; empty: http://HOST:PORT as listened at
+    trusted: bool = False  # whoever reaches host may ask: FastChat's protocol has no key
+
+    # The server
+    port: int = 21002  # port to listen at; 0: any that is free
+
+    EXAMPLES = """\
+  python -m serve.fastchat controller=http://127.0.0.1:21001
+  python -m serve.fastchat vicuna-7b controller=http://10.0.0.1:21001 host=10.0.0.2 trusted=true"""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if not URL.fullmatch(self.controller):
+            yield f"controller={self.controller} is no address of a controller: write http://NAME:PORT"
+        if self.worker and not URL.fullmatch(self.worker):
+            yield f"worker={self.worker} is no address: write http://NAME:PORT"
+        if self.api_key:
+            yield "api_key is not known to FastChat: leave it out, and keep host where only the controller's users are"
+        if self.template == "own":
+            yield "template=own cannot be told to FastChat, which wraps prompts itself: use template=vicuna, " \
+                  "template=llama-2 or template=none"
+
+    def _exposed(self) -> Iterator[str]:
+        if not is_loopback(self.host) and not self.trusted:
+            yield f"host={self.host} can be reached by other machines, and FastChat's protocol has no key: add " \
+                  "trusted=true if the network is yours, or leave host out"
+        if self.host in ANY and not self.worker:
+            yield f"host={self.host} is no address at which a controller finds this worker: add worker=http://NAME:PORT"
 
 
 def is_loopback(host: str) -> bool:
@@ -70,11 +109,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def of_the_run(words: Sequence[str]) -> list[str]:
+def of_the_run(words: Sequence[str], kind: type[ServeConfig] = ServeConfig) -> list[str]:
     """Those of the words of a server that its pipeline reads; raises ValueError for what requests bring."""
     for word in words:
         name, equals, _ = word.partition("=")
         if name in NOT_ASKED and equals:
             raise ValueError(f"{name} is what a request brings, or where an answer goes: leave it out")
-    own = {option.name for option in fields(ServeConfig)} - {option.name for option in fields(RunConfig)}
+    own = {option.name for option in fields(kind)} - {option.name for option in fields(RunConfig)}
     return [word for word in words if word.partition("=")[0] not in own]

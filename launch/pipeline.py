@@ -1,6 +1,6 @@
 """A live pipeline as rank 0 holds it: what commands, the evaluation and a person's own program share.
 
-It knows nothing about how the other ranks were started: `ranks.py` and `run.py` do that.
+It knows nothing about how the other ranks were started: `around.py` and `run.py` do that.
 """
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, Union
 
-from config.cli import parse
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
+from launch.around import rank_0
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
-from launch.prepare import check_ids, open_text, prepare
-from launch.probe import latencies, level_share, segment_rows
-from launch.ranks import Rank, as_processes, as_threads
+from launch.prepare import check_ids, open_text
+from launch.probe import latencies, level_share, round_trip, segment_rows
+from launch.ranks import Rank
 from launch.spec import RankSpec
-from launch.virtual import as_virtual
 from model.reading import Passes
 from model.sample import Sampler
-from model.text import Message, Reader, Stops, Text
+from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
@@ -57,6 +56,7 @@ class Pipeline:
     drafters: Drafters  # small models on ranks of their own
     drafts: dict[Any, Draft] = field(default_factory=dict)  # those that were built, by kind and folder
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
+    busy: Callable[[], list[float]] = list  # for what share of its last seconds each rank was at work
 
     # --- from the start to the end ------------------------------------------------------------------------------------
 
@@ -64,20 +64,13 @@ class Pipeline:
     def open(preset: str = "toy", **options: Any) -> Pipeline:
         """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` names the options.
 
-        The other ranks are processes, or threads with `processes=False`. Raises ValueError, in a sentence that names
+        The other ranks are processes, or threads with `processes=False`. With `hosts=FILE` they are other boards, where
+        somebody starts run_jetson.sh, and this returns once all have come. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
         words = [preset, *(_as_word(key, value) for key, value in options.items())]
-        config = parse(words)
-        folder, placement = prepare(config)
-        if config.virtual:
-            ranks = as_virtual(config, folder, placement)
-        elif config.processes:
-            ranks = as_processes(config, folder, placement, words)
-        else:
-            ranks = as_threads(config, folder, placement)
         with ExitStack() as started:
-            pipeline = Pipeline.of_rank_0(started.enter_context(ranks))
+            pipeline = Pipeline.of_rank_0(started.enter_context(rank_0(words)))
             return replace(pipeline, started=started.pop_all())
 
     @staticmethod
@@ -90,7 +83,8 @@ class Pipeline:
             links = [Loop(build_stage(spec, trace, rank.wires.group), rank.wires.fan)]
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
-        pipeline = Pipeline(spec, ring, None, trace, lm_head, Drafters(rank.wires.drafters))
+        ring.meter = rank.wires.meter
+        pipeline = Pipeline(spec, ring, None, trace, lm_head, Drafters(rank.wires.drafters), busy=rank.busy)
         try:
             pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
             pipeline.draft_of(spec)
@@ -109,6 +103,7 @@ class Pipeline:
     def close(self) -> None:
         """End all ranks in good order."""
         with self.started, suppress(PeerLost):  # a loss was told when it came
+            self.check()  # after a loss nobody shall take it for the end in good order
             self.stop()
 
     def __enter__(self) -> Pipeline:
@@ -127,8 +122,20 @@ class Pipeline:
             pass
         return generation
 
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """The assistant's whole answer to messages with a `role` (system, user or assistant) and a `content`.
+
+        The template puts them into words, as for a chat with the server. `stream` takes messages, too.
+        """
+        check_messages(messages)
+        return self.generate(messages, **options)
+
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
-        """An answer that is made while its pieces are read, with options as for `generate`."""
+        """An answer that is made while its pieces are read, with options as for `generate`.
+
+        With `logprobs=N` the answer tells what the target says of each token and of the N likeliest ones, with
+        `prompt_logprobs=True` also of the prompt's.
+        """
         return self._generation(prompt, options, self.decoder.decode)
 
     def submit(self, prompt: Prompt, **options: Any) -> Generation:
@@ -158,25 +165,30 @@ class Pipeline:
                     decode: Callable[[Request], tuple[Answer, Settled]]) -> Generation:
         stops: Stops = options.pop("stop", self.config.stop)
         priority: float = options.pop("priority", 1.0)
+        likeliest: int | None = options.pop("logprobs", None)
+        echo: bool = options.pop("prompt_logprobs", False)
         if not priority > 0:
             raise ValueError(f"priority={priority} is not above 0")
         config = replace(self.config, **options)
         request = self._request(self.prompt_ids(prompt, config.template), config, stops)
-        request = replace(request, priority=priority)
+        request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
         return Generation(answer, settled, _pieces(answer, settled, reader, self.trace), reader)
 
-    def prompt_ids(self, prompt: Prompt, template: str) -> list[int]:
-        """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them."""
+    def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
+        """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them.
+
+        `variables` are what a tokenizer's own template reads beside messages.
+        """
         turns = [prompt] if isinstance(prompt, str) else list(prompt)
         ids = [turn for turn in turns if isinstance(turn, int)]
         if len(ids) < len(turns) and self.text is None:
             raise ValueError("this pipeline was started for token ids: give a list of them, or start it without "
                              "prompt_ids")
-        messages = [turn for turn in turns if isinstance(turn, Mapping)]
+        messages: Sequence[Any] = turns if any(isinstance(turn, Mapping) for turn in turns) else []
         if messages and self.text is not None:
-            ids = self.text.chat_ids(messages, template)
+            ids = self.text.chat_ids(messages, template, variables)
         elif len(ids) < len(turns) and self.text is not None:
             ids = self.text.prompt_ids([str(turn) for turn in turns], template)
         check_ids("the prompt", ids, self.spec.sizes.vocab)
@@ -276,6 +288,11 @@ class Pipeline:
     def segment_rows(self) -> int:
         """How many rows a segment should hold, as a few passes through the pipeline tell."""
         return segment_rows(self.ring, self.spec.context)
+
+    @cached_property
+    def round_trip(self) -> float:
+        """The seconds of one token by plain decoding, about: one row once round the ring, as a few passes tell."""
+        return round_trip(self.ring)
 
 
 class Generation:

@@ -21,6 +21,7 @@ from sim.formulas import least_lookahead, servers_needed
 SIZES = (16, 32, 64)  # rows
 FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewest rows counts as just as long
 GUESSED = 8  # guesses whose time is taken, and tokens of the text before them
+TRIPS = 3  # of which the fastest counts
 ROUNDS = 3  # in which the rows of a verification are found
 MOST = 64  # rows of a verification, and guesses for it, at most
 
@@ -33,6 +34,11 @@ def segment_rows(ring: Ring, context: int) -> int:
     assert min(takes.values()) > 0, takes
     longest = FLAT * takes[sizes[0]]
     return max(size for size in sizes if takes[size] <= longest)
+
+
+def round_trip(ring: Ring) -> float:
+    """The seconds that one row takes once round the ring, where hardly any text stands before it."""
+    return min(_pass(ring, 1) for _ in range(TRIPS))
 
 
 def _pass(ring: Ring, rows: int) -> float:

@@ -1,10 +1,10 @@
-"""The ranks of one machine around a rank 0 that somebody else is: as threads, or as processes of a person's program.
+"""Rank 0 inside a person's program, and the ranks of this machine around it: as threads, or as processes.
 
-What is handed out lives inside the `with`, and ends with it.
+What is handed out lives inside the `with`, and ends with it. `hosts/leading.py` has boards around it.
 """
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
@@ -36,12 +36,16 @@ Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's
 
 
 class Rank(NamedTuple):
-    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock."""
+    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
+
+    `busy` tells for what share of its last seconds each rank was at work, where that is known.
+    """
 
     spec: RankSpec
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
+    busy: Callable[[], list[float]] = list
 
     def compare_split(self, store: Any) -> None:
         """Tell the other ranks, through the store, which split this is; raises ValueError if it is not rank 0's."""
@@ -52,10 +56,13 @@ class Rank(NamedTuple):
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
         if self.spec.drafter is not None:
-            run_drafter(build_drafter(self.spec, self.trace, self.clock), self.wires.link)
+            drafter = build_drafter(self.spec, self.trace, self.clock)
+            with self.wires.meter:
+                run_drafter(drafter, self.wires.link)
             return
         stage = build_stage(self.spec, self.trace, self.wires.group)
-        run_stage(stage, self.wires.serving)
+        with self.wires.meter:
+            run_stage(stage, self.wires.serving)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -68,7 +75,10 @@ def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: T
     wires = between_threads(config, placement, traces)
 
     def connected(rank: int) -> Rank:
-        return Rank(RankSpec(config, open_part(folder, rank, config)), wires[rank], traces[rank])
+        return Rank(RankSpec(config, open_part(folder, rank, config)), wires[rank], traces[rank], busy=busy)
+
+    def busy() -> list[float]:
+        return [each.meter.share() for each in wires]
 
     def serve(rank: int) -> None:
         connected(rank).serve()
@@ -95,40 +105,46 @@ def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: T
 @contextmanager
 def as_processes(config: RunConfig, folder: Path, placement: Placement, words: Sequence[str]) -> Iterator[Rank]:
     """Rank 0, beside the others as processes that read the same `words`; this process joins their process group."""
-    if dist.is_initialized():
-        raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
-                         "pipeline with processes=False")
+    begin_groups()
     world = placement.world
     with private_folder() as place, torch_as_it_was():
         others = start_ranks(["launch.worker", *words], place, world, range(1, world))
         try:
             store = join_beside(others, place, world)
-            with _in_group(config, folder, placement, store) as rank_0:
+            with in_group(config, folder, placement, Heartbeat(store, 0, world, config.timeout)) as rank_0:
                 yield rank_0
             await_ends(others)
         finally:
             kill(others)
 
 
+def begin_groups() -> None:
+    """Make ready to join a process group; raises ValueError if this program is in one already."""
+    if dist.is_initialized():
+        raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
+                         "pipeline with processes=False")
+    # Groups are named by a number, which a group that could not be joined has raised. All others begin with 0.
+    dist.distributed_c10d._group_count = 0
+
+
 @contextmanager
-def _in_group(config: RunConfig, folder: Path, placement: Placement, store: Any) -> Iterator[Rank]:
+def in_group(config: RunConfig, folder: Path, placement: Placement, heartbeat: Heartbeat) -> Iterator[Rank]:
     """Rank 0 of a process group that was joined, as long as no other rank is lost."""
-    trace = open_trace(config, 0)
-    heartbeat = Heartbeat(store, 0, placement.world, config.timeout)
-    wires = between_processes(config, placement, 0, heartbeat, trace)
-    heartbeat.start(lambda loss: wires.fail(PeerLost(loss)))
-    rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace)
-    rank_0.compare_split(store)
-    if config.trace:
-        tell_time(store, range(1, placement.world), machine())
-    try:
+    with ExitStack() as ends:
+        ends.callback(dist.destroy_process_group)
+        trace = open_trace(config, 0)
+        ends.callback(trace.close)
+        wires = between_processes(config, placement, 0, heartbeat, trace)
+        ends.callback(wires.drop)
+        heartbeat.start(lambda loss: wires.fail(PeerLost(loss)))
+        ends.callback(lambda: heartbeat.stop(outlive=not heartbeat.lost))
+        rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace, busy=heartbeat.busy)
+        rank_0.compare_split(heartbeat.store)
+        if config.trace:
+            tell_time(heartbeat.store, range(1, placement.world), machine())
         yield rank_0
         if not heartbeat.lost:
             wires.close()
-    finally:
-        trace.close()
-        heartbeat.stop(outlive=not heartbeat.lost)
-        dist.destroy_process_group()
     join_traces(config, rank_0.spec.part)
 
 

@@ -157,7 +157,7 @@ def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
     wires = between_processes(config, placement, number, heartbeat, trace)
     ending.wires = wires
     heartbeat.start(ending.lose)
-    rank = Rank(RankSpec(config, open_part(folder, number, config)), wires, trace)
+    rank = Rank(RankSpec(config, open_part(folder, number, config)), wires, trace, busy=heartbeat.busy)
     rank.compare_split(store)
     if config.trace and number == 0:
         tell_time(store, range(1, placement.world), machine())
@@ -190,7 +190,8 @@ def _ending(config: RunConfig, rank: int, several_hosts: bool) -> Ending:
         patience = GRACE / 3
     else:
         patience = GRACE
-    linger = 0 if launched() else GRACE
+    read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
+    linger = 0 if read_elsewhere else GRACE
     return Ending(rank, config.debug, speaks, launched(), patience, linger)
 
 

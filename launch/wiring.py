@@ -4,13 +4,14 @@ It knows nothing about what travels, and compares no ranks: `Placement` tells wh
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Sequence
 
 import torch.distributed as dist
 
 from config.run_config import RunConfig
 from pipeline.heartbeat import Heartbeat
+from pipeline.meter import Meter
 from pipeline.trace import NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, Peers, new_wires
 from sim.devices import SlowLink
@@ -27,6 +28,7 @@ class Wires:
     fan: Any  # from a leader to the other members of its group; None if there are none
     group: Group
     drafters: Sequence[Any] = ()  # from rank 0 to each rank that holds a small model
+    meter: Meter = field(default_factory=Meter)  # of the rank's work, which stands still while it waits for messages
 
     @property
     def link(self) -> Any:
@@ -44,10 +46,18 @@ class Wires:
             link.fail(failure)
 
     def close(self) -> None:
-        for link in (*self.links, *self.drafters):
+        for link in self._all:
             link.close()
-        if self.fan is not None:
-            self.fan.close()
+
+    def drop(self) -> None:
+        """After a loss: end what would hold a rank that nobody needs any more."""
+        for link in self._all:
+            link.drop()
+
+    @property
+    def _all(self) -> Sequence[Any]:
+        fan = [] if self.fan is None else [self.fan]
+        return [*self.links, *self.drafters, *fan]
 
 
 def between_processes(config: RunConfig, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
@@ -63,23 +73,26 @@ def between_processes(config: RunConfig, placement: Placement, rank: int, heartb
         return _emulated(config, link, trace, (rank, peers))
 
     peers = placement.peers(rank)
-    inbox = Inbox(trace, peers[0].ordered)
+    meter = heartbeat.meter
+    inbox = Inbox(trace, peers[0].ordered, meter)
     links = [connect(each, inbox) for each in peers]
     members = placement.fan(rank)
     fan = connect(members, Inbox(trace)) if members else None
     group = DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.loss)
-    drafters = [connect(each, Inbox(trace)) for each in placement.asked(rank)]
-    return Wires(links, fan, group, drafters)
+    drafters = [connect(each, Inbox(trace, meter=meter)) for each in placement.asked(rank)]
+    return Wires(links, fan, group, drafters, meter)
 
 
 def between_threads(config: RunConfig, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
     """The wires of every rank, all in one process."""
     assert len(traces) == placement.world, (len(traces), placement.world)
     ordered = [placement.peers(rank)[0].ordered for rank in range(len(traces))]
-    inboxes = [Inbox(trace, in_order) for trace, in_order in zip(traces, ordered)]
+    meters = [Meter() for _ in traces]
+    inboxes = [Inbox(trace, in_order, meter) for trace, in_order, meter in zip(traces, ordered, meters)]
     tables = {ranks: Table(len(ranks)) for ranks in map(placement.group, range(placement.world))}
     root = placement.root
-    answers = {drafter: Inbox(traces[root]) for drafter in placement.drafters}  # where rank 0 hears each small model
+    answers = {drafter: Inbox(traces[root], meter=meters[root])
+               for drafter in placement.drafters}  # where rank 0 hears each small model
     ends = [*inboxes, *tables.values(), *answers.values()]
 
     def connect(rank: int, peers: Peers, drafter: int = root) -> Any:
@@ -97,7 +110,7 @@ def between_threads(config: RunConfig, placement: Placement, traces: Sequence[No
         fan = connect(rank, members) if members else None
         group = ThreadGroup(tables[mine], mine.index(rank))
         drafters = [connect(rank, peers, *peers.following) for peers in placement.asked(rank)]
-        found.append(Wires(links, fan, group, drafters))
+        found.append(Wires(links, fan, group, drafters, meters[rank]))
     return found
 
 

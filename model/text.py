@@ -5,6 +5,7 @@ because a rank that only computes never needs them.
 """
 from __future__ import annotations
 
+from inspect import signature
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence, Union
@@ -33,6 +34,7 @@ BROKEN = "\ufffd"  # what half a character decodes to
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
 PATIENCE = 10.0  # seconds for a chat template, which takes a thousandth of one
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
+NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 Message = Mapping[str, str]  # with `role`, one of ROLES, and `content`
 Stops = Union[str, Sequence[str]]  # texts that end an answer, or one of them
 
@@ -42,6 +44,23 @@ def _shown(error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0]
     escaped = repr(first[:200])[1:-1]
     return f"{type(error).__name__}: {escaped}"
+
+
+def conversation_of(template: str) -> Any:
+    """The empty conversation of fschat for a template, with the words of its system; without one it adds nothing."""
+    from fastchat.conversation import get_conv_template
+
+    conversation = get_conv_template(CONVERSATIONS.get(template, "raw"))
+    if template == "llama-2":
+        conversation.set_system_message(LLAMA2_SYSTEM)
+    return conversation
+
+
+def taken_variables() -> set[str]:
+    """Names that no variable of a template may have: they say what `transformers` does with the template."""
+    from transformers import PreTrainedTokenizerBase
+
+    return {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 
 
 class Text:
@@ -109,19 +128,20 @@ class Text:
         talk = [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns)]
         return self.chat_ids(talk, template)
 
-    def chat_ids(self, messages: Sequence[Message], template: str) -> list[int]:
+    def chat_ids(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any] = NO_VARIABLES
+                 ) -> list[int]:
         """The token ids of messages, behind which the assistant's next answer begins.
 
-        The last message is the user's or a tool's. Raises ValueError for what the template has no place for.
+        The last message is the user's or a tool's. `variables` are what the tokenizer's own template reads beside them.
+        Raises ValueError for what the template has no place for.
         """
-        if not messages or not any(message["content"].strip() for message in messages):
-            raise ValueError("the messages are empty: say what to ask in one of the role user")
+        check_messages(messages)
         if messages[-1]["role"] not in ("user", "tool"):
             raise ValueError(f"the last message is of the role {messages[-1]['role']}, so there is nothing to answer; "
                              "end with a message of the role user")
         if any(HALF.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
-        text = self._wrap(messages, template)
+        text = self._wrap(messages, template, variables)
         ids = self._encode(text)
         first = self.tokenizer.bos_token_id
         begins = first in self.tokenizer("")["input_ids"]  # whether texts begin with a token of their own
@@ -142,21 +162,17 @@ class Text:
                              "another template=, or copy the tokenizer again from the model")
         return ids
 
-    def _wrap(self, messages: Sequence[Message], template: str) -> str:
+    def _wrap(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
         if template == "none":
             return "".join(message["content"] for message in messages)
         if template == "own":
             if not self.tokenizer.chat_template:
                 raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; "
                                  f"use template=vicuna, template=llama-2 or template=none")
-            return self._own(messages)
+            return self._own(messages, variables)
         if template not in CONVERSATIONS:
             raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
-        from fastchat.conversation import get_conv_template
-
-        conversation = get_conv_template(CONVERSATIONS[template])
-        if template == "llama-2":
-            conversation.set_system_message(LLAMA2_SYSTEM)
+        conversation = conversation_of(template)
         system, turns = _turns(messages, template)
         if system:
             conversation.set_system_message(system)
@@ -165,12 +181,13 @@ class Text:
         prompt: str = conversation.get_prompt()
         return prompt + " " if template == "llama-2" else prompt  # the space as in the original
 
-    def _own(self, messages: Sequence[Message]) -> str:
+    def _own(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """The template that came with the tokenizer: a program of a stranger, in the sandbox of `transformers`."""
         talk = [dict(message) for message in messages]
 
         def wrap() -> str:
-            text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+            text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True,
+                                                           **variables)
             return text
 
         try:
@@ -198,6 +215,12 @@ class Text:
         return stream.add(ids) + stream.finish()
 
 
+def silent(tokenizer: Any) -> set[int]:
+    """The special tokens, which print nothing."""
+    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added.union(tokenizer.all_special_ids)
+
+
 class Stream:
     """Ids in, text out, never half a character; only the last few tokens are decoded again.
 
@@ -208,8 +231,7 @@ class Stream:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._size = len(tokenizer)
-        self._silent = set(tokenizer.all_special_ids)
-        self._silent.update(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self._silent = silent(tokenizer)
         self._window: list[int] = []
         self._printed = 0  # tokens of the window that were printed
         self._before = ""  # their text
@@ -284,6 +306,17 @@ class Reader:
 
     def _may_begin(self, end: str) -> bool:
         return any(stop.startswith(end) and stop != end for stop in self._stops)
+
+
+def check_messages(messages: Sequence[Any]) -> None:
+    """Raise ValueError for what is no list of messages, or says nothing."""
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+            raise ValueError(f"message {number} has no text: write each as {{'role': 'user', 'content': 'a text'}}")
+        if message.get("role") not in ROLES:
+            raise ValueError(f"message {number} has the role {message.get('role')!a}: give one of {', '.join(ROLES)}")
+    if not any(message["content"].strip() for message in messages):
+        raise ValueError("the messages are empty: say what to ask in one of the role user")
 
 
 def _turns(messages: Sequence[Message], template: str) -> tuple[str, list[str]]:

@@ -50,6 +50,7 @@ class TokenTree:
         self.waiting: set[int] = set()  # … and those of them that were not sent yet
         self.target_token: dict[int, int] = {}  # the token that the target says follows a node
         self.hidden: dict[int, Any] = {}  # the target's feature of a node, until it is released
+        self.logprobs: dict[int, Any] = {}  # what the target says of the token behind a node, where a request wants it
         self._released = 0  # nodes of the trunk without a feature any more
         self.guessed = 0  # guesses that were sent
         self.foreseen: list[int] = []  # positions of the text whose token was such a guess
@@ -211,6 +212,7 @@ class TokenTree:
             del self.proposals[node]
             self.drawn.pop(node, None)
             self.target_token.pop(node, None)
+            self.logprobs.pop(node, None)
             self.hidden.pop(node, None)
 
     def _new(self, parent: int | None, token: int, score: float) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Callable, Generator, Iterator, List, Sequence
 
 from config.run_config import TreeConfig
+from model.logprobs import Logprob, Telling
 from model.reading import Passes, read_all
 from model.sample import Sampler
 from model.tree import TokenTree
@@ -33,6 +34,8 @@ class Request:
     end: frozenset[int] = frozenset()
     stop: Callable[[int], bool] = lambda token: False
     priority: float = 1.0  # how much its guesses count beside those of other requests, and who begins first
+    likeliest: int | None = None  # tell the log-probability of each token, and of so many likeliest ones beside it
+    echo: bool = False  # tell them of the prompt, too, which is then read from its first token on
 
 
 @dataclass
@@ -46,6 +49,8 @@ class Answer:
     target_passes: int = 0  # after prefill: how often the target began at a token that no guess under way foresaw
     segments: int = 0  # sent in all
     reused_tokens: int = 0  # of the prompt that every stage held already, from a request that began alike
+    logprobs: list[Logprob] = field(default_factory=list)  # of each token, by the target itself, if they are wanted
+    prompt_logprobs: list[Logprob] = field(default_factory=list)  # of each token of the prompt but the first
     sources: Counter[str] = field(default_factory=Counter)  # how many guesses of each source became text
     finish_reason: str = ""  # stop (an end token or the stop rule), length (as many as wished) or context (it is full)
 
@@ -141,7 +146,7 @@ class Decoder:
         tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first)
         answer = Answer(prompt_tokens=tokens)
         begin = partial(self._steps, request, tree, answer)
-        return answer, Task(tree, request.sampler, begin, request.priority)
+        return answer, Task(tree, request.sampler, begin, request.priority, shares=not request.echo)
 
     def _later(self, task: Task) -> Stream:
         yield from self._begun(task)
@@ -174,6 +179,8 @@ class Decoder:
         """The strategy's steps up to the end of the answer, which fills."""
         clock = self.ring.clock
         start = clock.now()
+        if request.likeliest is not None:
+            target.telling = Telling(request.likeliest, answer.prompt_tokens - 1 if request.echo else 0)
         strategy = self.strategy(tree, target, draft, self.cfg)
         said: Any = None
         while not answer.finish_reason:
@@ -187,6 +194,8 @@ class Decoder:
             new, answer.finish_reason = self._take(request, step, room)
             if not answer.token_ids:
                 answer.prefill_seconds = clock.now() - start
+            if request.likeliest is not None:
+                self._tell(answer, tree, len(step), len(new))
             answer.token_ids += new
             answer.decode_seconds = clock.now() - start - answer.prefill_seconds
             answer.target_passes = max(tree.passes, 0)
@@ -194,6 +203,13 @@ class Decoder:
             answer.reused_tokens = target.reused
             self._credit(answer, tree, len(step))
             yield new
+
+    def _tell(self, answer: Answer, tree: TokenTree, settled: int, new: int) -> None:
+        """Take from the tree what the target says of the `new` tokens among those that settled, and of the prompt."""
+        before = tree.trunk[-settled - 1:-1]
+        first = tree.trunk[:answer.prompt_tokens - 1] if not answer.token_ids else []
+        answer.prompt_logprobs += [tree.logprobs.pop(node) for node in first if node in tree.logprobs]
+        answer.logprobs += [tree.logprobs.pop(node) for node in before][:new]
 
     def _credit(self, answer: Answer, tree: TokenTree, settled: int) -> None:
         """Count for each source of guesses those that have just become text."""

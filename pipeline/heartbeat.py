@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 
 from config.foreign import plain
 from pipeline.loss import PeerLost, explain, guarded
+from pipeline.meter import Meter
 
 LOST = "heartbeat/lost"  # in the store: the loss that was noted first, in words
 BEAT = 0.5  # seconds
@@ -30,7 +31,7 @@ class Heartbeat:
     """
 
     def __init__(self, store: Any, rank: int, world: int, timeout: float, names: Sequence[str] = ()) -> None:
-        self._store, self._rank, self._timeout = store, rank, timeout
+        self.store, self._rank, self._timeout = store, rank, timeout
         self._names = names or [f"rank {peer}" for peer in range(world)]
         self._others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
@@ -38,6 +39,8 @@ class Heartbeat:
         self._told = threading.Event()
         self._lost = ""
         self._answered = 0.0  # when the store did last
+        self.meter = Meter()  # of this rank's work
+        self._busy = 0  # per mille of its last seconds, as all know it
 
     def start(self, on_loss: Callable[[str], None]) -> None:
         """Begin to beat; `on_loss` is told once, in words, which peer was lost."""
@@ -52,7 +55,7 @@ class Heartbeat:
     def note(self, loss: str) -> None:
         """Tell all at once, since this rank is about to end."""
         with suppress(RuntimeError, OSError):
-            first_loss(self._store, self._named(loss))
+            first_loss(self.store, self._named(loss))
 
     def failed(self, thread: str, error: BaseException) -> None:
         """A thread of this rank has died: of a connection, or of an error that is this rank's own."""
@@ -70,6 +73,13 @@ class Heartbeat:
         """Which peer was lost, in words, as far as it is known."""
         return self._lost
 
+    def busy(self) -> list[float]:
+        """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat told."""
+        try:
+            return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in sorted([self._rank, *self._others])]
+        except (RuntimeError, OSError):  # the store is gone, and a loss is about to be told
+            return []
+
     def stop(self, outlive: bool = False) -> None:
         """Say good-bye, so that the silence from now on alarms nobody; `outlive`: return when all others have done so.
 
@@ -78,14 +88,14 @@ class Heartbeat:
         self._ended.set()
         self._thread.join(self._timeout)
         with suppress(RuntimeError, OSError):
-            self._store.add(f"heartbeat/{self._rank}", END)
+            self.store.add(f"heartbeat/{self._rank}", END)
             end = time.monotonic() + self._timeout
             while outlive and time.monotonic() < end and not self._all_ended():
                 time.sleep(BEAT / 10)
 
     def _all_ended(self) -> bool:
         """Whether every other rank has said good-bye."""
-        return all(self._store.add(f"heartbeat/{peer}", 0) >= END for peer in self._others)
+        return all(self.store.add(f"heartbeat/{peer}", 0) >= END for peer in self._others)
 
     def _beat(self) -> None:
         last = time.monotonic()
@@ -94,10 +104,12 @@ class Heartbeat:
         while not self._ended.wait(BEAT):
             last, heard = self._awake(last, heard)
             try:
-                self._store.add(f"heartbeat/{self._rank}", 1)
+                self.store.add(f"heartbeat/{self._rank}", 1)
+                busy = round(1000 * self.meter.share())
+                self._busy = self.store.add(f"busy/{self._rank}", busy - self._busy)
                 # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
-                told = first_loss(self._store, loss)
+                told = first_loss(self.store, loss)
                 self._answered = time.monotonic()
             except RuntimeError as error:
                 gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
@@ -132,7 +144,7 @@ class Heartbeat:
         """One of the heartbeat's own threads has died."""
         loss = self._own(thread, error)
         with suppress(RuntimeError, OSError):
-            loss = first_loss(self._store, loss) or loss
+            loss = first_loss(self.store, loss) or loss
         self._tell(loss)
 
     def _tell(self, loss: str) -> None:
@@ -150,7 +162,7 @@ class Heartbeat:
         for peer in self._others:
             # Of what every torch has, only `add` reads at once: `get` waits for a first beat, 1.11 has no `check`, and
             # the `compare_set` of 2.3 crashes where an empty text stands.
-            beats = self._store.add(f"heartbeat/{peer}", 0)
+            beats = self.store.add(f"heartbeat/{peer}", 0)
             if beats != heard[peer][0] or beats >= END:
                 heard[peer] = (beats, now)
             elif now - heard[peer][1] > self._timeout:

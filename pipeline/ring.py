@@ -18,6 +18,7 @@ from pipeline.clock import REAL
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock
 from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
+from pipeline.meter import Meter
 from pipeline.outbox import Outbox
 from pipeline.target import RequestTarget, Returned, RingTarget
 from pipeline.trace import OFF, NoTrace
@@ -37,15 +38,19 @@ class Ring:
         self.depth, self.device = depth, device
         self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
+        self.meter = Meter()  # of rank 0's work
         self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.alarms: list[float] = []  # a heap of moments at which listening ends, whatever has come
         self.outbox = Outbox()
         self._budget = Budget(depth - 1)
         self.segments = 0  # sent since the start
-        self.departures = 0  # of messages with segments
+        self.shared = 0  # how often the rows of the next segment were shared out anew
         self.requests = 0  # closed since the start
+        self.heard = 0  # messages that have come back since the start
+        self.unanswered = 0  # of those that `ask` has sent
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
+        self._question = -1  # the number of what `ask` has sent last
         self._open: dict[int, RequestTarget] = {}  # by the numbers that their messages have
 
     @property
@@ -99,6 +104,11 @@ class Ring:
             return size
         return self._budget.share(target, running, size)
 
+    def share_anew(self) -> None:
+        """Let everybody ask for rows of the next segment, who was left out of this one, too."""
+        self._budget.close()
+        self.shared += 1
+
     @property
     def free(self) -> bool:
         """Whether a segment that leaves now would hardly wait for the first stage."""
@@ -116,8 +126,7 @@ class Ring:
             with sending(self.trace, segments[-1]):
                 self.link.send(joined(segments))
             self.segments += len(segments)
-            self._budget.close()
-            self.departures += 1
+            self.share_anew()
 
     # --- back ---------------------------------------------------------------------------------------------------------
 
@@ -133,8 +142,10 @@ class Ring:
         if moments:
             self.link.rest(min(moments))
             self.poll()
-        else:
+        elif self.closing or any(target.in_flight for target in self.running):
             self._hand_out(self.link.recv())
+        else:
+            self.share_anew()  # everybody was left out for somebody who has nothing to send any more
 
     def poll(self) -> None:
         """Hand out the messages that have come already, without waiting for others."""
@@ -144,8 +155,11 @@ class Ring:
     def _hand_out(self, message: Message) -> None:
         """Hand a message to the requests that it is of."""
         assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
-        if isinstance(message, Reset) and message.request in self._open:  # else a text was evicted
+        self.heard += 1
+        if isinstance(message, Reset) and message.request in self._open:  # else a text was evicted, or nothing
             self._open[message.request].reset(message.request)
+        elif isinstance(message, Reset) and message.request == self._question:
+            self.unanswered -= 1
         segments = segments_of(message)
         if segments:
             self._is_back(segments)
@@ -167,6 +181,14 @@ class Ring:
     def start(self) -> None:
         """Wait until every stage has passed a first message on, which shows that it is there."""
         self._round(Reset(next(self._numbers)))
+
+    def ask(self) -> None:
+        """Send round what changes nothing, to hear whether all stages pass on what comes; for when nothing else does.
+        """
+        self._question = next(self._numbers)
+        self.unanswered = len(self.links)
+        for link in self.links:
+            link.send(Reset(self._question))
 
     def stop(self) -> None:
         """End the pipeline: every stage has passed the message on when this returns."""

@@ -20,11 +20,15 @@ Begin = Callable[[RequestTarget, Draft], Progress]
 
 
 class Task:
-    """A request: its tree, how its tokens are chosen, and the steps that `begin` makes of its target and its draft."""
+    """A request: its tree, how its tokens are chosen, and the steps that `begin` makes of its target and its draft.
 
-    def __init__(self, tree: TokenTree, sampler: Sampler, begin: Begin, priority: float = 1.0) -> None:
+    `shares` says whether it may begin behind what it has in common with others.
+    """
+
+    def __init__(self, tree: TokenTree, sampler: Sampler, begin: Begin, priority: float = 1.0,
+                 shares: bool = True) -> None:
         self.tree, self.sampler, self.begin = tree, sampler, begin
-        self.priority = priority
+        self.priority, self.shares = priority, shares
         self.settled: deque[list[int]] = deque()  # what nobody has taken yet
         self.over = False
         self.error: BaseException | None = None  # what it ended with
@@ -106,6 +110,10 @@ class Scheduler:
         First those whose segments are back are judged. Once all are, everybody may send, and what they send leaves
         together; then the networks read for all of them at once.
         """
+        with self.ring.meter:
+            self._turn()
+
+    def _turn(self) -> None:
         self._admit()
         if self._go_on([task for task in self.tasks if task.reading is None and task.target.ready]):
             return
@@ -127,7 +135,9 @@ class Scheduler:
     def _start(self, task: Task) -> None:
         """Let a request begin, behind the tokens that it shares with a text that the stages hold."""
         target = self.ring.open(task.tree, task.sampler, self._draft.inner, self._prunes)
-        held, length = self._prefixes.longest(task.tree.tokens, self._running()) if self.reuses else (None, 0)
+        held, length = None, 0
+        if self.reuses and task.shares:
+            held, length = self._prefixes.longest(task.tree.tokens, self._running())
         if held is not None and held.over:
             self._prefixes.take(held)
             draft = held.draft

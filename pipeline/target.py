@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model.cache import upload
+from model.logprobs import Telling
 from model.rules import rule_of
 from model.sample import Sampler
 from model.tree import TokenTree
@@ -35,7 +36,7 @@ class Shared(Protocol):
     trace: NoTrace
     clock: Clock
     segments: int  # sent since the start
-    departures: int  # of messages with segments
+    shared: int  # how often the rows of the next segment were shared out anew
 
     @property
     def link(self) -> Link:
@@ -86,7 +87,7 @@ class Returned:
     def _ask(group: Sequence[Returned]) -> None:
         """Ask about several segments in one pass."""
         ring = group[0].target.ring
-        judged = [returned.target.judges(returned.segment) for returned in group]
+        judged = [returned.target.asks(returned.segment) for returned in group]
         chosen = []
         for returned, nodes in zip(group, judged):
             place = {node: row for row, node in enumerate(returned.segment.nodes)}
@@ -111,6 +112,7 @@ class RequestTarget(Target):
         self.segments = 0  # sent so far
         self.reused = 0  # tokens of the prompt that the stages held already
         self.priority = 1.0  # how much its guesses count beside those of others
+        self.telling: Telling | None = None  # what it wants told of log-probabilities
         self.passed_over = 0  # segments that left without any of its guesses, since one left with some
 
     @property
@@ -189,6 +191,13 @@ class RequestTarget(Target):
         tree = self.tree
         return [node for node in segment.nodes if node in tree.live or node == tree.tip]
 
+    def asks(self, segment: Segment) -> list[int]:
+        """The nodes about which the LM head is to be asked: those, and nodes of a prompt of which something is told."""
+        judged, telling = self.judges(segment), self.telling
+        if telling is None:
+            return judged
+        return judged + [node for node in segment.nodes if telling.echoes(self.tree, node)]
+
     def _hear(self, segment: Segment, group: list[Returned]) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
         if segment.nodes:
@@ -208,6 +217,8 @@ class RequestTarget(Target):
                 logits_TV = torch.stack([logits[node] for node in judged])
                 said.update(zip(judged, self.rule(self.tree, judged, logits_TV)))
                 self.tree.target_token.update(said)
+            if self.telling is not None:
+                self.telling.keep(self.tree, logits, said)
 
     def _note(self, returned: Returned) -> None:
         """Give each node of a segment that the tree still knows its features, for the draft."""
@@ -243,7 +254,7 @@ class RingTarget(RequestTarget):
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._closed = False
         self._prompt = len(tree.trunk)
-        self._left_out = -1  # the departure for which it got no rows
+        self._left_out = -1  # the sharing in which it got no rows
 
     @property
     def in_flight(self) -> int:
@@ -256,7 +267,7 @@ class RingTarget(RequestTarget):
     @property
     def _may_send(self) -> bool:
         """Whether it may add to the segments that leave next: once, and its prompt behind those of older requests."""
-        if self._left_out == self.ring.departures or self.ring.outbox.holds(self.request):
+        if self._left_out == self.ring.shared or self.ring.outbox.holds(self.request):
             return False
         reads = len(self.tree.unsent) > 1
         return not reads or self is next(other for other in self.ring.running if len(other.tree.unsent) > 1)
@@ -264,7 +275,7 @@ class RingTarget(RequestTarget):
     def share(self, size: int | None) -> int | None:
         rows = self.ring.share(self, size)
         if rows == 0:
-            self._left_out = self.ring.departures
+            self._left_out = self.ring.shared
         return rows
 
     def send(self, nodes: Sequence[int]) -> None:

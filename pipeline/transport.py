@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pipeline.loss import Failure, PeerLost, explain, guarded
 from pipeline.messages import Message, Prune, Stop
+from pipeline.meter import Meter
 from pipeline.trace import OFF, NoTrace
 from pipeline.wire import HEADER, Header, packets, receive
 
@@ -52,11 +53,12 @@ class Link(Protocol):
 class Inbox:
     """The messages that have come in for a rank: prunes are handed out first, and the others in order.
 
-    With `ordered`, prunes wait their turn, too.
+    With `ordered`, prunes wait their turn, too. While its rank waits, `meter` stands still.
     """
 
-    def __init__(self, trace: NoTrace = OFF, ordered: bool = False) -> None:
+    def __init__(self, trace: NoTrace = OFF, ordered: bool = False, meter: Meter | None = None) -> None:
         self._trace, self._ordered = trace, ordered
+        self._meter = meter or Meter()
         self._prunes: deque[Prune] = deque()
         self._others: deque[Message] = deque()
         self._news = threading.Condition()
@@ -82,15 +84,16 @@ class Inbox:
 
     def get(self) -> Message:
         with self._news:
-            while not (self._prunes or self._others or self._failure):
-                self._news.wait()
+            if not self.ready:
+                with self._meter.idle():
+                    self._news.wait_for(lambda: self.ready)
             if self._failure:
                 raise self._failure
             return (self._prunes or self._others).popleft()
 
     def rest(self, until: float) -> None:
         """Wait until there is something to get, or until a moment of the monotonic clock."""
-        with self._news:
+        with self._news, self._meter.idle():
             self._news.wait_for(lambda: self.ready, max(0.0, until - time.monotonic()))
 
     def urgent(self) -> Prune | None:
@@ -158,6 +161,9 @@ class LocalLink:
     def close(self) -> None:
         pass
 
+    def drop(self) -> None:
+        pass
+
 
 def new_wires() -> tuple[Any, Any]:
     """The process groups for data and for control; all ranks make them at the same time."""
@@ -211,6 +217,11 @@ class DistLink:
         self._control.put(None)
         for thread in self._threads:
             thread.join()
+
+    def drop(self) -> None:
+        """After a loss: let the senders end, which would wait for ever; the listeners' connections break."""
+        self._data.put(None)
+        self._control.put(None)
 
     def _send_all(self, queue: SimpleQueue[Any], group: Any) -> None:
         """A device tensor is copied to the host here, beside the computing."""

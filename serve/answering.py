@@ -12,7 +12,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, AsyncIterator, Sequence
 
-from serve.engine import Ended, Engine, Event, Job, Piece, Sight
+from serve.engine import Ended, Engine, Event, Job, Sight
+from serve.logprobs import in_chat, in_completion
+from serve.pieces import Piece, Token
 from serve.protocol import Choice, Refused
 
 
@@ -65,24 +67,34 @@ class Asking:
 
 
 class Form:
-    """The shape of the answers of one endpoint; `echo` are texts that choices begin with."""
+    """The shape of the answers of one endpoint; `tells` says whether log-probabilities are wanted."""
 
     whole, chunk, prefix = "text_completion", "text_completion", "cmpl"
 
-    def __init__(self, model: str, echo: Sequence[str] = ()) -> None:
-        self.echo = echo
+    def __init__(self, model: str, tells: bool = False) -> None:
+        self.tells = tells
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
-    def body(self, texts: Sequence[str], reasons: Sequence[str], usage: dict[str, Any]) -> dict[str, Any]:
+    def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: dict[str, Any]) -> dict[str, Any]:
         """A whole answer."""
-        choices = [{"index": number, **self.said(text), "logprobs": None, "finish_reason": reason}
-                   for number, (text, reason) in enumerate(zip(texts, reasons))]
+        choices = [{"index": number, **self.said(piece.text), "logprobs": self.told(piece.tokens),
+                    "finish_reason": reason} for number, (piece, reason) in enumerate(zip(pieces, reasons))]
         return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
 
-    def part(self, number: int, added: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    def part(self, number: int, added: dict[str, Any], reason: str | None = None, tokens: Sequence[Token] = ()
+             ) -> dict[str, Any]:
         """A chunk of one choice."""
-        choice = {"index": number, **added, "logprobs": None, "finish_reason": reason}
+        logprobs = self.told(tokens) if tokens else None
+        choice = {"index": number, **added, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "object": self.chunk, "choices": [choice]}
+
+    def told(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        """What is told of tokens, if that is wanted."""
+        return self.tokens(tokens) if self.tells else None
+
+    def tokens(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """The shape in which tokens are told."""
+        return in_completion(tokens)
 
     def last(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The chunk that tells the usage."""
@@ -92,9 +104,9 @@ class Form:
         """Where a whole choice has its text."""
         return {"text": text}
 
-    def begun(self, number: int) -> dict[str, Any] | None:
-        """What the first chunk of a choice adds; None: there is none."""
-        return {"text": self.echo[number]} if self.echo else None
+    def begun(self) -> dict[str, Any] | None:
+        """What a chunk adds that comes before the text; None: there is none."""
+        return None
 
     def added(self, text: str) -> dict[str, Any]:
         """What a later chunk adds."""
@@ -113,7 +125,10 @@ class ChatForm(Form):
     def said(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def begun(self, number: int) -> dict[str, Any] | None:
+    def tokens(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        return in_chat(tokens)
+
+    def begun(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def added(self, text: str) -> dict[str, Any]:
@@ -125,15 +140,16 @@ class ChatForm(Form):
 
 async def whole(asking: Asking, form: Form) -> dict[str, Any]:
     """The body of an answer that is not streamed."""
-    texts = list(form.echo) or [""] * len(asking.jobs)
+    pieces = [Piece("", []) for _ in asking.jobs]
     reasons = [""] * len(asking.jobs)
     while asking.open:
         number, event = await asking.next()
         if isinstance(event, Piece):
-            texts[number] += event.text
+            before = pieces[number]
+            pieces[number] = Piece(before.text + event.text, [*before.tokens, *event.tokens])
         else:
             reasons[number] = event.finish_reason
-    return form.body(texts, reasons, asking.usage)
+    return form.body(pieces, reasons, asking.usage)
 
 
 async def events(asking: Asking, form: Form, first: tuple[int, Event], tells_usage: bool) -> AsyncIterator[bytes]:
@@ -143,7 +159,7 @@ async def events(asking: Asking, form: Form, first: tuple[int, Event], tells_usa
     """
     try:
         for number in range(len(asking.jobs)):
-            added = form.begun(number)
+            added = form.begun()
             if added is not None:
                 yield event_of(form.part(number, added), tells_usage)
         yield _chunk(form, first, tells_usage)
@@ -163,7 +179,7 @@ def _chunk(form: Form, news: tuple[int, Event], tells_usage: bool) -> bytes:
     if isinstance(event, Sight):
         return b"event: tree\n" + event_of({"index": number, **event.told})
     if isinstance(event, Piece):
-        return event_of(form.part(number, form.added(event.text)), tells_usage)
+        return event_of(form.part(number, form.added(event.text), tokens=event.tokens), tells_usage)
     return event_of(form.part(number, form.over(), event.finish_reason), tells_usage)
 
 

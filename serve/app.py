@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException as NotServed
 from config.serve_config import ServeConfig
 from launch.pipeline import Pipeline
 from serve.answering import Asking, ChatForm, Form, events, whole
-from serve.engine import Engine
+from serve.engine import Engine, ids_of
 from serve.guard import Guard
 from serve.protocol import Body, Chat, Completion, Refused, ToTokenize, read_body
 
@@ -86,38 +87,20 @@ class Server:
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or of messages."""
-        asked = read_body(await self._bytes(request), ToTokenize)
+        asked = read_body(await body_of(request, self.config.body_mb), ToTokenize)
         choice = asked.choice(self.config)
-        self.engine.check_ready()
-
-        def ids_of(pipeline: Pipeline) -> list[int]:
-            return pipeline.prompt_ids(choice.prompt, choice.template)
-
-        ids = await self._said(ids_of, choice.field)
+        ids = await said(self.engine, partial(ids_of, choice), choice.field, self.config.queue_seconds)
         return as_json({"count": len(ids), "max_model_len": self.config.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        body = read_body(await self._bytes(request), Chat)
-        return await self._answer(request, body, ChatForm(self.model))
+        body = read_body(await body_of(request, self.config.body_mb), Chat)
+        return await self._answer(request, body, ChatForm(self.model, body.tells))
 
     async def complete(self, request: Request) -> Response:
-        body = read_body(await self._bytes(request), Completion)
-        echo = await self._echo(body) if body.echo else []
-        return await self._answer(request, body, Form(self.model, echo))
-
-    async def _echo(self, body: Completion) -> list[str]:
-        """The text of each choice's prompt."""
-        prompts = [choice.prompt for choice in body.choices(self.config)]
-        self.engine.check_ready()
-
-        def texts(pipeline: Pipeline) -> list[str]:
-            ids = [pipeline.prompt_ids(prompt, "none") for prompt in prompts]
-            return [pipeline.text.decode(one) if pipeline.text else "" for one in ids]
-
-        decoded = await self._said(texts, "prompt")
-        return [prompt if isinstance(prompt, str) else text for prompt, text in zip(prompts, decoded)]
+        body = read_body(await body_of(request, self.config.body_mb), Completion)
+        return await self._answer(request, body, Form(self.model, body.tells))
 
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
@@ -141,26 +124,28 @@ class Server:
         return StreamingResponse(stream, media_type="text/event-stream",
                                  headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
-    async def _said(self, function: Callable[[Pipeline], Any], field: str) -> Any:
-        """What a function says of the pipeline on the engine's thread; a ValueError is a mistake in this field."""
-        said = asyncio.wrap_future(self.engine.call(function))
-        try:
-            return await asyncio.wait_for(said, self.config.queue_seconds)
-        except ValueError as error:
-            raise Refused(str(error), field) from None
-        except asyncio.TimeoutError:
-            raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
 
-    async def _bytes(self, request: Request) -> bytes:
-        """The body of a request, up to `body_mb`."""
-        most = int(self.config.body_mb * 1e6)
-        data = bytearray()
-        async for piece in request.stream():
-            data += piece
-            if len(data) > most:
-                raise Refused(f"the body has more than {self.config.body_mb:g} MB: send less", code="body_too_large",
-                              status=413)
-        return bytes(data)
+async def said(engine: Engine, function: Callable[[Pipeline], Any], field: str, seconds: float) -> Any:
+    """What a function says of the pipeline on the engine's thread; a ValueError is a mistake in this field."""
+    engine.check_ready()
+    coming = asyncio.wrap_future(engine.call(function))
+    try:
+        return await asyncio.wait_for(coming, seconds)
+    except ValueError as error:
+        raise Refused(str(error), field) from None
+    except asyncio.TimeoutError:
+        raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
+
+
+async def body_of(request: Request, megabytes: float) -> bytes:
+    """The body of a request, up to so many megabytes."""
+    most = int(megabytes * 1e6)
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > most:
+            raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+    return bytes(data)
 
 
 async def unless_gone(request: Request, work: Any) -> Any:

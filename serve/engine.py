@@ -1,38 +1,31 @@
-"""The engine: one thread owns the pipeline and runs it; all others hand it jobs, and are told what comes of them.
+"""The engine: a pipeline that is turned, with places and a queue, and that comes back when a rank is lost.
 
-It knows nothing about HTTP. Whoever is told must not wait: what is told is queued at the listener's end, so a slow
-reader stalls nobody.
+It knows nothing about HTTP. How jobs take turns is told in `launch/turning.py`.
 """
 from __future__ import annotations
 
-import threading
+import gc
+import math
 import time
 import traceback
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, Callable, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
-from pipeline.loss import PeerLost, explain, foreseen
+from launch.turning import LOOK, Turning
+from launch.turning import Job as Turned
+from pipeline.loss import explain, foreseen, guarded
+from pipeline.ring import Ring
 from serve.figures import Figures
+from serve.pieces import Pieces
 from serve.protocol import Choice, Refused
 from serve.sight import sight
 
-LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do
 GLANCE = 0.05  # seconds between two sights of an answer
+ASK = 1.0  # seconds between two questions to a ring that has nothing to do
 TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
-Result = TypeVar("Result")
-
-
-class Piece(NamedTuple):
-    """Some text of the answer."""
-
-    text: str
-
+LOST = 503  # the status of HTTP for whose pipeline is not there any more
 
 class Ended(NamedTuple):
     """The answer is whole; the numbers count tokens."""
@@ -55,7 +48,7 @@ Event = Any  # Piece, Sight, Ended or Refused
 
 
 @dataclass(eq=False)
-class Job:
+class Job(Turned):
     """One answer that is asked for, and whom to tell of it."""
 
     choice: Choice
@@ -64,8 +57,17 @@ class Job:
     came: float = field(default_factory=time.monotonic)
     ids: Sequence[int] = ()
     seen: float = 0.0  # when there was the last sight
+    pieces: Pieces | None = None  # of its text, since it has begun
     generation: Generation | None = None
     over: bool = False
+
+    def begin(self, pipeline: Pipeline) -> Generation:
+        self.pieces = Pieces(pipeline.text, self.choice, self.ids)
+        return pipeline.submit(self.ids, **self.choice.options)
+
+    def told(self, text: str) -> Iterable[Event]:
+        assert self.pieces is not None and self.generation is not None, "a job runs that has not begun"
+        return self.pieces.of(self.generation, text)
 
 
 class Limits(NamedTuple):
@@ -78,72 +80,49 @@ class Limits(NamedTuple):
 
 
 class Health(NamedTuple):
-    """How the pipeline is: loading, ready, restarting, lost or stopped; and why."""
+    """How the pipeline is: loading, ready, silent, restarting, lost or stopped; and why."""
 
     status: str
     reason: str = ""
 
 
-class Engine:
+class Engine(Turning):
     """A pipeline that stays, and comes back when a rank is lost. `opened` opens it."""
 
     def __init__(self, opened: Callable[[], Pipeline], limits: Limits) -> None:
+        super().__init__()
         self._opened, self.limits = opened, limits
         self.figures = Figures()
-        self.health = Health("loading")
+        self.state = Health("loading")
         self.error: BaseException | None = None  # why there was no pipeline at all
-        self._inbox: SimpleQueue[Callable[[Pipeline], None]] = SimpleQueue()
         self._waiting: list[Job] = []
-        self._running: list[Job] = []
-        self.jobs: set[Job] = set()  # that are not over, under way or waiting
-        self._counting = threading.Lock()
         self._seconds = 1.0  # that an answer takes, about
-        self._stopping = False
+        self._failed = 0  # tries to bring the pipeline up, one after the other
+        self._patience = 0.0  # seconds for the ring to answer
+        self._asked = self._heard = 0.0  # when the ring was asked last, and when it was last known to answer
+        self._messages = 0  # that had come back by then
+        self._looked = 0.0  # when the ranks were asked last
 
     # --- asked by other threads ---------------------------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait for their places, all of them or none; raises Refused if they cannot."""
-        with self._counting:
-            self._check(len(jobs))
-            self.jobs.update(jobs)
-        for job in jobs:
-            self._inbox.put(partial(self._take_in, job))
-
-    def cancel(self, jobs: Sequence[Job]) -> None:
-        """Give answers up that nobody reads any more; those that are over stay as they are."""
-        for job in jobs:
-            if not job.over:
-                self._inbox.put(partial(self._give_up, job))
-
-    def call(self, function: Callable[[Pipeline], Result]) -> Future[Result]:
-        """What a function says of the pipeline, between two of its turns; the function must not take long."""
-        said: Future[Result] = Future()
-
-        def work(pipeline: Pipeline) -> None:
-            try:
-                result = function(pipeline)
-            except ValueError as error:
-                said.set_exception(error)
-            else:
-                said.set_result(result)
-
-        self._inbox.put(work)
-        return said
-
-    def stop(self) -> None:
-        """Let the thread end the pipeline in good order."""
-        self._stopping = True
-        self._inbox.put(lambda pipeline: None)
+    @property
+    def health(self) -> Health:
+        """The state of the pipeline; `silent` as long as its ring owes an answer for more than `timeout` seconds."""
+        silence = time.monotonic() - self._heard
+        if self.state.status != "ready" or silence <= self._patience:
+            return self.state
+        return Health("silent", f"the ring has not answered for {silence:.0f} s: a rank hangs, though it says that it "
+                                "lives, or needs longer for a segment than timeout= says")
 
     def check_ready(self) -> None:
         """Raise Refused if nothing can be asked of the pipeline."""
-        status, reason = self.health
+        status, reason = self.state
         if status not in ("ready", "restarting"):
             retry = 5 if status == "loading" else 0
             raise Refused(reason or f"the pipeline is {status}", code=status, status=503, retry=retry)
 
-    def _check(self, more: int) -> None:
+    def check(self, more: int) -> None:
+        """Raise Refused if so many more answers cannot even wait."""
         self.check_ready()
         places, queue = self.limits.places, self.limits.queue
         held = len(self.jobs)
@@ -159,65 +138,57 @@ class Engine:
 
     def run(self) -> None:
         """Own the pipeline until `stop`; this is what the engine's thread does."""
-        failed = 0
-        while not self._stopping:
+        while not self._stopping and self.state.status != "lost":
             try:
-                with self._opened() as pipeline:
-                    failed = 0
-                    self.health = Health("ready")
-                    try:
-                        self._work(pipeline)
-                    finally:
-                        self._abandon()
-                    self._drop(Refused("the server is being stopped", code="stopped", status=503))
+                self._live()
             except Exception as error:
-                failed += self.health.status != "ready"
-                self._lose(error, last=not self.limits.restart or failed >= TRIES)
-                if self.health.status == "lost":
-                    return
-                time.sleep(PAUSE * bool(failed))
-        self.health = Health("stopped", "the server is being stopped")
+                self._failed += 1
+                self._lose(error, last=self._failed >= TRIES)
+                time.sleep(PAUSE * (self.state.status == "restarting"))
+            gc.collect()  # a pipeline is full of cycles, and its networks would lie beside those of the next one
+        if self.state.status != "lost":
+            self.state = Health("stopped", "the server is being stopped")
 
-    def _work(self, pipeline: Pipeline) -> None:
-        while not self._stopping:
-            self._hear(pipeline)
-            self._admit(pipeline)
-            if self._running:
-                pipeline.turn()
-            else:
-                pipeline.check()
-            for job in list(self._running):
-                self._show(job, pipeline)
-                self._hand_out(job)
-            self.figures.running.set(len(self._running))
-            self.figures.waiting.set(len(self._waiting))
+    def _live(self) -> None:
+        """Open a pipeline; answer until `stop`, or a loss, which is told before the pipeline is closed: it may last."""
+        with self._opened() as pipeline:
+            self._begin(pipeline)
+            try:
+                self.work(pipeline)
+                self.drop(Refused("the server is being stopped", code="stopped", status=LOST))
+            except Exception as error:
+                self._lose(error)
 
-    def _abandon(self) -> None:
-        """Take back what is under way, as long as the pipeline is there; its stages may be lost already."""
-        for job in self._running:
-            if job.generation is not None:
-                with suppress(PeerLost):
-                    job.generation.close()
+    def _begin(self, pipeline: Pipeline) -> None:
+        """The pipeline is there."""
+        self.figures.plain.set(pipeline.round_trip)
+        config, self._failed = pipeline.config, 0
+        self._heard, self._messages = time.monotonic(), 0
+        self._patience = math.inf if config.virtual else config.timeout + ASK  # virtual time passes by requests alone
+        self.state = Health("ready")
 
-    def _hear(self, pipeline: Pipeline) -> None:
-        """Do what other threads asked for; wait for that a little, if there is nothing else to do."""
-        with suppress(Empty):
-            if not self._running and not self._waiting:
-                self._inbox.get(timeout=LOOK)(pipeline)
-            while True:
-                self._inbox.get_nowait()(pipeline)
+    def _look(self, pipeline: Pipeline) -> None:
+        """Ask now and then how busy the ranks are."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK:
+            self._looked = now
+            self.figures.occupy(pipeline.busy())
+
+    def drop(self, told: Any) -> None:
+        super().drop(told)
+        self._waiting = []
 
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
         """Look a job over, and let it wait."""
         try:
-            ids = pipeline.prompt_ids(job.choice.prompt, job.choice.template)
+            ids = ids_of(job.choice, pipeline)
         except ValueError as error:
-            self._end(job, Refused(str(error), job.choice.field), "refused")
+            self._end(job, Refused(str(error), job.choice.field))
             return
         most = pipeline.decoder.max_length
         if len(ids) >= most:
             told = f"the prompt has {len(ids)} tokens, and prompt and answer together have {most} at most: shorten it"
-            self._end(job, Refused(told, job.choice.field, "context_length_exceeded"), "refused")
+            self._end(job, Refused(told, job.choice.field, "context_length_exceeded"))
             return
         job.ids = ids
         self._waiting.append(job)
@@ -225,109 +196,106 @@ class Engine:
     def _give_up(self, job: Job, pipeline: Pipeline) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-        if job in self._running:
-            self._running.remove(job)
-        self._end(job, None, "cancelled")
-        if job.generation is not None:
-            job.generation.close()
+        super()._give_up(job, pipeline)
 
     def _admit(self, pipeline: Pipeline) -> None:
         """Let those begin for whom there is a place, the first who came first; nobody waits too long."""
-        now = time.monotonic()
-        for job in [job for job in self._waiting if now - job.came > self.limits.seconds]:
-            self._waiting.remove(job)
-            told = f"there was no place within {self.limits.seconds:g} s: come again"
-            self._end(job, Refused(told, code="waited_too_long", status=429, retry=10), "refused")
+        self._excuse()
+        self._waiting = [job for job in self._waiting if not job.over]
         while self._waiting and len(self._running) < self.limits.places:
-            job = self._waiting.pop(0)
-            try:
-                job.generation = pipeline.submit(job.ids, **job.choice.options)
-            except ValueError as error:
-                self._end(job, Refused(str(error)), "refused")
-                continue
-            self._running.append(job)
+            super()._take_in(self._waiting.pop(0), pipeline)
+        self._feel(pipeline.ring)
+        self._look(pipeline)
+        self.figures.running.set(len(self._running))
+        self.figures.waiting.set(len(self._waiting))
 
-    def _show(self, job: Job, pipeline: Pipeline) -> None:
-        """Tell who watches what is to be seen, not more often than an eye sees."""
+    def _excuse(self) -> None:
+        """Let nobody wait longer than promised."""
+        now, patience = time.monotonic(), self.limits.seconds
+        with self._counting:
+            late = [job for job in self.jobs if job.generation is None and now - job.came > patience]
+        for job in late:
+            told = f"there was no place within {patience:g} s: come again"
+            self._end(job, Refused(told, code="waited_too_long", status=429, retry=10))
+
+    def _excuse_meanwhile(self) -> None:
+        """The same while the engine's thread brings the pipeline up again, which may last."""
+        while self.state.status == "restarting":
+            self._excuse()
+            time.sleep(LOOK)
+
+    def _feel(self, ring: Ring) -> None:
+        """Note whether the ring answers: by what comes back of requests, and without any by what it is asked."""
+        now = time.monotonic()
+        heard = ring.heard > self._messages
+        if heard if self._running else not ring.unanswered:
+            self._heard, self._messages = now, ring.heard
+        if not self._running and not ring.unanswered and now - self._asked >= ASK:
+            self._asked = now
+            ring.ask()
+
+    def _hand_out(self, job: Job, pipeline: Pipeline) -> None:
+        """Tell who watches what is to be seen, not more often than an eye sees; and what has settled."""
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
-            job.tell(Sight(sight(job.generation, pipeline.text)))
+            ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / pipeline.round_trip, 2)}
+            job.tell(Sight({**sight(job.generation, pipeline.text), **ranks}))
+        super()._hand_out(job, pipeline)
 
-    def _hand_out(self, job: Job) -> None:
-        """Tell what has settled of an answer, and its end."""
-        generation = job.generation
-        assert generation is not None, "a job runs that has not begun"
-        pieces = iter(generation)
-        try:
-            while generation.ready:
-                text = next(pieces)
-                if text:
-                    job.tell(Piece(text))
-        except StopIteration:
-            self._running.remove(job)
-            self._end(job, ended(generation), "answered")
-        except PeerLost:
-            raise
-        except Exception as error:
-            self._running.remove(job)
-            print(f"flowspec: a request failed: {explain(error)}", flush=True)
-            self._end(job, Refused(explain(error), code="failed", status=500), "failed")
-
-    def _end(self, job: Job, told: Event, outcome: str) -> None:
-        """Tell the end of a job, whose place is free then."""
-        if job.over:
-            return
-        job.over = True
-        with self._counting:
-            self.jobs.discard(job)
-        if isinstance(told, Ended):
+    def _tell_end(self, job: Job, told: Any) -> None:
+        """Count the end of a job, and tell it as the protocol does."""
+        outcome = "cancelled"
+        if isinstance(told, Generation):
+            told, outcome = ended(told), "answered"
             self._count(job, told)
+        elif isinstance(told, Refused):
+            outcome = "lost" if told.status == LOST else "refused"
+        elif isinstance(told, ValueError):
+            told, outcome = Refused(str(told)), "refused"
+        elif told is not None:
+            print(f"flowspec: a request failed: {explain(told)}", flush=True)
+            told, outcome = Refused(explain(told), code="failed", status=500), "failed"
         self.figures.requests.labels(outcome).inc()
-        if told is not None:
-            job.tell(told)
+        super()._tell_end(job, told)
 
     def _count(self, job: Job, told: Ended) -> None:
         assert job.generation is not None, "a job has ended that has not begun"
-        answer, figures = job.generation.answer, self.figures
         seconds = time.monotonic() - job.came
         self._seconds += (seconds - self._seconds) / 8
-        figures.first.observe(seconds - answer.decode_seconds)
-        if told.completion > 1:
-            figures.each.observe(answer.decode_seconds / (told.completion - 1))
-        figures.accepted.observe(answer.mean_accepted_length)
-        figures.tokens.labels("prompt").inc(told.prompt)
-        figures.tokens.labels("answer").inc(told.completion)
-        figures.guesses.labels("accepted").inc(told.accepted)
-        figures.guesses.labels("rejected").inc(told.rejected)
+        self.figures.count(job.generation.answer, seconds)
+        self.figures.guesses.labels("accepted").inc(told.accepted)
+        self.figures.guesses.labels("rejected").inc(told.rejected)
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
-    def _lose(self, error: Exception, last: bool) -> None:
+    def _lose(self, error: Exception, last: bool = False) -> None:
         """The pipeline is gone: who was under way is told, who waits goes on waiting unless this was the `last` try."""
         if not foreseen(error):
             traceback.print_exception(type(error), error, error.__traceback__)
         reason = explain(error)
         print(f"flowspec: {reason}", flush=True)
-        first = self.health.status == "loading"
-        self.health = Health("lost" if last or first else "restarting", reason)
-        self.error = error if first else None
+        before = self.state.status
+        final = last or before == "loading" or not self.limits.restart
+        self.state = Health("lost" if final else "restarting", reason)
+        self.error = error if before == "loading" else None
+        self.figures.occupy([])
         running, self._running = self._running, []
         for job in running:
             told = f"the answer is lost: {reason}; ask again"
-            self._end(job, Refused(told, code="rank_lost", status=503, retry=5), "lost")
-        if self.health.status == "lost":
-            self._drop(Refused(reason, code="rank_lost", status=503))
-        else:
-            self.figures.restarts.inc()
+            self._end(job, Refused(told, code="rank_lost", status=LOST, retry=5))
+            job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
+        if final:
+            self.drop(Refused(reason, code="rank_lost", status=LOST))
+            return
+        self.figures.restarts.inc()
+        if before == "ready":
+            guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
 
-    def _drop(self, told: Refused) -> None:
-        """End all jobs, since nobody will answer them."""
-        with self._counting:
-            left = list(self.jobs)
-        for job in left:
-            self._end(job, told, "lost")
-        self._running, self._waiting = [], []
+
+def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
+    """The token ids of a choice's prompt; raises ValueError for what the pipeline has no place for."""
+    return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
 
 
 def ended(generation: Generation) -> Ended:

@@ -6,7 +6,7 @@ It knows nothing about HTTP or engines. Every field that is wrong, or means some
 from __future__ import annotations
 
 import secrets
-from typing import Any, Literal, Mapping, NamedTuple, Sequence, cast
+from typing import Any, Callable, Literal, Mapping, NamedTuple, Sequence, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -14,18 +14,20 @@ from config.files import HALF
 from config.foreign import parse_object, plain, shown
 from config.run_config import RANGES, RunConfig
 from launch.pipeline import Prompt
+from model.text import taken_variables
 
 MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
+MOST_LIKELIEST = {"top_logprobs": 20, "logprobs": 5}  # a field -> of how many likeliest tokens it may want to hear
 SEEDS = 1 << 64
 ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # a field -> the key of a run
 # Fields that would change the answer if the pipeline knew them -> the values that ask for nothing.
 REFUSED: dict[str, Sequence[Any]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "repetition_penalty": (1,), "min_p": (0,), "logit_bias": ({},), "top_logprobs": (0,), "best_of": (1,),
-    "suffix": ("",), "modalities": (["text"],), "audio": (), "prediction": (), "chat_template_kwargs": ({},),
-    "web_search_options": (), "min_tokens": (0,)}
+    "repetition_penalty": (1,), "min_p": (0,), "logit_bias": ({},), "best_of": (1,), "suffix": ("",),
+    "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (), "min_tokens": (0,),
+    "images": ([],), "stop_token_ids": ([],), "use_beam_search": (False,)}
 
 
 class Refused(Exception):
@@ -47,13 +49,16 @@ class Refused(Exception):
 class Choice(NamedTuple):
     """What the pipeline is asked for one choice of an answer: a prompt, its template, and the keys of an answer.
 
-    `field` is where the prompt stood.
+    `field` is where the prompt stood, `variables` are what the template reads beside the messages, and `echo` says
+    whether the answer begins with the prompt.
     """
 
     prompt: Prompt
     template: str
     options: Mapping[str, Any]
     field: str = "prompt"
+    variables: Mapping[str, Any] = {}
+    echo: bool = False
 
 
 class Strict(BaseModel):
@@ -99,6 +104,11 @@ class Body(Strict):
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def tells(self) -> bool:
+        """Whether log-probabilities are wanted."""
+        raise NotImplementedError
+
     def options(self, config: RunConfig) -> list[dict[str, Any]]:
         """The keys of each of `n` answers; one after the other has the next seed."""
         given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k")}
@@ -130,6 +140,9 @@ class Body(Strict):
             raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
         if not 1 <= self.n <= MOST_CHOICES:
             raise Refused(f"n={shown(self.n)} is not possible: give a number from 1 to {MOST_CHOICES}", "n")
+        self._check_stops()
+
+    def _check_stops(self) -> None:
         stops = self.stop if isinstance(self.stop, list) else []
         if len(stops) > MOST_STOPS:
             raise Refused(f"stop has {len(stops)} texts: give {MOST_STOPS} at most", "stop")
@@ -141,13 +154,42 @@ class Chat(Body):
     """A body of /v1/chat/completions."""
 
     messages: list[ChatMessage]
+    chat_template_kwargs: dict[str, Any] = {}  # what a tokenizer's own template reads beside the messages
+    logprobs: bool = False
+    top_logprobs: int | None = None
+
+    @property
+    def tells(self) -> bool:
+        return self.logprobs
+
+    def check(self) -> None:
+        super().check()
+        check_likeliest("top_logprobs", self.top_logprobs)
+        if self.top_logprobs and not self.logprobs:
+            raise Refused("top_logprobs needs logprobs: add logprobs=true, or leave it out", "top_logprobs")
+
+    def options(self, config: RunConfig) -> list[dict[str, Any]]:
+        wanted = {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        return [{**options, **wanted} for options in super().options(config)]
 
     def choices(self, config: RunConfig) -> list[Choice]:
         messages = [{"role": _role(message), "content": _content(number, message)}
                     for number, message in enumerate(self.messages)]
         if not messages:
             raise Refused("messages is empty: say what to ask in one of the role user", "messages")
-        return [Choice(messages, config.template, options, "messages") for options in self.options(config)]
+        self._check_variables(config)
+        return [Choice(messages, config.template, options, "messages", self.chat_template_kwargs)
+                for options in self.options(config)]
+
+    def _check_variables(self, config: RunConfig) -> None:
+        """Refuse what the template does not read."""
+        field = "chat_template_kwargs"
+        if self.chat_template_kwargs and config.template != "own":
+            raise Refused(f"{field} is not supported, since template={config.template} reads nothing but the messages: "
+                          "leave it out, or start the server with template=own", field, "unsupported_parameter")
+        for name in sorted(taken_variables().intersection(self.chat_template_kwargs)):
+            raise Refused(f"{field}.{plain(name)} is not for the template alone: leave it out", f"{field}.{name}",
+                          "unsupported_parameter")
 
 
 class Completion(Body):
@@ -155,6 +197,19 @@ class Completion(Body):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     echo: bool = False
+    logprobs: int | None = None  # of how many likeliest tokens to hear
+
+    @property
+    def tells(self) -> bool:
+        return self.logprobs is not None
+
+    def check(self) -> None:
+        super().check()
+        check_likeliest("logprobs", self.logprobs)
+
+    def options(self, config: RunConfig) -> list[dict[str, Any]]:
+        wanted = {"logprobs": self.logprobs, "prompt_logprobs": self.echo} if self.tells else {}
+        return [{**options, **wanted} for options in super().options(config)]
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -168,7 +223,8 @@ class Completion(Body):
                           f"{MOST_CHOICES} at most", "prompt")
         if not all(self.prompts):
             raise Refused("prompt is empty: give a text, or a list of token ids", "prompt")
-        return [Choice(prompt, "none", options) for prompt in self.prompts for options in self.options(config)]
+        return [Choice(prompt, "none", options, echo=self.echo)
+                for prompt in self.prompts for options in self.options(config)]
 
 
 class ToTokenize(Strict):
@@ -176,6 +232,7 @@ class ToTokenize(Strict):
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -184,23 +241,28 @@ class ToTokenize(Strict):
     def choice(self, config: RunConfig) -> Choice:
         if self.prompt is not None:
             return Choice(self.prompt, "none", {})
-        choice, = Chat(messages=self.messages or []).choices(config)
+        chat = Chat(messages=self.messages or [], chat_template_kwargs=self.chat_template_kwargs)
+        choice, = chat.choices(config)
         return choice
 
 
-def read_body(data: bytes, kind: type[Any]) -> Any:
-    """The body as `kind`; raises Refused with the first field that is wrong."""
+def check_likeliest(field: str, number: int | None) -> None:
+    """Refuse to tell of more likeliest tokens than OpenAI's protocol has."""
+    most = MOST_LIKELIEST[field]
+    if number is not None and not 0 <= number <= most:
+        raise Refused(f"{field}={shown(number)} is not possible: give a number from 0 to {most}", field)
+
+
+def read_body(data: bytes, kind: type[Any], renamed: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Any:
+    """The body as `kind`, whose fields are `renamed` before; raises Refused with the first one that is wrong."""
     try:
         found = parse_object(data, "the body", "send one JSON object")
     except ValueError as error:
         raise Refused(str(error), code="invalid_json") from None
-    given = {name: value for name, value in found.items() if value is not None}
+    given = renamed({name: value for name, value in found.items() if value is not None})
     for name, harmless in REFUSED.items():
         if name in given and given[name] not in harmless:
             raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
-    logprobs = given.get("logprobs", False)
-    if logprobs is not False:
-        raise Refused("logprobs is not supported: leave it out", "logprobs", "unsupported_parameter")
     try:
         body = kind.model_validate(given)
     except ValidationError as error:

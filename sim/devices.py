@@ -97,6 +97,11 @@ class SlowLink:
         self._control.close()
         self._link.close()
 
+    def drop(self) -> None:
+        self._data.drop()
+        self._control.drop()
+        self._link.drop()
+
 
 class Lane:
     """One emulated wire, which delivers a message at the moment at which it would arrive.
@@ -115,8 +120,12 @@ class Lane:
 
     def close(self) -> None:
         """Deliver what is under way, and end."""
-        self._queue.put(None)
+        self.drop()
         self._thread.join()
+
+    def drop(self) -> None:
+        """The same without waiting for the end."""
+        self._queue.put(None)
 
     def _run(self) -> None:
         pace, wire = self._pace, Wire(self._pace.profile, self._takes)

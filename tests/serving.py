@@ -4,12 +4,13 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import contextmanager
-from typing import Any, Iterator, NamedTuple
+from typing import Any, ContextManager, Iterator, NamedTuple
 
 import httpx
 
 from scripts.serve import build
 from serve.engine import Engine
+from serve.running import Listener
 from tests.saved import wait_until
 
 QUESTION = "Tell me a short story about a curious fox called Maya."
@@ -29,10 +30,14 @@ class Live(NamedTuple):
         return self.post("/v1/chat/completions", messages=[{"role": "user", "content": question}], **fields)
 
 
-@contextmanager
-def live(*words: str) -> Iterator[Live]:
+def live(*words: str) -> ContextManager[Live]:
     """A server that these words start, on a port of its own; ready when it is handed out."""
-    engine, listener = build(["port=0", "threads_per_rank=1", *words])
+    return alive(*build(["port=0", "threads_per_rank=1", *words]))
+
+
+@contextmanager
+def alive(engine: Engine, listener: Listener) -> Iterator[Live]:
+    """A server while it serves."""
     threads = [threading.Thread(target=engine.run), threading.Thread(target=listener.run)]
     for thread in threads:
         thread.start()

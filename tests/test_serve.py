@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import threading
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from config.cli import parse
 from config.serve_config import ServeConfig, is_loopback
 from launch.run import run
+from launch.split.write import split
 from scripts.generate import COMMAND
 from scripts.serve import main, read
 from serve.protocol import REFUSED
-from tests.saved import command, wait_until
+from tests.saved import command, models, wait_until
 from tests.serving import QUESTION, Live, live
 
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
@@ -119,6 +121,26 @@ def test_messages_may_be_parts_and_the_system_and_the_developer_are_heard(server
     assert counts[0] == counts[1] != server.post("/tokenize", messages=talk).json()["tokens"]
 
 
+def test_a_template_of_the_tokenizer_reads_variables_and_messages_of_tools(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    saved = models(tmp_path_factory.getbasetemp() / "saved")
+    shutil.copytree(saved / "base", folder / "base")
+    settings = folder / "base" / "tokenizer_config.json"
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}{% if brief %}brief {% endif %}"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    split(folder / "base", folder / "0+2+2", "0+2+2", saved / "head", progress=False)
+    talk = [{"role": "user", "content": "hi"}, {"role": "tool", "content": "sun"}]
+    with live("processes=false", f"model_dir={folder / '0+2+2'}", "template=own", "ignore_eos=true") as started:
+        ids = [started.post("/tokenize", messages=talk, **fields).json()["tokens"] for fields in (
+            {}, {"chat_template_kwargs": {"brief": False}}, {"chat_template_kwargs": {"brief": True}})]
+        text = started.engine.call(lambda pipeline: pipeline.text.decode(ids[2])).result(60)
+        assert ids[0] == ids[1] and text == "user: hi tool: sun brief "
+        fields = {"messages": talk, "max_tokens": 4, "chat_template_kwargs": {"brief": True}}
+        assert started.post("/v1/chat/completions", **fields).json()["usage"]["prompt_tokens"] == len(ids[2])
+        refused = started.post("/tokenize", messages=talk, chat_template_kwargs={"tokenize": True})
+        assert refused.json()["error"]["param"] == "chat_template_kwargs.tokenize" and refused.status_code == 400
+
+
 def test_the_models_and_the_figures_are_told(server, sdk):
     assert [model.id for model in sdk.models.list()] == ["toy"] == [sdk.models.retrieve("toy").id]
     with pytest.raises(openai.NotFoundError):
@@ -126,6 +148,10 @@ def test_the_models_and_the_figures_are_told(server, sdk):
     server.chat(max_tokens=3)
     figures = server.client.get("/metrics").text
     assert 'flowspec_requests_total{outcome="answered"}' in figures and "flowspec_restarts_total 0.0" in figures
+    told = dict(line.rsplit(" ", 1) for line in figures.splitlines() if not line.startswith("#"))
+    shares = [float(told[f'flowspec_rank_busy_share{{rank="{rank}"}}']) for rank in range(5)]
+    assert any(shares) and all(0 <= share <= 1 for share in shares)
+    assert float(told["flowspec_plain_seconds_per_token"]) > 0
     assert server.client.get("/health").json()["status"] == "ok"
 
 
@@ -134,7 +160,8 @@ def test_the_models_and_the_figures_are_told(server, sdk):
 @pytest.mark.parametrize(("fields", "param"), [
     ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"logit_bias": {"5": 1}}, "logit_bias"), ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"logprobs": True}, "logprobs"), ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),
+    ({"chat_template_kwargs": {"brief": True}}, "chat_template_kwargs"),
+    ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),
     ({"max_tokens": 0}, "max_tokens"), ({"n": 17}, "n"), ({"stop": ["a"] * 5}, "stop"), ({"stop": "\ud800"}, "stop"),
     ({"messages": []}, "messages"), ({"messages": "hello"}, "messages"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
@@ -150,7 +177,8 @@ def test_what_is_wrong_or_not_supported_is_refused_by_its_field(server, fields, 
 
 def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(server):
     harmless = {name: values[0] for name, values in REFUSED.items() if values}
-    got = server.chat(max_tokens=2, **harmless, logprobs=False, seed=None, store=True, something={"else": 1})
+    harmless.update(logprobs=False, top_logprobs=0, chat_template_kwargs={}, user="me")
+    got = server.chat(max_tokens=2, **harmless, seed=None, store=True, something={"else": 1})
     assert got.status_code == 200, got.text
 
 
@@ -167,7 +195,8 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=5)
 FIELDS = ["messages", "prompt", "temperature", "top_p", "top_k", "seed", "n", "stop", "stream", "stream_options",
-          "user", "echo", "logprobs", "model", "max_completion_tokens", *REFUSED]
+          "user", "echo", "logprobs", "top_logprobs", "chat_template_kwargs", "model", "max_completion_tokens",
+          *REFUSED]
 TALK = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "tool", "x"]),
                                        "content": JSON}), max_size=3)
 
@@ -290,7 +319,7 @@ def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask(tmp_path):
     (["host=0.0.0.0"], "can be reached by other machines: add api_key"),
     (["cors=example.org"], "which is no origin"), (["queue=-1"], "queue=-1 is not possible"),
     (["prompt=hello"], "prompt is what a request brings"), (["maxrequests=2"], "did you mean max_requests"),
-    (["hosts=hosts.txt"], "hosts is not known to the server"), (["temperature=-1"], "temperature=-1")])
+    (["hosts=no/hosts.txt"], "there is no file"), (["temperature=-1"], "temperature=-1")])
 def test_a_start_that_cannot_work_is_one_sentence(capfd, words, told):
     assert main(words) == 2
     said = capfd.readouterr().err

@@ -6,13 +6,16 @@ import queue
 import signal
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 
 import pytest
 
 from launch.pipeline import Pipeline
 from pipeline.loss import PeerLost
-from serve.engine import Ended, Engine, Job, Limits, Piece
+from pipeline.stage import Stage
+from serve.engine import Ended, Engine, Job, Limits
+from serve.pieces import Piece
 from serve.protocol import Choice, Refused
 from tests.saved import models, wait_until
 from tests.serving import live
@@ -211,7 +214,51 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         assert "rank 2 was lost" in lost.json()["error"]["message"]
         assert got["waiting"].json()["choices"] == before
         assert server.client.get("/health").status_code == 200
-        os.kill(worker_of(1), signal.SIGKILL)
+        held, opened = held_here(), server.engine.call(weakref.ref).result(60)
+        os.kill(worker_of(1), signal.SIGKILL)  # while there is nothing to do
         assert wait_until(lambda: server.engine.figures.restarts._value.get() == 2, 60)
         assert wait_until(lambda: server.client.get("/health").status_code == 200, 60)
         assert server.chat("hello", max_tokens=8).json()["choices"] == before
+        assert opened() is None, "the lost pipeline is still there"
+        assert wait_until(lambda: held_here() == held, 30), f"{held} became {held_here()}"
+
+
+def held_here() -> tuple[int, int]:
+    """The threads and the open files of this process."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def test_whoever_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_promised(words):
+    again = threading.Event()
+    opened = iter([breaking(words), lambda: again.wait() and Pipeline.open(**words, processes=False)])
+    with running(lambda: next(opened)(), Limits(1, 4, seconds=0.5)) as engine:
+        Breaking.losses = ["rank 2 was lost"]
+        under_way, late = asked(engine, Told(), Told())
+        assert under_way.all()[-1].code == "rank_lost"
+        assert engine.health == ("restarting", "rank 2 was lost")
+        assert late.all()[-1].code == "waited_too_long"
+        again.set()
+        assert isinstance(asked(engine, Told())[0].all()[-1], Ended)
+
+
+def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(words):
+    going = threading.Event()
+    going.set()
+    apply = Stage.apply
+
+    def slow(self, *given):
+        going.wait()
+        return apply(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stage, "apply", slow)
+        with running(lambda: Pipeline.open(**words, processes=False, timeout=1), Limits(1, 4, 60)) as engine:
+            for requests in range(2):  # at rest, and with a request under way
+                told = asked(engine, *(Told(**LONG) for _ in range(requests)))
+                assert all(isinstance(one.events.get(timeout=60), Piece) for one in told)
+                going.clear()
+                assert wait_until(lambda: engine.health.status == "silent", 60)
+                assert engine.health.reason.startswith("the ring has not answered for ")
+                going.set()
+                assert wait_until(lambda: engine.health.status == "ready", 60)
+                engine.cancel([one.job for one in told])

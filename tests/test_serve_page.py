@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from serve.app import PAGE
+from tests.browser import MISSING, browser
+from tests.saved import wait_until
 from tests.serving import QUESTION, live
 
 HTML = PAGE.read_text(encoding="utf-8")
@@ -68,3 +70,83 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
         assert len(ids) == len(set(ids)) <= tree["live"]
         assert all(guess["parent"] in (None, *ids) and guess["score"] <= 0 for guess in tree["guesses"])
         assert tree["accepted"] <= min(tree["sent"], tree["tokens"])
+        assert len(tree["busy"]) in (0, 5) and all(0 <= share <= 1 for share in tree["busy"]) and tree["plain"] > 0
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+ENTER = "\ue007"
+NOTE = """window.seen = [];
+  const [draw, meter] = [showTree, showMeters];
+  showTree = (...told) => { draw(...told); if (window.weary) key("Escape"); };
+  showMeters = (told) => { meter(told); seen.push([count("#tree circle"), count("#tree path"), count(".rank")]); };
+  window.count = (what) => document.querySelectorAll(what).length;
+  window.key = (key, alt) => document.dispatchEvent(new KeyboardEvent("keydown", { key, altKey: Boolean(alt) }));"""
+SAID = "return [...document.querySelectorAll('.assistant > div:first-child')].map((one) => one.textContent)"
+
+
+@pytest.fixture(scope="module")
+def window():
+    if MISSING:
+        pytest.skip(f"{MISSING} to look at the page with")
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(server, window):
+    """The page, as somebody sees it first, who wants 40 tokens."""
+    window.open(server.url)
+    window.run("""localStorage.setItem("flowspec.talk", "[]");
+        localStorage.setItem("flowspec.settings", '{"max_tokens": "40"}')""")
+    window.open(server.url)
+    window.run(NOTE)
+    return window
+
+
+def over(page):
+    return wait_until(lambda: page.run("return !asking && talk.length && talk.at(-1).role === 'assistant'"), 60)
+
+
+def test_a_person_asks_and_sees_the_text_the_guesses_and_how_busy_the_ranks_are(server, page):
+    page.press(*QUESTION, ENTER)
+    assert over(page)
+    told = server.chat(max_tokens=40).json()["choices"][0]["message"]["content"]
+    assert page.run(SAID) == [told]
+    seen = page.run("return seen")
+    assert any(circles > 3 and paths == circles and ranks == 5 for circles, paths, ranks in seen), seen
+    assert page.run("return at('live').hidden") is True
+    assert "plain decoding: about" in page.run("return document.querySelector('.assistant .figures').textContent")
+
+
+def test_keys_stop_an_answer_and_ask_again(page):
+    page.run("window.weary = true")
+    page.press(*"Tell me a story.", ENTER)
+    assert over(page)
+    assert page.run("return talk.at(-1).error") == "stopped"
+    stopped = page.run(SAID)[-1]
+    page.run("window.weary = false; key('r', true)")
+    assert over(page) and page.run("return talk.length") == 2
+    assert page.run("return talk.at(-1).error") is None and page.run(SAID)[-1].startswith(stopped)
+
+
+def test_a_text_that_looks_like_markup_stays_a_text(page):
+    page.press(*"<b>hello</b>", ENTER)
+    assert over(page)
+    assert page.run("return document.querySelector('.user > div').textContent") == "<b>hello</b>"
+    assert page.run("return count('.turn b')") == 0
+
+
+def test_nothing_is_wider_than_a_narrow_screen_and_a_tree_fits_its_place(page):
+    phone = {"width": 360, "height": 640, "deviceScaleFactor": 1, "mobile": True}
+    page.do("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=phone)
+    try:
+        page.run("""at("live").hidden = false;
+            const guesses = [...Array(60).keys()].map((id) => ({ id, parent: id < 4 ? null : id >> 2, sent: id < 9,
+                text: " guess", score: -id / 9 }));
+            showTree({ guesses }, "a text"); showMeters({ busy: Array(9).fill(.5), plain: 3, tokens: 5, decode: 1 })""")
+        assert page.run("return [document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+        assert page.run("return at('tree').scrollHeight - at('tree').offsetHeight") <= 0
+        assert page.run("return count('#tree circle')") > 6
+    finally:
+        page.do("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})

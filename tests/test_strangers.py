@@ -18,7 +18,8 @@ from config.foreign import plain
 from launch.hosts.agreement import judge_ways, open_door, reaches
 from launch.hosts.clock import learn_time, tell_time
 from launch.hosts.entries import Junk, clean
-from launch.hosts.store import STRANGERS, Entries, Lost, Store, StoreClient, StoreServer, hang_up
+from launch.hosts.seats import STRANGERS, StoreServer, hang_up
+from launch.hosts.store import Entries, Lost, Store, StoreClient
 from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost

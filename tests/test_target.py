@@ -157,6 +157,18 @@ def test_a_request_with_nothing_under_way_rests_until_the_segments_of_others_hav
     assert busy.ready and list(rests) == [] and target.free
 
 
+def test_all_that_were_left_out_for_rows_that_nobody_sends_may_ask_again(ring):
+    (rich_tree, rich), (poor_tree, poor) = opened(ring, [1]), opened(ring, [2])
+    for tree, score in ((rich_tree, -0.1), (poor_tree, -5.0)):
+        tree.cut()
+        tree.add(tree.tip, 5, score)
+    assert poor.share(1) == 0 and not poor.free
+    rich_tree.score[max(rich_tree.live)] = -9.0  # what has come back meanwhile speaks against its guess
+    assert rich.share(1) == 0 and not rich.free
+    ring.listen()  # nothing is under way, so nothing can come
+    assert rich.free and poor.free and poor.share(1) == 1
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_a_prune_of_one_request_frees_the_stage_of_no_row_of_another(ring, link, together):
     (other, busy), (tree, target) = opened(ring, [1]), opened(ring, [2])

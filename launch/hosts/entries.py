@@ -178,6 +178,7 @@ KINDS = (
     Kind(rf"(?:facts|ways)/heard/{OWN}", _count),
     Kind(rf"{BEFORE}heartbeat/{OWN}", _count),
     Kind(rf"{BEFORE}heartbeat/losses", _count),
+    Kind(rf"{BEFORE}busy/{OWN}", _count),
     Kind(rf"{BEFORE}heartbeat/lost", _line),
     Kind(rf"{BEFORE}split/{OWN}", _line),
     Kind(rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),

@@ -27,14 +27,17 @@ from config.small_models import drafting_ranks
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
-from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
+from launch.hosts.seats import StoreServer, hang_up
+from launch.hosts.store import Entries, Store, StoreClient
 from launch.prepare import open_part
+from launch.processes import GRACE
 from launch.spec import RankSpec
 from model.weights import Part
 from pipeline.transport import PeerLost
 from tp.links import Placement
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
+SEAT = 30  # seconds for a run to end that has this board in it still, since nobody has missed it there yet
 LOOK = 0.2  # seconds between two looks into the store
 SOONER = 0.8  # of the heartbeat's patience
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
@@ -170,8 +173,9 @@ class Coordinator(Rendezvous):
         board = self.board
         address = board.listen_address()
         entries = Entries()
+        self._unheard: Sequence[str] = ()  # counts of those who have heard the verdict that ends the rendezvous
         try:
-            StoreServer((address, board.port), entries)
+            self._server = StoreServer((address, board.port), entries)
         except OSError as error:
             raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
                              "master_port, the same on all boards") from error
@@ -186,7 +190,8 @@ class Coordinator(Rendezvous):
         self._store.set(f"{topic}/verdict", json.dumps(verdict))
         if verdict.told:
             to_hear = [rank for rank in range(1, world) if rank in told or not verdict.lost]
-            atexit.register(self._linger, topic, to_hear)
+            self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]
+            atexit.register(self._linger)
         verdict.enforce()
         return told
 
@@ -214,11 +219,17 @@ class Coordinator(Rendezvous):
             return f"{missing} fell silent during the rendezvous: look at its board and network, then start all again"
         return LATE.format(missing, self.board.wait)
 
-    def _linger(self, topic: str, ranks: Sequence[int]) -> None:
-        """The store ends with this process: first let these ranks hear the verdict, also those that come only now."""
+    def close(self) -> None:
+        """End the store, as the end of its process would; first let the other ranks hear why, and end."""
+        self._linger()
+        atexit.unregister(self._linger)
+        self._server.close(2 * GRACE)
+
+    def _linger(self) -> None:
+        """Before the store ends let all ranks hear the verdict, also those that come only now."""
         end = time.monotonic() + PATIENCE
-        for rank in ranks:
-            while time.monotonic() < end and not self._store.add(f"{topic}/heard/{rank}", 0):
+        for heard in self._unheard:
+            while time.monotonic() < end and not self._store.add(heard, 0):
                 time.sleep(LOOK)
 
 
@@ -255,25 +266,28 @@ class Participant(Rendezvous):
         """
         board = self.board
         names = board.named(0), board.named(board.rank, socket.gethostname())
-        answered, told = time.monotonic(), ""
+        since, told = time.monotonic(), ""
         while True:
+            wrong: Exception
+            missing, patience = names[0], PATIENCE
             try:
                 client = StoreClient((board.master, board.port), names, PATIENCE)
                 holder = client.greet(board.rank)
-                break
+                if not holder:
+                    return client
+                missing, patience = f"the end of a run in which {holder} is rank {board.rank}", SEAT
+                wrong = ValueError(f"rank {board.rank} is there already, from {holder}: end the run of which it is, or "
+                                   "give this board a NODE_RANK of its own")
             except OSError as error:
-                now = time.monotonic()
                 if error.errno == errno.ECONNREFUSED:
-                    answered = now
-                if now - answered > PATIENCE:
-                    raise PeerLost(f"{names[0]} cannot be reached at {board.master}:{board.port} from {names[1]} "
-                                   f"({error.strerror or error}): check MASTER_ADDR or the hosts file, the cable and "
-                                   "the firewall") from None
-            if now > self._deadline:
+                    since = time.monotonic()
+                wrong = PeerLost(f"{names[0]} cannot be reached at {board.master}:{board.port} from {names[1]} "
+                                 f"({error.strerror or error}): check MASTER_ADDR or the hosts file, the cable and the "
+                                 "firewall")
+            now = time.monotonic()
+            if now > self._deadline and missing == names[0]:
                 raise PeerLost(LATE.format(names[0], board.wait))
-            told = self._tell_missing(names[0], told)
+            if now > min(since + patience, self._deadline):
+                raise wrong
+            told = self._tell_missing(missing, told)
             time.sleep(LOOK)
-        if holder:
-            raise ValueError(f"rank {board.rank} is there already, from {holder}: end the run of which it is, or give "
-                             "this board a NODE_RANK of its own")
-        return client

@@ -1,15 +1,13 @@
-"""The store of a run on several hosts: rank 0's process keeps it, at one address, with one connection for each rank.
+"""The store of a run on several hosts, which rank 0's process keeps, and the ends at which ranks read and write it.
 
 It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
 say where an entry came from; before torch 2 it cannot be told otherwise. A request and its reply are a line of JSON
-each. It knows nothing about what entries mean: `entries.py` tells their form.
+each. It knows nothing about what entries mean: `entries.py` tells their form. `seats.py` serves it.
 """
 from __future__ import annotations
 
 import json
 import socket
-import socketserver
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -18,17 +16,13 @@ from typing import Any, Callable, Sequence
 import torch.distributed as dist
 
 from config.foreign import plain
-from launch.hosts.entries import COUNT, MOST, RANKS, Junk, clean, kind, parse
+from launch.hosts.entries import COUNT, MOST, Junk, clean, kind, parse
 from pipeline.transport import PeerLost
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
-GREETING_BYTES = 256
 LINE = 6 * MOST + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
 KEY = 300  # characters of a key
 ALL = 1 << 26  # bytes of all entries together
-WHILE = 5  # seconds for a stranger to say who it is
-STRANGERS = 64  # that may be connected at once; the oldest goes first
-NAMED = 8  # strangers that are told of
 NEAR = 0.3  # seconds in which the system of a board answers, whatever its programs do
 STAY = 30  # seconds that a rank waits for an entry at most, whatever torch's own patience
 PAUSES = 0.001, 0.05  # seconds between two looks: the first pause, and the longest
@@ -105,111 +99,6 @@ def _is_request(value: Any) -> bool:
         return False
     key = value[1]
     return type(key) is str and len(key) <= KEY
-
-
-class StoreServer(socketserver.ThreadingTCPServer):
-    """Rank 0's end of the store: whoever says first which rank it is has that rank's seat, the others are sent away."""
-
-    allow_reuse_address = daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], entries: Entries) -> None:
-        self.entries = entries
-        self.seats: dict[int, str] = {}  # of each rank the address from which it came
-        self._strangers: dict[Any, None] = {}  # connections that have not said who they are, the oldest first
-        self._named: set[str] = set()  # addresses of strangers that were told of
-        self._lock = threading.Lock()
-        super().__init__(address, StoreConnection)
-        threading.Thread(target=self.serve_forever, name="store", daemon=True).start()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            self._strangers[request] = None
-            oldest = next(iter(self._strangers)) if len(self._strangers) > STRANGERS else None
-        if oldest is not None and self.forget(oldest):
-            hang_up(oldest)
-        super().process_request(request, client_address)
-
-    def forget(self, request: Any) -> bool:
-        """Take a connection off the strangers; whether it was one until now."""
-        with self._lock:
-            return self._strangers.pop(request, self) is None
-
-    def seat(self, rank: int, address: str) -> str:
-        """The address that has a rank's seat already; empty if it is this one's from now on."""
-        with self._lock:
-            holder = self.seats.get(rank, "")
-            self.seats.setdefault(rank, address)
-        return holder
-
-    def tell(self, address: str, what: str) -> None:
-        """Tell that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
-        with self._lock:
-            if address in self._named or len(self._named) >= NAMED:
-                return
-            self._named.add(address)
-        print(f"\nflowspec: {address} wrote to port {self.server_address[1]} what is not of this run ({what}); it is "
-              "ignored", file=sys.stderr)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # it hung up, or said nothing for too long
-            super().handle_error(request, client_address)
-
-
-class StoreConnection(socketserver.StreamRequestHandler):
-    """One connection to the store, on a thread of its own."""
-
-    server: StoreServer
-    timeout = WHILE
-    disable_nagle_algorithm = True
-
-    def handle(self) -> None:
-        address = str(self.client_address[0])
-        try:
-            greeting = self.rfile.readline(GREETING_BYTES)
-            if not greeting:
-                return
-            rank = greeted(greeting)
-            if not self.server.forget(self.request):
-                return  # it was sent away just now, and will come again
-            holder = self.server.seat(rank, address)
-            self._say("taken" if holder else "welcome", holder)
-            if not holder:
-                self.request.settimeout(None)
-                self._serve(rank, address)
-        except Junk as junk:
-            self.server.tell(address, str(junk))
-
-    def finish(self) -> None:
-        self.server.forget(self.request)
-        super().finish()
-
-    def _serve(self, rank: int, address: str) -> None:
-        while line := self.rfile.readline(LINE):
-            try:
-                self._say("ok", self.server.entries.reply(rank, parse(line)))
-            except Junk as junk:
-                self.server.tell(address, f"as rank {rank}: {junk}")
-                self._say("junk", str(junk))
-            if not line.endswith(b"\n"):
-                return
-
-    def _say(self, word: str, value: Any) -> None:
-        self.wfile.write(json.dumps([word, value]).encode() + b"\n")
-
-
-def greeted(line: bytes) -> int:
-    """The rank that a greeting names; raises Junk."""
-    said = parse(line)
-    if type(said) is not list or len(said) != 2:
-        raise Junk("it is no rank's greeting")
-    word, number = said
-    if word != GREETING or type(number) is not int:
-        raise Junk("it is no rank's greeting")
-    if not 0 < number < RANKS:
-        raise Junk(f"there is no rank {number}")
-    return int(number)
 
 
 class StoreClient:
@@ -332,13 +221,7 @@ class Store(dist.Store):
         pause, longest = PAUSES
         while not self.check(keys):
             if time.monotonic() > end:
-                raise Lost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the rendezvous")
+                raise Lost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the rendezvous, "
+                           "or has another version of torch")
             time.sleep(pause)
             pause = min(2 * pause, longest)
-
-
-def hang_up(way: socket.socket) -> None:
-    try:
-        way.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is gone already

@@ -1,6 +1,6 @@
 """Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|clocks|load|turns|conversation|acceptance|draft [PRESET] [key=value ...]
+Usage: python -m scripts.bench overhead|clocks|load|server|turns|conversation|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
        python -m scripts.bench planner [key=value ...]
@@ -13,6 +13,8 @@ clocks      an emulated cluster in real time beside the same in virtual time, by
             both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
+server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
+            gets alone; and the memory, open files and threads of the server's processes (see --help)
 turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
 conversation  ten turns: what each waits for its first token, with and without reuse=true
 acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
@@ -44,13 +46,14 @@ from scripts.bench.forms import stages
 from scripts.bench.load import load
 from scripts.bench.overhead import overhead
 from scripts.bench.planner import planner
+from scripts.bench.server import server
 from scripts.bench.specinfer import specinfer
 from scripts.bench.tensor_parallel import tensor_parallel
 from scripts.bench.turns import turns
 
-COMMANDS = {"overhead": overhead, "clocks": clocks, "conversation": conversation, "load": load, "turns": turns,
-            "acceptance": acceptance, "draft": draft, "specinfer": specinfer, "stages": stages, "tp": tensor_parallel,
-            "planner": planner}
+COMMANDS = {"overhead": overhead, "clocks": clocks, "conversation": conversation, "load": load, "server": server,
+            "turns": turns, "acceptance": acceptance, "draft": draft, "specinfer": specinfer, "stages": stages,
+            "tp": tensor_parallel, "planner": planner}
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,219 @@
+"""A worker of FastChat: `python -m serve.fastchat controller=URL` adds the pipeline to a controller as a model.
+
+The controller hears of it and of its queue; prompts come from whoever the controller sends, wrapped in their template
+already. Answers are cumulative texts in JSON, each behind the other with a zero byte between. It asks the engine that
+the server asks, by the fields that `protocol` reads.
+"""
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+from typing import Any, AsyncIterator, Callable, Sequence
+
+import httpx
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
+
+from config.cli import parse
+from config.serve_config import WorkerConfig
+from model.text import conversation_of
+from serve.answering import Asking
+from serve.app import GONE, as_json, body_of, said, unless_gone
+from serve.engine import Ended, Engine, ids_of
+from serve.guard import Guard
+from serve.logprobs import in_completion
+from serve.pieces import Piece
+from serve.protocol import Choice, Completion, Refused, read_body
+from serve.running import Listener, engine_of, name_of, run, told
+
+COMMAND = "python -m serve.fastchat"
+RETRY = 5.0  # seconds after which a controller that did not answer is asked again
+LOOK = 1.0  # seconds between two looks at a pipeline that is not ready
+PATIENCE = 5.0  # seconds for an answer of the controller
+FIELDS = {"temperature": 1.0, "max_new_tokens": 256, "echo": True}  # what FastChat's workers take for what is left out
+CODES = {429: ErrorCode.ENGINE_OVERLOADED, 503: ErrorCode.INTERNAL_ERROR, 500: ErrorCode.INTERNAL_ERROR}
+
+
+class Worker:
+    """What is answered at each address of a worker, and what its controller is told."""
+
+    def __init__(self, engine: Engine, config: WorkerConfig, model: str) -> None:
+        self.engine, self.config, self.model = engine, config, model
+        self._beating: asyncio.Task[None] | None = None
+
+    @property
+    def app(self) -> FastAPI:
+        """The application, for uvicorn."""
+        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None)
+        posts: dict[str, Callable[..., Any]] = {
+            "/worker_generate_stream": self.stream, "/worker_generate": self.whole, "/worker_get_status": self.state,
+            "/count_token": self.count, "/worker_get_conv_template": self.conversation, "/model_details": self.details}
+        for path, answer in posts.items():
+            app.add_api_route(path, answer, methods=["POST"])
+        app.add_exception_handler(Refused, _refuse)
+        app.add_middleware(Guard, key="", origins=(), host=self.config.host)
+        return app
+
+    # --- the model ----------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The names of the model, and how many answers are under way or wait."""
+        return {"model_names": [self.model], "speed": 1, "queue_length": len(self.engine.jobs)}
+
+    async def state(self) -> Response:
+        return as_json(self.status)
+
+    async def details(self) -> Response:
+        return as_json({"context_length": self.config.max_length})
+
+    async def conversation(self) -> Response:
+        """The template, as FastChat wraps messages in it."""
+        return as_json({"conv": asdict(conversation_of(self.config.template))})
+
+    async def count(self, request: Request) -> Response:
+        choice = await self._choice(request)
+        ids = await said(self.engine, partial(ids_of, choice), choice.field, self.config.queue_seconds)
+        return as_json({"count": len(ids), "error_code": 0})
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    async def stream(self, request: Request) -> Response:
+        """An answer while it is made."""
+        choice = await self._choice(request)
+        return StreamingResponse(_chunks(self._states(choice)), media_type="application/octet-stream")
+
+    async def whole(self, request: Request) -> Response:
+        """An answer once it is whole."""
+        choice = await self._choice(request)
+        last = await unless_gone(request, _last(self._states(choice)))
+        return Response(status_code=GONE) if last is None else as_json(last)
+
+    async def _choice(self, request: Request) -> Choice:
+        """What is asked for, by the names that OpenAI's protocol has for it."""
+        data = await body_of(request, self.config.body_mb)
+        choices = read_body(data, Completion, _as_completion).choices(self.config)
+        if len(choices) > 1:
+            raise Refused("a worker answers one prompt at a time: ask for one", "prompt")
+        return choices[0]
+
+    async def _states(self, choice: Choice) -> AsyncIterator[dict[str, Any]]:
+        """The answer so far, again and again; an error is the last of them."""
+        try:
+            asking = Asking(self.engine, [choice])
+        except Refused as refused:
+            yield error_of(refused)
+            return
+        so_far = Piece("", [])
+        wanted = choice.options.get("logprobs") is not None
+        try:
+            while asking.open:
+                _, event = await asking.next()
+                state: dict[str, Any] = {"error_code": 0, "finish_reason": None}
+                if isinstance(event, Piece):
+                    so_far = Piece(so_far.text + event.text, [*so_far.tokens, *event.tokens])
+                if isinstance(event, Ended):
+                    state.update(finish_reason=event.finish_reason, usage=asking.usage)
+                logprobs = in_completion(so_far.tokens) if wanted else None
+                yield {"text": so_far.text, "logprobs": logprobs, **state}
+        except Refused as refused:
+            yield error_of(refused)
+        finally:
+            asking.close()
+
+    # --- the controller -----------------------------------------------------------------------------------------------
+
+    def begun(self, url: str) -> None:
+        """It listens at this address, so the controller may know of it."""
+        address = self.config.worker or url
+        print(f"flowspec: a worker of {self.config.controller} at {address}", flush=True)
+        self._beating = asyncio.get_running_loop().create_task(self.beat(address))
+
+    async def beat(self, address: str, interval: float = WORKER_HEART_BEAT_INTERVAL, retry: float = RETRY) -> None:
+        """Tell the controller of this worker for as long as the pipeline is ready, every `interval` seconds.
+
+        A controller that has forgotten it hears of it anew; one that does not answer is asked again after `retry`.
+        """
+        known, lost = False, False
+        async with httpx.AsyncClient(base_url=self.config.controller, timeout=PATIENCE) as client:
+            while True:
+                if self.engine.health.status != "ready":
+                    await asyncio.sleep(min(LOOK, retry))
+                    continue
+                try:
+                    known, lost = await self._tell(client, address, known), False
+                except (httpx.HTTPError, ValueError, KeyError) as error:
+                    if not lost:
+                        print(f"flowspec: the controller at {self.config.controller} does not answer "
+                              f"({type(error).__name__}); it is asked again", file=sys.stderr, flush=True)
+                    known, lost = False, True
+                    await asyncio.sleep(retry)
+                if known:
+                    await asyncio.sleep(interval)
+
+    async def _tell(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
+        """Tell the controller, which may know of this worker; whether it knows of it then."""
+        if not known:
+            told = {"worker_name": address, "check_heart_beat": True, "worker_status": self.status,
+                    "multimodal": False}
+            (await client.post("/register_worker", json=told)).raise_for_status()
+            return True
+        beat = {"worker_name": address, "queue_length": self.status["queue_length"]}
+        answer = await client.post("/receive_heart_beat", json=beat)
+        return bool(answer.raise_for_status().json()["exist"])
+
+
+def _as_completion(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of FastChat under the names of OpenAI's completions."""
+    given = {**FIELDS, **given}
+    given["max_tokens"] = given.pop("max_new_tokens")
+    return given
+
+
+async def _chunks(states: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    async for state in states:
+        yield json.dumps(state).encode() + b"\0"
+
+
+async def _last(states: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+    last: dict[str, Any] = {}
+    async for state in states:
+        last = state
+    return last
+
+
+def error_of(refused: Refused) -> dict[str, Any]:
+    """An error as FastChat tells it."""
+    code = CODES.get(refused.status, ErrorCode.PARAM_OUT_OF_RANGE)
+    if refused.code == "context_length_exceeded":
+        code = ErrorCode.CONTEXT_OVERFLOW
+    return {"text": refused.message, "error_code": int(code)}
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """FastChat reads an error in a body, whatever the status."""
+    assert isinstance(error, Refused)
+    body = json.dumps(error_of(error)).encode()
+    return Response(body + b"\0" * request.url.path.endswith("_stream"), media_type="application/octet-stream")
+
+
+def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
+    """The engine and the listener of these words; neither of them runs yet."""
+    config = parse(argv, COMMAND, WorkerConfig)
+    assert isinstance(config, WorkerConfig)
+    engine = engine_of(argv, config)
+    worker = Worker(engine, config, name_of(argv, config))
+    return engine, Listener(worker.app, config, worker.begun)
+
+
+def serve(argv: Sequence[str]) -> int:
+    """Serve until the end; the exit code."""
+    return run(*build(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(told(serve, sys.argv[1:]))

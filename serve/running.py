@@ -1,0 +1,104 @@
+"""A server from its words to its exit code: the engine on a thread of its own, and the listener of uvicorn.
+
+It knows nothing about what is served.
+"""
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+import uvicorn
+
+from config.cli import DEFAULT_PRESET
+from config.serve_config import ServeConfig, of_the_run
+from config.words import preset_of, typed
+from launch.interrupt import interrupt
+from launch.pipeline import Pipeline
+from launch.processes import INTERRUPTED, LOST, WRONG
+from pipeline.loss import PeerLost, explain, foreseen, guarded
+from serve.engine import Engine, Limits
+
+PATIENCE = 10.0  # seconds for the pipeline to end in good order
+LEAVE = 3  # seconds for answers under way, once the server is to end
+
+
+class Listener(uvicorn.Server):
+    """Uvicorn, which calls `begun` with the address at which it listens, once it does."""
+
+    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any]) -> None:
+        super().__init__(uvicorn.Config(app, config.host, config.port, log_level="warning",
+                                        timeout_graceful_shutdown=LEAVE))
+        self._begun = begun
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for bound in server.sockets:
+                host, port = bound.getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                self._begun(f"http://{shown}:{port}")
+
+
+def engine_of(argv: Sequence[str], config: ServeConfig) -> Engine:
+    """The engine of these words, which does not run yet."""
+    words = of_the_run(argv, type(config))
+    keys: dict[str, Any] = {**typed(words), "max_requests": config.max_requests, "reuse": config.reuse}
+    preset = preset_of(words)
+    keys.pop(preset, None)
+    limits = Limits(config.max_requests, config.queue, config.queue_seconds, config.restart)
+    return Engine(partial(Pipeline.open, preset or DEFAULT_PRESET, **keys), limits)
+
+
+def name_of(argv: Sequence[str], config: ServeConfig) -> str:
+    """What the model is called: as its folder, if one was given, and else as the preset."""
+    keys = typed(argv)
+    folder = keys.get("model_dir") or keys.get("base_dir") or ""
+    return config.model_name or Path(folder).name or preset_of(argv) or DEFAULT_PRESET
+
+
+def run(engine: Engine, listener: Listener) -> int:
+    """Serve until Ctrl-C, or SIGTERM, which does the same. The exit code."""
+    signal.signal(signal.SIGTERM, interrupt)
+    thread = guarded("engine", partial(_work, engine, listener), partial(_died, engine, listener))
+    interrupted = False
+    try:
+        listener.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    engine.stop()
+    thread.join(PATIENCE)
+    if engine.error is not None:
+        raise engine.error
+    if interrupted:
+        print("\nflowspec: stopped", file=sys.stderr)
+    elif engine.health.status == "lost":
+        return LOST
+    return INTERRUPTED if interrupted else 0
+
+
+def _work(engine: Engine, listener: Listener) -> None:
+    """The engine's thread: without a pipeline there is nothing to serve."""
+    engine.run()
+    if engine.error is not None:
+        listener.should_exit = True
+
+
+def _died(engine: Engine, listener: Listener, _: str, error: BaseException) -> None:
+    """The engine's thread has died of an error that it does not know."""
+    engine.error = engine.error or error
+    listener.should_exit = True
+
+
+def told(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """The exit code of a command. What a person got wrong is one sentence."""
+    try:
+        return command(argv)
+    except Exception as error:
+        if not foreseen(error):
+            raise
+        print(f"flowspec: {explain(error)}", file=sys.stderr)
+        return LOST if isinstance(error, PeerLost) else WRONG

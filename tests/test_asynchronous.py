@@ -1,0 +1,104 @@
+"""AsyncPipeline: tasks of one event loop ask at once, are cancelled, hear of losses; chats are those of Pipeline."""
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from launch.asynchronous import AsyncPipeline
+from launch.pipeline import Pipeline
+from pipeline.loss import PeerLost
+from tests.saved import models
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9]
+LONG = {"max_new_tokens": 1000}
+TALK = [{"role": "system", "content": "be brief."}, {"role": "user", "content": "who are you?"},
+        {"role": "assistant", "content": "a fox."}, {"role": "user", "content": "why?"}]
+ASKED = [("the first question", {}), (PROMPT, {"temperature": 1.0, "seed": 4}), (TALK, {"template": "vicuna"})]
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    saved = models(tmp_path_factory.getbasetemp() / "saved")
+    return {"model_dir": str(saved / "0+2+2"), "template": "none", "ignore_eos": True, "dtype": "float64",
+            "max_new_tokens": 12, "threads_per_rank": 1, "processes": False, "max_requests": 2}
+
+
+@pytest.fixture(scope="module")
+def alone(options):
+    """What `Pipeline` writes, and the token ids of the chat."""
+    with Pipeline.open(**options) as pipeline:
+        texts = [pipeline.generate(prompt, **own).text for prompt, own in ASKED]
+        assert pipeline.chat(TALK, template="vicuna").text == texts[2]
+        assert pipeline.chat(TALK[1:2], template="none").text == pipeline.generate("who are you?").text
+        for messages, told in (([], "are empty"), ([{"role": "fox", "content": "x"}], "has the role 'fox'"),
+                               (TALK[:3], "nothing to answer"), (["hello"], "message 0 has no text"),
+                               ([*TALK, {"role": "user"}], "message 4 has no text")):
+            with pytest.raises(ValueError, match=told):
+                pipeline.chat(messages)
+        return texts
+
+
+async def read(pipeline, prompt, own):
+    return "".join([piece async for piece in pipeline.stream(prompt, **own)])
+
+
+def test_tasks_that_ask_at_once_get_the_texts_that_each_gets_alone(options, alone):
+    async def ask():
+        async with AsyncPipeline.open(**options) as pipeline:
+            streamed = asyncio.gather(*(read(pipeline, prompt, own) for prompt, own in ASKED))
+            whole = await asyncio.gather(*(pipeline.generate(prompt, **own) for prompt, own in ASKED))
+            chat = await pipeline.chat(TALK, template="vicuna")
+            return await streamed, [one.text for one in whole], chat.text
+
+    assert asyncio.run(ask()) == (alone, alone, alone[2])
+
+
+def test_who_is_cancelled_or_leaves_gives_its_answer_up(options, alone):
+    async def ask():
+        async with AsyncPipeline.open(**options) as pipeline:
+            task = asyncio.ensure_future(pipeline.generate(PROMPT, **LONG))
+            stream = pipeline.stream(PROMPT, **LONG)
+            await stream.__anext__()
+            await stream.aclose()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await pipeline.generate(*ASKED[0][:1])).text == alone[0]
+            return await asyncio.wrap_future(pipeline._turning.call(lambda held: held.decoder.scheduler.tasks)), \
+                pipeline._turning.jobs
+
+    assert asyncio.run(ask()) == ([], set())
+
+
+def test_what_cannot_be_asked_is_told_to_whom_asked_and_the_others_go_on(options, alone):
+    async def ask():
+        async with AsyncPipeline.open(**options) as pipeline:
+            wrong = [pipeline.generate([10**6]), pipeline.generate(PROMPT, temperature=-1), pipeline.chat([]),
+                     pipeline.generate(PROMPT, temprature=1)]
+            told = await asyncio.gather(*wrong, pipeline.generate(ASKED[0][0]), return_exceptions=True)
+            assert [type(one) for one in told[:-1]] == [ValueError, ValueError, ValueError, TypeError]
+            assert told[-1].text == alone[0]
+        with pytest.raises(RuntimeError, match="the pipeline is closed"):
+            await pipeline.generate(PROMPT)
+
+    asyncio.run(ask())
+    with pytest.raises(ValueError, match="did you mean temperature"):
+        asyncio.run(AsyncPipeline.open(**options, temprature=1).__aenter__())
+
+
+def test_a_loss_ends_all_that_was_asked_and_all_that_is_asked_later(options):
+    async def ask():
+        async with AsyncPipeline.open(**options) as pipeline:
+            stream = pipeline.stream(PROMPT, **LONG)
+            waiting = [asyncio.ensure_future(pipeline.generate(PROMPT, **LONG)) for _ in range(3)]
+            await stream.__anext__()
+            pipeline._turning.call(lambda held: held.ring.link.fail(PeerLost("rank 2 was lost")))
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [str(one) for one in told] == ["rank 2 was lost"] * 3
+            with pytest.raises(PeerLost, match="rank 2 was lost"):
+                assert [piece async for piece in stream] == []
+            with pytest.raises(PeerLost, match="rank 2 was lost"):
+                await pipeline.generate(PROMPT)
+
+    asyncio.run(ask())

@@ -1,0 +1,75 @@
+"""Log-probabilities beside a text: those of the whole model, whichever method decodes."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model.logprobs import logprobs
+from model.sample import Sampler
+from pipeline.decode import Request
+from pipeline.strategies import STRATEGIES
+from tests.test_replicas import replicas
+from tests.tiny import CONFIG, Tiny, pipeline
+
+PROMPT = [5, 17, 40, 3, 28, 11, 9, 30, 2, 14, 6, 22, 1, 35, 8, 19, 27, 50, 4, 33]
+MOST = 3
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return Tiny()
+
+
+def whole(tiny, text):
+    """Log-probabilities `[T, V]` of what follows each token of a text."""
+    return tiny.logits(text).log_softmax(-1)
+
+
+def compare(told, rows_TV, tokens):
+    """What is told are these tokens, and what these rows say of them."""
+    assert [one.token for one in told] == tokens
+    for one, row_V in zip(told, rows_TV):
+        best = row_V.topk(MOST)
+        assert [token for token, _ in one.likeliest] == best.indices.tolist()
+        said = [one.logprob, *(value for _, value in one.likeliest)]
+        expected = [row_V[one.token].item(), *best.values.tolist()]
+        torch.testing.assert_close(torch.tensor(said), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prompt(tiny, strategy):
+    with pipeline(tiny, 2, strategy, None if strategy == "autoregressive" else tiny.eagle()) as decoder:
+        decoder.scheduler.reuses = True
+        sampler = Sampler(0.9, seed=3)
+        for echo in (True, False, True):
+            answer = decoder.whole(Request(PROMPT, sampler, 12, likeliest=MOST, echo=echo))
+            rows_TV = whole(tiny, PROMPT + answer.token_ids)
+            compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
+            compare(answer.prompt_logprobs, rows_TV, PROMPT[1:] if echo else [])
+            assert bool(answer.reused_tokens) != echo
+        silent = decoder.whole(Request(PROMPT, sampler, 12))
+        assert silent.token_ids == answer.token_ids and silent.logprobs == []
+
+
+def test_replicas_tell_the_same(tiny):
+    with replicas(3, draft=tiny.mixture("twin"), lookahead=2) as decoder:
+        answer = decoder.whole(Request(PROMPT, Sampler(0.9, seed=3), 20, likeliest=MOST, echo=True))
+    rows_TV = whole(tiny, PROMPT + answer.token_ids)
+    compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
+    compare(answer.prompt_logprobs, rows_TV, PROMPT[1:])
+
+
+def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has(tiny):
+    text = tiny.text(PROMPT, 12, Sampler())
+    with pipeline(tiny, 2, "serial", tiny.twin()) as decoder:
+        answer = decoder.whole(Request(PROMPT, Sampler(), 40, end=frozenset([text[7]]), likeliest=0))
+    assert answer.token_ids == text[:text.index(text[7]) + 1]
+    assert [one.token for one in answer.logprobs] == answer.token_ids and answer.logprobs[0].likeliest == []
+
+
+def test_half_precision_is_told_in_full():
+    logits_TV = torch.randn(2, CONFIG.vocab, dtype=torch.bfloat16)
+    exact_TV = logits_TV.float().log_softmax(-1)
+    told = logprobs(logits_TV, [4, 5], CONFIG.vocab + 1)
+    assert [one.logprob for one in told] == [exact_TV[0, 4].item(), exact_TV[1, 5].item()]
+    assert len(told[0].likeliest) == CONFIG.vocab

@@ -1,0 +1,76 @@
+"""The meter: what share of its last seconds a rank was at work, and what its heartbeat tells of it."""
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from launch.folder import Folder
+from pipeline import meter
+from pipeline.heartbeat import Heartbeat
+from pipeline.messages import Stop
+from pipeline.transport import Inbox
+from tests.saved import wait_until
+
+
+@pytest.fixture
+def now(monkeypatch):
+    moment = [0.0]
+    monkeypatch.setattr(meter.time, "monotonic", lambda: moment[0])
+    return moment
+
+
+def test_work_counts_without_its_pauses_and_while_it_lasts(now):
+    own = meter.Meter()
+    now[0] = 5.0
+    with own:
+        now[0] = 6.0
+        with own.idle():
+            now[0] = 16.0
+            assert own.seconds == 1.0
+        now[0] = 18.0
+        assert own.seconds == 3.0
+    now[0] = 30.0
+    with own.idle():  # outside of work a pause begins none
+        pass
+    now[0] = 40.0
+    assert own.seconds == 3.0
+
+
+def test_a_share_is_that_of_the_last_seconds(now):
+    own, shares = meter.Meter(), []
+    for second in range(1, 11):
+        now[0] = second - 1.0
+        if second <= 5:
+            with own:
+                now[0] += 0.5
+        now[0] = float(second)
+        shares.append(own.share())
+    assert shares == [0.5] * 5 + [0.25] + [0.0] * 4
+
+
+def test_whoever_waits_for_a_message_is_idle(now):
+    own = meter.Meter()
+    inbox = Inbox(meter=own)
+
+    def later():
+        now[0] = 100.0
+        inbox.put(Stop())
+
+    with own:
+        inbox.rest(0.0)
+        now[0] = 2.0
+        threading.Timer(0.3, later).start()
+        assert isinstance(inbox.get(), Stop)
+    assert own.seconds == 2.0
+
+
+def test_every_rank_hears_how_busy_the_others_are(tmp_path):
+    ranks = [Heartbeat(Folder(str(tmp_path)), rank, 2, timeout=30) for rank in range(2)]
+    for each in ranks:
+        each.start(print)
+    with ranks[1].meter:
+        assert wait_until(lambda: ranks[0].busy()[1] > 0.9, 30)
+        assert ranks[0].busy()[0] == 0.0 and ranks[1].busy() == ranks[0].busy()
+    for each in ranks:
+        each.stop()

@@ -1,0 +1,46 @@
+"""Clients of a server: what is compared, counted and held, and what cannot be measured."""
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from config.serve_load import ServeLoadConfig, of_the_server
+from scripts.bench.server import Heard, Held, Measured, holds, server
+from tests.saved import models
+
+
+def test_texts_are_compared_with_what_their_question_gets_alone_and_errors_are_counted_apart():
+    heard = [Heard(0, "yes", 4, 0.5, 2.0), Heard(1, "no", 6, 1.5, 4.0), Heard(0, "no", 10, 1.0, 3.0),
+             Heard(1, "", 0, 9.0, 9.0, "queue_full")]
+    samples = [Held(100.0 + i, 50.0, 9, 3) for i in range(20)]
+    config = ServeLoadConfig(slowdown=2.0, profile="jetson-7b")
+    measured = Measured(config, 4, heard, 10.0, samples)
+    assert measured.errors == 1 and measured.unequal(["yes", "no"]) == 1
+    assert measured.row(["yes", "no"]) == ["4", "4", "1", "1", "4.0", "0.50", "0.75", "1.50", "2.00",
+                                           "102 to 119", "50 to 50", "9 to 9", "3 to 3"]
+
+
+def test_what_a_process_holds_is_its_memory_its_files_and_its_threads():
+    before = holds(os.getpid())
+    with open(os.devnull) as one, open(os.devnull) as other:
+        after = holds(os.getpid())
+        assert after.files == before.files + 2 and after.server > 1 and after.threads >= 1, (one, other)
+
+
+def test_the_server_gets_its_own_keys_and_what_is_wrong_is_told():
+    assert of_the_server(["toy", "clients=3", "minutes=1", "port=7", "queue=9"]) == ["toy", "queue=9"]
+    for keys, told in (({"clients": "0"}, "clients=0: 0 is not possible"), ({"clients": ","}, "clients is empty"),
+                       ({"minutes": 0.0}, "minutes=0.0 is not possible"), ({"sets": ""}, "sets is empty")):
+        with pytest.raises(ValueError, match=told):
+            ServeLoadConfig(**keys)
+
+
+def test_clients_of_a_live_server_get_the_texts_that_each_question_gets_alone(tmp_path_factory, capfd):
+    saved = models(tmp_path_factory.getbasetemp() / "saved")
+    words = [f"model_dir={saved / '0+4'}", "template=none", "dtype=float64", "processes=false", "threads_per_rank=1"]
+    assert server([*words, "max_new_tokens=6", "questions=2", "sets=mt_bench", "clients=1,3", "minutes=0.03"]) == 0
+    table = capfd.readouterr().out.splitlines()
+    rows = [line.split()[:4] for line in table[table.index(next(line for line in table if "unequal" in line)) + 1:]]
+    assert [(clients, errors, unequal) for clients, _, errors, unequal in rows] == [("1", "0", "0"), ("3", "0", "0")]
+    assert all(int(answers) >= 1 for _, answers, _, _ in rows)

@@ -1,0 +1,141 @@
+"""Log-probabilities over HTTP: those of the whole model, in OpenAI's shapes, streamed or not; tokens as bytes."""
+from __future__ import annotations
+
+import openai
+import pytest
+import torch
+
+from config.presets import TOY
+from model.checkpoint import Checkpoint
+from model.sample import Sampler
+from model.spelling import Spelling
+from model.text import Text
+from model.whole import Whole
+from tests.serving import QUESTION, live
+from tests.test_text import MIXED, bytelevel, sentencepiece
+
+TALK = [{"role": "user", "content": QUESTION}]
+NEW, SEED, TEMPERATURE = 24, 5, 0.8
+SAMPLED = {"model": "toy", "temperature": TEMPERATURE, "seed": SEED, "max_tokens": NEW}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live("processes=false", "max_requests=2") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def sdk(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The bundled model, run plainly."""
+    return Whole(Checkpoint(TOY / "llama"), torch.float32, "cpu")
+
+
+@pytest.fixture(scope="module")
+def spell():
+    return Spelling(Text(TOY / "llama").tokenizer)
+
+
+def rows(reference, prompt, count):
+    """The text of this seed behind a prompt, and what the whole model says of each token of both, `[T, V]`."""
+    words = reference.words(prompt, reference.cache(len(prompt) + count + 1), Sampler(TEMPERATURE, seed=SEED))
+    ids = [next(words) for _ in range(count)]
+    logits_TV = reference.logits(prompt + ids, reference.cache(len(prompt) + count), len(prompt) + count)
+    return ids, logits_TV.log_softmax(-1)
+
+
+def near(said, expected):
+    torch.testing.assert_close(torch.tensor(said), torch.tensor(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_a_chat_tells_what_the_whole_model_says_whole_and_streamed(server, sdk, reference, spell):
+    prompt = server.post("/tokenize", messages=TALK).json()["tokens"]
+    ids, said_TV = rows(reference, prompt, NEW)
+    got = sdk.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=3, **SAMPLED).choices[0]
+    content = got.logprobs.content
+    assert len(content) == NEW and got.finish_reason == "length"
+    for entry, token, said_V in zip(content, ids, said_TV[len(prompt) - 1:]):
+        best = said_V.topk(3)
+        assert (entry.token, bytes(entry.bytes)) == spell(token)
+        near(entry.logprob, said_V[token].item())
+        assert [other.token for other in entry.top_logprobs] == [spell(other).name for other in best.indices.tolist()]
+        near([other.logprob for other in entry.top_logprobs], best.values.tolist())
+    assert b"".join(bytes(entry.bytes) for entry in content).decode().lstrip(" ") == got.message.content.lstrip(" ")
+
+    chunks = list(sdk.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=3, stream=True, **SAMPLED))
+    first, *middle, last = [chunk.choices[0] for chunk in chunks]
+    assert first.logprobs is None and last.logprobs is None and last.finish_reason == "length"
+    streamed = [entry for chunk in middle for entry in chunk.logprobs.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in content]
+    near([entry.logprob for entry in streamed], [entry.logprob for entry in content])
+
+
+def test_a_completion_with_echo_tells_its_prompt_too_whole_and_streamed(server, sdk, reference, spell):
+    prompt = server.post("/tokenize", prompt=f"Grüße! {QUESTION}").json()["tokens"]
+    ids, said_TV = rows(reference, prompt, NEW)
+    asked = {"prompt": prompt, "logprobs": 2, "echo": True, **SAMPLED}
+    got = sdk.completions.create(**asked).choices[0]
+    told = got.logprobs
+    assert told.tokens[0] == "<s>" and told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    assert "bytes:\\xc3" in told.tokens
+    expected = [said_V[token].item() for token, said_V in zip((prompt + ids)[1:], said_TV)]
+    near(told.token_logprobs[1:], expected)
+    for name, likeliest, said_V in zip(told.tokens[1:], told.top_logprobs[1:], said_TV):
+        best = {spell(other).name for other in said_V.topk(2).indices.tolist()}
+        assert best | {name} == set(likeliest) or name.startswith("bytes:")
+    begins = set(told.text_offset[1:2] + told.text_offset[len(prompt):len(prompt) + 1])
+    for name, offset in zip(told.tokens, told.text_offset):  # the first of a text loses its space
+        shown = name.lstrip(" ") if offset in begins else name
+        assert name.startswith(("bytes:", "<s>")) or got.text.startswith(shown, offset)
+
+    chunks = [chunk.choices[0] for chunk in sdk.completions.create(stream=True, **asked)]
+    assert "".join(chunk.text for chunk in chunks) == got.text
+    parts = [chunk.logprobs for chunk in chunks if chunk.logprobs]
+    assert sum((part.tokens for part in parts), []) == told.tokens
+    assert sum((part.text_offset for part in parts), []) == told.text_offset
+    near(sum((part.token_logprobs for part in parts), [])[1:], expected)
+
+
+def test_tokens_that_are_not_in_the_text_are_not_told_and_zero_asks_for_each_token_alone(server, sdk):
+    text = sdk.chat.completions.create(messages=TALK, **SAMPLED).choices[0].message.content
+    stop = text[30:34]
+    got = sdk.chat.completions.create(messages=TALK, stop=stop, logprobs=True, **SAMPLED).choices[0]
+    written = "".join(entry.token for entry in got.logprobs.content).lstrip(" ")
+    assert written.startswith(got.message.content) and got.message.content == text[:text.index(stop)]
+    assert len(written) < len(got.message.content) + 12
+    assert all(entry.top_logprobs == [] for entry in got.logprobs.content)
+    answers = sdk.completions.create(prompt=["Name a fish.", "Name a dog."], logprobs=0, n=2, **SAMPLED).choices
+    for one in answers:
+        assert [list(likeliest) for likeliest in one.logprobs.top_logprobs] == [[name] for name in one.logprobs.tokens]
+        assert len(one.logprobs.text_offset) == len(one.logprobs.token_logprobs) and one.logprobs.text_offset[0] == 0
+    assert sdk.completions.create(prompt="Name a fish.", **SAMPLED).choices[0].logprobs is None
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), [
+    ("chat/completions", {"top_logprobs": 3}, "top_logprobs"),
+    ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ("chat/completions", {"logprobs": 3}, "logprobs"), ("completions", {"logprobs": 6}, "logprobs"),
+    ("completions", {"logprobs": True}, "logprobs")])
+def test_a_wish_that_the_protocol_has_not_is_refused(server, path, fields, param):
+    got = server.post(f"/v1/{path}", messages=TALK, prompt="a", max_tokens=1, **fields)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("kind", [sentencepiece, bytelevel])
+def test_the_bytes_of_tokens_together_are_those_of_a_text(tmp_path, kind):
+    text = Text(kind(tmp_path / "tokenizer"))
+    spelled = Spelling(text.tokenizer)
+    ids = text.tokenizer(MIXED, add_special_tokens=False)["input_ids"]
+    data = b"".join(spelled(token).data for token in ids)
+    assert data.decode().lstrip(" ") == MIXED
+    assert not all(spelled(token).whole for token in ids) and all(spelled(token).name.isprintable() or
+                                                                  spelled(token).whole for token in ids)
+    end = text.tokenizer.eos_token_id
+    assert spelled(end) == (text.tokenizer.eos_token, None)
+    assert spelled(len(text.tokenizer) + 3).data is None
