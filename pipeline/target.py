@@ -18,6 +18,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock, Progress, Target
+from pipeline.leisure import Leisure
 from pipeline.messages import NOBODY, Prune, Reset, Segment, Start
 from pipeline.outbox import Outbox
 from pipeline.trace import NoTrace
@@ -30,6 +31,7 @@ class Shared(Protocol):
     lm_head: Callable[[Tensor], Tensor]
     outbox: Outbox
     first_stage: FirstStage
+    leisure: Leisure
     depth: int
     device: torch.device | str
     trace: NoTrace
@@ -112,6 +114,8 @@ class RequestTarget(Target):
         self.reused = 0  # tokens of the prompt that the stages held already
         self.priority = 1.0  # how much its guesses count beside those of others
         self.passed_over = 0  # segments that left without any of its guesses, since one left with some
+        self.thrifty = True  # whether only those guesses are sent, and drafted, that pay
+        self._level = 0.0  # seconds of the level that is drafted
 
     @property
     def depth(self) -> int:
@@ -138,6 +142,17 @@ class RequestTarget(Target):
 
     def share(self, size: int | None) -> int | None:
         return size
+
+    def spares(self, promise: float) -> bool:
+        if self._level:
+            self.ring.leisure.drafted(self._level)
+        self._level = 0.0
+        due = self.ring.first_stage.due
+        return not self.thrifty or self.ring.leisure.pays(promise, due, self.ring.clock.now())
+
+    def drafted(self, seconds: float) -> None:
+        """The networks have computed for so long for this request."""
+        self._level += seconds
 
     @property
     def closed(self) -> bool:
@@ -242,7 +257,7 @@ class RingTarget(RequestTarget):
         super().__init__(ring, request, tree, sampler, inner, prunes)
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._closed = False
-        self._prompt = len(tree.trunk)
+        self._prompt = self._told = len(tree.trunk)
         self._left_out = -1  # the departure for which it got no rows
 
     @property
@@ -263,7 +278,7 @@ class RingTarget(RequestTarget):
 
     def share(self, size: int | None) -> int | None:
         rows = self.ring.share(self, size)
-        if rows == 0:
+        if rows == 0 and len(self.ring.running) > 1:
             self._left_out = self.ring.departures
         return rows
 
@@ -286,6 +301,9 @@ class RingTarget(RequestTarget):
         self._hear(segment, group)
 
     def prune(self) -> None:
+        text = len(self.tree.trunk)
+        self.ring.leisure.settled(text - self._told, self.ring.clock.now())
+        self._told = text
         with self._span("prune"):
             spared = () if self.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)
