@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Tuple
+from typing import Any, Sequence, Tuple
 
 from config.files import LARGE, fits, whole, write_json
 from config.profiles import PROFILES, Profile
@@ -15,6 +15,7 @@ from config.profiles import PROFILES, Profile
 Level = Tuple[str, float]  # a source of guesses, milliseconds
 ENDING = ".json"  # of a profile's name that is a file
 OTHER = "name another profile="
+Throttle = Tuple[int, float, float]  # a rank, seconds of computing, a factor
 Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
 
 
@@ -29,6 +30,7 @@ class Boards(Profile):
     memory: tuple[float, ...] = ()  # GB: of the boards of rank 1, 2 ...; empty: not known
     levels: tuple[Level, ...] = ()  # milliseconds of a level, of drafts for which it is not that of the profile
     links: tuple[Link, ...] = ()  # wires that differ; each is the same both ways
+    throttles: tuple[Throttle, ...] = ()  # boards that get slower, once they have computed for so long: by how much
     model_of: str = ""  # the name of the model that was measured; empty: none was
 
     def slowed(self, factor: float) -> Boards:
@@ -37,14 +39,20 @@ class Boards(Profile):
         assert isinstance(usual, Boards), usual
         links = tuple((a, b, latency * factor, mbps / factor) for a, b, latency, mbps in self.links)
         levels = tuple((name, level * factor) for name, level in self.levels)
-        return replace(usual, links=links, levels=levels)
+        throttles = tuple((rank, seconds * factor, slower) for rank, seconds, slower in self.throttles)
+        return replace(usual, links=links, levels=levels, throttles=throttles)
 
     def board(self, rank: int) -> Profile:
         """The times of the board of one rank."""
         factor = dict(enumerate(self.factors, 1)).get(rank, 1.0)
-        if factor == 1:
-            return self
-        return replace(self, model=self.model * factor, row=self.row * factor, token=self.token * factor)
+        throttles = tuple(throttle for throttle in self.throttles if throttle[:1] == (rank,))
+        return replace(self, throttles=throttles, model=self.model * factor, row=self.row * factor,
+                       token=self.token * factor)
+
+    @property
+    def heat(self) -> Sequence[tuple[float, float]]:
+        """When a board gets slower, of a cluster that is one board's."""
+        return [(seconds, factor) for _, seconds, factor in self.throttles]
 
     def drafting(self, source: str) -> Profile:
         """The times of rank 0's board, with those of a source of guesses."""
@@ -84,7 +92,8 @@ FORMS: dict[str, Any] = {
     "about": str, "model_of": str, "like": PROFILES.__contains__, "free": _is_rank, "model": _is_above,
     "mbps": _is_above, **dict.fromkeys(TIMES, _is_time), **dict.fromkeys(COUNTS, _is_count),
     "factors": [_is_above], "levels": [(str, _is_time)],
-    "memory": [_is_time], "links": [(_is_rank, _is_rank, _is_time, _is_above)]}
+    "memory": [_is_time], "links": [(_is_rank, _is_rank, _is_time, _is_above)],
+    "throttles": [(_is_rank, _is_time, _is_above)]}
 
 
 def is_file(name: str) -> bool:
@@ -114,7 +123,7 @@ def read(path: str) -> Boards:
         raise ValueError(f'{path} lacks {", ".join(missing)}: add them, or "like" with the name of a profile')
     for key in ("factors", "memory"):
         values[key] = tuple(values.get(key, ()))
-    for key in ("levels", "links"):
+    for key in ("levels", "links", "throttles"):
         values[key] = tuple(map(tuple, values.get(key, ())))
     return Boards(**values)
 

@@ -43,6 +43,11 @@ class Profile:
         """The times of the board of one rank; here all boards are alike."""
         return self
 
+    @property
+    def heat(self) -> Sequence[tuple[float, float]]:
+        """When a board gets slower: after so many seconds of computing, and by which factor; here none does."""
+        return ()
+
     def drafting(self, source: str) -> Profile:
         """The times of rank 0's board with those of a source of guesses; here all sources are alike."""
         return self

@@ -131,6 +131,7 @@ class RunConfig(Checked):
     stream_total_token: int = 1024  # guesses in the tree
     stream_topk: int = 10  # guesses that are read at once, and children of each
     stream_subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
+    stream_thrift: bool = True  # send and draft only what pays, by what stages and levels took of late
 
     # Other habits of the pipeline
     score_order: bool = True  # send the best guesses first; false: in the order in which they were drafted
@@ -267,7 +268,7 @@ class RunConfig(Checked):
                         max(worth, LEAST), anywhere=True)
         coupled = replace(chain, anywhere=True)
         return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.guesses or 1,
-                          self.prefill_chunk, self.score_order, self.prune)
+                          self.prefill_chunk, self.score_order, self.prune, self.stream_thrift)
 
     def policy_of(self, method: str) -> str:
         """How a method grows its trees: by a policy of its own, if the key `policy` leaves that open."""

@@ -192,7 +192,7 @@ class TreeDraft:
         self._origin: int | None = None  # the tip that the tree was begun at
         self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
 
-    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: object = None) -> Steps[bool]:
         """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
 
         The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses

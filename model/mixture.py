@@ -21,6 +21,7 @@ from model.sample import Sampler
 from model.suffix import NOTHING, Match, SuffixAutomaton
 from model.tree import Guess, TokenTree
 
+OFTEN, SELDOM = 16, 64  # tokens over which foresight is taken; and over which it is believed in again, untried
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
 
 
@@ -150,6 +151,7 @@ class Mixture:
         self._settled = 0  # nodes of the trunk whose guesses were learnt from
         self._tip = -1
         self._levels = 0  # since the tip moved
+        self._foresight = 1.0  # the share of tokens that were among what was guessed in their places, of late
         self._sampler = Sampler()
         if self._suffix:
             if self._tree is not None:
@@ -164,9 +166,11 @@ class Mixture:
             if network.drifts:
                 network.restart()
 
-    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: Callable[[float], bool] = lambda promise: True
+             ) -> Steps[bool]:
         """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
 
+        `spares` is asked first whether there is time for what that promises, in tokens.
         A single network can also grow level by level, as the reproductions of other methods do. In a tree of a given
         shape every network grows its own tree of this shape, and the trees are merged (SpecInfer, section 3).
         """
@@ -187,6 +191,8 @@ class Mixture:
         if moved:  # there is room again for guesses that were not among the best
             self._offer(tree, list(self._stands), growth, least)
         nodes = self._choose(tree, growth.width, least)
+        if nodes and not spares(self._promise(tree, nodes)):
+            return False
         read = yield from self._expand(tree, nodes, growth.width)
         if not read:
             return False
@@ -216,6 +222,8 @@ class Mixture:
         """Compare what was guessed of the tokens that settled with what they are."""
         for node in tree.trunk[self._settled:]:
             stand = self._stands.get(tree.parent[node])
+            foreseen = stand is None or any(token == tree.token[node] for token, _ in stand.children)
+            self._foresight += (foreseen - self._foresight) / (SELDOM if stand is None else OFTEN)
             if stand is not None:
                 self._blend.learn(stand.given, stand.match.length, tree.token[node], stand.depth)
         self._settled = len(tree.trunk)
@@ -227,6 +235,11 @@ class Mixture:
         worthy = (node for node in tree.live if tree.score[node] >= least and self._wanted(tree, node))
         best = heapq.nsmallest(width, worthy, key=lambda node: (-tree.score[node], node))
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
+
+    def _promise(self, tree: TokenTree, nodes: Sequence[int]) -> float:
+        """How many tokens more may be foreseen once these nodes are read."""
+        chances = (math.exp(tree.score[node] - tree.score[tree.tip]) for node in nodes)
+        return self._foresight * sum(chances)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
         for network in self.networks:

@@ -31,7 +31,7 @@ class NoDraft:
     def begin(self, sampler: Sampler) -> None:
         pass
 
-    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: object = None) -> Steps[bool]:
         yield from ()
         return False
 

@@ -14,8 +14,10 @@ import math
 from typing import Iterator, Protocol, Sequence
 
 from model.tree import TokenTree
+from pipeline.stage_times import StageTimes
 
 GOOD = math.log(0.1)  # the worth from which a guess may go beyond the rows of one request
+HALF = 0.5  # of the stages are passed by a guess that proves wrong, in the mean
 
 
 class Bidder(Protocol):
@@ -29,15 +31,16 @@ class Bidder(Protocol):
 class Budget:
     """The rows of the segment that is being put together."""
 
-    def __init__(self, segments: int) -> None:
+    def __init__(self, segments: int, times: StageTimes) -> None:
         self._segments = max(1, segments)  # that are under way at once
+        self._times = times
         self._open = False  # whether it was reckoned since the last segment left
         self._least = 0.0  # the worth of the last guess that goes, as a logarithm
         self._left = 0  # rows for guesses
 
     def share(self, bidder: Bidder, bidders: Sequence[Bidder], size: int) -> int:
         """How many of `size` rows this one of the bidders may fill; those of its text are among them."""
-        if not self._open:
+        if not self._open or len(bidders) == 1:  # who is alone waits for nobody else
             self._reckon(bidders, size)
         mine = min(self._left, sum(worth >= self._least for worth in worths(bidder)))
         self._left -= mine
@@ -55,8 +58,25 @@ class Budget:
         best = heapq.nlargest(max(0, int(size * served) - text), everything)
         good = sum(worth >= GOOD for worth in best)
         best = best[:max(size - text, good)]
+        best = best[:self._paying(best, text, sum(bool(bidder.tree.unsent) for bidder in bidders))]
         self._open, self._left = True, len(best)
         self._least = best[-1] if best else math.inf
+
+    def _paying(self, best: Sequence[float], rows: int, certain: int) -> int:
+        """How many of these guesses pay, the best first, beside rows of text of which so many are last tokens.
+
+        One that goes along is answered earlier by the time of a segment in the slowest stage, and each other row later
+        by what one more row takes in all stages. Both count as much as the rows are likely to become text.
+        """
+        likely = float(certain)
+        for place, worth in enumerate(best):
+            chance = math.exp(min(worth, 0.0))
+            gained = chance * self._times.slowest(rows + place)
+            lost = HALF * likely * self._times.more(rows + place)
+            if likely and gained < lost:
+                return place
+            likely += chance
+        return len(best)
 
 
 def worths(bidder: Bidder) -> Iterator[float]:

@@ -105,7 +105,7 @@ class Decoder:
         self.ring, self.draft = ring, draft
         self.strategy, self.cfg = strategy, cfg
         self.max_length = max_length
-        self.scheduler = Scheduler(ring, draft, passes, cfg.prunes)
+        self.scheduler = Scheduler(ring, draft, passes, cfg.prunes, cfg.thrifty)
 
     def decode(self, request: Request) -> tuple[Answer, Settled]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up.

@@ -175,7 +175,7 @@ class Drafters:
     def copy(self, other: Any, length: int) -> None:
         raise AssertionError("small models on ranks of their own draft for one request at a time")
 
-    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: object = None) -> Steps[bool]:
         """Add the trees of all small models below the tip, of the shape that `growth` has.
 
         A prompt that the target has not been sent goes first: the pipeline shall not wait while it is read here.

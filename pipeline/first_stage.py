@@ -5,11 +5,13 @@ busy for a share of the time after which a segment comes back that waited for no
 """
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import AbstractSet
 
 SLACK = 0.1  # of a segment's time in the stage: as early as that, a segment may be sent
+NEWS = 0.25  # the weight of a new time on the way beside all before it
 FADING = 1.02  # by which the shortest time seen grows with each new one, so that a slower pipeline is believed
 
 
@@ -32,6 +34,7 @@ class FirstStage:
         self._seconds: dict[int, float] = {}  # rows -> the shortest time seen
         self._visits: deque[Visit] = deque()  # of the segments that are not back
         self._left = 0.0  # when the newest of the others had left the stage
+        self._way: float | None = None  # how long segments were on their way of late
 
     def send(self, nodes: list[int], now: float) -> None:
         """A segment was sent."""
@@ -43,8 +46,11 @@ class FirstStage:
         """The oldest segment is back, with so many of its rows."""
         visit = self._visits.popleft()
         self._left = min(visit.ends, now)
+        begins = visit.begins if visit.ends <= now else visit.sent  # what was reckoned too late is not believed
+        if rows:
+            way = now - begins if self._way is None else self._way
+            self._way = way + NEWS * (now - begins - way)
         if rows == visit.rows:
-            begins = visit.begins if visit.ends <= now else visit.sent  # what was reckoned too late is not believed
             took = (now - begins) * self._share
             known = self._seconds.get(rows, took)
             self._seconds[rows] = min(took, FADING * known)
@@ -63,6 +69,13 @@ class FirstStage:
     def free_at(self) -> float:
         """The moment at which everything that was sent has left the stage."""
         return self._visits[-1].ends if self._visits else 0.0
+
+    @property
+    def due(self) -> float:
+        """The moment at which the oldest segment should be back; infinite if none is under way."""
+        if not self._visits or self._way is None:
+            return math.inf
+        return self._visits[0].begins + self._way
 
     @property
     def ready_at(self) -> float:

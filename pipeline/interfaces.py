@@ -4,7 +4,7 @@ It knows no tensors, so that strategies can be read, tested and simulated withou
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generator, List, Protocol, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Generator, List, Protocol, Sequence, Union
 
 from config.run_config import Growth
 from model.tree import TokenTree
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 # What a strategy yields: the tokens that it settled; none of them when it waits for its target; or what its draft wants
 # read, and is sent what was read.
 Progress = Generator[Union[List[int], "Reading"], Any, None]
+
+Spares = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
+
+
+def always(promise: float) -> bool:
+    """There is time for any level."""
+    return True
 
 
 class Clock(Protocol):
@@ -54,9 +61,10 @@ class Draft(Protocol):
     def copy(self, other: Any, length: int) -> None:
         """Begin behind the first `length` tokens of the request of a twin."""
 
-    def grow(self, tree: TokenTree, growth: Growth) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
 
+        Who grows wherever the likeliest guess stands asks `spares` first, which is told what the level promises.
         `yield from` it: who runs the strategy lets networks read for several requests at once.
         """
 
@@ -95,6 +103,10 @@ class Target(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a segment has come back, so that `wait` would return at once."""
+
+    def spares(self, promise: float) -> bool:
+        """Whether there is time for a level of guesses that promises so many tokens, before the next answer or after.
+        """
 
     def send(self, nodes: Sequence[int]) -> None:
         """Send these nodes of the tree; does not wait."""

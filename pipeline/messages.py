@@ -7,7 +7,7 @@ which rises from request to request.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence, Union
+from typing import NamedTuple, Sequence, Union
 
 from torch import Tensor
 
@@ -15,12 +15,20 @@ from model.cache import Survivors
 from pipeline.proposals import Ask, Drafted
 
 
+class Visit(NamedTuple):
+    """What a stage did with a message: it computed so many rows in so many seconds."""
+
+    rows: int
+    seconds: float
+
+
 @dataclass
 class Segment:
     """Rows on their way through the stages; `x`: tokens `[T]` before the first stage, hidden states `[T, D]` after it.
 
     The first `text` rows are settled text, the others guesses; a parent comes before its children. `inner`, where a
-    draft wants it, collects what each stage keeps of its layers' inputs, `[T, 0]` at first; else it is absent.
+    draft wants it, collects what each stage keeps of its layers' inputs, `[T, 0]` at first; else it is absent. `visits`
+    collects what each stage took that has computed it, with all rows of the message that it came in.
     """
 
     request: int
@@ -30,6 +38,7 @@ class Segment:
     text: int
     x: Tensor
     inner: Tensor | None = None
+    visits: tuple[Visit, ...] = ()
 
     def take(self, rows: Sequence[int]) -> Segment:
         """The segment with only these of its rows, in this order; the segment itself if they are all."""
@@ -41,7 +50,7 @@ class Segment:
         text = sum(i < self.text for i in rows)
         x = self.x[list(rows)]
         inner = None if self.inner is None else self.inner[list(rows)]
-        return Segment(self.request, nodes, parents, pos, text, x, inner)
+        return Segment(self.request, nodes, parents, pos, text, x, inner, self.visits)
 
 
 @dataclass

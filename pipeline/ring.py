@@ -17,9 +17,11 @@ from pipeline.budget import Budget
 from pipeline.clock import REAL
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock
+from pipeline.leisure import Leisure
 from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
 from pipeline.meter import Meter
 from pipeline.outbox import Outbox
+from pipeline.stage_times import StageTimes
 from pipeline.target import RequestTarget, Returned, RingTarget
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
@@ -42,7 +44,9 @@ class Ring:
         self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.alarms: list[float] = []  # a heap of moments at which listening ends, whatever has come
         self.outbox = Outbox()
-        self._budget = Budget(depth - 1)
+        self.times = StageTimes()
+        self.leisure = Leisure()
+        self._budget = Budget(depth - 1, self.times)
         self.segments = 0  # sent since the start
         self.shared = 0  # how often the rows of the next segment were shared out anew
         self.requests = 0  # closed since the start
@@ -100,7 +104,7 @@ class Ring:
     def share(self, target: RequestTarget, size: int | None) -> int | None:
         """How many of `size` rows of the next segment are for this request; None is no bound."""
         running = self.running
-        if size is None or len(running) < 2:
+        if size is None or (len(running) < 2 and not target.thrifty):
             return size
         return self._budget.share(target, running, size)
 
@@ -175,6 +179,7 @@ class Ring:
         """Note that the oldest message has come round."""
         rows = sum(len(segment.nodes) for segment in segments)
         self.first_stage.back(rows, self.clock.now())
+        self.times.learn(max((segment.visits for segment in segments), key=len))
 
     # --- all of it ----------------------------------------------------------------------------------------------------
 

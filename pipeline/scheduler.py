@@ -80,14 +80,14 @@ class Scheduler:
     As many are under way at once as the ring has places. The others wait, those of the highest priority in front.
     """
 
-    def __init__(self, ring: Ring, draft: Draft, passes: Passes, prunes: bool = True) -> None:
+    def __init__(self, ring: Ring, draft: Draft, passes: Passes, prunes: bool = True, thrifty: bool = True) -> None:
         self.ring, self.passes = ring, passes
         self.tasks: list[Task] = []  # under way, the oldest first
         self.waiting: list[Task] = []
         self.reuses = False  # whether a request begins behind what it shares with others
         self._prefixes = Prefixes()
         self._draft, self._spare = draft, [draft]  # drafts that no request uses
-        self._prunes = prunes
+        self._prunes, self._thrifty = prunes, thrifty
 
     def add(self, task: Task) -> None:
         """Let a request begin, as soon as there is a place."""
@@ -147,6 +147,7 @@ class Scheduler:
             draft = self._spare.pop() if self._spare else self._draft.another()
             if held is not None:
                 draft.copy(held.draft, length)
+        target.thrifty = self._thrifty
         if held is not None:
             target.begin_behind(held.request, held.nodes, length)
         task.start(target, draft)
@@ -178,8 +179,11 @@ class Scheduler:
 
     def _read(self, asking: Sequence[Task]) -> None:
         """Let the networks read what is asked for, and those who asked go on."""
+        begin = self.ring.clock.now()
         read = self.passes([task.reading for task in asking if task.reading is not None])
+        seconds = self.ring.clock.now() - begin
         for task, said in zip(asking, read):
+            task.target.drafting.computed(seconds)
             task.go_on(said)
         self._end_those_over()
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from model.cache import Survivors, TreeCache, together, upload
-from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
+from pipeline.clock import REAL
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, Visit, joined, segments_of
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
@@ -140,6 +141,7 @@ class Stage:
         before_T = upload(torch.cat([segment.x for segment in segments]), self.device)
         inner = [segment.inner for segment in segments if segment.inner is not None]
         kept: dict[int, Tensor] = dict.fromkeys(self.keep, before_T) if inner else {}
+        begin = REAL.now()
         with self.trace.span("forward", nodes=[node for segment in segments for node in segment.nodes]):
             x_TD = self.part(before_T, pos_T, caches, kept, alive)
             if x_TD is None:
@@ -149,7 +151,8 @@ class Stage:
             if inner:
                 earlier = upload(torch.cat(inner).to(x_TD.dtype), self.device)
                 features = torch.cat([earlier, *kept.values()], -1).split(counts)
-        return {segment.request: replace(segment, x=part, inner=feature)
+        visit = Visit(sum(counts), REAL.now() - begin)
+        return {segment.request: replace(segment, x=part, inner=feature, visits=(*segment.visits, visit))
                 for segment, part, feature in zip(segments, parts, features)}
 
 

@@ -120,7 +120,10 @@ def pipeinfer(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
 
 
 def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """Judge what is back; else send the best guesses just as the first stage gets free; else draft; else rest."""
+    """Judge what is back; else send the best guesses just as the first stage gets free; else draft; else rest.
+
+    What is not worth its row, or its time on rank 0, is neither sent nor drafted.
+    """
     while True:
         if target.ready:
             yield from target.wait()
@@ -130,7 +133,7 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
                 yield new
         elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
             target.send(segment)
-        elif not (yield from draft.grow(tree, cfg.stream)):
+        elif not (yield from draft.grow(tree, cfg.stream, target.spares)):
             yield from target.rest()
 
 

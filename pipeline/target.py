@@ -19,6 +19,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock, Progress, Target
+from pipeline.leisure import Drafting, Leisure
 from pipeline.messages import NOBODY, Prune, Reset, Segment, Start
 from pipeline.outbox import Outbox
 from pipeline.trace import NoTrace
@@ -31,6 +32,7 @@ class Shared(Protocol):
     lm_head: Callable[[Tensor], Tensor]
     outbox: Outbox
     first_stage: FirstStage
+    leisure: Leisure
     depth: int
     device: torch.device | str
     trace: NoTrace
@@ -114,6 +116,8 @@ class RequestTarget(Target):
         self.priority = 1.0  # how much its guesses count beside those of others
         self.telling: Telling | None = None  # what it wants told of log-probabilities
         self.passed_over = 0  # segments that left without any of its guesses, since one left with some
+        self.thrifty = True  # whether only those guesses are sent, and drafted, that pay
+        self.drafting = Drafting(ring.leisure, len(tree.trunk))
 
     @property
     def depth(self) -> int:
@@ -140,6 +144,9 @@ class RequestTarget(Target):
 
     def share(self, size: int | None) -> int | None:
         return size
+
+    def spares(self, promise: float) -> bool:
+        return self.drafting.pays(promise, self.ring.first_stage.due, self.ring.clock.now()) or not self.thrifty
 
     @property
     def closed(self) -> bool:
@@ -274,7 +281,7 @@ class RingTarget(RequestTarget):
 
     def share(self, size: int | None) -> int | None:
         rows = self.ring.share(self, size)
-        if rows == 0:
+        if rows == 0 and len(self.ring.running) > 1:
             self._left_out = self.ring.shared
         return rows
 
@@ -297,6 +304,7 @@ class RingTarget(RequestTarget):
         self._hear(segment, group)
 
     def prune(self) -> None:
+        self.drafting.settled(len(self.tree.trunk), self.ring.clock.now())
         with self._span("prune"):
             spared = () if self.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)

@@ -123,11 +123,11 @@ class TracedDraft:
     def another(self) -> TracedDraft:
         return TracedDraft(self.draft.another(), self._trace)
 
-    def grow(self, tree: Any, growth: Any) -> Generator[Any, Any, bool]:
+    def grow(self, tree: Any, growth: Any, *spares: Any) -> Generator[Any, Any, bool]:
         live, first = len(tree.live), tree.horizon
         facts: dict[str, list[Any]] = {name: [] for name in FACTS}
         with self._trace.span("grow", live=live, **facts):
-            grew: bool = yield from self.draft.grow(tree, growth)
+            grew: bool = yield from self.draft.grow(tree, growth, *spares)
             new = [node for node in range(first, tree.horizon) if node in tree.live]
             facts["nodes"] += new
             facts["tokens"] += [tree.token[node] for node in new]

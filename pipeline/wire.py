@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from pipeline.messages import Batch, Message, Prune, Reset, Segment, Start, Stop
+from pipeline.messages import Batch, Message, Prune, Reset, Segment, Start, Stop, Visit
 from pipeline.proposals import Ask, Drafted, ask_of, drafted_of, words_of
 
 HEADER = 9  # numbers, int64
@@ -18,7 +18,9 @@ SEGMENT, PRUNE, RESET, STOP, BATCH, START, ASK, DRAFTED = range(8)
 IN_WORDS = (PRUNE, ASK, DRAFTED)  # kinds whose bodies are whole numbers
 DTYPES = (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NUMBERS = 3  # of each row of a segment: node, parent, position
+OF_VISIT = 2  # numbers of each visit of a segment: rows, nanoseconds
 LARGEST = 1 << 31  # bytes of a body
+NANO = 1e9  # nanoseconds of a second
 
 
 class Header(NamedTuple):
@@ -29,7 +31,7 @@ class Header(NamedTuple):
     rows: int = 0  # of a segment; nodes that a prune keeps; segments of a batch; tokens of a start; proposals' numbers
     first: int = 0  # a segment's rows of settled text; the tip of a prune or a start; the last node of a reset
     parent: int = 0  # a prune's parent; a start's last; of a segment the width of `inner` and one, 0 if it has none
-    horizon: int = 0  # of a prune; the source of a start
+    horizon: int = 0  # of a prune; the source of a start; a segment's visits
     width: int = 0  # of a segment's `x`; 0: it is tokens
     dtype: int = 0  # of a segment's tensors, an index into DTYPES
     bytes: int = 0  # of the body
@@ -40,8 +42,8 @@ class Header(NamedTuple):
         header = Header(*numbers.tolist())
         if not SEGMENT <= header.kind <= DRAFTED:
             raise ValueError(f"a message of unknown kind {header.kind}")
-        inner = header.parent if header.kind == SEGMENT else 0
-        sizes = header.rows, header.width, header.bytes, inner
+        counts = (header.parent, header.horizon) if header.kind == SEGMENT else ()
+        sizes = header.rows, header.width, header.bytes, *counts
         possible = all(0 <= size <= LARGEST for size in sizes)
         if not possible or not 0 <= header.dtype < len(DTYPES):
             raise ValueError(f"a message of impossible size or type ({', '.join(map(str, header))})")
@@ -60,7 +62,7 @@ class Header(NamedTuple):
             return 0
         columns = (self.width or 1) + max(self.parent - 1, 0)
         element = torch.empty(0, dtype=DTYPES[self.dtype]).element_size()
-        return self.rows * (8 * NUMBERS + columns * element)
+        return 8 * OF_VISIT * self.horizon + self.rows * (8 * NUMBERS + columns * element)
 
 
 def packets(msg: Message) -> list[tuple[Tensor, Tensor]]:
@@ -118,9 +120,10 @@ def _encode_proposals(msg: Ask | Drafted) -> tuple[Tensor, Tensor]:
 
 
 def _encode_segment(segment: Segment) -> tuple[Tensor, Tensor]:
-    """Nodes, parents and positions as int64, then `x` and `inner`, one behind the other."""
+    """Visits, nodes, parents and positions as int64, then `x` and `inner`, one behind the other."""
     x, inner = segment.x, segment.inner
-    numbers = torch.tensor(segment.nodes + segment.parents + segment.pos)
+    visits = [number for visit in segment.visits for number in (visit.rows, round(visit.seconds * NANO))]
+    numbers = torch.tensor(visits + segment.nodes + segment.parents + segment.pos)
     parts = [numbers, x]
     if inner is not None and inner.shape[1]:
         assert inner.dtype == x.dtype, f"a segment has one type, but holds {x.dtype} and {inner.dtype}"
@@ -130,7 +133,7 @@ def _encode_segment(segment: Segment) -> tuple[Tensor, Tensor]:
     width = x.shape[1] if x.dim() == 2 else 0
     columns = 0 if inner is None else inner.shape[1] + 1
     header = Header(SEGMENT, segment.request, rows=len(segment.nodes), first=segment.text, parent=columns,
-                    width=width, dtype=DTYPES.index(x.dtype), bytes=len(body))
+                    horizon=len(segment.visits), width=width, dtype=DTYPES.index(x.dtype), bytes=len(body))
     return torch.tensor(header), body
 
 
@@ -159,16 +162,18 @@ def _of_header(header: Header) -> Message:
 
 
 def _decode_segment(header: Header, body: Tensor) -> Segment:
-    rows, width = header.rows, header.width
-    border, dtype = 8 * NUMBERS * rows, DTYPES[header.dtype]
+    rows, width, told = header.rows, header.width, OF_VISIT * header.horizon
+    border, dtype = 8 * (told + NUMBERS * rows), DTYPES[header.dtype]
     # a tensor of no bytes cannot be seen as another type
-    numbers = body[:border].view(torch.int64).tolist() if rows else []
+    numbers = body[:border].view(torch.int64).tolist() if border else []
     payload = body[border:].view(dtype) if rows else torch.empty(0, dtype=dtype)
+    visits = tuple(Visit(count, took / NANO) for count, took in zip(numbers[:told:2], numbers[1:told:2]))
+    del numbers[:told]
     nodes, parents, pos = numbers[:rows], numbers[rows:2 * rows], numbers[2 * rows:]
     end = rows * (width or 1)
     x = payload[:end].view(rows, width) if width else payload[:end]
     inner = payload[end:].view(rows, header.parent - 1) if header.parent else None
-    return Segment(header.request, nodes, parents, pos, header.first, x, inner)
+    return Segment(header.request, nodes, parents, pos, header.first, x, inner, visits)
 
 
 def _gather(parts: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ from model.reading import Passes, Read, Reading, by_network
 from pipeline.loss import Failure, guarded
 from pipeline.messages import Message
 from pipeline.transport import Link
+from sim.heat import Heat
 from sim.pace import Pace
 from sim.wires import Wire, size
 
@@ -28,13 +29,14 @@ class SlowSlice:
 
     def __init__(self, part: Callable[..., Tensor | None], pace: Pace, share: float) -> None:
         self.part, self.pace, self.share = part, pace, share
+        self._heat = Heat(pace.profile.heat)
 
     def __call__(self, x: Tensor, pos_T: Tensor, cache: Admitted, inner: dict[int, Tensor],
                  go_on: Callable[[], bool] = lambda: True) -> Tensor | None:
         start, profile = self.pace.now(), self.pace.profile
         layers = max(1, round(self.share * profile.layers))
         context = sum(int(rows.max()) for rows in cache.split(pos_T))
-        seconds = profile.stage(self.share, len(x), context)
+        seconds = self._heat.takes(profile.stage(self.share, len(x), context))
         out = self.part(x, pos_T, cache, inner)
         for layer in range(1, layers):
             self.pace.clock.sleep_until(start + seconds * layer / layers)

@@ -13,7 +13,7 @@ from typing import Callable, Protocol
 import torch
 
 from model.cache import Survivors
-from pipeline.messages import Message, Prune, Reset, Segment, Start, joined, segments_of
+from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, joined, segments_of
 from pipeline.trace import NoTrace
 
 Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
@@ -116,15 +116,19 @@ class VirtualStage:
             return
         self._work, self._idle = [], now
         self._trace.note("forward", self._since, now, nodes=[node for segment in segments for node in segment.nodes])
-        self._pass_on(joined([self._computed(self._living(segment)) for segment in segments]), now)
+        rows = sum(len(segment.nodes) for segment in segments)
+        visit = Visit(rows, now - self._since)
+        self._pass_on(joined([self._computed(self._living(segment), visit) for segment in segments]), now)
         self._next(now)
 
-    def _computed(self, segment: Segment) -> Segment:
+    def _computed(self, segment: Segment, visit: Visit) -> Segment:
         """The segment as it leaves, with hidden states; nobody reads them on their way, so a column stands for each."""
+        if not segment.nodes:
+            return segment
         rows, inner = len(segment.nodes), segment.inner
         if inner is not None:
             inner = inner.new_empty(rows, inner.shape[1] + self._does.kept)
-        return replace(segment, x=torch.empty(rows, 1), inner=inner)
+        return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=(*segment.visits, visit))
 
     def _pass_on(self, msg: Message, now: float) -> None:
         nodes = getattr(msg, "nodes", [])

@@ -5,6 +5,7 @@ from typing import NamedTuple, Sequence
 
 from config.profiles import Profile
 from sim.groups import Times, slowest
+from sim.heat import Heat
 from sim.stages import Work
 from tp.comm import TILE
 
@@ -29,8 +30,10 @@ def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
     layers = held.share * profile.layers
     members, leader = len(held.ranks), held.ranks[0]
     if members == 1:
+        heat = Heat(board.heat)
+
         def alone(rows: int, text: int) -> float:
-            return extra + board.stage(held.share, rows, text)
+            return heat.takes(extra + board.stage(held.share, rows, text))
 
         return Work(alone, max(1, round(layers)), held.kept, leader)
     times = Times(board, held.largest, members)

@@ -11,6 +11,7 @@ from model.tree import TokenTree
 from pipeline.budget import Budget
 from pipeline.messages import Segment
 from pipeline.outbox import MOST, Outbox
+from pipeline.stage_times import StageTimes
 
 
 @dataclass
@@ -32,7 +33,7 @@ def asking(*chances, sent=True, **kind):
 
 
 def shares(bidders, size):
-    budget = Budget(9)
+    budget = Budget(9, StageTimes())
     return [budget.share(bidder, bidders, size) for bidder in bidders]
 
 
@@ -61,7 +62,7 @@ def test_with_as_many_texts_as_rows_it_is_plain_batched_decoding():
 def test_with_more_requests_than_segments_each_has_the_rows_of_one_for_guesses_that_are_worth_them():
     crowd = [asking(.9, .5, .2, .05) for _ in range(4)]
     for segments, size, wanted in ((4, 4, 4), (2, 4, 8), (1, 4, 12), (1, 2, 8), (1, 14, 14), (1, 16, 16)):
-        budget = Budget(segments)
+        budget = Budget(segments, StageTimes())
         assert sum(budget.share(bidder, crowd, size) for bidder in crowd) == wanted, (segments, size)
 
 
@@ -72,7 +73,7 @@ def test_priority_counts_as_so_many_times_the_probability():
 @pytest.mark.parametrize("chance", [.5, .1, .01])
 def test_whoever_is_passed_over_counts_more_each_time_until_it_is_its_turn(chance):
     rich, poor = asking(.9, .8, .7), asking(chance)
-    budget, waited = Budget(4), 0
+    budget, waited = Budget(4, StageTimes()), 0
     while True:
         mine = [budget.share(bidder, [rich, poor], 3) for bidder in (rich, poor)]
         budget.close()

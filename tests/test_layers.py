@@ -28,10 +28,11 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
     "model": "tree suffix blend answers attention cache logprobs reading llama sample rules checkpoint stages weights "
              "isolate text spelling no_draft drafts small eagle mixture quant whole",
     "pipeline": "clock interfaces loss trace proposals messages wire meter heartbeat transport stage drafters "
-                "first_stage outbox budget target ring replicas strategies prefixes scheduler decode abreast",
+                "first_stage stage_times leisure outbox budget target ring replicas strategies prefixes scheduler decode "
+                "abreast",
     "tp": "shares group overlap comm layers links",
     "sim": "formulas rounds expectation published counting events forwards runs speculation original clock wires pace "
-           "devices groups drafters paths recorded replayed stages works cluster",
+           "heat devices groups drafters paths recorded replayed stages works cluster",
 }
 FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are

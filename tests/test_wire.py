@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import wire
-from pipeline.messages import Prune, Reset, Segment, Start, Stop, joined, segments_of
+from pipeline.messages import Prune, Reset, Segment, Start, Stop, Visit, joined, segments_of
 from pipeline.transport import Inbox, PeerLost
 from pipeline.wire import ASK, BATCH, DRAFTED, DTYPES, HEADER, LARGEST, Header, decode, encode, packets, receive
 
@@ -162,3 +162,10 @@ def test_who_waits_for_a_lost_peer_is_told_its_name():
     inbox.fail(PeerLost("rank 2 was lost"))
     thread.join(timeout=5)
     assert told == ["rank 3 was lost"]
+
+
+def test_what_stages_took_travels_with_a_segment():
+    visits = Visit(3, 0.25), Visit(2, 1e-6)
+    segment = Segment(0, [1, 2], [0, 1], [1, 2], 0, torch.zeros(2, 3), torch.zeros(2, 4), visits)
+    same(back(segment), segment)
+    same(back(segment.take([])), segment.take([]))

@@ -1,0 +1,104 @@
+"""What each stage takes by rows, as the segments that came back tell: what they cost the newest of them counts most.
+
+It knows nothing about how that is used. A stage is taken to be a curve over rows that rises; when it gets slower or
+faster, it does so for all rows.
+"""
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import Sequence, Tuple
+
+from pipeline.messages import Visit
+
+NEWS = 0.25  # the weight of a new time beside all before it
+POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows for which sums over stages are kept
+Point = Tuple[float, float]  # rows, seconds
+
+
+class Curve:
+    """Seconds of one stage by rows; numbers of rows between the same two powers of two count as alike."""
+
+    def __init__(self) -> None:
+        self._points: dict[int, Point] = {}
+
+    def learn(self, visit: Visit) -> None:
+        """The stage has computed so many rows in so many seconds."""
+        place = visit.rows.bit_length()
+        rows, seconds = self._points.get(place, visit)
+        newer = seconds + NEWS * (visit.seconds - seconds)
+        pace = newer / seconds if seconds > 0 else 1.0
+        for other, (at, took) in self._points.items():
+            self._points[other] = at, took * pace
+        self._points[place] = rows + NEWS * (visit.rows - rows), newer
+
+    def of(self, rows: Sequence[int]) -> list[float]:
+        """Seconds for each of these numbers of rows.
+
+        Between two that are known the curve goes on as it did before them, up to the height of the second: a stage is
+        not taken to be slower for more rows before it was.
+        """
+        rising: list[Point] = []
+        for place in sorted(self._points):
+            at, seconds = self._points[place]
+            rising.append((at, max(seconds, rising[-1][1] if rising else 0.0)))
+        return [_foreseen(rising, count) for count in rows]
+
+
+class StageTimes:
+    """The curves of all stages of a ring."""
+
+    def __init__(self) -> None:
+        self._curves: list[Curve] = []
+        self._slowest: list[float] | None = None  # by POINTS; None: not reckoned since the last news
+        self._whole: list[float] = []
+
+    def learn(self, visits: Sequence[Visit]) -> None:
+        """A message has come back that was computed by the first of the stages, as these tell."""
+        while len(self._curves) < len(visits):
+            self._curves.append(Curve())
+        for curve, visit in zip(self._curves, visits):
+            curve.learn(visit)
+        self._slowest = None
+
+    def slowest(self, rows: int) -> float:
+        """Seconds of the slowest stage for so many rows; 0 before any is known."""
+        self._reckon()
+        assert self._slowest is not None
+        return _between(list(zip(POINTS, self._slowest)), rows)
+
+    def more(self, rows: int) -> float:
+        """Seconds that one row more takes in all stages together, beside so many rows."""
+        self._reckon()
+        place = min(max(bisect_right(POINTS, rows), 1), len(POINTS) - 1)
+        first, last = POINTS[place - 1], POINTS[place]
+        return (self._whole[place] - self._whole[place - 1]) / (last - first)
+
+    def _reckon(self) -> None:
+        if self._slowest is None:
+            curves = [curve.of(POINTS) for curve in self._curves] or [[0.0] * len(POINTS)]
+            columns = list(zip(*curves))
+            self._slowest, self._whole = [*map(max, columns)], [*map(sum, columns)]
+
+
+def _between(points: Sequence[Point], at: float) -> float:
+    """The height at a place, on straight lines between these points."""
+    if at <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in zip(points, points[1:]):
+        if at <= right:
+            return low + (high - low) * (at - left) / (right - left)
+    return points[-1][1]
+
+
+def _foreseen(points: Sequence[Point], at: float) -> float:
+    """The height at a place, if the line through the two points before it goes on up to the height of the next."""
+    before = [point for point in points if point[0] <= at]
+    if not before:
+        return points[0][1]
+    (left, low), next_height = before[-1], points[len(before)][1] if len(before) < len(points) else math.inf
+    slope = 0.0
+    if len(before) > 1:
+        earlier, lower = before[-2]
+        slope = (low - lower) / (left - earlier)
+    return min(low + slope * (at - left), next_height)

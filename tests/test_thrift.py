@@ -1,0 +1,100 @@
+"""What pays: rows by what stages took of late, levels by what would wait for them; the text stays what it is."""
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from model.tree import TokenTree
+from pipeline.budget import Budget
+from pipeline.first_stage import FirstStage
+from pipeline.leisure import LAST, Leisure
+from pipeline.messages import Visit
+from pipeline.stage_times import NEWS, StageTimes
+from tests.test_budget import Asking
+
+
+def told(*samples, stages=1, factor=1.0):
+    """The times of stages that took these seconds for these rows."""
+    times = StageTimes()
+    for rows, seconds in samples:
+        times.learn([Visit(rows, seconds * factor)] * stages)
+    return times
+
+
+def test_the_time_of_one_row_more_is_that_of_all_stages_together():
+    times = told((1, 1.0), (2, 1.0), (16, 15.0), (32, 31.0), stages=3)
+    assert times.more(20) == pytest.approx(3.0)
+    assert times.slowest(16) == pytest.approx(15.0)
+
+
+def test_more_rows_are_taken_to_cost_nothing_until_it_was_seen():
+    times = told((1, 1.0), (64, 65.0))
+    assert times.more(1) == times.more(8) == 0.0
+    times.learn([Visit(8, 8.0)])
+    assert times.more(4) > 0.0
+
+
+def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_count_most():
+    times = told((1, 1.0), (16, 2.0))
+    for _ in range(20):
+        times.learn([Visit(1, 3.0)])
+    left = (1 - NEWS) ** 20
+    assert times.slowest(1) == pytest.approx(3.0 - 2.0 * left)
+    assert times.slowest(16) == pytest.approx(2 * times.slowest(1))
+
+
+def test_before_anything_is_known_every_guess_pays():
+    assert StageTimes().slowest(5) == StageTimes().more(5) == 0.0
+    assert rows_of(StageTimes(), .5, .1, .01) == 4
+
+
+def rows_of(times, *chances, text=True):
+    """The rows that go into a segment of at most 16."""
+    tree = TokenTree([1], limit=40)
+    if not text:
+        tree.cut()
+    for token, chance in enumerate(chances, 3):
+        tree.add(tree.tip, token, math.log(chance))
+    bidder = Asking(tree)
+    return Budget(4, times).share(bidder, [bidder], 16)
+
+
+def test_a_guess_goes_along_if_it_gains_more_than_the_rows_beside_it_lose():
+    free = told((1, 1.0), (16, 1.0), stages=4)
+    dear = told((1, 1.0), (2, 2.0), (4, 4.0), (16, 16.0), stages=4)
+    chances = .4, .3, .1
+    assert rows_of(free, *chances) == 4
+    assert rows_of(dear, *chances) == 1
+    assert rows_of(dear, *chances, text=False) == 1
+    assert rows_of(dear, text=False) == 0
+
+
+def test_the_next_answer_is_due_after_the_time_that_segments_were_on_their_way_of_late():
+    stage = FirstStage(0.5)
+    assert stage.due == math.inf
+    stage.send([1], 0.0)
+    assert stage.due == math.inf
+    stage.back(1, 4.0)
+    stage.send([2], 10.0)
+    assert stage.due == 14.0
+
+
+@pytest.mark.parametrize("promise, due, pays", [(.1, 6.0, True), (.1, 4.0, False), (3.9, 4.0, False), (4.1, 4.0, True),
+                                                (4.1, 0.0, False), (.01, math.inf, True)])
+def test_a_level_pays_that_is_done_before_the_next_answer_or_promises_more_than_waits_for_it(promise, due, pays):
+    leisure = Leisure()
+    assert leisure.pays(0.0, 0.0, 0.0), "nothing is known yet"
+    leisure.drafted(2.0)
+    leisure.settled(0, 0.0)
+    leisure.settled(2, 1.0)  # two tokens a second
+    assert leisure.pays(promise, due, 3.0) is pays
+
+
+def test_what_was_settled_long_ago_counts_little():
+    leisure = Leisure()
+    leisure.drafted(1.0)
+    leisure.settled(0, 0.0)
+    leisure.settled(100, 1.0)
+    leisure.settled(0, 1.0 + 5 * LAST)
+    assert leisure.pays(5.0, 0.0, 20.0)
