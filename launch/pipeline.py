@@ -15,6 +15,7 @@ from config.cli import parse
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
+from launch.auto import settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
 from launch.prepare import check_ids, open_text, prepare
 from launch.probe import latencies, level_share, segment_rows
@@ -67,7 +68,7 @@ class Pipeline:
         The other ranks are processes, or threads with `processes=False`. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
-        words = [preset, *(_as_word(key, value) for key, value in options.items())]
+        words = settled([preset, *(_as_word(key, value) for key, value in options.items())])
         config = parse(words)
         folder, placement = prepare(config)
         if config.virtual:

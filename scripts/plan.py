@@ -9,7 +9,8 @@ import sys
 from dataclasses import fields
 from typing import Sequence
 
-from config.cli import parse
+from config.auto import with_chosen
+from config.cli import DEFAULT_PRESET, parse
 from config.foreign import plain
 from config.plan_config import COMMAND, PlanConfig, words
 from config.run_config import RunConfig
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         found = plan(config)
         print("\n".join(told(config, found)))
         if config.preset:
-            write_preset(config.preset, preset_of(argv) or "toy", {**_typed(argv), **found.chosen.candidate.keys})
+            write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, found), found)
             print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts=FILE")
         print(keys_line(found.chosen.candidate))
     except PeerLost as loss:
@@ -49,6 +50,8 @@ def told(config: PlanConfig, found: Plan) -> list[str]:
     heading = (f"{bench.site.about}: {found.boards} boards and rank 0's; {len(answers)} texts of {tokens} tokens, "
                f"{found.tried} of {found.candidates} candidates and their sizes tried; simulated")
     lines = [heading, "", table(bench, found.trials[:config.show]), ""]
+    for one in found.checked:
+        lines.append(f"measured here: {one.speed:>9.3g} tokens/s  {one.candidate.about}")
     lines.append(f"advice: {advice(bench, chosen, found.trials, found.boards)}")
     if not found.in_own_layers:
         lines.append(f"note: stages are told in the {bench.site.layers} layers of the model that the profile stands "
@@ -56,10 +59,11 @@ def told(config: PlanConfig, found: Plan) -> list[str]:
     return [*lines, *to_do(config, chosen.candidate)]
 
 
-def _typed(argv: Sequence[str]) -> dict[str, str]:
-    """The keys of a run that were typed."""
+def _keys(argv: Sequence[str], found: Plan) -> dict[str, str]:
+    """The keys of a run that were typed, and those that were chosen."""
     known = {key.name for key in fields(RunConfig)}.difference(APART)
-    return {key: value for key, value in typed(argv).items() if key in known}
+    words = [word for word in argv if word.partition("=")[0] in known]
+    return typed(with_chosen(words, found.chosen.candidate.keys))
 
 
 if __name__ == "__main__":

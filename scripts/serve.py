@@ -17,6 +17,7 @@ import uvicorn
 from config.cli import DEFAULT_PRESET, parse
 from config.serve_config import ServeConfig, of_the_run
 from config.words import preset_of, typed
+from launch.auto import settled
 from launch.interrupt import interrupt
 from launch.pipeline import Pipeline
 from launch.processes import INTERRUPTED, LOST, WRONG
@@ -118,7 +119,7 @@ def work(engine: Engine, listener: uvicorn.Server) -> None:
 def main(argv: Sequence[str]) -> int:
     """The command. What a person got wrong is one sentence."""
     try:
-        return serve(argv)
+        return serve(settled(argv, ServeConfig))
     except Exception as error:
         if not foreseen(error):
             raise

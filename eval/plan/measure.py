@@ -4,10 +4,11 @@ Stages are measured one after the other, alone in this process; levels, verdicts
 """
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 import time
-from dataclasses import fields
+from contextlib import redirect_stderr
 from pathlib import Path
 from statistics import median
 from typing import Any, Iterator, NamedTuple, Sequence
@@ -19,8 +20,8 @@ from tqdm import tqdm
 from config.boards import Boards, read, write
 from config.plan_config import PlanConfig
 from config.run_config import RunConfig
+from eval.plan.check import opened
 from launch.build import build_stage
-from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
@@ -33,6 +34,7 @@ from pipeline.trace import read as read_trace
 ROWS = (1, 16, 32, 64, 128)
 CONTEXTS = (16, 512)  # tokens of text before them
 FREE = (0, 16, 32, 64)  # rows that may cost nothing
+KEPT = ([0], [0, 1], [0, 2], [0, 1, 2])  # which of a pass, a row and a token may take time
 ROUNDS = 4  # of each pass, of which the shortest counts
 TOKENS = 24  # of an answer in which levels and messages are measured
 STEP = 1.4  # ms: by which a step of a collective is longer than a message
@@ -71,19 +73,20 @@ def measure(config: PlanConfig, model: str) -> Boards:
     run = config.run(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
     folder, placement = prepare(run)
     parts = [RankSpec(run, open_part(folder, rank)) for rank in range(1, placement.world)]
-    stages = [fit(list(_passes(spec))) for spec in tqdm(parts, desc="stages", leave=False, file=sys.stderr)]
-    base = min(stages, key=lambda stage: stage[0])
+    stages = [list(_passes(spec)) for spec in tqdm(parts, desc="stages", leave=False, file=sys.stderr)]
+    base = min(stages, key=lambda passes: sum(one.took for one in passes))
     sizes = parts[0].sizes
     width = parts[0].like.element_size()
     weights = sum(spec.part.weights.form(name).bytes for spec in parts for name in spec.part.weights.names()) / 1e9
     with tempfile.TemporaryDirectory(prefix="flowspec-") as trace:
         levels = _run(config, run, trace)
         verdict, latency, rate = _messages(read_trace(trace), placement.world, sizes.hidden * width)
-    whole, row, free, token = base
+    whole, row, free, token = fit(base)
+    factors = tuple(round(times_as_long(passes, base), 3) for passes in stages)
     return Boards(
         f"measured here with {model}", sizes.layers, sizes.hidden * width, whole, row, int(free), token,
         min(levels.values(), default=0.0), verdict, latency, rate, latency + STEP, weights=weights,
-        factors=tuple(round(stage[0] / whole, 3) for stage in stages), levels=tuple(levels.items()), model_of=model)
+        factors=factors, levels=tuple(levels.items()), model_of=model)
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -124,33 +127,35 @@ def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch
 def fit(passes: Sequence[Passed]) -> tuple[float, float, int, float]:
     """Milliseconds of a pass, of a row above those that are free, how many these are, and of a token of the text.
 
-    They are those of a profile that come closest to all passes, none below zero.
+    They are those of a profile that come closest to all passes, by the share of each, none below zero.
     """
     took = np.array([one.took for one in passes])
+    context = np.array([one.context for one in passes])
     best: tuple[float, tuple[float, float, int, float]] | None = None
     for free in FREE:
         rows = np.array([max(0, one.rows - free) for one in passes])
-        context = np.array([one.context for one in passes])
-        columns = np.stack([np.ones_like(took), rows, context], -1)
-        found = np.linalg.lstsq(columns, took, rcond=None)[0].clip(0)
-        off = float(np.square(columns @ found - took).sum())
-        if best is None or off < best[0]:
-            best = off, (max(float(found[0]), 1e-3), float(found[1]), free, float(found[2]))
+        columns = np.stack([np.ones_like(took), rows, context], -1) / took[:, None]
+        for kept in KEPT:
+            found = np.zeros(3)
+            found[kept] = np.linalg.lstsq(columns[:, kept], np.ones_like(took), rcond=None)[0]
+            off = float(np.square(columns @ found - 1).sum())
+            if found.min() >= 0 and (best is None or off < best[0]):
+                best = off, (max(float(found[0]), 1e-3), float(found[1]), free, float(found[2]))
     assert best is not None, "no pass was measured"
     return best[1]
+
+
+def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
+    """How many times as long a stage takes for a layer as another one, in the median of the same passes."""
+    return median(one.took / other.took for one, other in zip(passes, others))
 
 
 # --- levels, verdicts and messages ------------------------------------------------------------------------------------
 
 def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
     """Milliseconds of a level of each draft, in a pipeline whose trace goes into a folder."""
-    usual, spent = RunConfig(), {}
-    changed = {key.name: getattr(run, key.name) for key in fields(RunConfig)
-               if getattr(run, key.name) != getattr(usual, key.name)}
-    if "ssm" not in run.sources:
-        changed.pop("ssm", None)
-    moments = {}
-    with Pipeline.open("toy", **{**changed, "trace": trace}) as pipeline:
+    spent, moments = {}, {}
+    with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # of the trace nobody wants to hear
         for kind in config.kinds:
             decoder = pipeline.decoder_for(config.run(pipeline_type="serial", draft=kind))
             for method in (decoder, pipeline.decoder_for(config.run(pipeline_type="ar"))):
