@@ -37,7 +37,7 @@ def rest(argv: Sequence[str]) -> list[str]:
     return [word for word in argv if word.partition("=")[0] not in own]
 
 
-def problems(argv: Sequence[str], config: RunConfig) -> Iterator[str]:
+def problems(argv: Sequence[str]) -> Iterator[str]:
     """What a run with pipeline_type=auto may not be told, each in a sentence that names the fix."""
     given = typed(argv)
     for key in LEFT:
@@ -45,10 +45,10 @@ def problems(argv: Sequence[str], config: RunConfig) -> Iterator[str]:
             yield f"{key}={given[key]} is left to pipeline_type=auto: leave it out, or name the method"
     if "answers" in given:
         yield "answers=FILE is for drafts with suffix, which pipeline_type=auto may not choose: name method and draft"
-    if config.ssm_ranks:
+    if given.get("ssm_ranks") == "true":
         yield "ssm_ranks=true is for specinfer alone: leave it out, or name the method in place of pipeline_type=auto"
-    if config.verify in DRAWN:
-        yield (f"verify={config.verify} works with few methods, among which pipeline_type=auto does not choose: name "
+    if given.get("verify") in DRAWN:
+        yield (f"verify={given['verify']} works with few methods, among which pipeline_type=auto does not choose: name "
                "the method")
 
 

@@ -54,10 +54,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
     if "RANK" in os.environ or os.environ.get(BOARD) or typed(words).get("hosts"):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
-    config = parse(rest(words), kind=kind)
-    problem = next(problems(words, config), "") or absent(config)
-    if problem:
-        raise ValueError(problem)
+    config = _checked(words, kind)
     path = _place(words, config)
     choice = _remembered(path, words, kind)
     if choice is None:
@@ -68,6 +65,18 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
         kept = f"remembered in {path} since {choice['when']}: delete it to plan anew"
         print(f"flowspec: {_told(words, config, choice, kept)}", file=sys.stderr)
     return with_chosen(words, choice["keys"])
+
+
+def _checked(argv: Sequence[str], kind: type[RunConfig]) -> RunConfig:
+    """What a run has for all keys that no plan chooses. Raises ValueError for what cannot be planned for, or run."""
+    problem = next(problems(argv), "")
+    if problem:
+        raise ValueError(problem)
+    config = parse(rest(argv), kind=kind)
+    missing = absent(config)
+    if missing:
+        raise ValueError(missing)
+    return config
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
