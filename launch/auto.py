@@ -58,8 +58,9 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
     path = _place(words, config)
     choice = _remembered(path, words, kind)
     if choice is None:
+        asked = question(words, config, *_split(config))
         print(f"flowspec: {_beginning(config)}", file=sys.stderr)
-        choice = {**_planned(question(words, config, *_split(config))), "when": time.strftime("%Y-%m-%d")}
+        choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
         print(f"flowspec: {_told(words, config, choice, _kept(path, choice))}", file=sys.stderr)
     else:
         kept = f"remembered in {path} since {choice['when']}: delete it to plan anew"
