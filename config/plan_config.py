@@ -60,6 +60,7 @@ class PlanConfig(RunConfig):
     show: int = 12  # rows of the table
 
     def problems(self) -> Iterator[str]:
+        yield from _unknown_names(self)
         yield from super().problems()
         yield from _problems(self)
 
@@ -114,14 +115,17 @@ def words(argv: Sequence[str]) -> list[str]:
     return over(argv, USUAL)
 
 
-def _problems(c: PlanConfig) -> Iterator[str]:
-    """What is wrong with a plan, each in a sentence that names the fix."""
-    yield from outside(vars(c), COUNTS)
-    yield from unknown(vars(c), SPLITS)
+def _unknown_names(c: PlanConfig) -> Iterator[str]:
     for key, known in (("methods", tuple(METHODS)), ("drafts", CHOICES["draft"])):
         for name in listed(getattr(c, key)):
             if name not in known:
                 yield f"{key}={getattr(c, key)}: there is no {name}: choose among {', '.join(known)}"
+
+
+def _problems(c: PlanConfig) -> Iterator[str]:
+    """What is wrong with a plan, each in a sentence that names the fix."""
+    yield from outside(vars(c), COUNTS)
+    yield from unknown(vars(c), SPLITS)
     yield from problems_of_sets(listed(c.sets))
     for number in listed(c.memory):
         if not NUMBER.fullmatch(number) or float(number) <= 0:
