@@ -136,8 +136,9 @@ def _problems(c: PlanConfig) -> Iterator[str]:
         yield f"profile={c.profile} and a measurement are both given: give only one of them"
     if c.temperature or c.verify != "match":
         yield "a plan is made for temperature 0: leave temperature and verify out"
-    if c.check and c.profile != "none":
-        yield f"check={c.check} is for this machine as it is, and profile={c.profile} for others: leave one of them out"
+    others = f"hosts={c.hosts}" if c.hosts else "" if c.profile == "none" else f"profile={c.profile}"
+    if c.check and others:
+        yield f"check={c.check} is for this machine as it is, and {others} for others: leave one of them out"
     if c.write_hosts and not c.hosts:
         yield f"write_hosts={c.write_hosts} wants the lines of a hosts file: add hosts=FILE"
     yield from _problems_of_runs(c)

@@ -97,7 +97,7 @@ def _told(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str) -> 
     against = "which nothing beats" if choice["keys"]["pipeline_type"] == "ar" else f"{theirs:.3g} with ar"
     stays = ""
     if config.model_dir or "stages" in typed(argv):
-        stays = "; the split stays as it is, and only other splits than this one could use more or fewer ranks"
+        stays = "; the split stays, so no other number of stages was planned for"
     warm = "; planned for temperature 0" if config.temperature else ""
     return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {against}){stays}{warm}; {kept}")
 

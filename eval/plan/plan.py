@@ -58,7 +58,7 @@ def cluster(config: PlanConfig) -> Boards:
         there = config.cluster
         assert there is not None, config.profile
         site = uneven(there)
-    if config.hosts:
+    if config.hosts and config.profile != "none":  # else they were measured
         site = answered(site, config.hosts)
     named = len(boards_of(config.hosts)) if config.hosts else 0
     boards = config.boards or named or len(site.factors) or max(len(config.gigabytes(0)), USUAL)
