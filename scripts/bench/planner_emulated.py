@@ -26,7 +26,7 @@ from model.sample import Sampler
 from pipeline.decode import Request
 
 RANGES = {"clusters": Range(1, 10_000), "seed": Range(0, 1 << 32), "draw": Range(0, 1 << 32), "count": Range(1, 64),
-          "boards": Range(1, 8), "stage": Range(0, 10_000), "tokens": Range(8, 512), "level": Range(0, 10_000)}
+          "least": Range(1, 8), "boards": Range(1, 8), "stage": Range(0, 10_000), "tokens": Range(8, 512), "level": Range(0, 10_000)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class EmulatedConfig(Checked):
     seed: int = 0  # of that draw
     count: int = 4  # of these, how many are emulated
     draw: int = 0  # seed of the draw among those that are possible
-    boards: int = 4  # boards of a cluster, at most
+    least: int = 1  # boards of a cluster, at least
+    boards: int = 4  # and at most
     stage: float = 30.0  # milliseconds of a stage, at least
 
     # How
@@ -80,10 +81,11 @@ def drawn(config: EmulatedConfig) -> list[Boards]:
         return site.model / len(site.factors)
 
     every = clusters(config.clusters, config.seed)
-    fitting = [site for site in every if len(site.factors) <= config.boards and stage(site) >= config.stage]
+    fitting = [site for site in every if config.least <= len(site.factors) <= config.boards
+               and stage(site) >= config.stage]
     if len(fitting) < config.count:
-        raise ValueError(f"only {len(fitting)} of the clusters have boards={config.boards} or fewer and stages of "
-                         f"{config.stage:g} ms or more: give count={len(fitting)} or less")
+        raise ValueError(f"only {len(fitting)} of the clusters have {config.least} to {config.boards} boards and stages "
+                         f"of {config.stage:g} ms or more: give a smaller count, or other bounds")
     places = np.random.default_rng(config.draw).choice(len(fitting), config.count, replace=False)
     return [fitting[place] for place in sorted(places.tolist())]
 
