@@ -25,8 +25,9 @@ from launch.pipeline import Pipeline
 from model.sample import Sampler
 from pipeline.decode import Request
 
-RANGES = {"clusters": Range(1, 10_000), "seed": Range(0, 1 << 32), "draw": Range(0, 1 << 32), "count": Range(1, 64),
-          "least": Range(1, 8), "boards": Range(1, 8), "stage": Range(0, 10_000), "tokens": Range(8, 512), "level": Range(0, 10_000)}
+BOARDS, SEED, MILLISECONDS = Range(1, 8), Range(0, 1 << 32), Range(0, 10_000)
+RANGES = {"clusters": Range(1, 10_000), "seed": SEED, "draw": SEED, "count": Range(1, 64), "least": BOARDS,
+          "boards": BOARDS, "stage": MILLISECONDS, "tokens": Range(8, 512), "level": MILLISECONDS}
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def drawn(config: EmulatedConfig) -> list[Boards]:
     fitting = [site for site in every if config.least <= len(site.factors) <= config.boards
                and stage(site) >= config.stage]
     if len(fitting) < config.count:
-        raise ValueError(f"only {len(fitting)} of the clusters have {config.least} to {config.boards} boards and stages "
-                         f"of {config.stage:g} ms or more: give a smaller count, or other bounds")
+        raise ValueError(f"only {len(fitting)} of the clusters have {config.least} to {config.boards} boards and "
+                         f"stages of {config.stage:g} ms or more: give a smaller count, or other bounds")
     places = np.random.default_rng(config.draw).choice(len(fitting), config.count, replace=False)
     return [fitting[place] for place in sorted(places.tolist())]
 
