@@ -39,7 +39,8 @@ def draw(config: ChartConfig, cells: Sequence[Cell]) -> bytes:
         axes.set_yticks(np.arange(len(along)), [f"{value:g}" for value in along])
         axes.set_xlabel(f"a stage, ms, if all {config.boards} boards have one")
         axes.set_ylabel(TITLES[config.axes])
-        axes.set_title("The fastest method, its boards that hold layers, its speed over ar\n", loc="left", fontsize=12)
+        title = "The fastest method, its boards that hold layers, its speed over ar"
+        axes.set_title(f"{title}\n\n", loc="left", fontsize=12)
         axes.text(0, 1.02, _about(config), transform=axes.transAxes, fontsize=9, color="0.3")
         _legend(figure, cells)
         picture = io.BytesIO()
@@ -51,8 +52,8 @@ def draw(config: ChartConfig, cells: Sequence[Cell]) -> bytes:
 def _about(config: ChartConfig) -> str:
     site = PROFILES[config.profile]
     wire = f", a message {site.latency:g} ms" if config.axes == "row" else ""
-    return (f"simulated; {config.boards} boards, {site.free} rows free, a level {site.level:g} ms, a verdict "
-            f"{site.verdict:g} ms{wire}, {site.mbps:g} Mbit/s; draft {config.drafts}")
+    return (f"simulated; {config.boards} boards, drafts {config.drafts}; {site.free} rows of a segment are free,\n"
+            f"a level takes {site.level:g} ms, a verdict {site.verdict:g} ms{wire}; {site.mbps:g} Mbit/s")
 
 
 def _fill(axes: Any, one: Cell, x: int, y: int) -> None:
@@ -70,5 +71,4 @@ def _legend(figure: Any, cells: Sequence[Cell]) -> None:
         if count:
             label = f"{name}: {count} cells"
             handles.append(Patch(facecolor=tone, hatch=hatch, edgecolor=INK, linewidth=0.5, label=label))
-    figure.legend(handles=handles, ncols=min(4, len(handles)), loc="outside lower left", handlelength=2.2,
-                  handleheight=1.2)
+    figure.legend(handles=handles, ncols=4, loc="outside lower left", handlelength=1.8, handleheight=1.2, fontsize=9)
