@@ -49,7 +49,8 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
     What is chosen, and why, is told on stderr. Raises ValueError, with the fix, where nothing can be planned.
     """
     words = opened(argv)
-    if not is_asked(words) or any(word in HELP for word in words):
+    compares = hasattr(kind, "chosen_methods")  # several methods, which are named
+    if not is_asked(words) or compares or any(word in HELP for word in words):
         return list(argv)
     if "RANK" in os.environ or os.environ.get(BOARD) or typed(words).get("hosts"):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "

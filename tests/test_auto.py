@@ -10,6 +10,7 @@ import pytest
 import config.auto
 from config.auto import question, with_chosen
 from config.cli import parse
+from config.eval_config import EvalConfig
 from config.serve_config import ServeConfig
 from eval.plan import plan as planning
 from eval.plan.candidates import Candidate
@@ -102,6 +103,7 @@ def test_a_pipeline_a_command_and_a_server_take_the_chosen_method(asked, capsys)
     assert run(generate.COMMAND, words) == 0
     assert text.text.strip() in capsys.readouterr().out
     assert "pipeline_type=serial" in auto.settled(["pipeline_type=auto", "port=0"], ServeConfig)
+    assert auto.settled(["pipeline_type=auto"], EvalConfig) == ["pipeline_type=auto"], "which names its methods"
 
 
 # --- what the plan is asked -------------------------------------------------------------------------------------------

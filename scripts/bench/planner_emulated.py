@@ -27,7 +27,8 @@ from pipeline.decode import Request
 
 BOARDS, SEED, MILLISECONDS = Range(1, 8), Range(0, 1 << 32), Range(0, 10_000)
 RANGES = {"clusters": Range(1, 10_000), "seed": SEED, "draw": SEED, "count": Range(1, 64), "least": BOARDS,
-          "boards": BOARDS, "stage": MILLISECONDS, "tokens": Range(8, 512), "level": MILLISECONDS}
+          "boards": BOARDS, "stage": MILLISECONDS, "tokens": Range(8, 512), "level": MILLISECONDS,
+          "slowdown": Range(0.001, 1000)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class EmulatedConfig(Checked):
 
     # How
     tokens: int = 24  # of each of six answers, at most
-    level: float = 30.0  # milliseconds that a level of the draft takes at least in slow motion
+    slowdown: float = 4.0  # every modelled time is so many times as long, or more
+    level: float = 30.0  # milliseconds that a level of the draft takes then, at least
     drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen
     output: str = ""  # JSON file for the figures; empty: none
 
@@ -94,7 +96,7 @@ def drawn(config: EmulatedConfig) -> list[Boards]:
 def compared(config: EmulatedConfig, plan: PlanConfig, site: Boards, book: Book) -> dict[str, Any]:
     """What the plan for one cluster takes in virtual time and in real time."""
     chosen = planned(plan, site, book).chosen
-    slowdown = max(1.0, config.level / site.level)
+    slowdown = max(config.slowdown, config.level / site.level)
     took = _emulated(chosen, alone(site, chosen.candidate), book, config.tokens, slowdown)
     tokens = sum(one.tokens for one in chosen.spent)
     return {"cluster": site.about, "boards": len(site.factors), "stage_ms": site.model / len(site.factors),
