@@ -65,6 +65,8 @@ class Pipeline:
     def open(preset: str = "toy", **options: Any) -> Pipeline:
         """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` names the options.
 
+        With `pipeline_type="auto"` the first start plans, which takes a minute or more (docs/planner.md).
+
         The other ranks are processes, or threads with `processes=False`. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
