@@ -100,19 +100,21 @@ class Search:
         return self._try([*chosen, *wider], self._more, "longer", sure=True)
 
     def _refined(self, found: Sequence[Trial], drafts: Collection[tuple[str, str]]) -> list[Trial]:
-        """Finalists, with a size or the draft of the fastest changed again and again, as long as that is faster.
+        """Finalists, with a size or the draft of the fastest of each method changed, as long as that is faster.
 
         `drafts` are the methods with the drafts that they may have.
         """
-        better = list(found)
-        first: Trial | None = None
-        while first != better[0]:
-            first = better[0]
-            one = first.candidate
-            others = (replace(one, draft=draft) for method, draft in sorted(drafts) if method == one.method)
-            near = self._try([*one.varied(), *others], self._more, "refined")
-            better = _best([*better, *near], self._more)
-        return better
+        better, seen = list(found), set[Candidate]()
+        while True:
+            firsts = {trial.candidate.method: trial.candidate for trial in reversed(better)}
+            fresh = [one for one in firsts.values() if one not in seen]
+            if not fresh:
+                return better
+            seen.update(fresh)
+            others = [replace(one, draft=draft) for one in fresh for method, draft in sorted(drafts)
+                      if method == one.method]
+            sizes = [near for one in fresh for near in one.varied()]
+            better = _best([*better, *self._try([*sizes, *others], self._more, "refined")], self._more)
 
     def _try(self, chosen: Iterable[Candidate], rung: Rung, what: str, sure: bool = False) -> list[Trial]:
         """Trials of those that may be good enough; `sure`: of all of them."""
