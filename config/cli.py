@@ -18,7 +18,7 @@ from config.words import opened
 DEFAULT_PRESET = "toy"
 COMMAND = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
-         "data", "results", "hosts", "traces", "measured", "preset")
+         "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "none_expand")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.

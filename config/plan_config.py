@@ -11,7 +11,7 @@ from config.drafts import listed
 from config.files import check_output
 from config.methods import METHODS
 from config.prompts import problems as problems_of_sets
-from config.ranges import NUMBER, Range, outside
+from config.ranges import NUMBER, Range, outside, unknown
 from config.run_config import CHOICES, RunConfig
 from config.words import over
 
@@ -19,7 +19,9 @@ COMMAND = "python -m scripts.plan"
 USUAL = {"max_new_tokens": "48", "question_end": "2"}
 LEFT_OUT = ("pipeinfer",)  # methods that are simulated only if they are named
 COUNTS = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
-          "layer_gb": Range(0.000001, 1000, {0: "as the profile says"})}
+          "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
+          "check": Range(1, 64, {0: "none"})}
+SPLITS = {"splits": ("any", "first", "given")}
 EXAMPLES = """\
   python -m scripts.plan profile=jetson-7b
   python -m scripts.plan profile=boards.json memory=8 preset=ours.json
@@ -41,6 +43,7 @@ class PlanConfig(RunConfig):
     measured: str = ""  # JSON file for what was measured, which is read if it is there; empty: none
 
     # What may be chosen (commas between)
+    splits: str = "any"  # any; first: over the first boards in their order, as keys alone can say; given: as split
     methods: str = ""  # methods; empty: all but pipeinfer
     drafts: str = ""  # drafts, as the key draft takes them; empty: those that are there
 
@@ -50,10 +53,14 @@ class PlanConfig(RunConfig):
     traces: str = ""  # JSON file for the record of texts and guesses, which is read if it is there; empty: none
 
     # What comes out
+    check: int = 0  # of the best candidates, those that also answer on this machine, beside ar; 0: none
     preset: str = ""  # JSON file for the chosen keys, which other commands take in place of a preset; empty: none
+    write_hosts: str = ""  # hosts file for the chosen boards of hosts, rank 0's first; empty: none
+    write_cluster: str = ""  # JSON file for the chosen boards as a cluster, for profile=FILE.json; empty: none
     show: int = 12  # rows of the table
 
     def problems(self) -> Iterator[str]:
+        yield from _unknown_names(self)
         yield from super().problems()
         yield from _problems(self)
 
@@ -62,7 +69,14 @@ class PlanConfig(RunConfig):
         own = {key.name: getattr(self, key.name) for key in fields(RunConfig)}
         own.update(output="", trace="", hosts="", question_begin=0, question_end=-1)
         own.update(changes)
+        if "model" not in own["draft"].split("+"):
+            own["draft_dir"] = ""
         return RunConfig(**own)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of guesses that may be chosen."""
+        return tuple({source: None for name in self.chosen_drafts for source in name.split("+")})
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -80,8 +94,9 @@ class PlanConfig(RunConfig):
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
-        """The methods that may be chosen; plain decoding always may."""
-        named = listed(self.methods) or tuple(name for name in METHODS if name not in LEFT_OUT)
+        """The methods that may be chosen; plain decoding always may, small models only if there are any."""
+        there = (name for name in METHODS if self.ssm or METHODS[name].draft != "ssm")
+        named = listed(self.methods) or tuple(name for name in there if name not in LEFT_OUT)
         return ("ar", *(name for name in named if name != "ar"))
 
     def gigabytes(self, boards: int) -> tuple[float, ...]:
@@ -100,13 +115,17 @@ def words(argv: Sequence[str]) -> list[str]:
     return over(argv, USUAL)
 
 
-def _problems(c: PlanConfig) -> Iterator[str]:
-    """What is wrong with a plan, each in a sentence that names the fix."""
-    yield from outside(vars(c), COUNTS)
+def _unknown_names(c: PlanConfig) -> Iterator[str]:
     for key, known in (("methods", tuple(METHODS)), ("drafts", CHOICES["draft"])):
         for name in listed(getattr(c, key)):
             if name not in known:
                 yield f"{key}={getattr(c, key)}: there is no {name}: choose among {', '.join(known)}"
+
+
+def _problems(c: PlanConfig) -> Iterator[str]:
+    """What is wrong with a plan, each in a sentence that names the fix."""
+    yield from outside(vars(c), COUNTS)
+    yield from unknown(vars(c), SPLITS)
     yield from problems_of_sets(listed(c.sets))
     for number in listed(c.memory):
         if not NUMBER.fullmatch(number) or float(number) <= 0:
@@ -117,6 +136,11 @@ def _problems(c: PlanConfig) -> Iterator[str]:
         yield f"profile={c.profile} and a measurement are both given: give only one of them"
     if c.temperature or c.verify != "match":
         yield "a plan is made for temperature 0: leave temperature and verify out"
+    others = f"hosts={c.hosts}" if c.hosts else "" if c.profile == "none" else f"profile={c.profile}"
+    if c.check and others:
+        yield f"check={c.check} is for this machine as it is, and {others} for others: leave one of them out"
+    if c.write_hosts and not c.hosts:
+        yield f"write_hosts={c.write_hosts} wants the lines of a hosts file: add hosts=FILE"
     yield from _problems_of_runs(c)
 
 
@@ -130,7 +154,7 @@ def _problems_of_runs(c: PlanConfig) -> Iterator[str]:
     if c.virtual:
         yield "a plan is made in virtual time anyhow: leave time out"
     try:
-        for key in ("measured", "traces", "preset"):
+        for key in ("measured", "traces", "preset", "write_hosts", "write_cluster"):
             if getattr(c, key):
                 check_output(getattr(c, key), f"choose another {key}=")
     except ValueError as error:

@@ -71,7 +71,7 @@ class RunConfig(Checked):
     """One run. A path is relative to the folder where the command was typed; an empty text means "not given"."""
 
     # What runs
-    pipeline_type: str = "continuous"  # the method: a row of config/methods.py, as ar, serial or continuous
+    pipeline_type: str = "continuous"  # the method, a row of config/methods.py, as serial; auto: what a plan says
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model

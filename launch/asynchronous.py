@@ -11,7 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, AsyncGenerator, Callable, Mapping, Sequence
 
-from launch.pipeline import Generation, Pipeline, Prompt
+from launch.generation import Generation
+from launch.pipeline import Pipeline, Prompt
 from launch.turning import Job, Piece, Turning
 from model.text import Message, check_messages
 from pipeline.loss import guarded

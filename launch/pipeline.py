@@ -5,17 +5,19 @@ It knows nothing about how the other ranks were started: `around.py` and `run.py
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, Union
+from typing import Any, Callable, Mapping, Sequence, Union
 
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
 from launch.around import rank_0
+from launch.auto import settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
+from launch.generation import Generation, pieces
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
 from launch.ranks import Rank
@@ -23,7 +25,6 @@ from launch.spec import RankSpec
 from model.reading import Passes
 from model.sample import Sampler
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
-from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
 from pipeline.interfaces import Draft
@@ -64,11 +65,13 @@ class Pipeline:
     def open(preset: str = "toy", **options: Any) -> Pipeline:
         """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` names the options.
 
+        With `pipeline_type="auto"` the first start plans, which takes a minute or more (docs/planner.md).
+
         The other ranks are processes, or threads with `processes=False`. With `hosts=FILE` they are other boards, where
         somebody starts run_jetson.sh, and this returns once all have come. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
-        words = [preset, *(_as_word(key, value) for key, value in options.items())]
+        words = settled([preset, *(_as_word(key, value) for key, value in options.items())])
         with ExitStack() as started:
             pipeline = Pipeline.of_rank_0(started.enter_context(rank_0(words)))
             return replace(pipeline, started=started.pop_all())
@@ -174,7 +177,7 @@ class Pipeline:
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
-        return Generation(answer, settled, _pieces(answer, settled, reader, self.trace), reader)
+        return Generation(answer, settled, pieces(answer, settled, reader, self.trace), reader)
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
         """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them.
@@ -293,60 +296,6 @@ class Pipeline:
     def round_trip(self) -> float:
         """The seconds of one token by plain decoding, about: one row once round the ring, as a few passes tell."""
         return round_trip(self.ring)
-
-
-class Generation:
-    """One answer while it is made: iterate over its pieces of text, or close it to give it up.
-
-    Where there is no tokenizer, the pieces are token ids with spaces between. `answer` has the token ids and the
-    figures so far.
-    """
-
-    def __init__(self, answer: Answer, settled: Settled, pieces: Generator[str, None, None],
-                 reader: Reader | None) -> None:
-        self.answer = answer
-        self._settled, self._pieces = settled, pieces
-        self._reader = reader
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next piece, or the end, can be read without letting any request go on."""
-        return self._settled.ready
-
-    @property
-    def tree(self) -> TokenTree:
-        """The text and its live guesses, as they are at this moment."""
-        return self._settled.tree
-
-    @property
-    def accepted(self) -> int:
-        """How many tokens of the answer so far were guesses under way."""
-        first = self.answer.prompt_tokens
-        end = first + self.answer.new_tokens
-        return sum(first <= position < end for position in self.tree.foreseen)
-
-    @property
-    def text(self) -> str:
-        """The text so far; empty where there is no tokenizer."""
-        return self._reader.text if self._reader else ""
-
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def close(self) -> None:
-        """Give the answer up, even one that has not begun: no stage computes for it any more."""
-        self._pieces.close()
-        self._settled.close()
-
-
-def _pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, trace: NoTrace
-            ) -> Generator[str, None, None]:
-    """The pieces of an answer, as its tokens settle. When it is closed, so is the stream of settled tokens."""
-    with trace.span("request", answer=answer.token_ids), closing(settled):  # type: ignore[type-var]
-        for tokens in settled:
-            yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
-    if reader:
-        yield reader.finish()
 
 
 def _as_word(key: str, value: Any) -> str:

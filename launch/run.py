@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from config.cli import parse
 from config.run_config import RunConfig
+from launch.auto import settled
 from launch.ending import Ending, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.clock import learn_time, machine, tell_time
@@ -84,6 +85,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     """Be one rank, or start all of them and wait for their end."""
     typed = os.environ.get(COMMAND, "bash run_pipe.sh")
     _check_environment()
+    argv = settled(argv, command.kind)
     start = _prepare(parse(argv, typed, command.kind))
     if "RANK" in os.environ:
         if start.config.virtual:

@@ -12,7 +12,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
 
-from launch.pipeline import Generation, Pipeline
+from launch.generation import Generation
+from launch.pipeline import Pipeline
 from pipeline.loss import PeerLost
 
 LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do

@@ -17,7 +17,8 @@ from config.files import streams, write
 from config.foreign import harmless
 from config.questions import Question, read
 from config.run_config import RunConfig
-from launch.pipeline import Generation, Pipeline
+from launch.generation import Generation
+from launch.pipeline import Pipeline
 from launch.run import Command, run
 from pipeline.abreast import Job, abreast
 from pipeline.decode import Answer

@@ -12,6 +12,7 @@ from typing import Sequence
 from config.cli import parse
 from config.serve_config import ServeConfig
 from config.words import typed
+from launch.auto import settled
 from serve.app import Server
 from serve.engine import Engine
 from serve.running import Listener, engine_of, name_of, run, told
@@ -52,7 +53,7 @@ def serve(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """The command."""
-    return told(serve, argv)
+    return told(lambda words: serve(settled(words, ServeConfig)), argv)
 
 
 if __name__ == "__main__":

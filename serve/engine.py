@@ -11,7 +11,8 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
-from launch.pipeline import Generation, Pipeline
+from launch.generation import Generation
+from launch.pipeline import Pipeline
 from launch.turning import LOOK, Turning
 from launch.turning import Job as Turned
 from pipeline.loss import explain, foreseen, guarded

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
-from launch.pipeline import Generation
+from launch.generation import Generation
 from model.logprobs import Logprob
 from model.spelling import Spelled, Spelling
 from model.text import Text

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launch.pipeline import Generation
+from launch.generation import Generation
 from model.text import Text
 from model.tree import TokenTree
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 from dataclasses import replace
 
@@ -10,17 +11,20 @@ import pytest
 
 from config.boards import Boards, read, uneven, write
 from config.cli import parse
+from config.files import write_json
 from config.plan_config import COMMAND, PlanConfig, words
 from config.profiles import PROFILES
 from eval.plan.advice import advice, keys_line, limit, speed, table
 from eval.plan.bounds import Bounds
 from eval.plan.candidates import Candidate, families, shares, splits
+from eval.plan.chosen import write_hosts
 from eval.plan.hosts import answered
 from eval.plan.measure import Passed, fit, measured
-from eval.plan.plan import plan, planned, write_preset
+from eval.plan.plan import plan, planned
 from eval.plan.record import SETTINGS, Book, Written, made
 from eval.plan.search import PLAIN, WORTH, Search, choice
 from eval.plan.trial import Bench, Trial
+from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
@@ -238,7 +242,8 @@ def test_the_times_of_a_stage_are_found_again_out_of_its_passes():
 
 def test_a_preset_of_a_plan_stands_in_place_of_a_name(tmp_path):
     path = tmp_path / "ours.json"
-    write_preset(str(path), "toy", {"pipeline_type": "serial", "stages": "0+4+4", "init_depth": "3"})
+    keys = {"pipeline_type": "serial", "stages": "0+4+4", "init_depth": "3"}
+    write_json(path, {"preset": "toy", "keys": keys, "chosen": {}})
     config = parse([str(path), "init_depth=1"])
     assert (config.pipeline_type, config.stages, config.init_depth) == ("serial", "0+4+4", 1)
     path.write_text("{}")
@@ -246,14 +251,72 @@ def test_a_preset_of_a_plan_stands_in_place_of_a_name(tmp_path):
         parse([str(path)])
 
 
+def recorded_in(path, given):
+    """The words of a plan whose record, a made one, stands in a file."""
+    given = [*given, f"traces={path}"]
+    config = parse(words(given), COMMAND, PlanConfig)
+    settings = {key: getattr(config, key) for key in SETTINGS}
+    found = book()
+    content = {"keys": settings, **found._asdict(), "answers": [one._asdict() for one in found.answers]}
+    path.write_text(json.dumps(content))
+    return given
+
+
+def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(tmp_path, capsys):
+    """Board 2 is slow, so boards 1 and 3 are chosen; as ranks 1 and 2 of a cluster of their own they take the same."""
+    hosts, ours, alone_file = tmp_path / "hosts.txt", tmp_path / "ours.txt", tmp_path / "alone.json"
+    site = tmp_path / "site.json"
+    write(str(site), replace(SITE, factors=(1.0, 9.0, 1.0), memory=(4.5, 9.0, 4.5), links=((3, 0, 2.0, 500.0),)))
+    given = recorded_in(tmp_path / "traces.json", ["toy", f"profile={site}", "methods=serial", "drafts=eagle"])
+    assert command.main([*given, f"write_cluster={alone_file}", f"preset={tmp_path / 'ours.json'}"]) == 0
+    out = capsys.readouterr().out
+    found = plan(parse(words(given), COMMAND, PlanConfig))
+    one = found.chosen.candidate
+    assert one.boards == (1, 3) and "note:" not in out
+    there = read(str(alone_file))
+    assert there.factors == (1.0, 1.0) and there.memory == (4.5, 4.5) and there.links == ((2, 0, 2.0, 500.0),)
+    config = parse([str(tmp_path / "ours.json")])
+    assert config.profile == str(alone_file) and config.stages == "+".join(map(str, (0, *one.layers)))
+    moved = bench_of(there).trial(replace(one, groups=((1,), (2,))), found.bench.book.answers, 99)
+    assert moved.speed == pytest.approx(found.chosen.speed)
+    assert command.main(given) == 0 and "add write_cluster=FILE.json" in capsys.readouterr().out
+    hosts.write_text("127.0.0.1 user=a\n127.0.0.2\n# a remark\nb@127.0.0.3 folder=f interface=lo\n127.0.0.4\n")
+    write_hosts(str(ours), str(hosts), one)
+    assert read_hosts(str(ours)) == [read_hosts(str(hosts))[rank] for rank in (0, 1, 3)]
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ("memory=0.001", "no split fits: even the smallest part takes"), ("memory=1,2,3", "tells of 3 boards, but there"),
+    ("memory=0", "no list of gigabytes"), ("memory=nan", "no list of gigabytes"), ("splits=x", "splits=x is unknown"),
+    ("write_hosts=x", "add hosts=FILE"), ("check=2", "is for this machine as it is"),
+    ("hosts={}", "b1.invalid of .* does not answer at port 22 .*: switch it on, mend its line, or leave it out"),
+    ("measured={}", "give only one of them"), ("preset=/dev/null/x", "cannot be written")])
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, told):
+    given = recorded_in(tmp_path / "traces.json", ["profile=jetson-7b", "boards=2", "methods=serial", "drafts=eagle"])
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("127.0.0.1\nb1.invalid\n")
+    assert command.main([*given, wrong.format(hosts)]) == 2
+    said = capsys.readouterr()
+    assert re.search(told, said.err) and len(said.err.splitlines()) == 1 and said.out == ""
+
+
+def test_a_file_of_another_measurement_is_one_sentence_and_exit_code_2(tmp_path, capsys):
+    path = tmp_path / "here.json"
+    for content, told in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, and this is"),
+                          ("{", "is not JSON"), ("[]", "describes no cluster")):
+        path.write_text(content)
+        assert command.main([f"measured={path}"]) == 2
+        said = capsys.readouterr().err
+        assert told in said and len(said.splitlines()) == 1
+        read.cache_clear()
+    assert command.main([f"measured={tmp_path / 'none.json'}"]) == 2
+    assert "add measure=true to write it" in capsys.readouterr().err
+
+
 def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, capsys):
     traces, preset = tmp_path / "traces.json", tmp_path / "ours.json"
-    given = ["toy", "profile=lan-1g", "boards=2", "methods=serial,dsi", "drafts=eagle", f"traces={traces}"]
+    given = recorded_in(traces, ["toy", "profile=lan-1g", "boards=2", "methods=serial,dsi", "drafts=eagle"])
     config = parse(words(given), COMMAND, PlanConfig)
-    found = book()
-    settings = {key: getattr(config, key) for key in SETTINGS}
-    content = {"keys": settings, **found._asdict(), "answers": [one._asdict() for one in found.answers]}
-    traces.write_text(json.dumps(content))
     assert command.main([*given, f"preset={preset}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("five desktops") and "tokens/s" in lines[2]

@@ -65,6 +65,12 @@ class Candidate:
         return METHODS[self.method].target in SHARINGS
 
     @property
+    def in_order(self) -> bool:
+        """Whether the boards are the first ones, in their order, as keys alone can say."""
+        first = 0 if self.whole else 1
+        return self.boards == tuple(range(first, first + len(self.boards)))
+
+    @property
     def keys(self) -> dict[str, str]:
         """The keys of a run that decodes so."""
         draft = {} if METHODS[self.method].draft in ("ssm", "none") else {"draft": self.draft}
@@ -117,11 +123,13 @@ class Candidate:
                     yield replace(self, sizes=tuple({**sizes, name: value}.items()))
 
 
-def families(site: Boards, boards: int, layers: int, methods: Sequence[str], drafts: Sequence[str]
-             ) -> list[list[Candidate]]:
-    """Every method with every draft, each over every split that is worth a try, with the sizes that are tried first."""
-    pipelines = [*splits(site, boards, layers)]
-    groups = [*shared(boards, layers)]
+def families(site: Boards, boards: int, layers: int, methods: Sequence[str], drafts: Sequence[str],
+             given: tuple[int, ...] = ()) -> list[list[Candidate]]:
+    """Every method with every draft, each over every split that is worth a try, with the sizes that are tried first.
+
+    Of a split that is `given`, by the layers of its stages, there are only the pipeline and its copies.
+    """
+    pipelines = [*_copies(boards, given, 1)] if given else [*splits(site, boards, layers), *shared(boards, layers)]
     found = []
     for method in methods:
         target = METHODS[method].target
@@ -132,11 +140,12 @@ def families(site: Boards, boards: int, layers: int, methods: Sequence[str], dra
             if method == "dsi" and "suffix" in draft:
                 continue
             if target in SHARINGS:
-                places = [((tuple(range(count)),), (layers,)) for count in counts(boards + 1) if count > 1]
+                numbers = counts(boards + 1) if not given else ()
+                places = [((tuple(range(count)),), (layers,)) for count in numbers if count > 1]
             elif target == "replicas":
-                places = list(copied(site, boards, layers))
+                places = [*(_copies(boards, given) if given else copied(boards, layers))]
             else:
-                places = [*pipelines, *groups]
+                places = pipelines
             found.append([Candidate(method, draft, where, held, sizes) for where, held in places])
     return found
 
@@ -222,10 +231,20 @@ def shared(boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]
             yield groups, shares([1.0] * stages, layers)
 
 
-def copied(site: Boards, boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]:
+def copied(boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]:
     """Copies of the model, each a pipeline."""
     for copies in COPIES:
         for stages in counts(min(boards // copies, layers, FEW)) if boards >= copies else ():
-            ranks = iter(range(1, 1 + copies * stages))
-            groups = tuple((next(ranks),) for _ in range(copies * stages))
-            yield groups, shares([1.0] * stages, layers)
+            yield _in_line(copies * stages), shares([1.0] * stages, layers)
+
+
+def _copies(boards: int, given: tuple[int, ...], most: int = max(COPIES)) -> Iterator[tuple[Groups, tuple[int, ...]]]:
+    """So many copies of a given split, and fewer."""
+    for copies in (1, *COPIES):
+        if copies <= most and copies * len(given) <= boards:
+            yield _in_line(copies * len(given)), given
+
+
+def _in_line(boards: int) -> Groups:
+    """The first boards, each alone."""
+    return tuple((rank,) for rank in range(1, 1 + boards))

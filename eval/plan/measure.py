@@ -1,51 +1,43 @@
 """What a pipeline's own devices take: stages by rows and context, draft levels, verdicts, messages; kept in a file.
 
-Stages are measured one after the other, alone in this process; levels, verdicts and messages in a pipeline that runs.
+Stages are measured one after the other, alone in this process, or on the boards of a hosts file; levels, verdicts and
+messages in a pipeline that runs here.
 """
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 import time
-from dataclasses import fields
+from contextlib import redirect_stderr
 from pathlib import Path
 from statistics import median
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from config.boards import Boards, read, write
 from config.plan_config import PlanConfig
 from config.run_config import RunConfig
+from eval.plan.check import opened
+from eval.plan.hosts import boards_of
+from eval.plan.remote import Measured, measured_boards
 from launch.build import build_stage
-from launch.pipeline import Pipeline
+from launch.hosts.timing import Passed, passes
 from launch.prepare import open_part, prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
 from pipeline.decode import Request
-from pipeline.messages import Reset, Segment
-from pipeline.stage import Stage
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 
-ROWS = (1, 16, 32, 64, 128)
-CONTEXTS = (16, 512)  # tokens of text before them
 FREE = (0, 16, 32, 64)  # rows that may cost nothing
-ROUNDS = 4  # of each pass, of which the shortest counts
+KEPT = ([0], [0, 1], [0, 2], [0, 1, 2])  # which of a pass, a row and a token may take time
 TOKENS = 24  # of an answer in which levels and messages are measured
 STEP = 1.4  # ms: by which a step of a collective is longer than a message
 RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
 PROMPT = list(range(1, 33))
-
-
-class Passed(NamedTuple):
-    """A pass of a stage with all its layers, in milliseconds of the whole model."""
-
-    rows: int
-    context: int
-    took: float
 
 
 def measured(config: PlanConfig) -> Boards:
@@ -67,90 +59,91 @@ def measured(config: PlanConfig) -> Boards:
 
 
 def measure(config: PlanConfig, model: str) -> Boards:
-    """Measure the pipeline that the keys of a run start."""
+    """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
     run = config.run(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
     folder, placement = prepare(run)
     parts = [RankSpec(run, open_part(folder, rank)) for rank in range(1, placement.world)]
-    stages = [fit(list(_passes(spec))) for spec in tqdm(parts, desc="stages", leave=False, file=sys.stderr)]
-    base = min(stages, key=lambda stage: stage[0])
-    sizes = parts[0].sizes
-    width = parts[0].like.element_size()
-    weights = sum(spec.part.weights.form(name).bytes for spec in parts for name in spec.part.weights.names()) / 1e9
+    sizes, width = parts[0].sizes, parts[0].like.element_size()
+    others: list[Measured] = []
+    if config.hosts:
+        others = measured_boards(config.hosts, _asked(parts[0], len(boards_of(config.hosts))))
+        stages = [other.passes for other in others]
+    else:
+        stages = [_passes(spec) for spec in tqdm(parts, desc="stages", leave=False, file=sys.stderr)]
     with tempfile.TemporaryDirectory(prefix="flowspec-") as trace:
         levels = _run(config, run, trace)
         verdict, latency, rate = _messages(read_trace(trace), placement.world, sizes.hidden * width)
-    whole, row, free, token = base
+    base = min(stages, key=lambda passes: sum(one.took for one in passes))
+    whole, row, free, token = fit(base)
+    links = tuple((0, rank, other.latency, _believed(other.mbps)) for rank, other in enumerate(others, 1))
+    if links:
+        latency, rate = (median(link[place] for link in links) for place in (2, 3))
     return Boards(
-        f"measured here with {model}", sizes.layers, sizes.hidden * width, whole, row, int(free), token,
-        min(levels.values(), default=0.0), verdict, latency, rate, latency + STEP, weights=weights,
-        factors=tuple(round(stage[0] / whole, 3) for stage in stages), levels=tuple(levels.items()), model_of=model)
+        f"measured {'over ssh' if others else 'here'} with {model}", sizes.layers, sizes.hidden * width, whole, row,
+        free, token, min(levels.values(), default=0.0), verdict, latency, rate, latency + STEP,
+        weights=_gigabytes(parts), factors=tuple(round(times_as_long(passes, base), 3) for passes in stages),
+        levels=tuple(levels.items()), links=links, model_of=model)
+
+
+def _gigabytes(parts: Sequence[RankSpec]) -> float:
+    """GB of all layers, as they are kept."""
+    return sum(spec.part.weights.form(name).bytes for spec in parts for name in spec.part.weights.names()) / 1e9
+
+
+def _believed(rate: float) -> float:
+    """A measured rate in Mbit/s, within what a wire may have."""
+    return min(max(rate, RATES[0]), RATES[1])
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
 
-def _passes(spec: RankSpec) -> Iterator[Passed]:
-    """Passes of one stage, with the time that all layers would take."""
+def _passes(spec: RankSpec) -> list[Passed]:
+    """Passes of one stage of this machine."""
     first, last = spec.part.layers
-    whole_model = 1e3 * spec.sizes.layers / (last - first)
-    stage, inputs = build_stage(spec, OFF), spec.like.new_zeros(1, spec.sizes.hidden)
-    for request, context in enumerate(context for context in CONTEXTS if context + max(ROWS) < spec.context):
-        _apply(stage, request, range(context), context, inputs if first else None)
-        begin = context
-        for rows in (ROWS[0], *ROWS):  # the first pass warms up
-            took = []
-            for _ in range(ROUNDS):
-                nodes = range(begin, begin + rows)
-                since = time.perf_counter()
-                _apply(stage, request, nodes, context, inputs if first else None)
-                took.append(time.perf_counter() - since)
-                begin += rows
-                stage.cache(request).prune(context - 1, context - 2, [], begin)
-            yield Passed(rows, context, min(took) * whole_model)
-        stage.apply(Reset(request))
+    inputs = spec.like.new_zeros(1, spec.sizes.hidden) if first else None
+    stage = build_stage(spec, OFF)
+    return list(passes(stage, inputs, spec.sizes.layers / (last - first), spec.context))
 
 
-def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch.Tensor | None) -> None:
-    """A segment of text, or of guesses that all stand on its last token."""
-    ids = list(nodes)
-    is_text = ids[0] == 0
-    parents = [max(0, node - 1) for node in ids] if is_text else [context - 1] * len(ids)
-    pos = ids if is_text else [context] * len(ids)
-    rows = len(ids)
-    x = torch.ones(rows, dtype=torch.long) if inputs is None else inputs.expand(rows, -1).clone()
-    text = rows if is_text else 0
-    stage.apply(Segment(request, ids, parents, pos, text, x, None))
+def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
+    """What boards are asked: the layers that each has if they share the model evenly."""
+    run = spec.config
+    return {"config": spec.part.config, "layers": max(1, spec.sizes.layers // boards), "dtype": run.dtype,
+            "device": run.device, "quant": spec.quant, "threads": run.threads_per_rank, "context": spec.context}
 
 
 def fit(passes: Sequence[Passed]) -> tuple[float, float, int, float]:
     """Milliseconds of a pass, of a row above those that are free, how many these are, and of a token of the text.
 
-    They are those of a profile that come closest to all passes, none below zero.
+    They are those of a profile that come closest to all passes, by the share of each, none below zero.
     """
     took = np.array([one.took for one in passes])
+    context = np.array([one.context for one in passes])
     best: tuple[float, tuple[float, float, int, float]] | None = None
     for free in FREE:
         rows = np.array([max(0, one.rows - free) for one in passes])
-        context = np.array([one.context for one in passes])
-        columns = np.stack([np.ones_like(took), rows, context], -1)
-        found = np.linalg.lstsq(columns, took, rcond=None)[0].clip(0)
-        off = float(np.square(columns @ found - took).sum())
-        if best is None or off < best[0]:
-            best = off, (max(float(found[0]), 1e-3), float(found[1]), free, float(found[2]))
+        columns = np.stack([np.ones_like(took), rows, context], -1) / took[:, None]
+        for kept in KEPT:
+            found = np.zeros(3)
+            found[kept] = np.linalg.lstsq(columns[:, kept], np.ones_like(took), rcond=None)[0]
+            off = float(np.square(columns @ found - 1).sum())
+            if found.min() >= 0 and (best is None or off < best[0]):
+                best = off, (max(float(found[0]), 1e-3), float(found[1]), free, float(found[2]))
     assert best is not None, "no pass was measured"
     return best[1]
+
+
+def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
+    """How many times as long a stage takes for a layer as another one, in the median of the same passes."""
+    return median(one.took / other.took for one, other in zip(passes, others))
 
 
 # --- levels, verdicts and messages ------------------------------------------------------------------------------------
 
 def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
     """Milliseconds of a level of each draft, in a pipeline whose trace goes into a folder."""
-    usual, spent = RunConfig(), {}
-    changed = {key.name: getattr(run, key.name) for key in fields(RunConfig)
-               if getattr(run, key.name) != getattr(usual, key.name)}
-    if "ssm" not in run.sources:
-        changed.pop("ssm", None)
-    moments = {}
-    with Pipeline.open("toy", **{**changed, "trace": trace}) as pipeline:
+    spent, moments = {}, {}
+    with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # of the trace nobody wants to hear
         for kind in config.kinds:
             decoder = pipeline.decoder_for(config.run(pipeline_type="serial", draft=kind))
             for method in (decoder, pipeline.decoder_for(config.run(pipeline_type="ar"))):
@@ -188,4 +181,4 @@ def _messages(spans: Sequence[dict[str, Any]], world: int, row_bytes: int) -> tu
     more = median(rows for _, rows in long) if long else 0
     rate = more * row_bytes * 8 / slower / 1e6 if slower > 0 else RATES[1]
     verdict = 1e3 * median(verdicts) if verdicts else 0.0
-    return verdict, 1e3 * latency, min(max(rate, RATES[0]), RATES[1])
+    return verdict, 1e3 * latency, _believed(rate)

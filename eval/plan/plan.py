@@ -2,17 +2,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from config.boards import Boards, uneven
 from config.files import write_json
 from config.plan_config import PlanConfig
 from eval.plan.candidates import families
+from eval.plan.check import Checked, check
 from eval.plan.hosts import answered, boards_of
 from eval.plan.measure import measured
 from eval.plan.record import Book, book_of
-from eval.plan.search import Search, choice
+from eval.plan.search import PLAIN, WORTH, Search, choice
 from eval.plan.trial import Bench, Trial
+from launch.prepare import open_part, prepare
 
 USUAL = 4  # boards beside rank 0's
 
@@ -26,6 +28,14 @@ class Plan(NamedTuple):
     boards: int  # that there are
     candidates: int
     tried: int
+    checked: tuple[Checked, ...] = ()  # what answered on this machine itself
+
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """Tokens per second of the choice and of plain decoding: on this machine, if that was tried, or simulated."""
+        found = self.checked or tuple(Checked(trial.candidate, trial.speed) for trial in self.trials)
+        ours = next(one.speed for one in found if one.candidate == self.chosen.candidate)
+        return ours, max(one.speed for one in found if one.candidate.method == PLAIN)
 
     @property
     def in_own_layers(self) -> bool:
@@ -36,7 +46,8 @@ class Plan(NamedTuple):
 def plan(config: PlanConfig) -> Plan:
     """The best that is found for a cluster. Raises ValueError, with the fix, where there is nothing to plan with."""
     site = cluster(config)
-    return planned(config, site, book_of(config))
+    found = planned(config, site, book_of(config))
+    return checked(config, found) if config.check else found
 
 
 def cluster(config: PlanConfig) -> Boards:
@@ -47,7 +58,7 @@ def cluster(config: PlanConfig) -> Boards:
         there = config.cluster
         assert there is not None, config.profile
         site = uneven(there)
-    if config.hosts:
+    if config.hosts and config.profile != "none":  # else they were measured
         site = answered(site, config.hosts)
     named = len(boards_of(config.hosts)) if config.hosts else 0
     boards = config.boards or named or len(site.factors) or max(len(config.gigabytes(0)), USUAL)
@@ -63,7 +74,10 @@ def planned(config: PlanConfig, site: Boards, book: Book) -> Plan:
     """The same for this cluster and this record."""
     boards = len(site.factors)
     layers = book.layers if boards <= book.layers else site.layers
-    made = families(site, boards, layers, config.chosen_methods, config.chosen_drafts)
+    given = stages_of(config) if config.splits == "given" else ()
+    made = families(site, boards, layers, config.chosen_methods, config.chosen_drafts, given)
+    if config.splits == "first":
+        made = [[one for one in family if one.in_order] for family in made]
     bench = Bench(site, config, book)
     search = Search(bench)
     trials = search.run(made)
@@ -73,6 +87,39 @@ def planned(config: PlanConfig, site: Boards, book: Book) -> Plan:
     return Plan(bench, chosen, trials, boards, sum(map(len, made)), search.tried)
 
 
-def write_preset(path: str, base: str, keys: dict[str, str]) -> None:
-    """Write a file that commands take in place of a preset: these keys over those of the preset `base`."""
-    write_json(path, {"preset": base, "keys": keys})
+def stages_of(config: PlanConfig) -> tuple[int, ...]:
+    """The layers of each stage of the split that the keys of a run name. Raises ValueError if it is no pipeline."""
+    folder, _ = prepare(config.run(pipeline_type=PLAIN, draft="none"))
+    part = open_part(folder, 0)
+    if len(part.stages) == 1 or len(part.shares) > 1:
+        raise ValueError(f"{folder} is split as {part.form}, and splits=given plans for pipelines of single boards: "
+                         "leave splits out")
+    return tuple(part.stages[1:])
+
+
+def checked(config: PlanConfig, found: Plan) -> Plan:
+    """The same plan with the choice that this machine itself makes among the best, and plain decoding."""
+    plain = next(trial for trial in found.trials if trial.candidate.method == PLAIN)
+    different: dict[tuple[Any, ...], Trial] = {}
+    for trial in found.trials:
+        one = trial.candidate
+        different.setdefault((one.method, one.draft, one.groups, one.layers), trial)
+    tried = [*different.values()][:config.check]
+    spent = check(config, found.bench.book, [*dict.fromkeys(trial.candidate for trial in (plain, *tried))])
+    best = max(spent, key=lambda one: one.speed)
+    slowest = next(one for one in spent if one.candidate == plain.candidate)
+    chosen = best if best.speed >= WORTH * slowest.speed else slowest
+    trial = next(trial for trial in found.trials if trial.candidate == chosen.candidate)
+    return found._replace(chosen=trial, checked=tuple(sorted(spent, key=lambda one: -one.speed)))
+
+
+def write_preset(path: str, base: str, keys: dict[str, str], found: Plan) -> None:
+    """Write a file that commands take in place of a preset: these keys over those of the preset `base`.
+
+    Beside them it tells what was chosen, and tokens per second.
+    """
+    ours, plain = found.speeds
+    kind = "measured" if found.checked else "simulated"
+    chosen = {"keys": found.chosen.candidate.keys, "kind": kind, "tokens_per_second": ours,
+              "plain_tokens_per_second": plain}
+    write_json(path, {"preset": base, "keys": keys, "chosen": chosen})

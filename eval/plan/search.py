@@ -6,7 +6,7 @@ was much slower than the best one. Plain decoding is always tried to the end.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterable, Iterator, NamedTuple, Sequence
+from typing import Collection, Iterable, Iterator, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -17,6 +17,7 @@ from eval.plan.trial import Bench, Trial
 
 PLAIN = "ar"
 FIRST = 4  # splits of a family that are tried first
+NEAR = 0.9  # of the best one's speed: a method that reaches it with a draft stays, whatever is faster
 WORTH = 1.02  # what a method must be faster than plain decoding, to be chosen in its place
 
 
@@ -72,7 +73,8 @@ class Search:
         wider = [one for family in there for one in family if (one.method, one.draft) in of_good]
         found = _best([*first, *self._try(wider, self._few, "splits")], self._few)
         varied = self._varied([trial.candidate for trial in found])
-        finalists = _best(varied, self._more)
+        drafts = {(one.method, one.draft) for family in there for one in family}
+        finalists = self._refined(_best(varied, self._more), drafts)
         plainest = _best(self._try(plain, self._few, "plain", sure=True), self._few)[:2]
         chosen = [trial.candidate for trial in (*finalists, *plainest)]
         return _ranked(self._try(chosen, self._all, "finalists", sure=True))
@@ -96,6 +98,23 @@ class Search:
         found = _best([*found, *self._try(again, self._few, "sizes")], self._few)
         wider = [trial.candidate for trial in found]
         return self._try([*chosen, *wider], self._more, "longer", sure=True)
+
+    def _refined(self, found: Sequence[Trial], drafts: Collection[tuple[str, str]]) -> list[Trial]:
+        """Finalists, with a size or the draft of the fastest of each method changed, as long as that is faster.
+
+        `drafts` are the methods with the drafts that they may have.
+        """
+        better, seen = list(found), set[Candidate]()
+        while True:
+            firsts = {trial.candidate.method: trial.candidate for trial in reversed(better)}
+            fresh = [one for one in firsts.values() if one not in seen]
+            if not fresh:
+                return better
+            seen.update(fresh)
+            others = [replace(one, draft=draft) for one in fresh for method, draft in sorted(drafts)
+                      if method == one.method]
+            sizes = [near for one in fresh for near in one.varied()]
+            better = _best([*better, *self._try([*sizes, *others], self._more, "refined")], self._more)
 
     def _try(self, chosen: Iterable[Candidate], rung: Rung, what: str, sure: bool = False) -> list[Trial]:
         """Trials of those that may be good enough; `sure`: of all of them."""
@@ -134,10 +153,20 @@ def _ranked(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def _best(trials: Iterable[Trial], rung: Rung) -> list[Trial]:
-    """Those that stay."""
+    """Those that stay: the fastest ones, and the fastest of each method with each draft that is hardly slower.
+
+    Else many sizes of one method would crowd out another one, which few tokens cannot tell from it.
+    """
     ranked = _ranked(trials)
-    least = rung.slower * ranked[0].speed if ranked else 0.0
-    return [trial for trial in ranked[:rung.stay] if trial.speed >= least]
+    top = ranked[0].speed if ranked else 0.0
+    staying = [trial for trial in ranked[:rung.stay] if trial.speed >= rung.slower * top]
+    there = {(trial.candidate.method, trial.candidate.draft) for trial in staying}
+    for trial in ranked[rung.stay:]:
+        one = trial.candidate
+        if trial.speed >= NEAR * top and (one.method, one.draft) not in there:
+            there.add((one.method, one.draft))
+            staying.append(trial)
+    return staying
 
 
 def _spread(family: Sequence[Candidate], most: int) -> Iterator[Candidate]:

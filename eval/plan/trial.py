@@ -107,7 +107,7 @@ class Bench:
         keys = {"pipeline_type": candidate.method, **candidate.trees}
         if METHODS[candidate.method].draft == "eagle":
             keys["draft"] = candidate.draft
-        return _changed(self._usual, keys)
+        return replace(self._usual, **values(keys))
 
     def memory(self, candidate: Candidate) -> dict[int, float]:
         """GB of each board."""
@@ -189,10 +189,9 @@ class Bench:
         return Busy(drafting, verdict, boards, wires)
 
 
-def _changed(config: RunConfig, keys: dict[str, str]) -> RunConfig:
-    """A configuration with these keys, as they are typed."""
-    values = {key: type(getattr(config, key))(value) for key, value in keys.items()}
-    return RunConfig(**{**vars(config), **values})
+def values(keys: dict[str, str]) -> dict[str, Any]:
+    """What these keys of a run are, as they are typed."""
+    return {key: type(getattr(RunConfig, key))(value) for key, value in keys.items()}
 
 
 def _kind(name: str) -> str:

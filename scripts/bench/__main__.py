@@ -3,7 +3,7 @@
 Usage: python -m scripts.bench overhead|clocks|load|server|turns|conversation|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
-       python -m scripts.bench planner [key=value ...]
+       python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
@@ -31,6 +31,8 @@ tp          a stage whose layers are shared, with one member, beside the same st
             how often the members of a group meet in each layer
 planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
             choice reaches of the best, and of plain decoding
+planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
+planner_emulated  plans for a few of the drawn clusters, and what they take in virtual time beside real time
 """
 from __future__ import annotations
 
@@ -46,6 +48,8 @@ from scripts.bench.forms import stages
 from scripts.bench.load import load
 from scripts.bench.overhead import overhead
 from scripts.bench.planner import planner
+from scripts.bench.planner_emulated import planner_emulated
+from scripts.bench.planner_map import planner_map
 from scripts.bench.server import server
 from scripts.bench.specinfer import specinfer
 from scripts.bench.tensor_parallel import tensor_parallel
@@ -53,7 +57,7 @@ from scripts.bench.turns import turns
 
 COMMANDS = {"overhead": overhead, "clocks": clocks, "conversation": conversation, "load": load, "server": server,
             "turns": turns, "acceptance": acceptance, "draft": draft, "specinfer": specinfer, "stages": stages,
-            "tp": tensor_parallel, "planner": planner}
+            "tp": tensor_parallel, "planner": planner, "planner_map": planner_map, "planner_emulated": planner_emulated}
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,208 @@
+"""`pipeline_type=auto`: the method that a plan chooses at the first start, and that later starts remember.
+
+A plan measures this machine, or takes the given profile, in a process of its own. Its choice is kept in the user's
+cache, under a name made of all that it depends on: model, drafts, split, machine or profile, and the code.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+import torch
+
+from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
+from config.cli import parse
+from config.files import fits, whole, write_json
+from config.foreign import plain
+from config.keys import HELP
+from config.methods import METHODS
+from config.presets import absent
+from config.run_config import RunConfig
+from config.words import opened, typed
+from launch.hosts.agreement import code_version
+from launch.hosts.board import BOARD
+from launch.prepare import open_part
+from launch.processes import INTERRUPTED, LOST
+from model.checkpoint import Checkpoint
+from model.weights import plan_stages
+from pipeline.loss import PeerLost
+
+PLAN = "scripts.plan"  # the command that makes plans
+OURS = b"flowspec: "  # begins a sentence of it
+USUAL = "4"  # stages, if nothing says how many
+FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]), "kind": str,
+        "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
+Choice = Mapping[str, Any]  # of FORM
+
+
+def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]:
+    """The words of a command, with the chosen keys in place of pipeline_type=auto; all others as they are.
+
+    What is chosen, and why, is told on stderr. Raises ValueError, with the fix, where nothing can be planned.
+    """
+    words = opened(argv)
+    compares = hasattr(kind, "chosen_methods")  # several methods, which are named
+    if not is_asked(words) or compares or any(word in HELP for word in words):
+        return list(argv)
+    if "RANK" in os.environ or os.environ.get(BOARD) or typed(words).get("hosts"):
+        raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
+                         "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
+    config = _checked(words, kind)
+    path = _place(words, config)
+    choice = _remembered(path, words, kind)
+    if choice is None:
+        asked = question(words, config, *_split(config))
+        print(f"flowspec: {_beginning(config)}", file=sys.stderr)
+        choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
+        print(f"flowspec: {_told(words, config, choice, _kept(path, choice))}", file=sys.stderr)
+    else:
+        kept = f"remembered in {path} since {choice['when']}: delete it to plan anew"
+        print(f"flowspec: {_told(words, config, choice, kept)}", file=sys.stderr)
+    return with_chosen(words, choice["keys"])
+
+
+def _checked(argv: Sequence[str], kind: type[RunConfig]) -> RunConfig:
+    """What a run has for all keys that no plan chooses. Raises ValueError for what cannot be planned for, or run."""
+    problem = next(problems(argv), "")
+    if problem:
+        raise ValueError(problem)
+    config = parse(rest(argv), kind=kind)
+    missing = absent(config)
+    if missing:
+        raise ValueError(missing)
+    return config
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+def _beginning(config: RunConfig) -> str:
+    if config.profile == "none":
+        return ("pipeline_type=auto: the pipeline is measured on this machine, the methods are simulated, and the best "
+                "answer some questions; this is done once for model and machine")
+    return (f"pipeline_type=auto: the methods are simulated for profile={plain(config.profile)}; this is done once for "
+            "model and profile")
+
+
+def _told(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str) -> str:
+    """What was chosen, why, and where that is kept."""
+    keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
+    ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
+    against = "which nothing beats" if choice["keys"]["pipeline_type"] == "ar" else f"{theirs:.3g} with ar"
+    stays = ""
+    if config.model_dir or "stages" in typed(argv):
+        stays = "; the split stays, so no other number of stages was planned for"
+    warm = "; planned for temperature 0" if config.temperature else ""
+    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {against}){stays}{warm}; {kept}")
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+def _place(argv: Sequence[str], config: RunConfig) -> Path:
+    """The file of a choice, by all that it depends on."""
+    about = {**relevant(argv, config), "code": code_version(), "files": list(_files(argv, config)),
+             "machine": _machine() if config.profile == "none" else []}
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "flowspec" / f"auto-{digest}.json"
+
+
+def _files(argv: Sequence[str], config: RunConfig) -> Iterator[tuple[str, int, int]]:
+    """Name, bytes and time of change of each file of model and drafts."""
+    given = typed(argv)
+    drafts = [given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")]
+    for folder in (config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)):
+        there = Path(folder).rglob("*") if folder else ()
+        for path in sorted(path for path in there if path.is_file()):
+            about = path.stat()
+            yield str(path), about.st_size, about.st_mtime_ns
+
+
+def _machine() -> list[str]:
+    """What sets this machine apart from others that share a home."""
+    cores = len(os.sched_getaffinity(0))
+    return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
+
+
+def _remembered(path: Path, argv: Sequence[str], kind: type[RunConfig]) -> Choice | None:
+    """The choice that a file holds; None if there is no such file, or if it holds none."""
+    if not path.exists():
+        return None
+    try:
+        found = whole(path, "delete it")
+        if not fits(found, FORM) or not found["keys"].keys() <= {*CHOSEN} or "pipeline_type" not in found["keys"]:
+            raise ValueError(f"{path} holds no choice")
+        if found["keys"]["pipeline_type"] not in METHODS:
+            raise ValueError(f"{path} names no method")
+        parse(with_chosen(argv, found["keys"]), kind=kind)
+    except ValueError as error:
+        print(f"flowspec: {plain(str(error))}; a plan is made anew", file=sys.stderr)
+        return None
+    choice: Choice = found
+    return choice
+
+
+def _kept(path: Path, choice: Choice) -> str:
+    """Keep a choice; where it is kept, or why it is not."""
+    try:
+        write_json(path, choice)
+    except ValueError as error:
+        return f"not remembered, since {error}"
+    return f"remembered in {path}: delete it to plan anew"
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+def _split(config: RunConfig) -> tuple[int, str]:
+    """How many stages the run has as it is, and the drafts that its split brings; empty: all that the keys name.
+
+    Raises ValueError for a split whose ranks share layers, which no plan can keep.
+    """
+    if not config.model_dir:
+        stages = plan_stages(config.stages or USUAL, Checkpoint(config.base_dir)) if config.base_dir else []
+        return max(1, len(stages) - 1), ""
+    part = open_part(Path(config.model_dir), 0)
+    if len(part.stages) == 1 or len(part.shares) > 1:
+        raise ValueError(f"{config.model_dir} is split as {part.form}, whose ranks share layers, and "
+                         "pipeline_type=auto plans for pipelines: name the method")
+    drafts = "" if part.eagle else "suffix,model,model+suffix" if config.draft_dir else "suffix"
+    return len(part.stages) - 1, drafts
+
+
+def _planned(words: Sequence[str]) -> dict[str, Any]:
+    """What a plan chooses, made by a process of its own, whose progress is passed on."""
+    with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
+        path = Path(folder) / "chosen.json"
+        command = [sys.executable, "-m", PLAN, *words, f"preset={path}"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            told = _followed(process)
+        if process.returncode == INTERRUPTED:
+            raise KeyboardInterrupt
+        if process.returncode:
+            reason = told or f"the plan ended with exit code {process.returncode}"
+            raise PeerLost(reason) if process.returncode == LOST else ValueError(f"pipeline_type=auto: {reason}")
+        if told:
+            print(f"flowspec: {told}", file=sys.stderr)
+        chosen: dict[str, Any] = whole(path, "name the method")["chosen"]
+    return chosen
+
+
+def _followed(process: subprocess.Popen[bytes]) -> str:
+    """Pass on what a plan tells while it works; its sentence at the end, if it has one."""
+    assert process.stderr is not None
+    held = b""
+    for chunk in iter(lambda: os.read(process.stderr.fileno(), 4096), b""):  # type: ignore[union-attr]
+        held += chunk
+        place = held.find(OURS)
+        shown = held if place < 0 else held[:place]
+        sys.stderr.write(shown.decode(errors="replace"))
+        sys.stderr.flush()
+        held = held[len(shown):]
+    return held[len(OURS):].decode(errors="replace").strip()

@@ -1,0 +1,130 @@
+"""What a stage takes, by rows and context; as a program on a board, what its layers take there, for a plan.
+
+`python -m launch.hosts.timing` reads a line of JSON from its standard input that says which layers, and answers with a
+line of JSON. Their weights are random: a pass takes as long with any, and so a board needs no part of the model. Every
+further line is answered by an empty one at once, which is how the wire is timed.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import Any, Iterator, NamedTuple
+
+import torch
+
+from config.files import fits
+from config.foreign import parse_json
+from launch.devices import usable
+from model.llama import LlamaConfig, Slice, fill
+from model.quant import compress, probe
+from pipeline.loss import explain, foreseen
+from pipeline.messages import Reset, Segment
+from pipeline.stage import Stage
+from pipeline.trace import OFF
+
+ROWS = (1, 16, 32, 64, 128)
+CONTEXTS = (16, 512)  # tokens of text before them
+ROUNDS = 4  # of each pass, of which the shortest counts
+SPARE = 2 * ROUNDS * sum(ROWS)  # slots for the rows of all passes
+ASKED = {"config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int, "context": int}
+
+
+class Passed(NamedTuple):
+    """A pass of a stage with all its layers, in milliseconds of the whole model."""
+
+    rows: int
+    context: int
+    took: float
+
+
+def passes(stage: Stage, inputs: torch.Tensor | None, scale: float, room: int) -> Iterator[Passed]:
+    """Passes of a stage behind short and long texts, as far as `room` tokens hold them.
+
+    `inputs` is a row `[1, D]` that the stage gets; None for the first stage, which gets tokens. The model takes `scale`
+    times as long as the stage.
+    """
+    for request, context in enumerate(context for context in CONTEXTS if context + max(ROWS) < room):
+        _apply(stage, request, range(context), context, inputs)
+        begin = context
+        for rows in (ROWS[0], *ROWS):  # the first pass warms up
+            took = []
+            for _ in range(ROUNDS):
+                nodes = range(begin, begin + rows)
+                since = time.perf_counter()
+                _apply(stage, request, nodes, context, inputs)
+                took.append(time.perf_counter() - since)
+                begin += rows
+                stage.cache(request).prune(context - 1, context - 2, [], begin)
+            yield Passed(rows, context, 1e3 * scale * min(took))
+        stage.apply(Reset(request))
+
+
+def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch.Tensor | None) -> None:
+    """A segment of text, or of guesses that all stand on its last token; returns once the device is done."""
+    ids = list(nodes)
+    is_text = ids[0] == 0
+    parents = [max(0, node - 1) for node in ids] if is_text else [context - 1] * len(ids)
+    pos = ids if is_text else [context] * len(ids)
+    rows = len(ids)
+    x = torch.ones(rows, dtype=torch.long) if inputs is None else inputs.expand(rows, -1).clone()
+    text = rows if is_text else 0
+    stage.apply(Segment(request, ids, parents, pos, text, x, None))
+    if inputs is not None and inputs.is_cuda:
+        torch.cuda.synchronize()
+
+
+# --- a board ----------------------------------------------------------------------------------------------------------
+
+def random_stage(sizes: LlamaConfig, layers: int, like: torch.Tensor, quant: str, context: int) -> Stage:
+    """So many layers of a model with random weights, none of which embeds or norms."""
+    inner = replace(sizes, layers=layers + 2, vocab=1)
+    body = Slice(inner, 1, 1 + layers)
+    weights = {name: _random(parameter) for name, parameter in body.named_parameters()}
+    probe(quant, like.dtype, like.device)
+    fill(body, weights, like.dtype, like.device)
+    compress(body, quant, like.dtype)
+    return Stage(body, lambda: inner.cache(layers, context + SPARE, like), OFF, [])
+
+
+def _random(parameter: torch.Tensor) -> torch.Tensor:
+    """A matrix that keeps a row's length about as it is; a norm of ones."""
+    shape = parameter.shape
+    return torch.ones(shape) if parameter.dim() == 1 else torch.randn(shape) / shape[-1] ** 0.5
+
+
+def answered(asked: Any) -> dict[str, Any]:
+    """The times that a request asks for. Raises ValueError for what is no request, or cannot be computed here."""
+    if not fits(asked, ASKED):
+        raise ValueError("the board was asked for no layers: bring one version of the program to all boards, as bash "
+                         "scripts/push.sh code=true does")
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(asked["threads"] or os.cpu_count() or 1)
+    device = usable(asked["device"])
+    half = torch.float16 if device.type == "cuda" else torch.float32
+    dtype = half if asked["dtype"] == "auto" else getattr(torch, asked["dtype"])
+    like = torch.empty(0, dtype=dtype, device=device)
+    sizes = LlamaConfig.read(asked["config"])
+    stage = random_stage(sizes, asked["layers"], like, asked["quant"], asked["context"])
+    inputs = like.new_zeros(1, sizes.hidden)
+    return {"passes": list(passes(stage, inputs, sizes.layers / asked["layers"], asked["context"]))}
+
+
+def main() -> int:
+    try:
+        asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
+        print(json.dumps(answered(asked)), flush=True)
+    except Exception as error:
+        if not foreseen(error):
+            raise
+        print(f"flowspec: {explain(error)}", file=sys.stderr)
+        return 2
+    for _ in sys.stdin:
+        print(flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

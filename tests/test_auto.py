@@ -1,0 +1,182 @@
+"""pipeline_type=auto: a plan at the first start, what later starts remember, and what it cannot be told."""
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import config.auto
+from config.auto import question, with_chosen
+from config.cli import parse
+from config.eval_config import EvalConfig
+from config.serve_config import ServeConfig
+from eval.plan import plan as planning
+from eval.plan.candidates import Candidate
+from eval.plan.check import Checked, check
+from launch import auto
+from launch.pipeline import Pipeline
+from launch.run import run
+from scripts import generate
+from tests.test_plan import SITE, book, config_of
+
+SERIAL = {"pipeline_type": "serial", "draft": "suffix", "stages": "0+8", "init_depth": "3"}
+CHOICE = {"keys": SERIAL, "kind": "measured", "tokens_per_second": 20.0, "plain_tokens_per_second": 10.0}
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """The words of every plan that is made, each of which chooses the same; the cache is a folder of the test."""
+    found = []
+
+    def planned(words):
+        found.append(words)
+        return CHOICE
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(auto, "_planned", planned)
+    return found
+
+
+def kept(folder):
+    return sorted((folder / "cache" / "flowspec").iterdir())
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+def test_the_first_start_plans_and_says_so_and_later_ones_remember(asked, tmp_path, capsys):
+    words = auto.settled(["toy", "pipeline_type=auto", "prompt=Hello", "temperature=1"])
+    assert words == ["toy", "prompt=Hello", "temperature=1", *(f"{key}={value}" for key, value in SERIAL.items())]
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2 and "is measured on this machine" in told[0] and "planned for temperature 0" in told[1]
+    assert "20 tokens/s measured, 10 with ar" in told[1] and str(kept(tmp_path)[0]) in told[1]
+    assert auto.settled(["toy", "pipeline_type=auto", "max_new_tokens=9"])[-1] == "init_depth=3"
+    assert "remembered in" in capsys.readouterr().err and len(asked) == 1
+    assert auto.settled(["toy", "pipeline_type=serial"]) == ["toy", "pipeline_type=serial"]
+    assert auto.settled(["pipeline_type=auto", "--help"]) == ["pipeline_type=auto", "--help"]
+
+
+def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_for_anew(asked, tmp_path, monkeypatch):
+    model = tmp_path / "llama"
+    shutil.copytree(parse([]).base_dir, model)
+    words = [f"base_dir={model}", "pipeline_type=auto"]
+    for more in ([], ["profile=lan-1g"], ["profile=wifi"], ["draft=suffix"], ["dtype=float64"], ["stages=0+4+4"]):
+        auto.settled([*words, *more])
+        auto.settled([*words, *more, "seed=3", "time=virtual"] if "profile=wifi" in more else [*words, *more])
+    assert len(asked) == 6 == len(kept(tmp_path))
+    os.utime(model / "config.json", (1, 1))
+    auto.settled(words)
+    monkeypatch.setattr(auto, "code_version", lambda: "other")
+    auto.settled(words)
+    monkeypatch.setattr(auto, "_machine", lambda: ["other"])
+    auto.settled(words)
+    auto.settled([*words, "profile=wifi"])
+    auto.settled([*words, "profile=wifi"])
+    assert len(asked) == 10, "a profile is the same on every machine"
+
+
+@pytest.mark.parametrize("damage", [
+    "no JSON", "[]", '{"keys": {}}', None,
+    '{"keys": {"pipeline_type": "none"}, "kind": "", "tokens_per_second": 1, "plain_tokens_per_second": 1, "when": ""}',
+    '{"keys": {"pipeline_type": "ar", "trace": "x"}, "kind": "", "tokens_per_second": 1, "plain_tokens_per_second": 1, '
+    '"when": ""}'])
+def test_what_holds_no_choice_is_planned_anew(asked, tmp_path, capsys, damage):
+    auto.settled(["pipeline_type=auto"])
+    path, = kept(tmp_path)
+    if damage is None:
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text(damage)
+    assert auto.settled(["pipeline_type=auto"])[-1] == "init_depth=3"
+    assert len(asked) == 2 and "a plan is made anew" in capsys.readouterr().err
+    auto.settled(["pipeline_type=auto"])
+    assert len(asked) == 2 + (damage is None), "a folder in the way is told each time"
+
+
+def test_a_pipeline_a_command_and_a_server_take_the_chosen_method(asked, capsys):
+    with Pipeline.open("toy", pipeline_type="auto", processes=False, stages="0+8") as pipeline:
+        assert (pipeline.config.pipeline_type, pipeline.config.draft) == ("serial", "suffix")
+        text = pipeline.generate("What does a baker do?", max_new_tokens=9)
+    words = ["pipeline_type=auto", "processes=false", "stages=0+8", "prompt=What does a baker do?", "max_new_tokens=9"]
+    assert run(generate.COMMAND, words) == 0
+    assert text.text.strip() in capsys.readouterr().out
+    assert "pipeline_type=serial" in auto.settled(["pipeline_type=auto", "port=0"], ServeConfig)
+    assert auto.settled(["pipeline_type=auto"], EvalConfig) == ["pipeline_type=auto"], "which names its methods"
+
+
+# --- what the plan is asked -------------------------------------------------------------------------------------------
+
+def test_the_plan_hears_what_the_choice_depends_on_and_keeps_a_split_that_was_named():
+    def words(*argv):
+        return dict(word.split("=", 1) for word in question(argv, parse([*argv]), 4, "") if "=" in word)
+
+    here = words("max_length=512", "prompt=x", "seed=2")
+    assert here["measure"] == "true" and here["splits"] == "first" and int(here["check"]) > 0
+    assert here["max_length"] == "512" and not here.keys() & {"prompt", "seed", "boards"}
+    there = words("profile=lan-1g", "stages=0+4+4", "draft=suffix")
+    assert (there["splits"], there["boards"], there["drafts"]) == ("given", "4", "suffix")
+    assert "measure" not in there and "specinfer" not in there["methods"].split(",")
+
+
+@pytest.mark.parametrize(("typed", "chosen", "left"), [
+    (["draft_dir=x"], {"pipeline_type": "serial", "draft": "model"}, ["draft_dir=x"]),
+    (["draft_dir=x"], {"pipeline_type": "serial", "draft": "eagle"}, []),
+    (["ssm=a,b"], {"pipeline_type": "specinfer"}, ["ssm=a,b"]), (["ssm=a,b"], {"pipeline_type": "ar"}, []),
+    (["stages=0+2", "pipeline_type=auto"], {"pipeline_type": "ar", "stages": "0+1+1"}, [])])
+def test_folders_of_drafts_that_were_not_chosen_are_left_out(typed, chosen, left):
+    assert with_chosen(["toy", *typed], chosen) == ["toy", *left, *(f"{key}={value}" for key, value in chosen.items())]
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    ("tp=2", "tp=2 is left to pipeline_type=auto"), ("init_depth=2", "is left to"), ("verify=mss", "name the method"),
+    ("hosts=x", "for the ranks of one machine"), ("answers=x", "name method and draft"),
+    ("ssm_ranks=true", "for specinfer alone"), ("promt=x", "did you mean prompt"),
+    ("temperature=-1", "is not possible"), ("base_dir=nowhere", "nowhere")])
+def test_what_cannot_be_planned_for_is_told_before_anything_is_measured(asked, capsys, words, told):
+    assert run(generate.COMMAND, ["pipeline_type=auto", words]) == 2
+    found = capsys.readouterr().err
+    assert told in found and len(found.splitlines()) == 1 and asked == []
+
+
+# --- the plan itself --------------------------------------------------------------------------------------------------
+
+def test_a_plan_in_a_process_of_its_own_chooses_a_method_or_says_why_it_cannot(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(config.auto, "RECORD", {"question_end": "1", "max_new_tokens": "8", "sets": "gsm8k"})
+    words = ["pipeline_type=auto", "profile=lan-1g", "time=virtual", "draft=suffix", "stages=0+8"]
+    found = parse(auto.settled(words))
+    assert found.stages == "0+8" and found.draft == "suffix"
+    capfd.readouterr()
+    with pytest.raises(ValueError, match="did you mean prompt"):
+        auto._planned(["promt=1"])
+    assert capfd.readouterr().err == "", "the one sentence is that of the command"
+
+
+def test_candidates_answer_on_this_machine_and_the_fastest_is_chosen_if_it_is_faster_than_ar(monkeypatch):
+    config_here = config_of("boards=1", "methods=serial", "drafts=eagle")
+    found = planning.planned(config_here, replace(SITE, factors=(1.0,)), book())
+    serial = next(trial.candidate for trial in found.trials if trial.candidate.method == "serial")
+
+    def measured(speed):
+        monkeypatch.setattr(planning, "check", lambda config, book, candidates: [
+            Checked(one, speed if one.method == "serial" else 10.0) for one in candidates])
+        return planning.checked(here(config_here), found)
+
+    assert measured(20.0).chosen.candidate.method == "serial" and measured(20.0).speeds == (20.0, 10.0)
+    assert measured(10.1).chosen.candidate.method == "ar", "a fiftieth faster, at least"
+    assert serial in [one.candidate for one in measured(9.0).checked]
+
+
+def here(config_of_profile):
+    """The same plan for this machine."""
+    return replace(config_of_profile, profile="none", measure=True, check=2)
+
+
+def test_a_candidate_that_does_not_run_here_is_left_out():
+    whole = (((1,),), (8,))
+    plain, serial = Candidate("ar", "none", *whole), Candidate("serial", "suffix", *whole, (("init_depth", "3"),))
+    other = Candidate("serial", "suffix", ((1,), (2,)), (9, 9), (("init_depth", "3"),))  # more layers than there are
+    found = check(here(config_of("processes=false")), book(), [plain, other, serial])
+    assert [one.candidate for one in found] == [plain, serial] and all(one.speed > 0 for one in found)

@@ -1,0 +1,88 @@
+"""Boards measured over ssh for a plan, by an ssh that stays on this machine."""
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from config.boards import read
+from config.cli import parse
+from config.plan_config import COMMAND, PlanConfig, words
+from config.presets import ROOT, TOY
+from eval.plan import measure
+from eval.plan.remote import measured_boards
+from launch.hosts import timing
+from launch.hosts.timing import CONTEXTS, ROWS
+from tests.test_push import SSH
+
+ASKED = {"config": json.loads((TOY / "llama" / "config.json").read_text()), "layers": 2, "dtype": "auto",
+         "device": "cpu", "quant": "none", "threads": 1, "context": 256}
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch):
+    """A hosts file of rank 0 and two boards; b1 has the program."""
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    for name in ("b1", "b2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "b1" / "it's").symlink_to(ROOT)
+    monkeypatch.setenv("SSH", str(tmp_path / "ssh"))
+    monkeypatch.setenv("PYTHON", sys.executable)
+    path = tmp_path / "hosts.txt"
+    path.write_text("b0\nb1 user=me folder=it's\nb2\n")
+    return path
+
+
+def program(tmp_path, text):
+    """Put another program onto board b2."""
+    (tmp_path / "b2" / "flowspec").mkdir(exist_ok=True)
+    (tmp_path / "b2" / "flowspec" / "run_jetson.sh").write_text(text)
+
+
+def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(hosts, tmp_path):
+    only = tmp_path / "only.txt"
+    only.write_text("b0\nb1 folder=it's\n")
+    one, = measured_boards(str(only), ASKED)
+    asked = [(rows, context) for context in CONTEXTS if context + max(ROWS) < 256 for rows in (1, *ROWS)]
+    assert [(found.rows, found.context) for found in one.passes] == asked and min(one.passes)[2] > 0
+    assert one.latency > 0 and one.mbps > 0
+    wrong = {**ASKED, "device": "cuda:77"}
+    with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 is not here"):
+        measured_boards(str(only), wrong)
+    for text, told in (("echo '{}'", "it said nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
+        program(tmp_path, text)
+        only.write_text("b0\nb2\n")
+        with pytest.raises(ValueError, match=rf"b2 of .* was not measured \(.*{told}.*copy the program there"):
+            measured_boards(str(only), ASKED)
+
+
+def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hosts, tmp_path, monkeypatch):
+    """Board b2 answers as one that takes three times as long; what rank 0's board takes is given."""
+    took = [[rows, context, 10.0 * (1 + context / 512)] for context in CONTEXTS for rows in (1, *ROWS)]
+    for name, factor in (("b1", 1), ("b2", 3)):
+        slower = [[rows, context, factor * time] for rows, context, time in took]
+        answer = json.dumps({"passes": slower})
+        (tmp_path / name / "f").mkdir()
+        (tmp_path / name / "f" / "run_jetson.sh").write_text(f"read asked\necho '{answer}'\nexec sed -u 's/.*//'")
+    hosts.write_text("b0\nb1 folder=f\nb2 folder=f\n")
+    monkeypatch.setattr(measure, "_run", lambda config, run, trace: {"eagle": 2.0})
+    monkeypatch.setattr(measure, "_messages", lambda spans, world, size: (1.0, 0.5, 1000.0))
+    monkeypatch.setattr(measure, "read_trace", lambda folder: [])
+    config = parse(words(["toy", f"hosts={hosts}", "measure=true", f"measured={tmp_path / 'site.json'}"]), COMMAND,
+                   PlanConfig)
+    found = measure.measured(config)
+    assert found.factors == (1.0, 3.0) and found.level == 2.0 and found.verdict == 1.0
+    assert [link[:2] for link in found.links] == [(0, 1), (0, 2)] and found.about == "measured over ssh with llama"
+    assert found.model + 16 * found.token == pytest.approx(10 * (1 + 16 / 512), rel=1e-3) and found.row < 1e-9
+    assert read(str(tmp_path / "site.json")) == found == measure.measured(config)
+
+
+@pytest.mark.parametrize(("asked", "told"), [("{}", "was asked for no layers"), ("x", "is not JSON")])
+def test_the_program_of_a_board_refuses_what_is_no_request(monkeypatch, capsys, asked, told):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
+    assert timing.main() == 2
+    said = capsys.readouterr()
+    assert told in said.err and len(said.err.splitlines()) == 1 and said.out == ""
