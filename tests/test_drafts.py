@@ -39,7 +39,7 @@ class Watcher:
     def __init__(self, head):
         self.head, self.seen = head, {}
 
-    def grow(self, tree, growth):
+    def grow(self, tree, growth, *spares):
         yield from ()
         self.seen.update({tree.pos[node]: x for node, x in tree.hidden.items()})
         return False
@@ -126,7 +126,7 @@ class Both:
     def consumed(self):
         return min(draft.consumed for draft in self.drafts)
 
-    def grow(self, tree, growth):
+    def grow(self, tree, growth, *spares):
         self.tree = tree
         grew = []
         for draft in self.drafts:

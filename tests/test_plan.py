@@ -197,7 +197,7 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
     assert read(str(path)) == site
     slow = site.slowed(2)
     assert slow.link(2, 1).latency == 6 and slow.link(2, 1).mbps == 2 and slow.drafting("ssm1").level == 18
-    assert site.link(0, 1) is site and site.board(2) is site
+    assert site.link(0, 1) is site and site.board(2) == site
     for number, (content, told) in enumerate((
             ({"like": "jetson-7b", "latency": -1}, "says of latency"), ({"about": "x"}, "lacks layers"),
             ([1], "describes no cluster"), ({"like": "nothing"}, "says of like"))):

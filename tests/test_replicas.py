@@ -156,7 +156,7 @@ class Known:
     def __init__(self, clock, seconds, wrong, text):
         self.clock, self.seconds, self.wrong, self.text = clock, seconds, wrong, text
 
-    def grow(self, tree, growth):
+    def grow(self, tree, growth, *spares):
         yield from ()
         node = max(tree.live, default=tree.tip)
         position = tree.pos[node] + 1

@@ -70,7 +70,7 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self._draft, name)
 
-    def grow(self, tree, growth):
+    def grow(self, tree, growth, *spares):
         grew = yield from self._draft.grow(tree, growth)
         if not grew:
             drawn = {node: [(source, token, None if law is None else law.tobytes()) for source, token, law in proposed]

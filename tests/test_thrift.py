@@ -2,16 +2,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from config.boards import Boards
+from eval.plan.candidates import Candidate
 from model.tree import TokenTree
 from pipeline.budget import Budget
 from pipeline.first_stage import FirstStage
 from pipeline.leisure import LAST, Leisure
 from pipeline.messages import Visit
 from pipeline.stage_times import NEWS, StageTimes
+from sim.heat import Heat
 from tests.test_budget import Asking
+from tests.test_plan import SITE, bench_of, book
 
 
 def told(*samples, stages=1, factor=1.0):
@@ -98,3 +103,36 @@ def test_what_was_settled_long_ago_counts_little():
     leisure.settled(100, 1.0)
     leisure.settled(0, 1.0 + 5 * LAST)
     assert leisure.pays(5.0, 0.0, 20.0)
+
+
+def speeds(site: Boards, right: float) -> list[float]:
+    """Tokens/s of plain decoding, of streaming regardless, and of streaming that is thrifty, in virtual time."""
+    made = book(right, tokens=40)
+    groups = tuple((rank,) for rank in range(1, 5))
+    kinds = [("ar", ()), ("streaming", (("stream_thrift", ""),)), ("streaming", (("stream_thrift", "1"),))]
+    sizes = (("stream_subseq_token", "16"),)
+    candidates = [Candidate(kind, "eagle", groups, (2, 2, 2, 2), (*sizes, *keys) if keys else ())
+                  for kind, keys in kinds]
+    return [bench_of(site, made).trial(one, made.answers, 40).speed for one in candidates]
+
+
+@pytest.mark.parametrize("site", [replace(SITE, level=75.0), replace(SITE, model=40.0, row=20.0, free=0)],
+                         ids=["slow draft", "dear rows"])
+def test_where_guesses_are_wrong_and_dear_what_is_left_is_plain_decoding(site):
+    plain, usual, thrifty = speeds(site, right=0.02)
+    assert usual < 0.95 * plain
+    assert thrifty > 0.95 * plain
+
+
+def test_where_guesses_are_right_and_cheap_thrift_takes_nothing_away():
+    plain, usual, thrifty = speeds(SITE, right=0.8)
+    assert usual > 2 * plain
+    assert thrifty > 0.97 * usual
+
+
+def test_a_board_gets_slower_once_it_has_computed_for_so_long():
+    site = replace(SITE, throttles=((2, 1.0, 3.0),))
+    assert site.board(2).heat == [(1.0, 3.0)] and site.slowed(2).board(2).heat == [(2.0, 3.0)]
+    assert site.board(1).heat == [] and SITE.board(2).heat == []
+    heat = Heat(site.board(2).heat)
+    assert [heat.takes(0.6) for _ in range(3)] == pytest.approx([0.6, 0.6, 1.8])

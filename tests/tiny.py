@@ -129,7 +129,7 @@ class Oracle:
     def another(self) -> Oracle:
         return Oracle(self.tokens, self.vocab)
 
-    def grow(self, tree: Any, growth: Growth) -> Steps[bool]:
+    def grow(self, tree: Any, growth: Growth, *spares: Any) -> Steps[bool]:
         yield from ()
         frontier = [node for node in self._frontier if node in tree.live] or [tree.tip]
         deep = tree.pos[frontier[0]] + 1

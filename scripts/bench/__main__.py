@@ -3,7 +3,7 @@
 Usage: python -m scripts.bench overhead|clocks|load|server|turns|conversation|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
-       python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
+       python -m scripts.bench planner|planner_map|planner_emulated|thrift [key=value ...]
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
@@ -33,6 +33,8 @@ planner     plans for many drawn clusters, each made with some questions and jud
             choice reaches of the best, and of plain decoding
 planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
 planner_emulated  plans for a few of the drawn clusters, and what they take in virtual time beside real time
+thrift      streaming with and without stream_thrift over plain decoding, in virtual time: with devices on which guesses
+            are dear, with guesses for another text, and with a board that gets slower in the midst of an answer
 """
 from __future__ import annotations
 
@@ -53,11 +55,13 @@ from scripts.bench.planner_map import planner_map
 from scripts.bench.server import server
 from scripts.bench.specinfer import specinfer
 from scripts.bench.tensor_parallel import tensor_parallel
+from scripts.bench.thrift import thrift
 from scripts.bench.turns import turns
 
 COMMANDS = {"overhead": overhead, "clocks": clocks, "conversation": conversation, "load": load, "server": server,
             "turns": turns, "acceptance": acceptance, "draft": draft, "specinfer": specinfer, "stages": stages,
-            "tp": tensor_parallel, "planner": planner, "planner_map": planner_map, "planner_emulated": planner_emulated}
+            "tp": tensor_parallel, "planner": planner, "planner_map": planner_map, "planner_emulated": planner_emulated,
+            "thrift": thrift}
 
 
 def main(argv: list[str]) -> int:
