@@ -25,6 +25,7 @@ from eval.plan.trial import Bench
 from launch.pipeline import Pipeline
 from pipeline.trace import read
 from scripts.simulate.columns import in_columns
+from sim.replayed import Table
 
 RANGES = {"questions": Range(1, 20), "tokens": Range(8, 512), "rows": Range(1, 256)}
 SITE = replace(uneven(PROFILES["jetson-7b"]), factors=(1.0,) * 4)
@@ -97,8 +98,9 @@ def _mistaken(answers: Sequence[Written]) -> list[Written]:
     found = []
     for place, one in enumerate(answers):
         other = answers[(place + len(answers) // 2) % len(answers)]
-        guesses = {name: [other.guesses[name][at % len(other.guesses[name])] for at in range(len(table))]
-                   for name, table in one.guesses.items()}
+        guesses: dict[str, Table] = {
+            name: [other.guesses[name][at % len(other.guesses[name])] for at in range(len(table))]
+            for name, table in one.guesses.items()}
         found.append(one._replace(guesses=guesses))
     return found
 
@@ -108,9 +110,10 @@ def _slower(thrifty: bool, config: ThriftConfig) -> list[Sequence[str]]:
     folder = tempfile.mkdtemp(prefix="flowspec-")
     profile = str(Path(folder, "hot.json"))
     write(profile, HOT)
-    keys = {"pipeline_type": "streaming", "draft": DRAFT, "stream_subseq_token": config.rows, "stream_thrift": thrifty,
-            "max_new_tokens": 2 * config.tokens}
-    with Pipeline.open("toy", profile=profile, time="virtual", trace=folder, **keys) as pipeline:
+    keys: dict[str, Any] = {"pipeline_type": "streaming", "draft": DRAFT, "stream_subseq_token": config.rows,
+                            "stream_thrift": thrifty, "max_new_tokens": 2 * config.tokens}
+    keys.update(profile=profile, time="virtual", trace=folder)
+    with Pipeline.open("toy", **keys) as pipeline:
         pipeline.generate(PROMPT)
     spans = read(folder)
     begin = next(span["t0"] for span in spans if span["name"] == "send")
