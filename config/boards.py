@@ -52,7 +52,7 @@ class Boards(Profile):
     @property
     def heat(self) -> Sequence[tuple[float, float]]:
         """When a board gets slower, of a cluster that is one board's."""
-        return [(seconds, factor) for _, seconds, factor in self.throttles]
+        return sorted((seconds, factor) for _, seconds, factor in self.throttles)
 
     def drafting(self, source: str) -> Profile:
         """The times of rank 0's board, with those of a source of guesses."""

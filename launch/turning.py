@@ -82,9 +82,14 @@ class Turning:
         said: Future[Result] = Future()
 
         def work(pipeline: Pipeline) -> None:
+            if not said.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 result = function(pipeline)
-            except ValueError as error:
+            except PeerLost as error:
+                said.set_exception(error)
+                raise
+            except Exception as error:  # that of this question alone
                 said.set_exception(error)
             else:
                 said.set_result(result)
@@ -170,6 +175,7 @@ class Turning:
         except Exception as error:
             self._running.remove(job)
             self._end(job, error)
+            job.generation.close()
 
     def _end(self, job: Any, told: Any) -> None:
         """A job is over, and its place free: once, whoever ends it first."""

@@ -238,8 +238,8 @@ class Mixture:
 
     def _promise(self, tree: TokenTree, nodes: Sequence[int]) -> float:
         """How many tokens more may be foreseen once these nodes are read."""
-        chances = (math.exp(tree.score[node] - tree.score[tree.tip]) for node in nodes)
-        return self._foresight * sum(chances)
+        tip = tree.score[tree.tip]
+        return self._foresight * sum(math.exp(tree.score[node] - tip) for node in nodes)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
         for network in self.networks:

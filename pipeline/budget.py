@@ -26,6 +26,7 @@ class Bidder(Protocol):
     tree: TokenTree
     priority: float
     passed_over: int  # segments that left without any of its guesses, since one left with some
+    thrifty: bool  # whether only guesses that pay go
 
 
 class Budget:
@@ -42,7 +43,8 @@ class Budget:
         """How many of `size` rows this one of the bidders may fill; those of its text are among them."""
         if not self._open or len(bidders) == 1:  # who is alone waits for nobody else
             self._reckon(bidders, size)
-        mine = min(self._left, sum(worth >= self._least for worth in worths(bidder)))
+        among = worths(bidder, weighed=len(bidders) > 1)
+        mine = min(self._left, sum(worth >= self._least for worth in among))
         self._left -= mine
         bidder.passed_over = 0 if mine else bidder.passed_over + bool(bidder.tree.waiting)
         return len(bidder.tree.unsent) + mine
@@ -54,11 +56,13 @@ class Budget:
     def _reckon(self, bidders: Sequence[Bidder], size: int) -> None:
         text = sum(len(bidder.tree.unsent) for bidder in bidders)
         served = max(1.0, len(bidders) / self._segments)
-        everything = (worth for bidder in bidders for worth in worths(bidder))
+        everything = (worth for bidder in bidders for worth in worths(bidder, len(bidders) > 1))
         best = heapq.nlargest(max(0, int(size * served) - text), everything)
         good = sum(worth >= GOOD for worth in best)
         best = best[:max(size - text, good)]
-        best = best[:self._paying(best, text, sum(bool(bidder.tree.unsent) for bidder in bidders))]
+        if all(bidder.thrifty for bidder in bidders):
+            tips = sum(bool(bidder.tree.unsent) for bidder in bidders)
+            best = best[:self._paying(best, text, tips)]
         self._open, self._left = True, len(best)
         self._least = best[-1] if best else math.inf
 
@@ -79,8 +83,9 @@ class Budget:
         return len(best)
 
 
-def worths(bidder: Bidder) -> Iterator[float]:
-    """The logarithms of what the guesses that wait are worth."""
+def worths(bidder: Bidder, weighed: bool) -> Iterator[float]:
+    """The logarithms of what the guesses that wait are worth: their probability, and beside others what weighs it."""
     tree = bidder.tree
-    weight = math.log(bidder.priority * (1 + bidder.passed_over)) - tree.score[tree.tip]
-    return (tree.score[node] + weight for node in tree.waiting)
+    weight = math.log(bidder.priority * (1 + bidder.passed_over)) if weighed else 0.0
+    added = weight - tree.score[tree.tip]
+    return (tree.score[node] + added for node in tree.waiting)

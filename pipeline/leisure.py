@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 LAST = 3.0  # seconds; what lies as far back counts 1 / e
-NEWS = 0.125  # the weight of a new level's time beside all before it
+FADING = 1.02  # by which the shortest time of a level grows with each new one, so that a slower draft is believed
+DOUBT = 0.97  # by which it shrinks whenever it speaks against a level, so that one is tried again now and then
 MARGIN = 2.0  # tokens that a level must promise for each token that would be settled while others wait for it
 
 
@@ -24,14 +25,15 @@ class Leisure:
         """So many tokens have become text."""
         passed = 0.0 if self._since is None else now - self._since
         fading = math.exp(-passed / LAST)
-        self._tokens = self._tokens * fading + tokens
-        self._seconds = self._seconds * fading + passed
+        counts = LAST * (1 - fading) / passed if passed else 1.0  # of what happened since, and in the mean
+        self._tokens = self._tokens * fading + tokens * counts
+        self._seconds = self._seconds * fading + passed * counts
         self._since = now
 
     def drafted(self, seconds: float) -> None:
         """The networks have computed for so long on one level."""
-        known = seconds if self._level is None else self._level
-        self._level = known + NEWS * (seconds - known)
+        known = seconds if self._level is None else FADING * self._level
+        self._level = min(seconds, known)  # what takes longer has read a prompt, too, or was held up
 
     def pays(self, promise: float, due: float, now: float) -> bool:
         """Whether to begin a level that promises so many tokens, if the next answer is due at this moment."""
@@ -39,7 +41,10 @@ class Leisure:
             return True
         waits = now + self._level - max(due, now)
         rate = self._tokens / self._seconds
-        return promise >= MARGIN * rate * waits
+        if promise >= MARGIN * rate * waits:
+            return True
+        self._level *= DOUBT
+        return False
 
 
 class Drafting:

@@ -146,6 +146,8 @@ class Stage:
             x_TD = self.part(before_T, pos_T, caches, kept, alive)
             if x_TD is None:
                 return {segment.request: segment.take([]) for segment in segments}
+            if x_TD.is_cuda:  # kernels are only asked for until then, and what leaves would wait for them anyway
+                torch.cuda.current_stream(x_TD.device).synchronize()
             parts = x_TD.split(counts)
             features = [None] * len(segments)
             if inner:

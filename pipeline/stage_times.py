@@ -12,6 +12,7 @@ from typing import Sequence, Tuple
 from pipeline.messages import Visit
 
 NEWS = 0.25  # the weight of a new time beside all before it
+LEAST, MOST = 0.5, 2.0  # by which a single new time may move the times for other numbers of rows
 POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows for which sums over stages are kept
 Point = Tuple[float, float]  # rows, seconds
 
@@ -27,7 +28,7 @@ class Curve:
         place = visit.rows.bit_length()
         rows, seconds = self._points.get(place, visit)
         newer = seconds + NEWS * (visit.seconds - seconds)
-        pace = newer / seconds if seconds > 0 else 1.0
+        pace = min(max(newer / seconds, LEAST), MOST) if seconds > 0 else 1.0
         for other, (at, took) in self._points.items():
             self._points[other] = at, took * pace
         self._points[place] = rows + NEWS * (visit.rows - rows), newer
@@ -41,7 +42,8 @@ class Curve:
         rising: list[Point] = []
         for place in sorted(self._points):
             at, seconds = self._points[place]
-            rising.append((at, max(seconds, rising[-1][1] if rising else 0.0)))
+            least = rising[-1][1] if rising else 0.0
+            rising.append((at, max(seconds, least)))
         return [_foreseen(rising, count) for count in rows]
 
 
@@ -76,9 +78,10 @@ class StageTimes:
 
     def _reckon(self) -> None:
         if self._slowest is None:
-            curves = [curve.of(POINTS) for curve in self._curves] or [[0.0] * len(POINTS)]
-            columns = list(zip(*curves))
-            self._slowest, self._whole = [*map(max, columns)], [*map(sum, columns)]
+            curves = [curve.of(POINTS) for curve in self._curves]
+            columns = list(zip(*curves)) or [(0.0,)] * len(POINTS)
+            self._slowest = [max(column) for column in columns]
+            self._whole = [sum(column) for column in columns]
 
 
 def _between(points: Sequence[Point], at: float) -> float:
@@ -96,9 +99,11 @@ def _foreseen(points: Sequence[Point], at: float) -> float:
     before = [point for point in points if point[0] <= at]
     if not before:
         return points[0][1]
-    (left, low), next_height = before[-1], points[len(before)][1] if len(before) < len(points) else math.inf
+    behind = points[len(before):]
+    highest = behind[0][1] if behind else math.inf
+    left, low = before[-1]
     slope = 0.0
     if len(before) > 1:
         earlier, lower = before[-2]
         slope = (low - lower) / (left - earlier)
-    return min(low + slope * (at - left), next_height)
+    return min(low + slope * (at - left), highest)

@@ -21,6 +21,7 @@ NUMBERS = 3  # of each row of a segment: node, parent, position
 OF_VISIT = 2  # numbers of each visit of a segment: rows, nanoseconds
 LARGEST = 1 << 31  # bytes of a body
 NANO = 1e9  # nanoseconds of a second
+VISITS = 4096  # stages that a ring may have
 
 
 class Header(NamedTuple):
@@ -49,6 +50,8 @@ class Header(NamedTuple):
             raise ValueError(f"a message of impossible size or type ({', '.join(map(str, header))})")
         if header.kind == SEGMENT and not 0 <= header.first <= header.rows:
             raise ValueError(f"a segment of {header.rows} rows of which {header.first} are text")
+        if header.kind == SEGMENT and header.horizon > VISITS:
+            raise ValueError(f"a segment that {header.horizon} stages have computed")
         if header.bytes != header.needs:
             raise ValueError(f"a message of {header.bytes} bytes where {header.needs} belong")
         return header
@@ -122,7 +125,9 @@ def _encode_proposals(msg: Ask | Drafted) -> tuple[Tensor, Tensor]:
 def _encode_segment(segment: Segment) -> tuple[Tensor, Tensor]:
     """Visits, nodes, parents and positions as int64, then `x` and `inner`, one behind the other."""
     x, inner = segment.x, segment.inner
-    visits = [number for visit in segment.visits for number in (visit.rows, round(visit.seconds * NANO))]
+    visits: list[int] = []
+    for rows, seconds in segment.visits:
+        visits += rows, round(seconds * NANO)
     numbers = torch.tensor(visits + segment.nodes + segment.parents + segment.pos)
     parts = [numbers, x]
     if inner is not None and inner.shape[1]:
@@ -167,7 +172,10 @@ def _decode_segment(header: Header, body: Tensor) -> Segment:
     # a tensor of no bytes cannot be seen as another type
     numbers = body[:border].view(torch.int64).tolist() if border else []
     payload = body[border:].view(dtype) if rows else torch.empty(0, dtype=dtype)
-    visits = tuple(Visit(count, took / NANO) for count, took in zip(numbers[:told:2], numbers[1:told:2]))
+    counts, times = numbers[:told:2], numbers[1:told:2]
+    visits = tuple(Visit(count, took / NANO) for count, took in zip(counts, times))
+    if any(visit.rows < 1 or visit.seconds < 0 for visit in visits):
+        raise ValueError(f"a segment whose stages computed {visits}")
     del numbers[:told]
     nodes, parents, pos = numbers[:rows], numbers[rows:2 * rows], numbers[2 * rows:]
     end = rows * (width or 1)

@@ -28,6 +28,7 @@ TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
 LOST = 503  # the status of HTTP for whose pipeline is not there any more
 
+
 class Ended(NamedTuple):
     """The answer is whole; the numbers count tokens."""
 
@@ -240,7 +241,7 @@ class Engine(Turning):
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
-            ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / pipeline.round_trip, 2)}
+            ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / max(pipeline.round_trip, 1e-9), 2)}
             job.tell(Sight({**sight(job.generation, pipeline.text), **ranks}))
         super()._hand_out(job, pipeline)
 

@@ -21,6 +21,7 @@ class Asking:
     tree: TokenTree
     priority: float = 1.0
     passed_over: int = 0
+    thrifty: bool = True
 
 
 def asking(*chances, sent=True, **kind):

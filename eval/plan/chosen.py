@@ -22,7 +22,9 @@ def alone(site: Boards, one: Candidate) -> Boards:
                   if a in ranks and b in ranks)
     factors = tuple(site.factors[rank - 1] for rank in chosen)
     memory = tuple(site.memory[rank - 1] for rank in chosen) if site.memory else ()
-    return replace(site, factors=factors, memory=memory, links=links)
+    kept = [throttle for throttle in site.throttles if throttle[0] in ranks]
+    throttles = tuple((ranks[rank], since, slower) for rank, since, slower in kept)
+    return replace(site, factors=factors, memory=memory, links=links, throttles=throttles)
 
 
 def write_hosts(path: str, source: str, one: Candidate) -> None:

@@ -72,7 +72,7 @@ def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch
     x = torch.ones(rows, dtype=torch.long) if inputs is None else inputs.expand(rows, -1).clone()
     text = rows if is_text else 0
     stage.apply(Segment(request, ids, parents, pos, text, x, None))
-    if inputs is not None and inputs.is_cuda:
+    if stage.device.type == "cuda":
         torch.cuda.synchronize()
 
 

@@ -69,7 +69,9 @@ def thrift(argv: list[str]) -> int:
     assert isinstance(plan, PlanConfig), f"a plan was read as {type(plan).__name__}"
     book = made(plan)
     head = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
-    rows = [row for name in tqdm(SITES, unit="cluster") for row in _compared(name, plan, book, config)]
+    rows: list[Sequence[str]] = []
+    for name in tqdm(SITES, unit="cluster"):
+        rows += _compared(name, plan, book, config)
     print(in_columns(head, rows, names=2))
     for thrifty in (False, True):
         print(f"\nsimulated, stream_thrift={str(thrifty).lower()}: board {SLOWS} gets {FACTOR:g} times slower")
@@ -82,15 +84,17 @@ def _compared(name: str, plan: PlanConfig, book: Book, config: ThriftConfig) -> 
     """The rows of one cluster: with the guesses for each text, and with those for another one."""
     bench = Bench(SITES[name], plan, book)
     for kind, answers in (("its own", book.answers), ("another text's", _mistaken(book.answers))):
-        plain, usual, thrifty = (bench.trial(one, answers, config.tokens).speed for one in _candidates(config.rows))
+        trials = (bench.trial(one, answers, config.tokens) for one in _candidates(config.rows))
+        plain, usual, thrifty = (trial.speed for trial in trials)
         yield name, kind, f"{plain:.2f}", f"{usual / plain:.2f}", f"{thrifty / plain:.2f}"
 
 
 def _candidates(rows: int) -> list[Candidate]:
     groups = tuple((rank,) for rank in range(1, len(STAGES) + 1))
     size = ("stream_subseq_token", str(rows))
-    streamed = [Candidate("streaming", DRAFT, groups, STAGES, (size, ("stream_thrift", value))) for value in ("", "1")]
-    return [Candidate("ar", DRAFT, groups, STAGES), *streamed]
+    plain = Candidate("ar", DRAFT, groups, STAGES)
+    streamed = replace(plain, method="streaming")
+    return [plain, *(replace(streamed, sizes=(size, ("stream_thrift", value))) for value in ("", "1"))]
 
 
 def _mistaken(answers: Sequence[Written]) -> list[Written]:
@@ -98,9 +102,10 @@ def _mistaken(answers: Sequence[Written]) -> list[Written]:
     found = []
     for place, one in enumerate(answers):
         other = answers[(place + len(answers) // 2) % len(answers)]
-        guesses: dict[str, Table] = {
-            name: [other.guesses[name][at % len(other.guesses[name])] for at in range(len(table))]
-            for name, table in one.guesses.items()}
+        guesses: dict[str, Table] = {}
+        for name, table in one.guesses.items():
+            theirs = other.guesses[name]
+            guesses[name] = [theirs[at % len(theirs)] for at in range(len(table))]
         found.append(one._replace(guesses=guesses))
     return found
 
