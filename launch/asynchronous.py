@@ -13,7 +13,7 @@ from typing import Any, AsyncGenerator, Callable, Mapping, Sequence
 
 from launch.generation import Generation
 from launch.pipeline import Pipeline, Prompt
-from launch.turning import Job, Piece, Turning
+from launch.turning import Job, Turning
 from model.text import Message, check_messages
 from pipeline.loss import guarded
 
@@ -72,8 +72,8 @@ class AsyncPipeline:
         events = self._events(prompt, options)
         try:
             async for told in events:
-                if isinstance(told, Piece):
-                    yield told.text
+                if isinstance(told, str):
+                    yield told
         finally:
             await events.aclose()
 

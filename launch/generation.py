@@ -55,7 +55,7 @@ class Generation:
 
 
 def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, trace: NoTrace
-            ) -> Generator[str, None, None]:
+           ) -> Generator[str, None, None]:
     """The pieces of an answer, as its tokens settle. When it is closed, so is the stream of settled tokens."""
     with trace.span("request", answer=answer.token_ids), closing(settled):  # type: ignore[type-var]
         for tokens in settled:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 from launch.generation import Generation
 from launch.pipeline import Pipeline
@@ -20,14 +20,8 @@ LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do
 Result = TypeVar("Result")
 
 
-class Piece(NamedTuple):
-    """Some text of an answer."""
-
-    text: str
-
-
 class Job:
-    """One answer that is asked for, and whom to tell of it: `Piece`s, and at last what it ended with."""
+    """One answer that is asked for, and whom to tell of it: pieces of its text, and at last what it ended with."""
 
     tell: Callable[[Any], None]
     generation: Generation | None = None  # since it has begun
@@ -39,7 +33,7 @@ class Job:
 
     def told(self, text: str) -> Iterable[Any]:
         """What is told when the answer goes on with this text, which may be empty."""
-        return [Piece(text)] if text else []
+        return [text] if text else []
 
 
 class Turning:

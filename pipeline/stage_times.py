@@ -1,4 +1,4 @@
-"""What each stage takes by rows, as the segments that came back tell: what they cost the newest of them counts most.
+"""What each stage takes by rows, as the segments that came back tell; the newest of them count most.
 
 It knows nothing about how that is used. A stage is taken to be a curve over rows that rises; when it gets slower or
 faster, it does so for all rows.
@@ -52,8 +52,8 @@ class StageTimes:
 
     def __init__(self) -> None:
         self._curves: list[Curve] = []
-        self._slowest: list[float] | None = None  # by POINTS; None: not reckoned since the last news
-        self._whole: list[float] = []
+        self._slowest: list[Point] = []  # of the stages; empty: not reckoned since the last news
+        self._whole: list[Point] = []  # all stages together
 
     def learn(self, visits: Sequence[Visit]) -> None:
         """A message has come back that was computed by the first of the stages, as these tell."""
@@ -61,27 +61,27 @@ class StageTimes:
             self._curves.append(Curve())
         for curve, visit in zip(self._curves, visits):
             curve.learn(visit)
-        self._slowest = None
+        self._slowest = []
 
     def slowest(self, rows: int) -> float:
         """Seconds of the slowest stage for so many rows; 0 before any is known."""
         self._reckon()
-        assert self._slowest is not None
-        return _between(list(zip(POINTS, self._slowest)), rows)
+        return _between(self._slowest, rows)
 
     def more(self, rows: int) -> float:
         """Seconds that one row more takes in all stages together, beside so many rows."""
         self._reckon()
         place = min(max(bisect_right(POINTS, rows), 1), len(POINTS) - 1)
-        first, last = POINTS[place - 1], POINTS[place]
-        return (self._whole[place] - self._whole[place - 1]) / (last - first)
+        (first, before), (last, behind) = self._whole[place - 1:place + 1]
+        return (behind - before) / (last - first)
 
     def _reckon(self) -> None:
-        if self._slowest is None:
-            curves = [curve.of(POINTS) for curve in self._curves]
-            columns = list(zip(*curves)) or [(0.0,)] * len(POINTS)
-            self._slowest = [max(column) for column in columns]
-            self._whole = [sum(column) for column in columns]
+        if self._slowest:
+            return
+        curves = [curve.of(POINTS) for curve in self._curves]
+        columns = list(zip(*curves)) or [(0.0,)] * len(POINTS)
+        self._slowest = list(zip(POINTS, map(max, columns)))
+        self._whole = list(zip(POINTS, map(sum, columns)))
 
 
 def _between(points: Sequence[Point], at: float) -> float:

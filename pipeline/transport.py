@@ -213,8 +213,7 @@ class DistLink:
     def close(self) -> None:
         """After the Stop went round: send what is left and end the threads, the other ranks' listeners included."""
         self.broadcast(Stop())
-        self._data.put(None)
-        self._control.put(None)
+        self.drop()
         for thread in self._threads:
             thread.join()
 

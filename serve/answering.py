@@ -77,8 +77,10 @@ class Form:
 
     def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: dict[str, Any]) -> dict[str, Any]:
         """A whole answer."""
-        choices = [{"index": number, **self.said(piece.text), "logprobs": self.told(piece.tokens),
-                    "finish_reason": reason} for number, (piece, reason) in enumerate(zip(pieces, reasons))]
+        choices = []
+        for number, (piece, reason) in enumerate(zip(pieces, reasons)):
+            told = {"logprobs": self.told(piece.tokens), "finish_reason": reason}
+            choices.append({"index": number, **self.said(piece.text), **told})
         return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
 
     def part(self, number: int, added: dict[str, Any], reason: str | None = None, tokens: Sequence[Token] = ()

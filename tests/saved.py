@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import string
 import subprocess
@@ -64,6 +65,13 @@ def save_tokenizer(folder: Path, more: int = 0) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": SPECIAL[0], "bos_token": SPECIAL[1],
         "eos_token": SPECIAL[2]}))
+
+
+def boards_of(saved: Path, folder: Path) -> Path:
+    """The folder with one for each board of three, which has its own part and nothing else."""
+    for rank in range(3):
+        shutil.copytree(saved / "0+2+2" / f"stage_{rank}", folder / f"board{rank}" / f"stage_{rank}")
+    return folder
 
 
 def models(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ContextManager, Iterator, NamedTuple
 
 import httpx
+import pytest
 
 from scripts.serve import build
 from serve.engine import Engine
@@ -33,6 +34,13 @@ class Live(NamedTuple):
 def live(*words: str) -> ContextManager[Live]:
     """A server that these words start, on a port of its own; ready when it is handed out."""
     return alive(*build(["port=0", "threads_per_rank=1", *words]))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    """A server in one process, which makes two answers at once."""
+    with live("processes=false", "max_requests=2") as started:
+        yield started
 
 
 @contextmanager

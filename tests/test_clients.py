@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
-from tests.serving import QUESTION, live
+from tests.serving import QUESTION, server
 
+__all__ = ["server"]  # a fixture
 CLIENTS = Path(os.environ.get("FLOWSPEC_CLIENTS", ROOT / ".venv-clients")) / "bin"
 HOW = "bash scripts/check_clients.sh installs the clients"
 pytestmark = pytest.mark.skipif(not CLIENTS.exists(), reason=f"there is no {CLIENTS}: {HOW}")
@@ -41,12 +42,6 @@ print(json.dumps({"whole": whole.choices[0].message.content, "tokens": whole.usa
                   "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
                   "told": len(whole.choices[0].logprobs.content), "refused": refused}))
 """
-
-
-@pytest.fixture(scope="module")
-def server():
-    with live("processes=false", "max_requests=2") as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

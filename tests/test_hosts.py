@@ -30,7 +30,7 @@ from launch.run import run
 from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
-from tests.saved import models, wait_until
+from tests.saved import boards_of, models, wait_until
 from tests.tiny import Tiny
 
 ASK = ("prompt_ids=5,17,40", "max_new_tokens=12", "seed=4", "temperature=0.7", "ignore_eos=true", "dtype=float64")
@@ -45,11 +45,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own(saved, tmp_path_factory):
-    """A folder for each board, with its own part and nothing else."""
-    folder = tmp_path_factory.mktemp("own")
-    for rank in range(3):
-        shutil.copytree(saved / "0+2+2" / f"stage_{rank}", folder / f"board{rank}" / f"stage_{rank}")
-    return folder
+    return boards_of(saved, tmp_path_factory.mktemp("own"))
 
 
 def be_board(words, environment, space, files):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from scripts.serve import main
-from tests.saved import here, models, wait_until
+from tests.saved import boards_of, here, models, wait_until
 from tests.serving import live
 from tests.test_hosts import ends, meet_here, processes, said, starting
 
@@ -33,11 +32,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, saved):
-    """A folder with one for each board, which has its own part and nothing else."""
-    folder = tmp_path_factory.mktemp("boards")
-    for rank in range(3):
-        shutil.copytree(saved / "0+2+2" / f"stage_{rank}", folder / f"board{rank}" / f"stage_{rank}")
-    return folder
+    return boards_of(saved, tmp_path_factory.mktemp("boards"))
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,13 @@ from model.sample import Sampler
 from model.spelling import Spelling
 from model.text import Text
 from model.whole import Whole
-from tests.serving import QUESTION, live
+from tests.serving import QUESTION, server
 from tests.test_text import MIXED, bytelevel, sentencepiece
 
+__all__ = ["server"]  # a fixture
 TALK = [{"role": "user", "content": QUESTION}]
 NEW, SEED, TEMPERATURE = 24, 5, 0.8
 SAMPLED = {"model": "toy", "temperature": TEMPERATURE, "seed": SEED, "max_tokens": NEW}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with live("processes=false", "max_requests=2") as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

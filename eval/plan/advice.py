@@ -76,7 +76,8 @@ def _fewer(site: Boards, used: Sequence[int], boards: int, trials: Sequence[Tria
     reached = f" (all {boards} reach {wider[0].speed:.3g} tokens/s)" if wider else ""
     everyone = list(range(1, boards + 1))
     ring = [0, *everyone, 0]
-    links = {pair: _message(site, *pair) for pair in zip(ring, ring[1:]) if not {*pair} <= {0, *used}}
+    left = [pair for pair in zip(ring, ring[1:]) if not {*pair} <= {0, *used}]
+    links = {pair: _message(site, *pair) for pair in left}
     a, b = max(links, key=lambda pair: links[pair])
     saved = passing_stage(site, used) - passing_stage(site, everyone)
     slowest = max((rank for rank in everyone if rank not in used), key=lambda rank: site.board(rank).model)

@@ -238,7 +238,8 @@ def copied(boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]
             yield _in_line(copies * stages), shares([1.0] * stages, layers)
 
 
-def _copies(boards: int, given: tuple[int, ...], most: int = max(COPIES)) -> Iterator[tuple[Groups, tuple[int, ...]]]:
+def _copies(boards: int, given: tuple[int, ...], most: int = max(COPIES)
+            ) -> Iterator[tuple[Groups, tuple[int, ...]]]:
     """So many copies of a given split, and fewer."""
     for copies in (1, *COPIES):
         if copies <= most and copies * len(given) <= boards:

@@ -17,12 +17,13 @@ from config.profiles import PROFILES
 from config.ranges import Checked, Range, outside, unknown
 from eval.plan.candidates import families
 from eval.plan.record import Book
-from eval.plan.search import PLAIN, Search, choice
+from eval.plan.search import Search, choice, plain_of
 from eval.plan.trial import Bench
 
 STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if each board has one
 ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones
          "latency": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}  # ms of a message
+RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": Range(8, 512), "workers": Range(1, 256)}
 REMEDY = "name a table that python -m scripts.bench planner_map wrote"
 
 
@@ -53,8 +54,7 @@ class ChartConfig(Checked):
     load: str = ""  # table to draw again; empty: the plans are made
 
     def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": Range(8, 512),
-                                        "workers": Range(1, 256)})
+        yield from outside(vars(self), RANGES)
         yield from unknown(vars(self), {"axes": tuple(ALONG), "profile": tuple(PROFILES)})
         if not self.output:
             yield "output= is empty: name a file without its ending"
@@ -96,10 +96,9 @@ def cell(stage: float, along: float, site: Boards, config: PlanConfig, book: Boo
     trials = Search(Bench(site, config, book), shown=False).run(made)
     chosen = choice(trials)
     one = chosen.candidate
-    plain = max(trial.speed for trial in trials if trial.candidate.method == PLAIN)
     draft = one.keys.get("draft", "")
     keys = " ".join(f"{key}={value}" for key, value in one.keys.items())
-    return Cell(stage, along, one.method, draft, len(one.boards), keys, chosen.speed, plain)
+    return Cell(stage, along, one.method, draft, len(one.boards), keys, chosen.speed, plain_of(trials).speed)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

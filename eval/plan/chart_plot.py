@@ -58,7 +58,8 @@ def _about(config: ChartConfig) -> str:
 
 def _fill(axes: Any, one: Cell, x: int, y: int) -> None:
     tone, hatch = LOOKS[one.method]
-    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=tone, edgecolor=INK, hatch=hatch, linewidth=0.5))
+    corner = x - 0.5, y - 0.5
+    axes.add_patch(Rectangle(corner, 1, 1, facecolor=tone, edgecolor=INK, hatch=hatch, linewidth=0.5))
     gain = one.tokens_per_second / one.plain_tokens_per_second
     axes.text(x, y, f"{one.boards}\n{gain:.1f}×", ha="center", va="center", fontsize=9,
               bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9})

@@ -11,7 +11,7 @@ from config.boards import Boards
 from config.plan_config import PlanConfig
 from eval.plan.candidates import families
 from eval.plan.record import Book
-from eval.plan.search import PLAIN, Search, choice
+from eval.plan.search import Search, choice, plain_of
 from eval.plan.trial import Bench, Trial
 
 LAYERS, ROW_BYTES = 32, 8192
@@ -69,8 +69,8 @@ def judge(site: Boards, config: PlanConfig, mine: Book, others: Book) -> Judged:
     finalists = search.run(made)
     answers = others.answers
     again = bench.trial(chosen, answers, config.max_new_tokens)
-    plain = max(trial.speed for trial in finalists if trial.candidate.method == PLAIN)
-    return Judged(site, again, max([*finalists, again], key=lambda trial: trial.speed), plain, search.by_method())
+    best = max([*finalists, again], key=lambda trial: trial.speed)
+    return Judged(site, again, best, plain_of(finalists).speed, search.by_method())
 
 
 def told(judged: Judged) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from eval.plan.check import Checked, check
 from eval.plan.hosts import answered, boards_of
 from eval.plan.measure import measured
 from eval.plan.record import Book, book_of
-from eval.plan.search import PLAIN, WORTH, Search, choice
+from eval.plan.search import PLAIN, WORTH, Search, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import open_part, prepare
 
@@ -99,7 +99,7 @@ def stages_of(config: PlanConfig) -> tuple[int, ...]:
 
 def checked(config: PlanConfig, found: Plan) -> Plan:
     """The same plan with the choice that this machine itself makes among the best, and plain decoding."""
-    plain = next(trial for trial in found.trials if trial.candidate.method == PLAIN)
+    plain = plain_of(found.trials)
     different: dict[tuple[Any, ...], Trial] = {}
     for trial in found.trials:
         one = trial.candidate

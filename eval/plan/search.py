@@ -33,8 +33,12 @@ class Rung(NamedTuple):
 
 COUNT = 1 << 20  # all that there are
 PATIENCE = {  # by how thorough a search is
-    1: (Rung(3, 12, 64, 8, 0.65), Rung(6, 24, 64, 5, 0.8), Rung(COUNT, COUNT, COUNT, 5, 0.0)),
-    2: (Rung(2, 16, 64, 16, 0.5), Rung(4, 32, 64, 12, 0.65), Rung(COUNT, COUNT, COUNT, 12, 0.0))}
+    1: (Rung(3, 12, 64, 8, 0.65),
+        Rung(6, 24, 64, 5, 0.8),
+        Rung(COUNT, COUNT, COUNT, 5, 0.0)),
+    2: (Rung(2, 16, 64, 16, 0.5),
+        Rung(4, 32, 64, 12, 0.65),
+        Rung(COUNT, COUNT, COUNT, 12, 0.0))}
 
 
 class Search:
@@ -139,10 +143,14 @@ class Search:
         return self._trials[key]
 
 
+def plain_of(finalists: Sequence[Trial]) -> Trial:
+    """The fastest plain decoding among finalists, the fastest of which come first."""
+    return next(trial for trial in finalists if trial.candidate.method == PLAIN)
+
+
 def choice(finalists: Sequence[Trial]) -> Trial:
     """The fastest, or plain decoding if that is hardly slower."""
-    best = finalists[0]
-    plain = next(trial for trial in finalists if trial.candidate.method == PLAIN)
+    best, plain = finalists[0], plain_of(finalists)
     return best if best.speed >= WORTH * plain.speed else plain
 
 

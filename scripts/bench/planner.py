@@ -49,7 +49,7 @@ class GridConfig(Checked):
 def planner(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner`; its exit code."""
     grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
-    config = _config(grid)
+    config = plan_of(grid.questions, grid.tokens, grid.drafts)
     books = [made(config), made(replace(config, question_begin=grid.questions, question_end=2 * grid.questions))]
     rows = []
     with ProcessPoolExecutor(grid.workers) as pool:
@@ -63,9 +63,11 @@ def planner(argv: list[str]) -> int:
     return 0
 
 
-def _config(grid: GridConfig) -> PlanConfig:
-    config = parse(words(["toy", "profile=server", f"question_end={grid.questions}", f"max_new_tokens={grid.tokens}",
-                          f"drafts={grid.drafts}"]), COMMAND, PlanConfig)
+def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -> PlanConfig:
+    """A plan with the bundled models: so many questions of each set are recorded, and at most so many tokens of each.
+    """
+    keys = (f"profile={profile}", f"question_end={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
+    config = parse(words(["toy", *keys]), COMMAND, PlanConfig)
     assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
     return config
 
@@ -74,7 +76,7 @@ def _judged(number: int, grid: GridConfig, books: list[Book]) -> dict[str, Any]:
     """One cluster, in a process of its own."""
     torch.set_num_threads(1)
     site = clusters(grid.clusters, grid.seed)[number]
-    return told(judge(site, _config(grid), *books))
+    return told(judge(site, plan_of(grid.questions, grid.tokens, grid.drafts), *books))
 
 
 def line(row: dict[str, Any]) -> str:

@@ -11,10 +11,9 @@ import numpy as np
 from tqdm import tqdm
 
 from config.boards import Boards, write
-from config.cli import parse
 from config.files import check_output, write_json
 from config.keys import read_keys
-from config.plan_config import COMMAND, PlanConfig, words
+from config.plan_config import PlanConfig
 from config.ranges import Checked, Range, outside
 from eval.plan.chosen import alone
 from eval.plan.grid import clusters
@@ -24,6 +23,7 @@ from eval.plan.trial import Trial
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from pipeline.decode import Request
+from scripts.bench.planner import plan_of
 
 BOARDS, SEED, MILLISECONDS = Range(1, 8), Range(0, 1 << 32), Range(0, 10_000)
 RANGES = {"clusters": Range(1, 10_000), "seed": SEED, "draw": SEED, "count": Range(1, 64), "least": BOARDS,
@@ -65,9 +65,7 @@ class EmulatedConfig(Checked):
 def planner_emulated(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner_emulated`; its exit code."""
     config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
-    plan = parse(words(["toy", "profile=server", "question_end=1", f"max_new_tokens={config.tokens}",
-                        f"drafts={config.drafts}"]), COMMAND, PlanConfig)
-    assert isinstance(plan, PlanConfig), f"a plan was read as {type(plan).__name__}"
+    plan = plan_of(1, config.tokens, config.drafts)
     book = made(plan)
     rows: list[dict[str, Any]] = []
     for site in tqdm(drawn(config), unit="cluster", file=sys.stderr):

@@ -9,13 +9,13 @@ import torch
 from tqdm import tqdm
 
 from config.boards import Boards
-from config.cli import parse
 from config.files import ROOM, check_output, write
 from config.keys import read_keys
-from config.plan_config import COMMAND, PlanConfig, words
+from config.plan_config import PlanConfig
 from eval.plan.chart import Cell, ChartConfig, cell, load, sites, summary, table
 from eval.plan.chart_plot import draw
 from eval.plan.record import Book, made
+from scripts.bench.planner import plan_of
 
 
 def planner_map(argv: list[str]) -> int:
@@ -36,9 +36,7 @@ def planner_map(argv: list[str]) -> int:
 
 def _planned(config: ChartConfig) -> list[Cell]:
     """A plan for every cell, each in one of some processes."""
-    plan = parse(words(["toy", f"profile={config.profile}", f"question_end={config.questions}",
-                        f"max_new_tokens={config.tokens}", f"drafts={config.drafts}"]), COMMAND, PlanConfig)
-    assert isinstance(plan, PlanConfig), f"a plan was read as {type(plan).__name__}"
+    plan = plan_of(config.questions, config.tokens, config.drafts, config.profile)
     book = made(plan)
     with ProcessPoolExecutor(config.workers) as pool:
         jobs = [pool.submit(_cell, *where, plan, book) for where in sites(config)]

@@ -248,14 +248,16 @@ class Measured:
         scale = self.config.slowdown
         fine = [heard for heard in self.heard if not heard.error]
         speed = sum(heard.tokens for heard in fine) / self.seconds * scale
-        waits, lasted = ([getattr(heard, name) / scale for heard in fine] for name in ("first", "seconds"))
-        times = [figure(values) for values in (waits, lasted) for figure in (median, tail)] if fine else []
-        cells = [str(self.clients), str(len(self.heard)), str(self.errors), str(self.unequal(texts)), f"{speed:.1f}"]
-        return [*cells, *(f"{value:.2f}" for value in times), *self._held]
+        waits = [heard.first / scale for heard in fine]
+        lasted = [heard.seconds / scale for heard in fine]
+        times = [median(waits), tail(waits), median(lasted), tail(lasted)] if fine else []
+        counts = self.clients, len(self.heard), self.errors, self.unequal(texts)
+        return [*map(str, counts), f"{speed:.1f}", *(f"{value:.2f}" for value in times), *self._held]
 
     @property
     def _held(self) -> list[str]:
         """What was held when the load had settled, and at its end."""
-        early, late = self.samples[int(len(self.samples) * SETTLED)], self.samples[-1]
+        settled = int(len(self.samples) * SETTLED)
+        early, late = self.samples[settled], self.samples[-1]
         memory = [f"{before:.0f} to {after:.0f}" for before, after in zip(early[:2], late[:2])]
         return [*memory, *(f"{before} to {after}" for before, after in zip(early[2:], late[2:]))]

@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Iterator, Mapping, Sequence
 from tqdm import tqdm
 
 from config.boards import Boards, uneven, write
-from config.cli import parse
 from config.keys import read_keys
-from config.plan_config import COMMAND, PlanConfig, words
+from config.plan_config import PlanConfig
 from config.profiles import PROFILES
 from config.ranges import Checked, Range, outside
 from eval.plan.candidates import Candidate
@@ -24,6 +23,7 @@ from eval.plan.record import Book, Written, made
 from eval.plan.trial import Bench
 from launch.pipeline import Pipeline
 from pipeline.trace import read
+from scripts.bench.planner import plan_of
 from scripts.simulate.columns import in_columns
 from sim.replayed import Table
 
@@ -64,9 +64,7 @@ class ThriftConfig(Checked):
 def thrift(argv: list[str]) -> int:
     """The command `python -m scripts.bench thrift`; its exit code."""
     config = read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
-    plan = parse(words(["toy", "profile=server", f"question_end={config.questions}", f"max_new_tokens={config.tokens}",
-                        f"drafts={DRAFT}"]), COMMAND, PlanConfig)
-    assert isinstance(plan, PlanConfig), f"a plan was read as {type(plan).__name__}"
+    plan = plan_of(config.questions, config.tokens, DRAFT)
     book = made(plan)
     head = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
     rows: list[Sequence[str]] = []
