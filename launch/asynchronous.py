@@ -15,7 +15,7 @@ from launch.generation import Generation
 from launch.pipeline import Pipeline, Prompt
 from launch.turning import Job, Turning
 from model.text import Message, check_messages
-from pipeline.loss import guarded
+from pipeline.loss import PeerLost, guarded
 
 
 class Asked(Job):
@@ -114,7 +114,11 @@ class AsyncPipeline:
     def _work(self) -> None:
         with self._opened() as pipeline:
             self._ready.set_result(None)
-            self._turning.work(pipeline)
+            try:
+                self._turning.work(pipeline)
+            except PeerLost as error:
+                self._refuse(error)  # before the pipeline is closed, which may last
+                raise
         self._end(RuntimeError("the pipeline is closed: ask inside its async with"))
 
     def _failed(self, thread: str, error: BaseException) -> None:
@@ -122,7 +126,11 @@ class AsyncPipeline:
             self._ready.set_exception(error)
         self._end(error)
 
-    def _end(self, why: BaseException) -> None:
+    def _refuse(self, why: BaseException) -> None:
+        """Nothing is answered any more."""
         self._turning.ended = why
         self._turning.drop(why)
+
+    def _end(self, why: BaseException) -> None:
+        self._refuse(why)
         self._over.set_result(None)

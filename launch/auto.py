@@ -200,9 +200,13 @@ def _followed(process: subprocess.Popen[bytes]) -> str:
     held = b""
     for chunk in iter(lambda: os.read(process.stderr.fileno(), 4096), b""):  # type: ignore[union-attr]
         held += chunk
-        place = held.find(OURS)
-        shown = held if place < 0 else held[:place]
+        shown = held[:_beginning_of(OURS, held)]
         sys.stderr.write(shown.decode(errors="replace"))
         sys.stderr.flush()
         held = held[len(shown):]
     return held[len(OURS):].decode(errors="replace").strip()
+
+
+def _beginning_of(words: bytes, text: bytes) -> int:
+    """Where these words begin in a text, whose end may be in the midst of them; its length if they do not."""
+    return next((place for place in range(len(text)) if words.startswith(text[place:place + len(words)])), len(text))

@@ -46,6 +46,7 @@ class Turning:
         self.jobs: set[Any] = set()  # that are not over, under way or waiting
         self.ended: BaseException | None = None  # why nothing can be asked any more
         self._inbox: SimpleQueue[Callable[[Pipeline], None]] = SimpleQueue()
+        self._questions: set[Future[Any]] = set()  # that have no answer yet
         self._running: list[Any] = []
         self._counting = threading.Lock()
         self._stopping = False
@@ -72,7 +73,10 @@ class Turning:
                 self._inbox.put(partial(self._give_up, job))
 
     def call(self, function: Callable[[Pipeline], Result]) -> Future[Result]:
-        """What a function says of the pipeline, between two of its turns; the function must not take long."""
+        """What a function says of the pipeline, between two of its turns; the function must not take long.
+
+        Raises what `check` raises; so does the future, if no turn comes any more.
+        """
         said: Future[Result] = Future()
 
         def work(pipeline: Pipeline) -> None:
@@ -88,6 +92,10 @@ class Turning:
             else:
                 said.set_result(result)
 
+        with self._counting:
+            self.check(0)
+            self._questions.add(said)
+        said.add_done_callback(self._questions.discard)
         self._inbox.put(work)
         return said
 
@@ -116,9 +124,12 @@ class Turning:
                     job.generation.close()
 
     def drop(self, told: Any) -> None:
-        """End all jobs with the same words, since nobody will answer them."""
+        """End all jobs and questions with the same words, since nobody will answer them."""
         with self._counting:
-            left = list(self.jobs)
+            left, questions = list(self.jobs), list(self._questions)
+        for question in questions:
+            if question.set_running_or_notify_cancel():
+                question.set_exception(told)
         for job in left:
             self._end(job, told)
         self._running = []

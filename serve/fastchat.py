@@ -19,6 +19,7 @@ from fastapi.responses import StreamingResponse
 from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 
 from config.cli import parse
+from config.files import fits
 from config.serve_config import WorkerConfig
 from model.text import conversation_of
 from serve.answering import Asking
@@ -35,6 +36,7 @@ RETRY = 5.0  # seconds after which a controller that did not answer is asked aga
 LOOK = 1.0  # seconds between two looks at a pipeline that is not ready
 PATIENCE = 5.0  # seconds for an answer of the controller
 FIELDS = {"temperature": 1.0, "max_new_tokens": 256, "echo": True}  # what FastChat's workers take for what is left out
+HEARD = {"exist": bool}  # what a controller answers
 CODES = {429: ErrorCode.ENGINE_OVERLOADED, 503: ErrorCode.INTERNAL_ERROR, 500: ErrorCode.INTERNAL_ERROR}
 
 
@@ -146,7 +148,7 @@ class Worker:
                     continue
                 try:
                     known, lost = await self._tell(client, address, known), False
-                except (httpx.HTTPError, ValueError, KeyError) as error:
+                except (httpx.HTTPError, ValueError) as error:
                     if not lost:
                         print(f"flowspec: the controller at {self.config.controller} does not answer "
                               f"({type(error).__name__}); it is asked again", file=sys.stderr, flush=True)
@@ -163,8 +165,10 @@ class Worker:
             (await client.post("/register_worker", json=told)).raise_for_status()
             return True
         beat = {"worker_name": address, "queue_length": self.status["queue_length"]}
-        answer = await client.post("/receive_heart_beat", json=beat)
-        return bool(answer.raise_for_status().json()["exist"])
+        answer = (await client.post("/receive_heart_beat", json=beat)).raise_for_status().json()
+        if not fits(answer, HEARD):
+            raise ValueError("a controller tells whether it knows of a worker")
+        return bool(answer["exist"])
 
 
 def _as_completion(given: dict[str, Any]) -> dict[str, Any]:

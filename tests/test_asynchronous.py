@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -87,7 +88,15 @@ def test_what_cannot_be_asked_is_told_to_whom_asked_and_the_others_go_on(options
         asyncio.run(AsyncPipeline.open(**options, temprature=1).__aenter__())
 
 
-def test_a_loss_ends_all_that_was_asked_and_all_that_is_asked_later(options):
+def test_a_loss_ends_all_that_was_asked_and_all_that_is_asked_later(options, monkeypatch):
+    heard, before, close = threading.Event(), [], Pipeline.close
+
+    def closed(pipeline):
+        before.append(heard.wait(60))
+        close(pipeline)
+
+    monkeypatch.setattr(Pipeline, "close", closed)
+
     async def ask():
         async with AsyncPipeline.open(**options) as pipeline:
             stream = pipeline.stream(PROMPT, **LONG)
@@ -96,9 +105,11 @@ def test_a_loss_ends_all_that_was_asked_and_all_that_is_asked_later(options):
             pipeline._turning.call(lambda held: held.ring.link.fail(PeerLost("rank 2 was lost")))
             told = await asyncio.gather(*waiting, return_exceptions=True)
             assert [str(one) for one in told] == ["rank 2 was lost"] * 3
+            heard.set()
             with pytest.raises(PeerLost, match="rank 2 was lost"):
                 assert [piece async for piece in stream] == []
             with pytest.raises(PeerLost, match="rank 2 was lost"):
                 await pipeline.generate(PROMPT)
 
     asyncio.run(ask())
+    assert before == [True], "a loss is told before the pipeline is closed, which may last"

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -154,6 +156,16 @@ def test_a_plan_in_a_process_of_its_own_chooses_a_method_or_says_why_it_cannot(t
     assert capfd.readouterr().err == "", "the one sentence is that of the command"
 
 
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_progress_is_passed_on_and_the_last_sentence_kept_however_they_come_in(monkeypatch, capfd, size):
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda file, most: read(file, size))
+    command = [sys.executable, "-c", "import sys; sys.stderr.write('50%\\r100% flow\\nflowspec: no split fits\\n')"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert auto._followed(process) == "no split fits"
+    assert capfd.readouterr().err == "50%\r100% flow\n"
+
+
 def test_candidates_answer_on_this_machine_and_the_fastest_is_chosen_if_it_is_faster_than_ar(monkeypatch):
     config_here = config_of("boards=1", "methods=serial", "drafts=eagle")
     found = planning.planned(config_here, replace(SITE, factors=(1.0,)), book())
@@ -178,5 +190,6 @@ def test_a_candidate_that_does_not_run_here_is_left_out():
     whole = (((1,),), (8,))
     plain, serial = Candidate("ar", "none", *whole), Candidate("serial", "suffix", *whole, (("init_depth", "3"),))
     other = Candidate("serial", "suffix", ((1,), (2,)), (9, 9), (("init_depth", "3"),))  # more layers than there are
-    found = check(here(config_of("processes=false")), book(), [plain, other, serial])
+    absent = Candidate("serial", "model", *whole, (("init_depth", "3"),))  # of the same split; there is no such draft
+    found = check(here(config_of("processes=false")), book(), [plain, other, absent, serial])
     assert [one.candidate for one in found] == [plain, serial] and all(one.speed > 0 for one in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 
 import pytest
 
@@ -11,7 +12,7 @@ from config.boards import read
 from config.cli import parse
 from config.plan_config import COMMAND, PlanConfig, words
 from config.presets import ROOT, TOY
-from eval.plan import measure
+from eval.plan import measure, remote
 from eval.plan.remote import measured_boards
 from launch.hosts import timing
 from launch.hosts.timing import CONTEXTS, ROWS
@@ -57,6 +58,25 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
         only.write_text("b0\nb2\n")
         with pytest.raises(ValueError, match=rf"b2 of .* was not measured \(.*{told}.*copy the program there"):
             measured_boards(str(only), ASKED)
+
+
+@pytest.mark.parametrize("text", ["sleep 60", "read asked; echo; sleep 60", "exec sleep 60 <&-"])
+def test_a_board_that_falls_silent_is_given_up(hosts, tmp_path, monkeypatch, text):
+    monkeypatch.setattr(remote, "SILENCE", 0.5)
+    monkeypatch.setattr(remote, "LEAVE", 0.1)
+    program(tmp_path, text)
+    hosts.write_text("b0\nb2\n")
+    with pytest.raises(ValueError, match=r"b2 of .* was not measured \((it said nothing|Broken pipe)"):
+        measured_boards(str(hosts), ASKED)
+
+
+def test_a_board_beats_while_it_measures(monkeypatch, capsys):
+    monkeypatch.setattr(timing, "BEAT", 0.01)
+    monkeypatch.setattr(timing, "answered", lambda asked: time.sleep(0.5) or {"passes": []})
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}\nand a line that times the wire\n"))
+    assert timing.main() == 0
+    *beats, answer, empty = capsys.readouterr().out.splitlines()
+    assert beats and not any(beats) and json.loads(answer) == {"passes": []} and not empty
 
 
 def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hosts, tmp_path, monkeypatch):

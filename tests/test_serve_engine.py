@@ -167,6 +167,23 @@ def test_without_a_restart_the_health_names_the_rank_and_nothing_more_is_taken(w
         assert refused.value.status == 503
 
 
+def test_a_question_to_a_pipeline_that_is_lost_is_refused_at_once(words):
+    later = []
+
+    def lose(pipeline):
+        later.append(engine.call(lambda held: "never asked"))
+        raise PeerLost("rank 2 was lost")
+
+    with running(breaking(words), Limits(1, 4, 60, restart=False)) as engine:
+        with pytest.raises(PeerLost):
+            engine.call(lose).result(60)
+        with pytest.raises(Refused, match="rank 2 was lost") as refused:
+            later[0].result(60)
+        assert refused.value.status == 503
+        with pytest.raises(Refused, match="rank 2 was lost"):
+            engine.call(lambda held: "never asked")
+
+
 def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_later(words, monkeypatch):
     monkeypatch.setattr("serve.engine.PAUSE", 0.0)
     left = [ValueError("there is not enough memory"), None, ValueError("still not"), None]

@@ -44,13 +44,21 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
     found = []
     with tqdm(total=len(candidates), desc="check", unit="candidate", leave=False, file=sys.stderr) as bar:
         for together in pipelines.values():
-            try:
-                found += _spent(config, book, together)
-            except (ValueError, PeerLost):
-                if any(one.method == PLAIN for one in together):
-                    raise
+            found += _checked(config, book, together)
             bar.update(len(together))
     return found
+
+
+def _checked(config: PlanConfig, book: Book, together: Sequence[Candidate]) -> list[Checked]:
+    """Candidates over one split; where one of them does not run, each runs alone."""
+    try:
+        return _spent(config, book, together)
+    except (ValueError, PeerLost):
+        if len(together) > 1:
+            return [found for one in together for found in _checked(config, book, [one])]
+        if together[0].method == PLAIN:
+            raise
+        return []
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:

@@ -1,15 +1,18 @@
 """What a stage takes, by rows and context; as a program on a board, what its layers take there, for a plan.
 
 `python -m launch.hosts.timing` reads a line of JSON from its standard input that says which layers, and answers with a
-line of JSON. Their weights are random: a pass takes as long with any, and so a board needs no part of the model. Every
-further line is answered by an empty one at once, which is how the wire is timed.
+line of JSON; until then an empty line every second says that it is at work. The weights are random: a pass takes as
+long with any, and so a board needs no part of the model. Every further line is answered by an empty one at once, which
+is how the wire is timed.
 """
 from __future__ import annotations
 
 import json
 import os
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Iterator, NamedTuple
 
@@ -20,7 +23,7 @@ from config.foreign import parse_json
 from launch.devices import usable
 from model.llama import LlamaConfig, Slice, fill
 from model.quant import compress, probe
-from pipeline.loss import explain, foreseen
+from pipeline.loss import explain, foreseen, guarded
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
 from pipeline.trace import OFF
@@ -28,6 +31,7 @@ from pipeline.trace import OFF
 ROWS = (1, 16, 32, 64, 128)
 CONTEXTS = (16, 512)  # tokens of text before them
 ROUNDS = 4  # of each pass, of which the shortest counts
+BEAT = 1.0  # seconds between two heartbeats
 SPARE = 2 * ROUNDS * sum(ROWS)  # slots for the rows of all passes
 ASKED = {"config": dict, "layers": int, "dtype": str, "device": str, "quant": str, "threads": int, "context": int}
 
@@ -112,10 +116,29 @@ def answered(asked: Any) -> dict[str, Any]:
     return {"passes": list(passes(stage, inputs, sizes.layers / asked["layers"], asked["context"]))}
 
 
+@contextmanager
+def _heartbeat() -> Iterator[None]:
+    """Say every second that the board is at work."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT):
+            print(flush=True)
+
+    beating = guarded("heartbeat", beat, lambda thread, error: None)
+    try:
+        yield
+    finally:
+        over.set()
+        beating.join()
+
+
 def main() -> int:
     try:
         asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
-        print(json.dumps(answered(asked)), flush=True)
+        with _heartbeat():
+            answer = answered(asked)
+        print(json.dumps(answer), flush=True)
     except Exception as error:
         if not foreseen(error):
             raise
