@@ -11,7 +11,7 @@ from config.boards import Boards
 from config.plan_config import PlanConfig
 from eval.plan.candidates import families
 from eval.plan.record import Book
-from eval.plan.search import Search, choice, plain_of
+from eval.plan.search import NEAR, Search, choice, plain_of
 from eval.plan.trial import Bench, Trial
 
 LAYERS, ROW_BYTES = 32, 8192
@@ -61,16 +61,27 @@ def _cluster(random: np.random.Generator, number: int) -> Boards:
 
 
 def judge(site: Boards, config: PlanConfig, mine: Book, others: Book) -> Judged:
-    """Plan for a cluster with a record, and compare with what a search finds on the record of other questions."""
+    """Plan for a cluster with a record, and compare with the best for other questions, of which there may be more.
+
+    The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
+    """
     made = families(site, len(site.factors), site.layers, config.chosen_methods, config.chosen_drafts)
-    chosen = choice(Search(Bench(site, config, mine), shown=False).run(made)).candidate
+    found = Search(Bench(site, config, mine), shown=False).run(made)
+    as_many = others._replace(answers=others.answers[:len(mine.answers)])
+    search = Search(Bench(site, config, as_many), shown=False)
+    rivals = search.run(made)
     bench = Bench(site, config, others)
-    search = Search(bench, shown=False)
-    finalists = search.run(made)
-    answers = others.answers
-    again = bench.trial(chosen, answers, config.max_new_tokens)
-    best = max([*finalists, again], key=lambda trial: trial.speed)
-    return Judged(site, again, best, plain_of(finalists).speed, search.by_method())
+    named = [choice(found), plain_of(rivals), *_near(found), *_near(rivals)]
+    trials = {one: bench.trial(one, others.answers, config.max_new_tokens)
+              for one in dict.fromkeys(trial.candidate for trial in named)}
+    chosen, plain = (trials[trial.candidate] for trial in named[:2])
+    best = max(trials.values(), key=lambda trial: trial.speed)
+    return Judged(site, chosen, best, plain.speed, search.by_method())
+
+
+def _near(finalists: Sequence[Trial]) -> list[Trial]:
+    """Those that other questions might find the best ones."""
+    return [trial for trial in finalists if trial.speed >= NEAR * finalists[0].speed]
 
 
 def told(judged: Judged) -> dict[str, Any]:

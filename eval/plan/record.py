@@ -6,6 +6,7 @@ worth noting; its likeliest guesses at each place are kept, with what they claim
 from __future__ import annotations
 
 import sys
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -127,10 +128,12 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> dict[str, tuple[Decoder,
 
 
 def _prompts(pipeline: Pipeline, config: PlanConfig) -> list[list[int]]:
+    """The questions as token ids, one of each set and then the next of each, so that the first few are of all kinds."""
     text = pipeline.text
     assert text is not None, "questions are text"
     begin, end = config.question_begin, config.question_end
-    asked = [question for name in listed(config.sets) for question in load(config.data, name, begin, end)]
+    by_set = [load(config.data, name, begin, end) for name in listed(config.sets)]
+    asked = filter(None, chain.from_iterable(zip_longest(*by_set)))
     prompts = [text.prompt_ids([question.turns[0]], config.template) for question in asked]
     _check_room(prompts, pipeline.spec, config)
     return prompts

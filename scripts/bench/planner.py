@@ -19,7 +19,7 @@ from eval.plan.record import Book, made
 
 RANGES = {"clusters": Range(1, 10_000), "first": Range(0, 9_999),
           "seed": Range(0, 1 << 32), "tokens": Range(8, 512), "workers": Range(1, 256),
-          "questions": Range(1, 20)}
+          "questions": Range(1, 19), "judges": Range(1, 19)}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class GridConfig(Checked):
     clusters: int = 64  # clusters that are drawn
     first: int = 0  # the number of the first one that is judged, from 0
     seed: int = 0  # of the draw
-    questions: int = 2  # of each of the six bundled sets that are recorded, and as many others that judge
+    questions: int = 4  # of each of the six bundled sets, that are recorded
+    judges: int = 8  # others of each of them, that judge
     tokens: int = 24  # of each answer, at most
     drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen; specinfer has its own
     workers: int = 2  # processes
@@ -50,7 +51,8 @@ def planner(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner`; its exit code."""
     grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
     config = plan_of(grid.questions, grid.tokens, grid.drafts)
-    books = [made(config), made(replace(config, question_begin=grid.questions, question_end=2 * grid.questions))]
+    others = replace(config, question_begin=grid.questions, question_end=grid.questions + grid.judges)
+    books = [made(config), made(others)]
     rows = []
     with ProcessPoolExecutor(grid.workers) as pool:
         jobs = [pool.submit(_judged, number, grid, books) for number in range(grid.first, grid.clusters)]
