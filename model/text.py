@@ -5,9 +5,11 @@ because a rank that only computes never needs them.
 """
 from __future__ import annotations
 
+from importlib import import_module
 from inspect import signature
 from itertools import cycle
 from pathlib import Path
+from threading import Lock
 from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 from config.files import HALF
@@ -35,6 +37,7 @@ MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for 
 PATIENCE = 10.0  # seconds for a chat template, which takes a thousandth of one
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
+_IMPORTING = Lock()
 Message = Mapping[str, str]  # with `role`, one of ROLES, and `content`
 Stops = Union[str, Sequence[str]]  # texts that end an answer, or one of them
 
@@ -58,9 +61,13 @@ def conversation_of(template: str) -> Any:
 
 def taken_variables() -> set[str]:
     """Names that no variable of a template may have: they say what `transformers` does with the template."""
-    from transformers import PreTrainedTokenizerBase
+    return {"messages", *signature(_of_transformers("PreTrainedTokenizerBase").apply_chat_template).parameters}
 
-    return {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+
+def _of_transformers(name: str) -> Any:
+    """A class of transformers, which puts another module in its place while it is imported: by one thread at a time."""
+    with _IMPORTING:
+        return getattr(import_module("transformers"), name)
 
 
 class Text:
@@ -82,10 +89,9 @@ class Text:
                              f"{has}; take the tokenizer of this model")
 
     def _open(self) -> Any:
-        from transformers import AutoTokenizer
-
+        kind = _of_transformers("AutoTokenizer")
         try:
-            return AutoTokenizer.from_pretrained(str(self.folder), local_files_only=True, trust_remote_code=False)
+            return kind.from_pretrained(str(self.folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # what it raises on a broken file is written nowhere
             if any("auto_map" in settings for settings in self._held.values()):
                 raise ValueError(f"the tokenizer in {self.folder} needs code of its own (auto_map), and code out of a "

@@ -184,7 +184,9 @@ class Chat(Body):
     def _check_variables(self, config: RunConfig) -> None:
         """Refuse what the template does not read."""
         field = "chat_template_kwargs"
-        if self.chat_template_kwargs and config.template != "own":
+        if not self.chat_template_kwargs:
+            return
+        if config.template != "own":
             raise Refused(f"{field} is not supported, since template={config.template} reads nothing but the messages: "
                           "leave it out, or start the server with template=own", field, "unsupported_parameter")
         for name in sorted(taken_variables().intersection(self.chat_template_kwargs)):

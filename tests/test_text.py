@@ -3,12 +3,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from config.presets import ROOT
 from model.text import LLAMA2_SYSTEM, Reader, Stream, Text
 from tests.checkpoints import refused
 
@@ -296,13 +299,21 @@ def test_half_a_character_is_refused(llama):
         llama.prompt_ids(["a", "b", "c\udcff"], "vicuna")
 
 
-def test_transformers_is_not_imported_before_it_is_needed():
-    import subprocess
-    import sys
+IMPORTS = """
+import sys, time, split_and_save_models, model.text
+from concurrent.futures import ThreadPoolExecutor
+print({"transformers", "fastchat"} & set(sys.modules))
+def ask(number):
+    time.sleep(number / 20)
+    return len(model.text.taken_variables())
+with ThreadPoolExecutor(20) as pool:
+    print(min(pool.map(ask, range(20))) > 1)
+"""
 
-    code = "import sys, split_and_save_models, model.text; print({'transformers', 'fastchat'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stderr
+
+def test_transformers_is_not_imported_before_it_is_needed_and_by_threads_one_after_the_other():
+    done = subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "set()\nTrue\n", done.stderr
 
 
 def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_back(llama):
