@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Every check of the project: ruff, mypy, then pytest, which gets the arguments: bash scripts/test.sh [pytest's options]
+# As many processes as there are cores take the files of tests by turns; `-n 0` runs all in one, as a debugger needs it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 make_env tests/requirements.txt
 cd "$ROOT"
 "$PY" -m ruff check .
 "$PY" -m mypy
-exec "$PY" -m pytest -q "$@"
+exec "$PY" -m pytest -q -n logical --maxprocesses 8 --dist loadfile "$@"
