@@ -189,7 +189,9 @@ class Engine(Turning):
             return
         most = pipeline.decoder.max_length
         if len(ids) >= most:
-            told = f"the prompt has {len(ids)} tokens, and prompt and answer together have {most} at most: shorten it"
+            # litellm, and so aider, knows this error by the words of its middle.
+            told = (f"the prompt has {len(ids)} tokens, and this model's maximum context length is {most} tokens, "
+                    "those of the answer among them: shorten it")
             self._end(job, Refused(told, job.choice.field, "context_length_exceeded"))
             return
         job.ids = ids

@@ -25,9 +25,9 @@ ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_to
 REFUSED: dict[str, Sequence[Any]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "repetition_penalty": (1,), "min_p": (0,), "logit_bias": ({},), "best_of": (1,), "suffix": ("",),
-    "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (), "min_tokens": (0,),
-    "images": ([],), "stop_token_ids": ([],), "use_beam_search": (False,)}
+    "repetition_penalty": (1,), "repeat_penalty": (1,), "min_p": (0,), "logit_bias": ({},), "best_of": (1,),
+    "suffix": ("",), "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (),
+    "min_tokens": (0,), "images": ([],), "stop_token_ids": ([],), "use_beam_search": (False,)}
 
 
 class Refused(Exception):

@@ -160,6 +160,7 @@ def test_the_models_and_the_figures_are_told(server, sdk):
 @pytest.mark.parametrize(("fields", "param"), [
     ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"logit_bias": {"5": 1}}, "logit_bias"), ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"repeat_penalty": 1.1}, "repeat_penalty"),
     ({"chat_template_kwargs": {"brief": True}}, "chat_template_kwargs"),
     ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),
     ({"max_tokens": 0}, "max_tokens"), ({"n": 17}, "n"), ({"stop": ["a"] * 5}, "stop"), ({"stop": "\ud800"}, "stop"),
@@ -185,6 +186,7 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(server):
 def test_a_prompt_that_is_too_long_and_a_body_that_is_too_large_are_refused(server):
     long = server.chat("fox " * 5000)
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "this model's maximum context length is 2048 tokens" in long.json()["error"]["message"]
     large = server.chat("fox " * 50000)
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
     assert server.client.get("/v2/nothing").json()["error"]["code"] == "not_served"
