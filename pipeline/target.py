@@ -97,7 +97,7 @@ class Returned:
             chosen.append(returned.x_TD.index_select(0, rows))
         said = iter(ring.lm_head(torch.cat(chosen)) if any(judged) else ())
         for returned, nodes in zip(group, judged):
-            returned._logits = {node: next(said) for node in nodes}
+            returned._logits, returned._group = {node: next(said) for node in nodes}, []  # its group would hold it
 
 
 class RequestTarget(Target):

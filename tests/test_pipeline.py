@@ -1,9 +1,11 @@
 """A person's own program opens a pipeline, asks it and closes it; its torch and signals stay as they were."""
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from launch.pipeline import Pipeline
 from launch.split.plan import Layout
 from launch.split.write import split
+from model.sample import Sampler
+from pipeline.decode import Request
 from pipeline.loss import PeerLost
 from tests.saved import models
 
@@ -135,3 +139,23 @@ def pipeline_of(options, tmp_path):
                   layout=Layout(shares=(1, 1)))
         return Pipeline.open(**given)
     return opened
+
+
+def test_an_answer_leaves_nothing_to_the_garbage_collector(options):
+    """Else what it held stays until many more have been answered, and a server seems to grow."""
+    methods = ("ar", "serial", "naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming")
+    with Pipeline.open(**options, processes=False) as opened:
+        decoders = [opened.decoder_for(replace(opened.config, pipeline_type=method)) for method in methods]
+        try:
+            for flags in (0, gc.DEBUG_SAVEALL):  # what only the first answer needs is no matter
+                gc.collect()
+                gc.set_debug(flags)
+                answers = [decoder.whole(Request(PROMPT, Sampler(), NEW)) for decoder in decoders]
+                assert len({tuple(answer.token_ids) for answer in answers}) == 1
+            del answers
+            gc.collect()
+            left = {type(thing).__qualname__ for thing in gc.garbage if type(thing).__module__.startswith("pipeline")}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+    assert left == set()
