@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Sequence, Tuple
+from typing import Any, Iterator, Sequence, Tuple
 
-from config.files import LARGE, fits, whole, write_json
+from config.files import fits, whole, write_json
 from config.profiles import PROFILES, Profile
 
 Level = Tuple[str, float]  # a source of guesses, milliseconds
 ENDING = ".json"  # of a profile's name that is a file
 OTHER = "name another profile="
+LONGEST = 1e7  # ms, nearly three hours; beside far longer times, doubles do not tell the short ones
+MOST = 1024  # boards
+SLOWEST = 1e4  # times as long as usual, or as short
+RATES = 0.001, 1e6  # Mbit/s
 Throttle = Tuple[int, float, float]  # a rank, seconds of computing, a factor
 Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
 
@@ -71,15 +75,23 @@ class Boards(Profile):
 
 
 def _is_time(value: Any) -> bool:
-    return fits(value, float) and 0 <= value < LARGE
+    return fits(value, float) and 0 <= value <= LONGEST
 
 
 def _is_above(value: Any) -> bool:
-    return fits(value, float) and 0 < value < LARGE
+    return fits(value, float) and 1 / LONGEST <= value <= LONGEST
+
+
+def _is_factor(value: Any) -> bool:
+    return fits(value, float) and 1 / SLOWEST <= value <= SLOWEST
+
+
+def _is_rate(value: Any) -> bool:
+    return fits(value, float) and RATES[0] <= value <= RATES[1]
 
 
 def _is_rank(value: Any) -> bool:
-    return fits(value, int) and 0 <= value < 1024
+    return fits(value, int) and 0 <= value <= MOST
 
 
 def _is_count(value: Any) -> bool:
@@ -90,10 +102,10 @@ TIMES = ("row", "token", "level", "verdict", "latency", "step", "jitter", "weigh
 COUNTS = ("layers", "row_bytes", "vocab")
 FORMS: dict[str, Any] = {
     "about": str, "model_of": str, "like": PROFILES.__contains__, "free": _is_rank, "model": _is_above,
-    "mbps": _is_above, **dict.fromkeys(TIMES, _is_time), **dict.fromkeys(COUNTS, _is_count),
-    "factors": [_is_above], "levels": [(str, _is_time)],
-    "memory": [_is_time], "links": [(_is_rank, _is_rank, _is_time, _is_above)],
-    "throttles": [(_is_rank, _is_time, _is_above)]}
+    "mbps": _is_rate, **dict.fromkeys(TIMES, _is_time), **dict.fromkeys(COUNTS, _is_count),
+    "factors": [_is_factor], "levels": [(str, _is_time)],
+    "memory": [_is_time], "links": [(_is_rank, _is_rank, _is_time, _is_rate)],
+    "throttles": [(_is_rank, _is_time, _is_factor)]}
 
 
 def is_file(name: str) -> bool:
@@ -125,7 +137,29 @@ def read(path: str) -> Boards:
         values[key] = tuple(values.get(key, ()))
     for key in ("levels", "links", "throttles"):
         values[key] = tuple(map(tuple, values.get(key, ())))
-    return Boards(**values)
+    boards = Boards(**values)
+    problem = next(_problems(boards), "")
+    if problem:
+        raise ValueError(f"{path} {problem}, or {OTHER}")
+    return boards
+
+
+def _problems(boards: Boards) -> Iterator[str]:
+    """What does not fit together in a file, each in words that name the fix."""
+    there, memory = len(boards.factors), len(boards.memory)
+    if max(there, memory) > MOST:
+        yield f"has {max(there, memory)} boards: give {MOST} at most"
+    if there and memory and there != memory:
+        yield f"has factors of {there} boards and memory of {memory}: give both for every board"
+    seen = set()
+    for a, b, *_ in boards.links:
+        if a == b or frozenset((a, b)) in seen:
+            yield f"has a link between {a} and {b} that {'is none' if a == b else 'it had before'}: leave one out"
+        seen.add(frozenset((a, b)))
+    ranks = [*(rank for link in boards.links for rank in link[:2]), *(throttle[0] for throttle in boards.throttles)]
+    last = max(ranks, default=0)
+    if (there or memory) and last > max(there, memory):
+        yield f"names board {last}, and has {max(there, memory)}: add its number to factors and memory"
 
 
 OPEN = ("jitter", "vocab", "weights")  # fields that a file may leave out

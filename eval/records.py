@@ -6,6 +6,8 @@ position, as DSI drafts above temperature 0.
 """
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
@@ -16,6 +18,7 @@ from config.files import fits, whole, write_json
 from config.measures import Measured
 from config.predict_config import PredictConfig
 from config.questions import load
+from config.run_config import RunConfig
 from eval.pairs import answer, check_pair, open_model, record
 from model.sample import Sampler
 from model.text import Text
@@ -23,6 +26,8 @@ from sim.recorded import Record
 
 SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question_end", "template", "temperature",
             "top_p", "top_k", "seed", "max_new_tokens", "dtype")  # the keys that decide a record
+FOLDERS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data")  # of such keys, those that name folders
+BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shapes, and the first of them
 
 
 class Written(NamedTuple):
@@ -70,13 +75,13 @@ def book_of(config: PredictConfig) -> Book:
     """
     path = Path(config.traces)
     if config.traces and path.is_file():
-        book = _kept(path, _settings(config))
+        book = _kept(path, settings_of(config, SETTINGS))
         check_room([one.prompt for one in book.answers], config.max_length, config)
         return book
     book = _made(config)
     if config.traces:
         answers = [one._asdict() for one in book.answers]
-        content = {"keys": _settings(config), **book._asdict(), "answers": answers}
+        content = {"keys": settings_of(config, SETTINGS), **book._asdict(), "answers": answers}
         write_json(path, content, indent=None)
     return book
 
@@ -89,8 +94,24 @@ def check_room(prompts: Sequence[Sequence[int]], context: int, config: PredictCo
                          f"context of {context}: give less, or other sets= or questions")
 
 
-def _settings(config: PredictConfig) -> dict[str, Any]:
-    return {key: getattr(config, key) for key in SETTINGS}
+def settings_of(config: RunConfig, keys: Sequence[str]) -> dict[str, Any]:
+    """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
+    values = {key: getattr(config, key) for key in keys}
+    return {key: ",".join(map(_content, value.split(","))) if key in FOLDERS else value
+            for key, value in values.items()}
+
+
+def _content(folder: str) -> str:
+    """A folder by its name, and by names, sizes and beginnings of its files; as it is, if there is none."""
+    if not folder or not Path(folder).is_dir():
+        return folder
+    digest = hashlib.sha256()
+    names = (path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file())
+    for name in sorted(name for name in names if not any(part.startswith(".") for part in name.parts)):
+        with open(Path(folder, name), "rb") as file:
+            begins = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+            digest.update(f"{name.as_posix()} {os.fstat(file.fileno()).st_size} {begins}\n".encode())
+    return f"{Path(folder).name} ({digest.hexdigest()[:12]})"
 
 
 def check_settings(path: Path, recorded: dict[str, Any], asked: dict[str, Any], other: str) -> None:

@@ -52,11 +52,12 @@ def told(config: PlanConfig, found: Plan) -> list[str]:
     answers = bench.book.answers
     tokens = sum(len(one.text) for one in answers)
     heading = (f"{bench.site.about}: {found.boards} boards and rank 0's; {len(answers)} texts of {tokens} tokens, "
-               f"{found.tried} of {found.candidates} candidates and their sizes tried; simulated")
+               f"{found.candidates} candidates, and {found.tried} trials of these and of other sizes; simulated")
     lines = [heading, "", table(bench, found.trials[:config.show]), ""]
     for one in found.checked:
         lines.append(f"measured here: {one.speed:>9.3g} tokens/s  {one.candidate.about}")
-    lines.append(f"advice: {advice(bench, chosen, found.trials, found.boards)}")
+    if len(config.chosen_methods) > 1:
+        lines.append(f"advice: {advice(bench, chosen, found.trials, found.boards, found.checked)}")
     if not found.in_own_layers:
         lines.append(f"note: stages are told in the {bench.site.layers} layers of the model that the profile stands "
                      f"for; the one that was recorded has {bench.book.layers}")

@@ -6,6 +6,7 @@ import random
 import re
 import socket
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 
@@ -17,13 +18,15 @@ from config.profiles import PROFILES
 from eval.plan.advice import advice, keys_line, limit, speed, table
 from eval.plan.bounds import Bounds
 from eval.plan.candidates import Candidate, families, shares, splits
+from eval.plan.check import Checked
 from eval.plan.chosen import write_hosts
 from eval.plan.hosts import answered
-from eval.plan.measure import Passed, fit, measured
-from eval.plan.plan import plan, planned
-from eval.plan.record import SETTINGS, Book, Written, made
+from eval.plan.measure import Passed, fit, measured, times_as_long
+from eval.plan.plan import cluster, plan, planned
+from eval.plan.record import SETTINGS, Book, Written, book_of, made
 from eval.plan.search import PLAIN, WORTH, Search, choice
-from eval.plan.trial import Bench, Trial
+from eval.plan.trial import Bench, Busy, Spent, Trial
+from eval.records import settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -165,7 +168,7 @@ def test_a_slow_link_between_boards_3_and_4_leaves_three_boards_and_the_advice_s
     found = planned(config_of("methods=continuous", "drafts=eagle"), site, book())
     assert set(found.chosen.candidate.boards) <= {1, 2, 3}
     told = advice(found.bench, found.chosen, found.trials, found.boards)
-    assert "faster than all 5" in told and "the link between" in told and "4" in told
+    assert "faster than all 5 boards" in told and "the link between" in told and "4" in told
     assert "tokens/s" in table(found.bench, found.trials) and "limited by" in table(found.bench, found.trials)
 
 
@@ -192,7 +195,7 @@ def test_splits_follow_the_speeds_and_leave_out_the_slowest():
 
 def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_path):
     path = tmp_path / "site.json"
-    site = replace(SITE, links=((1, 2, 3.0, 4.0),), memory=(8.0,), levels=(("ssm1", 9.0),), model_of="toy")
+    site = replace(SITE, links=((1, 2, 3.0, 4.0),), memory=(8.0,) * 5, levels=(("ssm1", 9.0),), model_of="toy")
     write(str(path), site)
     assert read(str(path)) == site
     slow = site.slowed(2)
@@ -200,7 +203,15 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
     assert site.link(0, 1) is site and site.board(2) == site
     for number, (content, told) in enumerate((
             ({"like": "jetson-7b", "latency": -1}, "says of latency"), ({"about": "x"}, "lacks layers"),
-            ([1], "describes no cluster"), ({"like": "nothing"}, "says of like"))):
+            ([1], "describes no cluster"), ({"like": "nothing"}, "says of like"),
+            ({"like": "server", "factors": [1, 1e290]}, "says of factors"),
+            ({"like": "server", "mbps": 1e-200}, "says of mbps"),
+            ({"like": "server", "factors": [1, 1], "links": [[1, 3, 2, 10]]}, "names board 3, and has 2"),
+            ({"like": "server", "factors": [1], "throttles": [[2, 1, 3]]}, "names board 2, and has 1"),
+            ({"like": "server", "links": [[1, 1, 2, 10]]}, "a link between 1 and 1 that is none"),
+            ({"like": "server", "links": [[1, 2, 2, 10], [2, 1, 3, 10]]}, "between 2 and 1 that it had before"),
+            ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards and memory of 1"),
+            ({"like": "server", "factors": [1] * 2000}, "has 2000 boards: give 1024 at most"))):
         other = tmp_path / f"other{number}.json"
         other.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=told):
@@ -208,6 +219,18 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
     like = tmp_path / "like.json"
     like.write_text(json.dumps({"like": "jetson-7b", "factors": [1, 2], "links": [[1, 2, 20, 100]]}))
     assert read(str(like)).board(2).model == 480 and parse([f"profile={like}"]).cluster == read(str(like))
+
+
+def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
+    path = tmp_path / "three.json"
+    path.write_text(json.dumps({"like": "jetson-7b", "memory": [8, 8, 8]}))
+    config = replace(config_of(), profile=str(path))
+    assert cluster(config).factors == (1.0, 1.0, 1.0)
+    assert cluster(replace(config, boards=2)).memory == (8.0, 8.0)
+    with pytest.raises(ValueError, match="the memory of 3 boards is told, but there are 4"):
+        cluster(replace(config, boards=4))
+    with pytest.raises(ValueError, match="has 4 stages, and there are 2 boards: give boards=4"):
+        planned(config_of("splits=given"), replace(SITE, factors=(1.0, 1.0)), book())
 
 
 def test_a_measurement_of_another_model_is_refused(tmp_path):
@@ -238,6 +261,8 @@ def test_the_times_of_a_stage_are_found_again_out_of_its_passes():
     passes = [Passed(rows, context, 30 + 0.5 * max(0, rows - 16) + 0.01 * context)
               for rows in (1, 16, 32, 64, 128) for context in (16, 512)]
     assert fit(passes) == pytest.approx((30, 0.5, 16, 0.01))
+    for times, expected in ((1.07, 1.0), (0.95, 1.0), (1.25, 1.25)):
+        assert times_as_long([one._replace(took=times * one.took) for one in passes], passes) == expected
 
 
 def test_a_preset_of_a_plan_stands_in_place_of_a_name(tmp_path):
@@ -255,11 +280,82 @@ def recorded_in(path, given):
     """The words of a plan whose record, a made one, stands in a file."""
     given = [*given, f"traces={path}"]
     config = parse(words(given), COMMAND, PlanConfig)
-    settings = {key: getattr(config, key) for key in SETTINGS}
+    settings = settings_of(config, SETTINGS)
     found = book()
     content = {"keys": settings, **found._asdict(), "answers": [one._asdict() for one in found.answers]}
     path.write_text(json.dumps(content))
     return given
+
+
+def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_path):
+    found = recorded_in(tmp_path / "traces.json", ["toy", "profile=server", "drafts=eagle"])
+    config = parse(words(found), COMMAND, PlanConfig)
+    moved = tmp_path / "llama"
+    copytree(config.base_dir, moved)
+    assert book_of(replace(config, base_dir=str(moved))) == book_of(config)
+    with open(moved / "config.json", "a") as file:
+        file.write(" ")
+    with pytest.raises(ValueError, match=r"recorded with base_dir=llama \(.*\), and base_dir=llama \(.* is asked for"):
+        book_of(replace(config, base_dir=str(moved)))
+    with pytest.raises(ValueError, match="recorded with eagle_dir=eagle_deep .*, and eagle_dir= is asked"):
+        book_of(replace(config, eagle_dir=""))
+    held = json.loads((tmp_path / "traces.json").read_text())
+    for one in (held["networks"], *(answer["guesses"] for answer in held["answers"])):
+        one.pop("eagle")
+    (tmp_path / "traces.json").write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="has no guesses of eagle: name another traces="):
+        book_of(config)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda one, found: one["guesses"]["eagle"].pop(), lambda one, found: one["guesses"].pop("eagle"),
+    lambda one, found: one["text"].__setitem__(0, VOCAB), lambda one, found: one["prompt"].clear(),
+    lambda one, found: one["guesses"]["eagle"].__setitem__(2, []), lambda one, found: found.update(layers=0),
+    lambda one, found: one["guesses"]["eagle"][0][0][1].pop(), lambda one, found: found["answers"].clear()])
+def test_a_record_with_something_missing_is_refused(tmp_path, damage):
+    path = tmp_path / "traces.json"
+    config = parse(words(recorded_in(path, ["profile=server", "drafts=eagle"])), COMMAND, PlanConfig)
+    found = json.loads(path.read_text())
+    damage(found["answers"][0], found)
+    path.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="holds no record of drafts"):
+        book_of(config)
+
+
+def trial_of(bench, method, groups, layers, speed_):
+    """A trial whose speed is said, of boards that are not busy."""
+    one = Candidate(method, "eagle", groups, layers, (("init_depth", "6"),))
+    return Trial(one, (Spent(100, 100 / speed_, 1.0),), Busy(0.6, 0.1, {1: 0.3}, {}))
+
+
+@pytest.mark.parametrize(("changes", "speeds", "told"), [
+    ({}, (9, 8, 7), "boards 1 to 3 are faster than all 4 boards (which reach 8 tokens/s): the limit is drafting"),
+    ({"factors": (1.0, 1.0, 1.0, 4.0)}, (9, 8, 7), "board 4 takes 4 times as long for a layer as the slowest"),
+    ({"links": ((3, 4, 90.0, 9.0),)}, (9, 9, 7), "as fast as all 4 boards .*the link between 3 and 4 takes"),
+    ({}, (8, 9, 7), "all 4 boards are worth having, 12% faster than boards 1 to 3; limited by drafting"),
+    ({}, (9, 9.1, 7), "all 4 boards are hardly worth having: 1% faster than boards 1 to 3"),
+    ({}, (7, 7, 9), "no guessing pays here: a token takes 111 ms without guesses, and 15 more rows"),
+    ({"level": 50.0}, (7, 7, 9), "a level of guesses 50 ms; serial, the best that guesses, reaches 0.78 of it")])
+def test_advice_is_about_what_was_tried(changes, speeds, told):
+    """Three boards, four boards, and plain decoding on four, as fast as is said."""
+    bench = bench_of(replace(SITE, **{"factors": (1.0,) * 4, "level": 1.0, **changes}))
+    three, four = (tuple((rank,) for rank in range(1, 1 + count)) for count in (3, 4))
+    trials = [trial_of(bench, "serial", three, (3, 3, 2), speeds[0]),
+              trial_of(bench, "serial", four, (2, 2, 2, 2), speeds[1]),
+              trial_of(bench, PLAIN, four, (2, 2, 2, 2), speeds[2])]
+    best = sorted(trials, key=lambda trial: -trial.speed)
+    assert re.search(told.replace("(which", r"\(which").replace("s):", r"s\):"),
+                     advice(bench, best[0], best, 4))
+
+
+def test_the_advice_of_a_choice_of_this_machine_is_about_what_it_measured():
+    bench = bench_of(SITE)
+    trials = [trial_of(bench, method, ((1,),), (8,), number) for method, number in (("serial", 9), (PLAIN, 5))]
+    serial, plain = (trial.candidate for trial in trials)
+    told = advice(bench, trials[1], trials, 4, [Checked(plain, 8.0), Checked(serial, 4.0)])
+    assert told == "no guessing pays here: serial reaches 0.50 of plain decoding"
+    told = advice(bench, trials[0], trials, 4, [Checked(serial, 6.0), Checked(plain, 4.0)])
+    assert told.endswith("serial over board 1 is the fastest, 1.50 times as fast as plain decoding")
 
 
 def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(tmp_path, capsys):

@@ -104,7 +104,8 @@ class Candidate:
         draft = "" if drafts == "none" else f" {drafts if drafts == 'ssm' else self.draft}"
         split = " ".join(f"{key}={value}" for key, value in self.split.items())
         sizes = " ".join(f"{key}={value}" for key, value in self.trees.items())
-        return f"{self.method}{draft} {split} {sizes}".rstrip()
+        where = "" if self.in_order else f"on boards {','.join(map(str, self.boards))}"
+        return " ".join(filter(None, (f"{self.method}{draft}", split, where, sizes)))
 
     def memory(self, site: Boards, context: int) -> dict[int, float]:
         """GB of layers and of their keys and values for `context` tokens, by board; an estimate from their sizes."""
@@ -197,14 +198,6 @@ def shares(speeds: Sequence[float], layers: int) -> tuple[int, ...]:
     return tuple(held)
 
 
-def passing(site: Boards, chosen: Sequence[int]) -> float:
-    """Milliseconds of one row once round a pipeline whose stages last equally long."""
-    speeds = [1 / site.board(rank).model for rank in chosen]
-    ring = [0, *chosen, 0]
-    wires = sum(_wire(site, a, b) for a, b in zip(ring, ring[1:]))
-    return len(chosen) / sum(speeds) + wires
-
-
 def _wire(site: Boards, sender: int, receiver: int) -> float:
     wire = site.link(sender, receiver)
     return wire.latency + 1e3 * wire.transfer(wire.row_bytes)
@@ -212,13 +205,20 @@ def _wire(site: Boards, sender: int, receiver: int) -> float:
 
 def _soonest(site: Boards, boards: int) -> dict[int, tuple[int, ...]]:
     """For each number of boards those that are left if again and again the one is left out without which it is soonest.
+
+    That is by the milliseconds of one row once round a pipeline whose stages last equally long.
     """
-    chosen = tuple(range(1, boards + 1))
-    found = {boards: chosen}
+    chosen = list(range(1, boards + 1))
+    found = {boards: tuple(chosen)}
+    speeds = {rank: 1 / site.board(rank).model for rank in chosen}
     while len(chosen) > 1:
-        without = [chosen[:i] + chosen[i + 1:] for i in range(len(chosen))]
-        chosen = min(without[::-1], key=lambda each: passing(site, each))
-        found[len(chosen)] = chosen
+        ring = [0, *chosen, 0]
+        wires = [_wire(site, a, b) for a, b in zip(ring, ring[1:])]
+        past = [_wire(site, a, b) for a, b in zip(ring, ring[2:])]
+        fast, stages = sum(speeds[rank] for rank in chosen), len(chosen) - 1
+        without = [stages / (fast - speeds[rank]) + past[i] - wires[i] - wires[i + 1] for i, rank in enumerate(chosen)]
+        chosen.pop(min(range(len(chosen))[::-1], key=without.__getitem__))
+        found[len(chosen)] = tuple(chosen)
     return found
 
 

@@ -35,6 +35,7 @@ from pipeline.trace import read as read_trace
 FREE = (0, 16, 32, 64)  # rows that may cost nothing
 KEPT = ([0], [0, 1], [0, 2], [0, 1, 2])  # which of a pass, a row and a token may take time
 TOKENS = 24  # of an answer in which levels and messages are measured
+ALIKE = 0.1  # by which times of one board may differ from one measurement to another
 STEP = 1.4  # ms: by which a step of a collective is longer than a message
 RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
 PROMPT = list(range(1, 33))
@@ -81,7 +82,7 @@ def measure(config: PlanConfig, model: str) -> Boards:
     return Boards(
         f"measured {'over ssh' if others else 'here'} with {model}", sizes.layers, sizes.hidden * width, whole, row,
         free, token, min(levels.values(), default=0.0), verdict, latency, rate, latency + STEP,
-        weights=_gigabytes(parts), factors=tuple(round(times_as_long(passes, base), 3) for passes in stages),
+        weights=_gigabytes(parts), factors=tuple(times_as_long(passes, base) for passes in stages),
         levels=tuple(levels.items()), links=links, model_of=model)
 
 
@@ -134,8 +135,12 @@ def fit(passes: Sequence[Passed]) -> tuple[float, float, int, float]:
 
 
 def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
-    """How many times as long a stage takes for a layer as another one, in the median of the same passes."""
-    return median(one.took / other.took for one, other in zip(passes, others))
+    """How many times as long a stage takes for a layer as another one, in the median of the same passes.
+
+    It is 1 if that is no more than two measurements of one stage may differ.
+    """
+    found = median(one.took / other.took for one, other in zip(passes, others))
+    return 1.0 if abs(found - 1) <= ALIKE else round(found, 3)
 
 
 # --- levels, verdicts and messages ------------------------------------------------------------------------------------

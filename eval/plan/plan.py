@@ -61,10 +61,14 @@ def cluster(config: PlanConfig) -> Boards:
     if config.hosts and config.profile != "none":  # else they were measured
         site = answered(site, config.hosts)
     named = len(boards_of(config.hosts)) if config.hosts else 0
-    boards = config.boards or named or len(site.factors) or max(len(config.gigabytes(0)), USUAL)
+    told = len(site.factors) or len(site.memory)
+    boards = config.boards or named or told or max(len(config.gigabytes(0)), USUAL)
     factors = (*site.factors, *[1.0] * boards)[:boards]
     weights = config.layer_gb * site.layers or site.weights
     memory = config.gigabytes(boards) or site.memory[:boards]
+    if 0 < len(memory) < boards:
+        raise ValueError(f"the memory of {len(memory)} boards is told, but there are {boards}: give memory= for all, "
+                         "or fewer boards=")
     if memory and not weights:
         raise ValueError("memory is given, but not what layers take: add layer_gb=NUMBER, the GB of one layer")
     return replace(site, factors=factors, memory=memory, weights=weights)
@@ -75,16 +79,18 @@ def planned(config: PlanConfig, site: Boards, book: Book) -> Plan:
     boards = len(site.factors)
     layers = book.layers if boards <= book.layers else site.layers
     given = stages_of(config) if config.splits == "given" else ()
+    if len(given) > boards:
+        raise ValueError(f"the split has {len(given)} stages, and there are {boards} boards: give boards={len(given)}, "
+                         "or leave splits out")
     made = families(site, boards, layers, config.chosen_methods, config.chosen_drafts, given)
     if config.splits == "first":
         made = [[one for one in family if one.in_order] for family in made]
     bench = Bench(site, config, book)
     search = Search(bench)
     trials = search.run(made)
-    chosen = choice(trials)
-    if len(chosen.candidate.boards) < boards:  # what all of them would reach is told, too
-        trials = search.beside(trials, chosen.candidate, made)
-    return Plan(bench, chosen, trials, boards, sum(map(len, made)), search.tried)
+    if boards > 1:  # what all of them would reach is told, too, or fewer
+        trials = search.beside(trials, choice(trials).candidate, made)
+    return Plan(bench, choice(trials), trials, boards, sum(map(len, made)), search.tried)
 
 
 def stages_of(config: PlanConfig) -> tuple[int, ...]:

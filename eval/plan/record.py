@@ -16,7 +16,7 @@ from config.drafts import listed
 from config.files import fits, whole, write_json
 from config.plan_config import PlanConfig
 from config.questions import load
-from eval.records import check_settings
+from eval.records import check_settings, settings_of
 from eval.unrolled import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -63,6 +63,22 @@ def _is_of_networks(form: Any) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(fits(each, form) for each in value.values())
 
 
+def _is_sound(found: dict[str, Any]) -> bool:
+    """Whether answers have tokens of the vocabulary, and for each token of the text something of every network."""
+    vocab, networks = found["vocab"], found["networks"].keys()
+    for one in found["answers"]:
+        tables = one["guesses"].values()
+        listed = [each for table in tables for place in table for each in place]
+        ids = [*one["prompt"], *one["text"], *(token for tokens, _ in listed for token in tokens)]
+        whole_tables = all(len(table) == len(one["text"]) and all(table) for table in tables)
+        even = all(len(tokens) == len(gains) > 0 for tokens, gains in listed)
+        if not (one["prompt"] and one["text"] and max(ids) < vocab and one["guesses"].keys() == networks):
+            return False
+        if not (whole_tables and even):
+            return False
+    return bool(found["answers"]) and found["layers"] > 0
+
+
 LISTED = ([_is_id], [float])
 ANSWER = {"prompt": [_is_id], "text": [_is_id], "guesses": _is_of_networks([[LISTED]])}
 FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "layers": _is_id, "answers": [ANSWER],
@@ -72,11 +88,16 @@ FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "layers": _is_id, "answ
 def book_of(config: PlanConfig) -> Book:
     """The record that the file of traces holds, or a new one, which is kept there.
 
-    Raises ValueError if the file holds anything else, or a record of other keys, or if something is not there.
+    Raises ValueError if the file holds anything else, a record of other keys or of fewer drafts, or if something is not
+    there.
     """
-    path, settings = Path(config.traces), {key: getattr(config, key) for key in SETTINGS}
+    path, settings = Path(config.traces), settings_of(config, SETTINGS)
     if config.traces and path.is_file():
-        return _kept(path, settings)
+        book = _kept(path, settings)
+        lacking = set(config.kinds).difference(name.rstrip("0123456789") for name in book.networks)
+        if lacking:
+            raise ValueError(f"{path} has no guesses of {', '.join(sorted(lacking))}: {OTHER}")
+        return book
     book = made(config)
     if config.traces:
         answers = [one._asdict() for one in book.answers]
@@ -86,7 +107,7 @@ def book_of(config: PlanConfig) -> Book:
 
 def _kept(path: Path, settings: dict[str, Any]) -> Book:
     found = whole(path, OTHER)
-    if not fits(found, FORM) or not found["answers"]:
+    if not fits(found, FORM) or not _is_sound(found):
         raise ValueError(f"{path} holds no record of drafts: {OTHER}")
     check_settings(path, found["keys"], settings, OTHER)
     answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]

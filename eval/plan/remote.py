@@ -47,8 +47,8 @@ def measured_boards(path: str, asked: dict[str, Any]) -> list[Measured]:
 
     Raises ValueError for a board that does not answer with times, with what it said.
     """
-    boards = tqdm(boards_of(path), desc="boards", leave=False, file=sys.stderr)
-    return [asyncio.run(_board(line, path, asked)) for line in boards]
+    with tqdm(boards_of(path), desc="boards", leave=False, file=sys.stderr) as boards:
+        return [asyncio.run(_board(line, path, asked)) for line in boards]
 
 
 async def _board(line: Line, path: str, asked: dict[str, Any]) -> Measured:

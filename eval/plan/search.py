@@ -85,14 +85,21 @@ class Search:
 
     def beside(self, trials: Sequence[Trial], chosen: Candidate,
                families: Sequence[Sequence[Candidate]]) -> list[Trial]:
-        """These trials, and the best of what was chosen over the most boards on which it fits."""
+        """These trials, and the best of what was chosen over the most boards on which it fits.
+
+        If it is that itself, the best over fewer, unless another method is there that has fewer.
+        """
         same = [replace(one, sizes=chosen.sizes) for family in families for one in family
                 if (one.method, one.draft, one.members) == (chosen.method, chosen.draft, chosen.members)]
         fitting = list(filter(self._bench.fits, same))
         most = max((len(one.boards) for one in fitting), default=0)
-        wide = [one for one in fitting if len(one.boards) == most]
-        best = _best(self._try(wide, self._few, "all boards", sure=True), self._few)[:1]
-        return _ranked([*trials, *self._try([trial.candidate for trial in best], self._all, "all boards", sure=True)])
+        others = [one for one in fitting if len(one.boards) == most]
+        if len(chosen.boards) == most:
+            guess = (trial.candidate for trial in trials if trial.candidate.method != PLAIN)
+            there = any(len(one.boards) < most for one in guess)
+            others = [] if there else [one for one in fitting if len(one.boards) < most]
+        best = _best(self._try(others, self._few, "boards", sure=True), self._few)[:1]
+        return _ranked([*trials, *self._try([trial.candidate for trial in best], self._all, "boards", sure=True)])
 
     def _varied(self, chosen: Sequence[Candidate]) -> list[Trial]:
         """These candidates and those that differ in a size, and the best of them with another size changed."""
