@@ -16,6 +16,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException as NotServed
+from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
 from launch.pipeline import Pipeline
@@ -141,10 +142,13 @@ async def body_of(request: Request, megabytes: float) -> bytes:
     """The body of a request, up to so many megabytes."""
     most = int(megabytes * 1e6)
     data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > most:
-            raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+    except ClientDisconnect:
+        raise Refused("the client has left before its body was whole", status=GONE) from None
     return bytes(data)
 
 

@@ -149,7 +149,7 @@ class Engine(Turning):
                 time.sleep(PAUSE * (self.state.status == "restarting"))
             gc.collect()  # a pipeline is full of cycles, and its networks would lie beside those of the next one
         if self.state.status != "lost":
-            self.state = Health("stopped", "the server is being stopped")
+            self._end_all()
 
     def _live(self) -> None:
         """Open a pipeline; answer until `stop`, or a loss, which is told before the pipeline is closed: it may last."""
@@ -157,9 +157,14 @@ class Engine(Turning):
             self._begin(pipeline)
             try:
                 self.work(pipeline)
-                self.drop(Refused("the server is being stopped", code="stopped", status=LOST))
+                self._end_all()
             except Exception as error:
                 self._lose(error)
+
+    def _end_all(self) -> None:
+        """Take in nothing more, and tell all who are here that the server ends."""
+        self.state = Health("stopped", "the server is being stopped")
+        self.drop(Refused(self.state.reason, code="stopped", status=LOST))
 
     def _begin(self, pipeline: Pipeline) -> None:
         """The pipeline is there."""
@@ -273,11 +278,11 @@ class Engine(Turning):
 
     def _lose(self, error: Exception, last: bool = False) -> None:
         """The pipeline is gone: who was under way is told, who waits goes on waiting unless this was the `last` try."""
-        if not foreseen(error):
-            traceback.print_exception(type(error), error, error.__traceback__)
-        reason = explain(error)
-        print(f"flowspec: {reason}", flush=True)
-        before = self.state.status
+        reason, before = explain(error), self.state.status
+        if before != "loading":  # else whoever has started the engine tells `error`
+            if not foreseen(error):
+                traceback.print_exception(type(error), error, error.__traceback__)
+            print(f"flowspec: {reason}", flush=True)
         final = last or before == "loading" or not self.limits.restart
         self.state = Health("lost" if final else "restarting", reason)
         self.error = error if before == "loading" else None
