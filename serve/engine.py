@@ -136,6 +136,12 @@ class Engine(Turning):
             raise Refused(f"{held} answers are under way or waiting, and no more than {places} + {queue} may be: come "
                           f"again in {retry} s", code="queue_full", status=429, retry=retry)
 
+    def stop(self) -> None:
+        """Let `run` return. Where no pipeline is there, it may last until then, so who waits is told here."""
+        super().stop()
+        if self.state.status == "restarting":
+            self._end_all()
+
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -288,9 +294,9 @@ class Engine(Turning):
         self.error = error if before == "loading" else None
         self.figures.occupy([])
         running, self._running = self._running, []
+        told, retry = (f"the answer is lost: {reason}", 0) if final else (f"the answer is lost: {reason}; ask again", 5)
         for job in running:
-            told = f"the answer is lost: {reason}; ask again"
-            self._end(job, Refused(told, code="rank_lost", status=LOST, retry=5))
+            self._end(job, Refused(told, code="rank_lost", status=LOST, retry=retry))
             job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
         if final:
             self.drop(Refused(reason, code="rank_lost", status=LOST))
