@@ -8,6 +8,7 @@ import gc
 import math
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
@@ -267,7 +268,7 @@ class Engine(Turning):
         elif isinstance(told, ValueError):
             told, outcome = Refused(str(told)), "refused"
         elif told is not None:
-            print(f"flowspec: a request failed: {explain(told)}", flush=True)
+            say(f"a request failed: {explain(told)}")
             told, outcome = Refused(explain(told), code="failed", status=500), "failed"
         self.figures.requests.labels(outcome).inc()
         super()._tell_end(job, told)
@@ -286,9 +287,7 @@ class Engine(Turning):
         """The pipeline is gone: who was under way is told, who waits goes on waiting unless this was the `last` try."""
         reason, before = explain(error), self.state.status
         if before != "loading":  # else whoever has started the engine tells `error`
-            if not foreseen(error):
-                traceback.print_exception(type(error), error, error.__traceback__)
-            print(f"flowspec: {reason}", flush=True)
+            say(reason, None if foreseen(error) else error)
         final = last or before == "loading" or not self.limits.restart
         self.state = Health("lost" if final else "restarting", reason)
         self.error = error if before == "loading" else None
@@ -304,6 +303,15 @@ class Engine(Turning):
         self.figures.restarts.inc()
         if before == "ready":
             guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
+
+
+def say(told: str, error: Exception | None = None) -> None:
+    """Print for whoever has started the engine; it goes on where nobody reads any more. Of an error tell where it was.
+    """
+    with suppress(OSError):
+        if error is not None:
+            traceback.print_exception(type(error), error, error.__traceback__)
+        print(f"flowspec: {told}", flush=True)
 
 
 def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:

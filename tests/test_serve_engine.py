@@ -146,7 +146,9 @@ def breaking(words):
     return lambda: Breaking(Pipeline.open(**words, processes=False))
 
 
-def test_after_a_loss_who_was_under_way_is_told_and_who_waited_is_answered(words):
+def test_after_a_loss_who_was_under_way_is_told_and_who_waited_is_answered(words, monkeypatch):
+    closed = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # as a pipe that nobody reads any more
+    monkeypatch.setattr("sys.stdout", closed)
     with running(breaking(words), Limits(1, 4, 60)) as engine:
         alone = asked(engine, Told())[0].text
         Breaking.losses = ["rank 2 was lost"]
