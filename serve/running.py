@@ -53,20 +53,22 @@ class Listener(uvicorn.Server):
         leaving.cancel()
         self._ending()
 
-    def check(self) -> None:
-        """Raise ValueError if this address cannot be listened at, before anything is loaded."""
+    def bound(self) -> list[socket.socket]:
+        """Sockets at this address, for `run`; raises ValueError if it is taken, before anything is loaded."""
         host, port = self.config.host, self.config.port
         try:
-            asyncio.run(_try(host, port))
+            return asyncio.run(_bound(host, port))
         except OSError as error:
             raise ValueError(f"nothing can listen at host={host} port={port} ({error.strerror}): give another host or "
                              "port, or end what listens there") from None
 
 
-async def _try(host: str, port: int) -> None:
+async def _bound(host: str, port: int) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    sockets = [bound.dup() for bound in server.sockets]
     server.close()
+    return sockets
 
 
 def engine_of(argv: Sequence[str], config: ServeConfig) -> Engine:
@@ -88,12 +90,12 @@ def name_of(argv: Sequence[str], config: ServeConfig) -> str:
 
 def run(engine: Engine, listener: Listener) -> int:
     """Serve until Ctrl-C, or SIGTERM, which does the same. The exit code."""
-    listener.check()
+    sockets = listener.bound()
     signal.signal(signal.SIGTERM, interrupt)
     thread = guarded("engine", partial(_work, engine, listener), partial(_died, engine, listener))
     interrupted = False
     try:
-        listener.run()
+        listener.run(sockets)
     except KeyboardInterrupt:
         interrupted = True
     engine.stop()

@@ -422,8 +422,8 @@ def test_a_server_that_is_told_to_end_while_it_loads_waits_for_nobody(monkeypatc
         stop = staticmethod(lambda: None)
 
     class Interrupted:
-        check = staticmethod(lambda: None)
-        run = staticmethod(lambda: signal.raise_signal(signal.SIGTERM))
+        bound = staticmethod(list)
+        run = staticmethod(lambda sockets: signal.raise_signal(signal.SIGTERM))
 
     monkeypatch.setattr("serve.running.LEAVE", 0.0)
     monkeypatch.setattr("serve.running.die", sys.exit)
