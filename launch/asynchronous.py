@@ -43,6 +43,7 @@ class AsyncPipeline:
     def __init__(self, opened: Callable[[], Pipeline]) -> None:
         self._opened = opened
         self._turning = Turning()
+        self._turning.ended = RuntimeError("the pipeline is not open: ask inside its async with")
         self._ready: Future[None] = Future()
         self._over: Future[None] = Future()
 
@@ -113,6 +114,7 @@ class AsyncPipeline:
 
     def _work(self) -> None:
         with self._opened() as pipeline:
+            self._turning.ended = None
             self._ready.set_result(None)
             try:
                 self._turning.work(pipeline)

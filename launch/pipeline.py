@@ -11,6 +11,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, Union
 
+from config.keys import given
+from config.keys import options as keys_of
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
@@ -33,6 +35,7 @@ from pipeline.ring import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
 
+KEYS = {option.name: option for option in keys_of(RunConfig)}
 LEAST_GAIN = RANGES["opt_threshold"].least
 # A question; a conversation, in which the user and the assistant take turns, or as messages with roles; or token ids.
 Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
@@ -104,7 +107,9 @@ class Pipeline:
         self.drafters.stop()
 
     def close(self) -> None:
-        """End all ranks in good order."""
+        """End all ranks in good order; nothing happens if that was done."""
+        if self.ring.stopped:
+            return
         with self.started, suppress(PeerLost):  # a loss was told when it came
             self.check()  # after a loss nobody shall take it for the end in good order
             self.stop()
@@ -170,9 +175,13 @@ class Pipeline:
         priority: float = options.pop("priority", 1.0)
         likeliest: int | None = options.pop("logprobs", None)
         echo: bool = options.pop("prompt_logprobs", False)
+        if self.ring.stopped:
+            raise RuntimeError("the pipeline is closed: ask inside its with")
         if not priority > 0:
             raise ValueError(f"priority={priority} is not above 0")
-        config = replace(self.config, **options)
+        if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
+            raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
+        config = replace(self.config, **given([_as_word(key, value) for key, value in options.items()], KEYS))
         request = self._request(self.prompt_ids(prompt, config.template), config, stops)
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)

@@ -52,6 +52,7 @@ class Ring:
         self.requests = 0  # closed since the start
         self.heard = 0  # messages that have come back since the start
         self.unanswered = 0  # of those that `ask` has sent
+        self.stopped = False  # whether it was ended
         self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
         self._numbers: Iterator[int] = count()  # of the requests
         self._question = -1  # the number of what `ask` has sent last
@@ -197,6 +198,7 @@ class Ring:
 
     def stop(self) -> None:
         """End the pipeline: every stage has passed the message on when this returns."""
+        self.stopped = True
         self._round(Stop())
 
     def _round(self, msg: Message) -> None:

@@ -37,7 +37,7 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     config = read(argv)
     engine = engine_of(argv, config)
     server = Server(engine, config, name_of(argv, config))
-    return engine, Listener(server.app, config, _begun)
+    return engine, Listener(server.app, config, _begun, engine.stop)
 
 
 def _begun(url: str) -> None:

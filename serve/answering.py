@@ -157,7 +157,7 @@ async def whole(asking: Asking, form: Form) -> dict[str, Any]:
 async def events(asking: Asking, form: Form, first: tuple[int, Event], tells_usage: bool) -> AsyncIterator[bytes]:
     """An answer as server-sent events; `first` is the news that came before the first byte.
 
-    An error in its midst is the last event. However this ends, what is not read is given up.
+    An error in its midst is the last event. Who reads this closes the asking.
     """
     try:
         for number in range(len(asking.jobs)):
@@ -172,8 +172,6 @@ async def events(asking: Asking, form: Form, first: tuple[int, Event], tells_usa
         yield b"data: [DONE]\n\n"
     except Refused as refused:
         yield event_of(refused.body)
-    finally:
-        asking.close()
 
 
 def _chunk(form: Form, news: tuple[int, Event], tells_usage: bool) -> bytes:

@@ -8,7 +8,7 @@ import asyncio
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, AsyncIterator, Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import HTTPException
@@ -16,6 +16,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException as NotServed
+from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
 from launch.pipeline import Pipeline
@@ -45,16 +46,17 @@ class Server:
             "/v1/models/{name:path}": self.one_model}
         posts = {"/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/tokenize": self.tokenize}
         for path, answer in gets.items():
-            app.add_api_route(path, answer, methods=["GET"])
+            app.add_api_route(path, answer, methods=["GET", "HEAD"])
         for path, answer in posts.items():
             app.add_api_route(path, answer, methods=["POST"])
         app.add_exception_handler(Refused, _refuse)
         app.add_exception_handler(NotServed, _not_served)
         app.add_exception_handler(HTTPException, _not_served)
+        app.add_exception_handler(Exception, _failed)
         app.add_middleware(Guard, key=self.config.api_key, origins=self.config.origins, host=self.config.host)
         if self.config.origins:
             app.add_middleware(CORSMiddleware, allow_origins=list(self.config.origins), allow_methods=["GET", "POST"],
-                               allow_headers=["Authorization", "Content-Type"])
+                               allow_headers=["*"], expose_headers=["Retry-After"])
         return app
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
@@ -120,9 +122,22 @@ class Server:
         if first is None:
             asking.close()
             return Response(status_code=GONE)
-        stream = events(asking, form, first, body.tells_usage)
-        return StreamingResponse(stream, media_type="text/event-stream",
-                                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        return Told(asking, events(asking, form, first, body.tells_usage))
+
+
+class Told(StreamingResponse):
+    """A stream of events. Its answer is given up if the client leaves, even before the first event was sent."""
+
+    def __init__(self, asking: Asking, stream: AsyncIterator[bytes]) -> None:
+        super().__init__(stream, media_type="text/event-stream",
+                         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._asking = asking
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._asking.close()
 
 
 async def said(engine: Engine, function: Callable[[Pipeline], Any], field: str, seconds: float) -> Any:
@@ -141,10 +156,13 @@ async def body_of(request: Request, megabytes: float) -> bytes:
     """The body of a request, up to so many megabytes."""
     most = int(megabytes * 1e6)
     data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > most:
-            raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+    except ClientDisconnect:
+        raise Refused("the client has left before its body was whole", status=GONE) from None
     return bytes(data)
 
 
@@ -184,5 +202,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _not_served(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotServed)
-    return refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}",
-                           code="not_served", status=error.status_code))
+    told = refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}", code="not_served",
+                           status=error.status_code))
+    told.headers.update(error.headers or {})
+    return told
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """What nobody has foreseen; starlette prints where it happened."""
+    return refusal(Refused("the server has failed; its output tells where", code="failed", status=500))

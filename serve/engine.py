@@ -8,6 +8,7 @@ import gc
 import math
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
@@ -136,6 +137,12 @@ class Engine(Turning):
             raise Refused(f"{held} answers are under way or waiting, and no more than {places} + {queue} may be: come "
                           f"again in {retry} s", code="queue_full", status=429, retry=retry)
 
+    def stop(self) -> None:
+        """Let `run` return. Where no pipeline is there, it may last until then, so who waits is told here."""
+        super().stop()
+        if self.state.status == "restarting":
+            self._end_all()
+
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -149,7 +156,7 @@ class Engine(Turning):
                 time.sleep(PAUSE * (self.state.status == "restarting"))
             gc.collect()  # a pipeline is full of cycles, and its networks would lie beside those of the next one
         if self.state.status != "lost":
-            self.state = Health("stopped", "the server is being stopped")
+            self._end_all()
 
     def _live(self) -> None:
         """Open a pipeline; answer until `stop`, or a loss, which is told before the pipeline is closed: it may last."""
@@ -157,9 +164,14 @@ class Engine(Turning):
             self._begin(pipeline)
             try:
                 self.work(pipeline)
-                self.drop(Refused("the server is being stopped", code="stopped", status=LOST))
+                self._end_all()
             except Exception as error:
                 self._lose(error)
+
+    def _end_all(self) -> None:
+        """Take in nothing more, and tell all who are here that the server ends."""
+        self.state = Health("stopped", "the server is being stopped")
+        self.drop(Refused(self.state.reason, code="stopped", status=LOST))
 
     def _begin(self, pipeline: Pipeline) -> None:
         """The pipeline is there."""
@@ -258,7 +270,7 @@ class Engine(Turning):
         elif isinstance(told, ValueError):
             told, outcome = Refused(str(told)), "refused"
         elif told is not None:
-            print(f"flowspec: a request failed: {explain(told)}", flush=True)
+            say(f"a request failed: {explain(told)}")
             told, outcome = Refused(explain(told), code="failed", status=500), "failed"
         self.figures.requests.labels(outcome).inc()
         super()._tell_end(job, told)
@@ -275,19 +287,17 @@ class Engine(Turning):
 
     def _lose(self, error: Exception, last: bool = False) -> None:
         """The pipeline is gone: who was under way is told, who waits goes on waiting unless this was the `last` try."""
-        if not foreseen(error):
-            traceback.print_exception(type(error), error, error.__traceback__)
-        reason = explain(error)
-        print(f"flowspec: {reason}", flush=True)
-        before = self.state.status
+        reason, before = explain(error), self.state.status
+        if before != "loading":  # else whoever has started the engine tells `error`
+            say(reason, None if foreseen(error) else error)
         final = last or before == "loading" or not self.limits.restart
         self.state = Health("lost" if final else "restarting", reason)
         self.error = error if before == "loading" else None
         self.figures.occupy([])
         running, self._running = self._running, []
+        told, retry = (f"the answer is lost: {reason}", 0) if final else (f"the answer is lost: {reason}; ask again", 5)
         for job in running:
-            told = f"the answer is lost: {reason}; ask again"
-            self._end(job, Refused(told, code="rank_lost", status=LOST, retry=5))
+            self._end(job, Refused(told, code="rank_lost", status=LOST, retry=retry))
             job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
         if final:
             self.drop(Refused(reason, code="rank_lost", status=LOST))
@@ -295,6 +305,15 @@ class Engine(Turning):
         self.figures.restarts.inc()
         if before == "ready":
             guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
+
+
+def say(told: str, error: Exception | None = None) -> None:
+    """Print for whoever has started the engine; it goes on where nobody reads any more. Of an error tell where it was.
+    """
+    with suppress(OSError):
+        if error is not None:
+            traceback.print_exception(type(error), error, error.__traceback__)
+        print(f"flowspec: {told}", flush=True)
 
 
 def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:

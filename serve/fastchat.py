@@ -211,7 +211,7 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     assert isinstance(config, WorkerConfig)
     engine = engine_of(argv, config)
     worker = Worker(engine, config, name_of(argv, config))
-    return engine, Listener(worker.app, config, worker.begun)
+    return engine, Listener(worker.app, config, worker.begun, engine.stop)
 
 
 def serve(argv: Sequence[str]) -> int:

@@ -36,7 +36,11 @@ class Guard:
 
     def _refused(self, scope: Any) -> Refused | None:
         headers = Headers(scope=scope)
-        if not self._from_here(headers):
+        host = headers.get("host", "")
+        if not self._named(host):
+            return Refused(f"without a key this server is asked as 127.0.0.1 or localhost, not as {host or 'nothing'}: "
+                           "ask it so, or start it with api_key=SECRET", code="host", status=403)
+        if not self._from_here(host, headers.get("origin")):
             return Refused("pages of other origins may not ask: start the server with cors=ORIGIN", code="origin",
                            status=403)
         if not self._key or scope["path"] in OPEN:
@@ -48,17 +52,20 @@ class Guard:
         return Refused("the key is missing or wrong: send it as Authorization: Bearer KEY", code="invalid_api_key",
                        status=401)
 
-    def _from_here(self, headers: Headers) -> bool:
-        """Whether no page asks, or one of this server or of an origin that may. Without a key, a name that leads to
-        loopback is no proof: only loopback's own names are.
+    def _named(self, host: str) -> bool:
+        """Whether the server may be asked by this name. Without a key, a name that leads to loopback is no proof of
+        who asks: only loopback's own names are.
         """
-        host = headers.get("host", "")
-        origin = headers.get("origin")
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            page = urlsplit(origin or "").netloc
         except ValueError:  # half an address
             return False
-        if self._local and not self._key and not is_loopback(name):
+        return bool(self._key) or not self._local or is_loopback(name)
+
+    def _from_here(self, host: str, origin: str | None) -> bool:
+        """Whether no page asks, or one of this server or of an origin that may."""
+        try:
+            page = urlsplit(origin or "").netloc
+        except ValueError:
             return False
         return origin is None or "*" in self._origins or origin in self._origins or page == host

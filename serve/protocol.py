@@ -20,6 +20,7 @@ MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
 MOST_LIKELIEST = {"top_logprobs": 20, "logprobs": 5}  # a field -> of how many likeliest tokens it may want to hear
 SEEDS = 1 << 64
+TEXT = "str"  # how pydantic tells of the type that comes first where a field may have several
 ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # a field -> the key of a run
 # Fields that would change the answer if the pipeline knew them -> the values that ask for nothing.
 REFUSED: dict[str, Sequence[Any]] = {
@@ -268,8 +269,8 @@ def read_body(data: bytes, kind: type[Any], renamed: Callable[[dict[str, Any]], 
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise Refused(f"{_named(first['loc'])}: {first['msg']}", _named(first["loc"])) from None
+        place, told = _first(error)
+        raise Refused(f"{place}: {told}", place) from None
     body.check()
     return body
 
@@ -294,7 +295,16 @@ def _content(number: int, message: ChatMessage) -> str:
     return "".join(part.text for part in message.content)
 
 
-def _named(place: Sequence[Any]) -> str:
-    """Where a field stands, without the types that pydantic has tried there."""
-    words = [str(word) for word in place]
-    return ".".join(word for word in words if word.isidentifier() or word.isdigit()) or "body"
+def _first(error: ValidationError) -> tuple[str, str]:
+    """Where the first field stands that is wrong, and what is wrong with it.
+
+    Of a field that may have several types, pydantic tells what is wrong with it as each of them, in a place that ends
+    with the type, or goes on behind it: the type that fits the furthest is the one that was meant.
+    """
+    errors = error.errors(include_url=False, include_context=False)
+    first = errors[0]
+    if first["loc"][-1] == TEXT:
+        field = first["loc"][:-1]
+        first = max((one for one in errors if one["loc"][:len(field)] == field), key=lambda one: len(one["loc"]))
+    words = [str(word) for word in first["loc"] if word != TEXT]
+    return ".".join(word for word in words if word.isidentifier() or word.isdigit()) or "body", first["msg"]

@@ -4,6 +4,7 @@ It knows nothing about what is served.
 """
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
@@ -18,21 +19,25 @@ from config.serve_config import ServeConfig, of_the_run
 from config.words import preset_of, typed
 from launch.interrupt import interrupt
 from launch.pipeline import Pipeline
-from launch.processes import INTERRUPTED, LOST, WRONG
+from launch.processes import INTERRUPTED, LOST, WRONG, die
 from pipeline.loss import PeerLost, explain, foreseen, guarded
 from serve.engine import Engine, Limits
 
 PATIENCE = 10.0  # seconds for the pipeline to end in good order
 LEAVE = 3  # seconds for answers under way, once the server is to end
+TELL = 5  # seconds more to tell the others that it ends
 
 
 class Listener(uvicorn.Server):
-    """Uvicorn, which calls `begun` with the address at which it listens, once it does."""
+    """Uvicorn, which calls `begun` with the address at which it listens, once it does.
 
-    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any]) -> None:
+    It calls `ending` when it ends: at once, if there is nothing under way, and else `LEAVE` seconds later.
+    """
+
+    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any], ending: Callable[[], Any]) -> None:
         super().__init__(uvicorn.Config(app, config.host, config.port, log_level="warning",
-                                        timeout_graceful_shutdown=LEAVE))
-        self._begun = begun
+                                        timeout_graceful_shutdown=LEAVE + TELL))
+        self._begun, self._ending = begun, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -41,6 +46,29 @@ class Listener(uvicorn.Server):
                 host, port = bound.getsockname()[:2]
                 shown = f"[{host}]" if ":" in host else host
                 self._begun(f"http://{shown}:{port}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        leaving = asyncio.get_running_loop().call_later(LEAVE, self._ending)
+        await super().shutdown(sockets)
+        leaving.cancel()
+        self._ending()
+
+    def bound(self) -> list[socket.socket]:
+        """Sockets at this address, for `run`; raises ValueError if it is taken, before anything is loaded."""
+        host, port = self.config.host, self.config.port
+        try:
+            return asyncio.run(_bound(host, port))
+        except OSError as error:
+            raise ValueError(f"nothing can listen at host={host} port={port} ({error.strerror}): give another host or "
+                             "port, or end what listens there") from None
+
+
+async def _bound(host: str, port: int) -> list[socket.socket]:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    sockets = [bound.dup() for bound in server.sockets]
+    server.close()
+    return sockets
 
 
 def engine_of(argv: Sequence[str], config: ServeConfig) -> Engine:
@@ -62,22 +90,24 @@ def name_of(argv: Sequence[str], config: ServeConfig) -> str:
 
 def run(engine: Engine, listener: Listener) -> int:
     """Serve until Ctrl-C, or SIGTERM, which does the same. The exit code."""
+    sockets = listener.bound()
     signal.signal(signal.SIGTERM, interrupt)
     thread = guarded("engine", partial(_work, engine, listener), partial(_died, engine, listener))
     interrupted = False
     try:
-        listener.run()
+        listener.run(sockets)
     except KeyboardInterrupt:
         interrupted = True
     engine.stop()
-    thread.join(PATIENCE)
-    if engine.error is not None:
-        raise engine.error
+    thread.join(PATIENCE if engine.health.status in ("ready", "stopped") else LEAVE)
     if interrupted:
         print("\nflowspec: stopped", file=sys.stderr)
-    elif engine.health.status == "lost":
-        return LOST
-    return INTERRUPTED if interrupted else 0
+        if thread.is_alive():  # torch does not let a thread end that waits for other ranks
+            die(INTERRUPTED)
+        return INTERRUPTED
+    if engine.error is not None:
+        raise engine.error
+    return LOST if engine.health.status == "lost" else 0
 
 
 def _work(engine: Engine, listener: Listener) -> None:

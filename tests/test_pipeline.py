@@ -52,8 +52,10 @@ def test_each_request_has_its_own_options(pipeline):
     assert len(pipeline.generate(PROMPT, max_new_tokens=3).answer.token_ids) == 3
     first, second = (pipeline.generate(PROMPT, temperature=1.0, seed=seed).answer.token_ids for seed in (1, 2))
     assert first != second and first == pipeline.generate(PROMPT, temperature=1.0, seed=1).answer.token_ids
-    with pytest.raises(ValueError, match="top_p=2"):
-        pipeline.generate(PROMPT, top_p=2.0)
+    for key, value, told in (("top_p", 2.0, "top_p=2"), ("temprature", 1, "unknown key temprature: did you mean temp"),
+                             ("seed", "x", "seed=x is not a whole number"), ("logprobs", -1, "logprobs=-1 is not")):
+        with pytest.raises(ValueError, match=told):
+            pipeline.generate(PROMPT, **{key: value})
 
 
 def test_a_stop_text_ends_an_answer_and_is_not_shown(pipeline):
@@ -125,6 +127,9 @@ def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, 
         assert texts == [whole.text for whole in alone]
         assert [one.answer.finish_reason for one in begun] == [whole.answer.finish_reason for whole in alone]
         assert pipeline.generate(PROMPT).answer.new_tokens == NEW
+    with pytest.raises(RuntimeError, match="the pipeline is closed"):
+        pipeline.generate(PROMPT)
+    pipeline.close()  # once more
 
 
 @pytest.fixture

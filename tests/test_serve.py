@@ -1,10 +1,12 @@
 """The server over HTTP: OpenAI's protocol as real clients speak it, the texts of `run_pipe.sh`, and who may ask."""
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
 import socket
+import sys
 import threading
 from contextlib import suppress
 
@@ -19,10 +21,13 @@ from config.serve_config import ServeConfig, is_loopback
 from launch.run import run
 from launch.split.write import split
 from scripts.generate import COMMAND
-from scripts.serve import main, read
+from scripts.serve import build, main, read
+from serve import running
+from serve.app import GONE, Server
+from serve.engine import Health
 from serve.protocol import REFUSED
 from tests.saved import command, models, wait_until
-from tests.serving import QUESTION, Live, live
+from tests.serving import QUESTION, Live, alive, live
 
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
 
@@ -165,7 +170,9 @@ def test_the_models_and_the_figures_are_told(server, sdk):
     ({"temperature": -1}, "temperature"), ({"temperature": "warm"}, "temperature"),
     ({"max_tokens": 0}, "max_tokens"), ({"n": 17}, "n"), ({"stop": ["a"] * 5}, "stop"), ({"stop": "\ud800"}, "stop"),
     ({"messages": []}, "messages"), ({"messages": "hello"}, "messages"),
-    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"), ({"stop": 5}, "stop"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      "messages.0.content.0.type"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages")])
@@ -190,7 +197,10 @@ def test_a_prompt_that_is_too_long_and_a_body_that_is_too_large_are_refused(serv
     large = server.chat("fox " * 50000)
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
     assert server.client.get("/v2/nothing").json()["error"]["code"] == "not_served"
-    assert server.client.get("/v1/completions").status_code == 405
+    wrong = server.client.get("/v1/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert server.client.head("/health").status_code == 200
+    assert server.post("/v1/completions", prompt=[1, "a"]).json()["error"]["param"] == "prompt.1"
 
 
 JSON = st.recursive(
@@ -243,6 +253,36 @@ def test_a_client_that_leaves_frees_its_place_streaming_or_not(server):
         assert idle(server)
         assert cancelled() > before
     assert server.chat(max_tokens=2).status_code == 200
+
+
+def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_event(server):
+    assert idle(server)
+    app = Server(server.engine, ServeConfig(), "toy").app
+    body = json.dumps({"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "seed": 4,
+                       "max_tokens": 1900, "stream": True}).encode()
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
+             "headers": [(b"host", b"127.0.0.1")], "asgi": {"spec_version": "2.3"}}
+
+    async def ask(*heard):
+        """What the client is sent, who lets this be heard; None is silence."""
+        left, sent = list(heard), []
+
+        async def receive():
+            told = left.pop(0)
+            return told if told is not None else await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return sent
+
+    half, gone = {"type": "http.request", "body": body[:9], "more_body": True}, {"type": "http.disconnect"}
+    assert asyncio.run(ask(half, gone))[0]["status"] == GONE
+    cancelled = server.engine.figures.requests.labels("cancelled")._value.get
+    before = cancelled()
+    asyncio.run(ask({"type": "http.request", "body": body}, None, gone))
+    assert idle(server) and cancelled() == before + 1
 
 
 def test_a_reader_who_is_slow_stalls_nobody_and_loses_nothing(server):
@@ -300,11 +340,12 @@ def test_answers_at_once_are_those_that_each_gets_alone(server):
 def test_pages_of_strangers_and_names_that_lead_here_are_refused(server):
     for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Host": "[::1"},
                     {"Origin": "http://["}, {"Origin": "null"}):
-        assert server.client.get("/v1/models", headers=headers).status_code == 403
+        refused = server.client.get("/v1/models", headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, list(headers)[0].lower())
     assert server.client.get("/v1/models", headers={"Origin": server.url}).status_code == 200
 
 
-def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask(tmp_path):
+def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
     with live("processes=false", "api_key=sécret", "cors=http://a.example") as started:
         assert started.client.get("/v1/models").status_code == 401
         key = {"Authorization": "Bearer sécret".encode()}
@@ -313,7 +354,8 @@ def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask(tmp_path):
         assert started.client.get("/health").status_code == 200
         got = started.client.get("/v1/models", headers={**key, "Origin": "http://a.example"})
         assert got.status_code == 200 and got.headers["access-control-allow-origin"] == "http://a.example"
-        asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+        asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST",
+                 "Access-Control-Request-Headers": "authorization, x-stainless-lang"}
         assert started.client.options("/v1/chat/completions", headers=asked).status_code == 200
 
 
@@ -326,6 +368,15 @@ def test_a_start_that_cannot_work_is_one_sentence(capfd, words, told):
     assert main(words) == 2
     said = capfd.readouterr().err
     assert told in said and len(said.strip().splitlines()) == 1
+
+
+def test_an_address_that_is_taken_is_told_before_anything_is_loaded(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main([f"port={port}"]) == 2
+    said = capfd.readouterr()
+    assert f"nothing can listen at host=127.0.0.1 port={port}" in said.err and "give another" in said.err
+    assert len(said.err.strip().splitlines()) == 1 and not said.out
 
 
 def test_a_key_in_the_environment_counts_and_loopback_is_told_from_the_rest(monkeypatch):
@@ -345,3 +396,43 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path):
         started.process.send_signal(signal.SIGTERM)
         assert started.end(60) == 130
         assert started.stderr.strip().endswith("flowspec: stopped")
+
+
+def test_whoever_is_still_answered_when_the_server_ends_is_told_so(monkeypatch):
+    monkeypatch.setattr("serve.running.LEAVE", 0.1)
+    engine, listener = build(["port=0", "threads_per_rank=1", "processes=false", "max_requests=1"])
+    body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "max_tokens": 1900}
+    got = []
+    with alive(engine, listener) as server:
+        waiting = threading.Thread(target=lambda: got.append(server.post("/v1/chat/completions", **body)))
+        with server.client.stream("POST", "/v1/chat/completions", content=json.dumps({**body, "stream": True})) as told:
+            lines = told.iter_lines()
+            next(lines)
+            waiting.start()
+            assert wait_until(lambda: len(engine.jobs) == 2, 60)
+            listener.should_exit = True
+            last = [line for line in lines if line][-1]
+        waiting.join()
+    assert json.loads(last[6:])["error"]["code"] == "stopped"
+    assert (got[0].status_code, got[0].json()["error"]["code"]) == (503, "stopped")
+
+
+def test_a_server_that_is_told_to_end_while_it_loads_waits_for_nobody(monkeypatch, capfd):
+    class Loading:
+        health, error = Health("loading"), None
+        run = staticmethod(threading.Event().wait)
+        stop = staticmethod(lambda: None)
+
+    class Interrupted:
+        bound = staticmethod(list)
+        run = staticmethod(lambda sockets: signal.raise_signal(signal.SIGTERM))
+
+    monkeypatch.setattr("serve.running.LEAVE", 0.0)
+    monkeypatch.setattr("serve.running.die", sys.exit)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            running.run(Loading(), Interrupted())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 130 and capfd.readouterr().err.strip() == "flowspec: stopped"

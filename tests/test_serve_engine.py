@@ -146,7 +146,9 @@ def breaking(words):
     return lambda: Breaking(Pipeline.open(**words, processes=False))
 
 
-def test_after_a_loss_who_was_under_way_is_told_and_who_waited_is_answered(words):
+def test_after_a_loss_who_was_under_way_is_told_and_who_waited_is_answered(words, monkeypatch):
+    closed = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # as a pipe that nobody reads any more
+    monkeypatch.setattr("sys.stdout", closed)
     with running(breaking(words), Limits(1, 4, 60)) as engine:
         alone = asked(engine, Told())[0].text
         Breaking.losses = ["rank 2 was lost"]
@@ -160,7 +162,9 @@ def test_after_a_loss_who_was_under_way_is_told_and_who_waited_is_answered(words
 def test_without_a_restart_the_health_names_the_rank_and_nothing_more_is_taken(words):
     with running(breaking(words), Limits(1, 4, 60, restart=False)) as engine:
         Breaking.losses = ["rank 2 was lost"]
-        assert [one.all()[-1].code for one in asked(engine, Told(), Told())] == ["rank_lost"] * 2
+        ends = [one.all()[-1] for one in asked(engine, Told(), Told())]
+        assert [(end.code, end.retry) for end in ends] == [("rank_lost", 0)] * 2
+        assert ends[0].message == "the answer is lost: rank 2 was lost"
         assert wait_until(lambda: engine.health == ("lost", "rank 2 was lost"), 60)
         with pytest.raises(Refused, match="rank 2 was lost") as refused:
             asked(engine, Told())
@@ -184,7 +188,7 @@ def test_a_question_to_a_pipeline_that_is_lost_is_refused_at_once(words):
             engine.call(lambda held: "never asked")
 
 
-def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_later(words, monkeypatch):
+def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_later(words, monkeypatch, capsys):
     monkeypatch.setattr("serve.engine.PAUSE", 0.0)
     left = [ValueError("there is not enough memory"), None, ValueError("still not"), None]
 
@@ -206,6 +210,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
 
     with running(wrong, Limits(1, 4, 60)) as engine:
         assert engine.health == ("lost", "there is no model") and isinstance(engine.error, ValueError)
+    assert "there is no model" not in capsys.readouterr().out  # whoever started the engine tells it
 
 
 def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
@@ -246,8 +251,8 @@ def held_here() -> tuple[int, int]:
 
 
 def test_whoever_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_promised(words):
-    again = threading.Event()
-    opened = iter([breaking(words), lambda: again.wait() and Pipeline.open(**words, processes=False)])
+    again, never = threading.Event(), threading.Event()
+    opened = iter([breaking(words), lambda: again.wait() and breaking(words)(), never.wait])
     with running(lambda: next(opened)(), Limits(1, 4, seconds=0.5)) as engine:
         Breaking.losses = ["rank 2 was lost"]
         under_way, late = asked(engine, Told(), Told())
@@ -256,6 +261,14 @@ def test_whoever_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_th
         assert late.all()[-1].code == "waited_too_long"
         again.set()
         assert isinstance(asked(engine, Told())[0].all()[-1], Ended)
+        Breaking.losses = ["rank 1 was lost"]
+        under_way, waiting = asked(engine, Told(), Told())
+        assert under_way.all()[-1].code == "rank_lost"
+        engine.stop()
+        assert waiting.all()[-1].code == "stopped"
+        with pytest.raises(Refused, match="being stopped"):
+            asked(engine, Told())
+        never.set()
 
 
 def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(words):
