@@ -92,12 +92,12 @@ def _plain(site: Boards, chosen: Trial, trials: Sequence[Trial], boards: int) ->
     others = [trial for trial in trials if trial.candidate.method != PLAIN]
     enough = f"; {_named(one)} {_are(one)} enough" if len(_used(one)) < boards else ""
     more = SEGMENT - 1
-    dear = {f"a level of guesses {site.level:.3g} ms": site.level,
-            f"{more} more rows take {site.row * max(0, SEGMENT - site.free):.3g} ms of the stages":
-                site.row * max(0, SEGMENT - site.free),
-            f"{more} more rows take {1e3 * site.transfer(more * site.row_bytes):.3g} ms of each link":
-                1e3 * site.transfer(more * site.row_bytes)}
-    reason = max(dear, key=lambda each: dear[each])
+    rows = site.row * max(0, SEGMENT - site.free)
+    wire = 1e3 * site.transfer(more * site.row_bytes)
+    dear = [(site.level, f"a level of guesses {site.level:.3g} ms"),
+            (rows, f"{more} more rows take {rows:.3g} ms of the stages"),
+            (wire, f"{more} more rows take {wire:.3g} ms of each link")]
+    _, reason = max(dear)
     best = ""
     if others:
         reached = others[0].speed / chosen.speed
