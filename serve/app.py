@@ -29,6 +29,7 @@ PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 GONE = 499  # of a client that has left, whom nothing reaches
+SLOW = 60.0  # seconds for a body
 
 
 class Server:
@@ -154,15 +155,22 @@ async def said(engine: Engine, function: Callable[[Pipeline], Any], field: str, 
 
 async def body_of(request: Request, megabytes: float) -> bytes:
     """The body of a request, up to so many megabytes."""
-    most = int(megabytes * 1e6)
-    data = bytearray()
     try:
-        async for piece in request.stream():
-            data += piece
-            if len(data) > most:
-                raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+        return await asyncio.wait_for(_body_of(request, megabytes), SLOW)
+    except asyncio.TimeoutError:
+        raise Refused(f"the body was not whole within {SLOW:g} s: send it faster", code="body_too_slow", status=408
+                      ) from None
     except ClientDisconnect:
         raise Refused("the client has left before its body was whole", status=GONE) from None
+
+
+async def _body_of(request: Request, megabytes: float) -> bytes:
+    most = int(megabytes * 1e6)
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > most:
+            raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
     return bytes(data)
 
 

@@ -255,7 +255,7 @@ def test_a_client_that_leaves_frees_its_place_streaming_or_not(server):
     assert server.chat(max_tokens=2).status_code == 200
 
 
-def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_event(server):
+def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_event(server, monkeypatch):
     assert idle(server)
     app = Server(server.engine, ServeConfig(), "toy").app
     body = json.dumps({"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "seed": 4,
@@ -279,6 +279,9 @@ def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_ev
 
     half, gone = {"type": "http.request", "body": body[:9], "more_body": True}, {"type": "http.disconnect"}
     assert asyncio.run(ask(half, gone))[0]["status"] == GONE
+    monkeypatch.setattr("serve.app.SLOW", 0.01)
+    assert asyncio.run(ask(half, None))[0]["status"] == 408
+    monkeypatch.undo()
     cancelled = server.engine.figures.requests.labels("cancelled")._value.get
     before = cancelled()
     asyncio.run(ask({"type": "http.request", "body": body}, None, gone))
