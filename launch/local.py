@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from config.foreign import plain
 from launch.folder import Folder
-from launch.processes import FOLDER, GRACE, LAUNCHER, LOOK, LOST, Ranks, die, keep_on_loopback, launched
+from launch.processes import FOLDER, GRACE, LAUNCHER, LOOK, LOST, Ranks, die, keep_on_loopback, launched, reason_of
 from pipeline.heartbeat import LOST as NOTED
 from pipeline.loss import PeerLost, explain, guarded
 
@@ -66,9 +66,11 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
             joining.join(LOOK)
     if joined:
         return joined[0]
-    noted = Folder(folder).peek(NOTED) or b""
-    reason = explain(failed[0]) if failed else "they ended while they started"
-    raise PeerLost(plain(noted.decode(errors="replace")) or f"rank 0 could not connect to the others: {reason}")
+    noted = plain((Folder(folder).peek(NOTED) or b"").decode(errors="replace"))
+    ended = {rank: process.returncode for rank, process in enumerate(others, 1) if process.poll() is not None}
+    if ended:
+        raise PeerLost(reason_of(ended, noted))
+    raise PeerLost(noted or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import Iterator, MutableMapping, NoReturn, Sequence
+from typing import Iterator, Mapping, MutableMapping, NoReturn, Sequence
 
 from config.foreign import plain
 from launch.folder import Folder, private_folder
@@ -172,14 +172,14 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     if WRONG in bad.values():
         code, told = WRONG, loss  # if nothing is noted, rank 0 has told
     else:
-        code, told = LOST, _reason(bad, loss)
+        code, told = LOST, reason_of(bad, loss)
     if told:
         print(f"\nflowspec: {told}", file=sys.stderr)
     return code
 
 
-def _reason(bad: dict[int, int], loss: str) -> str:
-    """Why a run is lost: who was killed, which no rank could tell; else what the ranks have noted."""
+def reason_of(bad: Mapping[int, int], loss: str) -> str:
+    """Why a run is lost, by exit codes of ranks: who was killed, which no rank could tell; else what ranks noted."""
     killed = [_death(rank, -code) for rank, code in bad.items() if code < 0]
     if killed or loss:
         return "; ".join(killed) or loss

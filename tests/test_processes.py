@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
-from launch import processes
+from launch import local, processes
 from launch.folder import DIGITS, Folder, private_folder
 from launch.processes import spawn
 from pipeline import loss
 from pipeline.heartbeat import LOST as NOTED
+from pipeline.loss import PeerLost
 from tests.saved import command, models, wait_until
 
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
@@ -75,6 +76,17 @@ def test_what_the_ranks_have_agreed_on_is_told_if_a_stopped_one_cannot(capfd, mo
         Folder(folder).set(NOTED, told), start(command, folder, *rest))[1])
     assert ends("deaf", "75", "75") == 75
     assert capfd.readouterr().err == "\nflowspec: rank 0 was lost: it has been silent for 10 seconds\\x1b[2J\n"
+
+
+def test_a_rank_that_ends_before_all_have_met_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(local, "join", lambda folder, rank, world: time.sleep(60))
+    others = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    try:
+        others[1].kill()
+        with pytest.raises(PeerLost, match=r"rank 2 was killed \(SIGKILL\)"):
+            local.join_beside(others, str(tmp_path), 4)
+    finally:
+        processes.kill(others)
 
 
 @pytest.mark.parametrize(("number", "times", "root"), [
