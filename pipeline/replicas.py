@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Callable, Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -220,7 +221,7 @@ class ReplicaTarget(RequestTarget):
             while not self.ready and self.in_flight and not (pending and self.free):
                 yield []
 
-    def take(self, segment: Segment, group: list[Returned]) -> None:
+    def take(self, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
         copy = self._copies[segment.request]
         segment = copy.take(segment)
         news = [i for i, node in enumerate(segment.nodes) if node not in self._heard]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 from itertools import count
 from typing import Any, Callable, ContextManager, Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -168,7 +169,7 @@ class Ring:
         segments = segments_of(message)
         if segments:
             self._is_back(segments)
-        group: list[Returned] = []
+        group: WeakKeyDictionary[Returned, None] = WeakKeyDictionary()
         for segment in segments:
             self._target(segment.request).take(segment, group)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain
 from typing import Callable, ContextManager, Protocol, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -69,14 +70,14 @@ class Shared(Protocol):
 
 
 class Returned:
-    """A segment that is back. The LM head is asked at once about all rows of the `group` that came back together."""
+    """A segment that is back. The LM head is asked at once about all of a `group`, which holds none of them."""
 
-    def __init__(self, target: RequestTarget, segment: Segment, group: list[Returned]) -> None:
+    def __init__(self, target: RequestTarget, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
         self.target, self.segment = target, segment
         self.x_TD = upload(segment.x, target.ring.device)
         self._group = group
         self._logits: dict[int, Tensor] | None = None  # node -> logits [V]
-        group.append(self)
+        group[self] = None
 
     def logits(self) -> dict[int, Tensor]:
         """What the LM head says of the nodes of this segment that can still matter."""
@@ -97,7 +98,7 @@ class Returned:
             chosen.append(returned.x_TD.index_select(0, rows))
         said = iter(ring.lm_head(torch.cat(chosen)) if any(judged) else ())
         for returned, nodes in zip(group, judged):
-            returned._logits, returned._group = {node: next(said) for node in nodes}, []  # its group would hold it
+            returned._logits = {node: next(said) for node in nodes}
 
 
 class RequestTarget(Target):
@@ -175,7 +176,7 @@ class RequestTarget(Target):
         while not self.closed:
             self.ring.listen()
 
-    def take(self, segment: Segment, group: list[Returned]) -> None:
+    def take(self, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
         """Keep a segment that came back for this request, together with those of a group."""
         raise NotImplementedError
 
@@ -205,7 +206,7 @@ class RequestTarget(Target):
             return judged
         return judged + [node for node in segment.nodes if telling.echoes(self.tree, node)]
 
-    def _hear(self, segment: Segment, group: list[Returned]) -> None:
+    def _hear(self, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
         if segment.nodes:
             self._returned.append(Returned(self, segment, group))
@@ -229,9 +230,8 @@ class RequestTarget(Target):
 
     def _note(self, returned: Returned) -> None:
         """Give each node of a segment that the tree still knows its features, for the draft."""
-        inner, feature_TD = returned.segment.inner, returned.x_TD
-        if inner is not None:
-            feature_TD = upload(inner, self.ring.device)
+        inner = returned.segment.inner
+        feature_TD = returned.x_TD if inner is None else upload(inner, self.ring.device)
         for node, feature_D in zip(returned.segment.nodes, feature_TD):
             if node in self.tree.token:
                 self.tree.hidden[node] = feature_D
@@ -299,7 +299,7 @@ class RingTarget(RequestTarget):
                 yield []
         self.wakes = None
 
-    def take(self, segment: Segment, group: list[Returned]) -> None:
+    def take(self, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
         self._flying.popleft()
         self._hear(segment, group)
 
