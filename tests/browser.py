@@ -53,7 +53,7 @@ def browser() -> Iterator[Browser]:
         port = free.getsockname()[1]
     driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
             assert wait_until(lambda: _ready(client), 60)
             asked = {"alwaysMatch": {"goog:chromeOptions": {"args": ARGUMENTS}}}
             session = client.post("/session", json={"capabilities": asked}).json()["value"]

@@ -53,7 +53,7 @@ def alive(engine: Engine, listener: Listener) -> Iterator[Live]:
         assert wait_until(lambda: listener.started and engine.health.status != "loading", 120)
         port = listener.servers[0].sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=120) as client:
+        with httpx.Client(base_url=url, timeout=600) as client:
             yield Live(url, engine, client)
     finally:
         listener.should_exit = True

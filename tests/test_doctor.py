@@ -30,7 +30,7 @@ def only(check):
 
 def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there():
     run = subprocess.run([sys.executable, "-m", "scripts.doctor"], cwd=ROOT, text=True, capture_output=True,
-                         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=180)
+                         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=600)
     assert run.returncode == 0 and run.stderr == "", run.stdout + run.stderr
     told, _, end = run.stdout.rpartition("\n\n")
     assert end == "All that is needed is there.\n"

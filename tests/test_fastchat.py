@@ -102,7 +102,7 @@ def test_a_worker_tells_cumulative_texts_with_zero_bytes_between_through_the_con
     asked = {"model": "toy", "prompt": conversation.get_prompt(), "temperature": 0.0, "max_new_tokens": 24,
              "top_k": -1, "top_p": 1.0, "stop": [], "stop_token_ids": None, "presence_penalty": 0.0}
     for address in (worker.url, controller):
-        data = httpx.post(f"{address}/worker_generate_stream", json={**asked, "echo": False}, timeout=60).content
+        data = httpx.post(f"{address}/worker_generate_stream", json={**asked, "echo": False}, timeout=600).content
         states = [json.loads(part) for part in data.split(b"\0")[:-1]]
         texts = [state["text"] for state in states]
         assert texts[-1] == text and all(text.startswith(one) for one in texts) and len(states) > 3
@@ -113,7 +113,7 @@ def test_a_worker_tells_cumulative_texts_with_zero_bytes_between_through_the_con
     assert echoed["usage"]["prompt_tokens"] == count
     assert worker.client.post("/model_details", json={"model": "toy"}).json() == {"context_length": 2048}
     assert worker.client.post("/worker_get_conv_template").json()["conv"]["name"] == "vicuna_v1.1"
-    status = httpx.post(f"{controller}/worker_get_status", timeout=30).json()
+    status = httpx.post(f"{controller}/worker_get_status", timeout=600).json()
     assert status == {"model_names": ["toy"], "speed": 1, "queue_length": 0}
 
 

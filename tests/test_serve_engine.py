@@ -41,9 +41,9 @@ class Told:
 
     def all(self):
         """Everything up to the end."""
-        told = [self.events.get(timeout=120)]
+        told = [self.events.get(timeout=600)]
         while isinstance(told[-1], Piece):
-            told.append(self.events.get(timeout=120))
+            told.append(self.events.get(timeout=600))
         return told
 
     @property
@@ -86,7 +86,7 @@ def test_more_than_there_are_places_for_are_answered_one_after_the_other_as_alon
 
 def test_who_comes_beyond_the_queue_is_refused_and_a_place_given_up_is_free_at_once(engine):
     held = asked(engine, *(Told(**LONG) for _ in range(5)))
-    assert isinstance(held[0].events.get(timeout=60), Piece)
+    assert isinstance(held[0].events.get(timeout=600), Piece)
     with pytest.raises(Refused, match="5 answers are under way or waiting") as refused:
         asked(engine, Told())
     assert refused.value.status == 429 and refused.value.retry >= 1
@@ -286,7 +286,7 @@ def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(w
         with running(lambda: Pipeline.open(**words, processes=False, timeout=1), Limits(1, 4, 60)) as engine:
             for requests in range(2):  # at rest, and with a request under way
                 told = asked(engine, *(Told(**LONG) for _ in range(requests)))
-                assert all(isinstance(one.events.get(timeout=60), Piece) for one in told)
+                assert all(isinstance(one.events.get(timeout=600), Piece) for one in told)
                 going.clear()
                 assert wait_until(lambda: engine.health.status == "silent", 60)
                 assert engine.health.reason.startswith("the ring has not answered for ")

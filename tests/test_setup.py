@@ -44,7 +44,7 @@ START = 'set -euo pipefail; source scripts/env.sh; make_env "$@"; echo "$PY"'
 def end(begun: subprocess.Popen[str]) -> tuple[str, str, int]:
     """What it said, on standard output and standard error, and its exit code."""
     try:
-        return (*begun.communicate(timeout=120), begun.returncode)
+        return (*begun.communicate(timeout=600), begun.returncode)
     except subprocess.TimeoutExpired:
         os.killpg(begun.pid, signal.SIGKILL)  # with all that it began
         raise

@@ -191,7 +191,7 @@ def test_clocks_of_other_machines_are_set_by_rank_0s(tmp_path):
 def body(page, profile, mark=""):
     """The attributes that the page's script left at its body, once it ran in a browser."""
     dumped = subprocess.run([BROWSER, *QUIET, f"--user-data-dir={profile}", "--dump-dom", f"file://{page}{mark}"],
-                            capture_output=True, text=True, timeout=60)
+                            capture_output=True, text=True, timeout=600)
     return dict(re.findall(r'data-(\w+)="([^"]*)"', re.search(r"<body[^>]*>", dumped.stdout)[0]))
 
 
