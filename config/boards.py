@@ -147,19 +147,21 @@ def read(path: str) -> Boards:
 def _problems(boards: Boards) -> Iterator[str]:
     """What does not fit together in a file, each in words that name the fix."""
     there, memory = len(boards.factors), len(boards.memory)
-    if max(there, memory) > MOST:
-        yield f"has {max(there, memory)} boards: give {MOST} at most"
+    known = max(there, memory)
+    if known > MOST:
+        yield f"has {known} boards: give {MOST} at most"
     if there and memory and there != memory:
         yield f"has factors of {there} boards and memory of {memory}: give both for every board"
     seen = set()
     for a, b, *_ in boards.links:
-        if a == b or frozenset((a, b)) in seen:
+        pair = frozenset((a, b))
+        if a == b or pair in seen:
             yield f"has a link between {a} and {b} that {'is none' if a == b else 'it had before'}: leave one out"
-        seen.add(frozenset((a, b)))
+        seen.add(pair)
     ranks = [*(rank for link in boards.links for rank in link[:2]), *(throttle[0] for throttle in boards.throttles)]
     last = max(ranks, default=0)
-    if (there or memory) and last > max(there, memory):
-        yield f"names board {last}, and has {max(there, memory)}: add its number to factors and memory"
+    if known and last > known:
+        yield f"names board {last}, and has {known}: add its number to factors and memory"
 
 
 OPEN = ("jitter", "vocab", "weights")  # fields that a file may leave out

@@ -209,4 +209,6 @@ def _followed(process: subprocess.Popen[bytes]) -> str:
 
 def _beginning_of(words: bytes, text: bytes) -> int:
     """Where these words begin in a text, whose end may be in the midst of them; its length if they do not."""
-    return next((place for place in range(len(text)) if words.startswith(text[place:place + len(words)])), len(text))
+    size = len(words)
+    places = (place for place in range(len(text)) if words.startswith(text[place:place + size]))
+    return next(places, len(text))

@@ -13,10 +13,20 @@ from typing import Any, Iterator, NoReturn, Sequence
 
 import torch.distributed as dist
 
-from config.foreign import plain
 from launch.folder import Folder
-from launch.processes import FOLDER, GRACE, LAUNCHER, LOOK, LOST, Ranks, die, keep_on_loopback, launched, reason_of
-from pipeline.heartbeat import LOST as NOTED
+from launch.processes import (
+    FOLDER,
+    GRACE,
+    LAUNCHER,
+    LOOK,
+    LOST,
+    Ranks,
+    die,
+    keep_on_loopback,
+    launched,
+    noted_in,
+    reason_of,
+)
 from pipeline.loss import PeerLost, explain, guarded
 
 
@@ -66,7 +76,7 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
             joining.join(LOOK)
     if joined:
         return joined[0]
-    noted = plain((Folder(folder).peek(NOTED) or b"").decode(errors="replace"))
+    noted = noted_in(folder)
     ended = {rank: process.returncode for rank, process in enumerate(others, 1) if process.poll() is not None}
     if ended:
         raise PeerLost(reason_of(ended, noted))

@@ -41,11 +41,15 @@ def spawn(command: Sequence[str], world: int) -> int:
     with private_folder() as folder, _noting_stops() as stops:
         ranks = start_ranks(command, folder, world, range(world))
         ended = _await(ranks, stops)
-        noted = Folder(folder).peek(NOTED) or b""
+        loss = noted_in(folder)
     if stops:
         return STOPPED + stops[0]
-    loss = plain(noted.decode(errors="replace"))
     return _exit_code(ended, loss)
+
+
+def noted_in(folder: str) -> str:
+    """What the ranks whose rendezvous is this folder have noted of a lost peer."""
+    return plain((Folder(folder).peek(NOTED) or b"").decode(errors="replace"))
 
 
 def allow_files(world: int) -> None:

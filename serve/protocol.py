@@ -305,6 +305,7 @@ def _first(error: ValidationError) -> tuple[str, str]:
     first = errors[0]
     if first["loc"][-1] == TEXT:
         field = first["loc"][:-1]
-        first = max((one for one in errors if one["loc"][:len(field)] == field), key=lambda one: len(one["loc"]))
+        of_field = [one for one in errors if one["loc"][:len(field)] == field]
+        first = max(of_field, key=lambda one: len(one["loc"]))
     words = [str(word) for word in first["loc"] if word != TEXT]
     return ".".join(word for word in words if word.isidentifier() or word.isdigit()) or "body", first["msg"]

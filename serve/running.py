@@ -34,7 +34,8 @@ class Listener(uvicorn.Server):
     It calls `ending` when it ends: at once, if there is nothing under way, and else `LEAVE` seconds later.
     """
 
-    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any], ending: Callable[[], Any]) -> None:
+    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
+                 ending: Callable[[], Any]) -> None:
         super().__init__(uvicorn.Config(app, config.host, config.port, log_level="warning",
                                         timeout_graceful_shutdown=LEAVE + TELL))
         self._begun, self._ending = begun, ending

@@ -12,12 +12,11 @@ from eval.metrics import Interval, bootstrap
 from eval.plan.bounds import Bounds
 from eval.plan.candidates import Candidate
 from eval.plan.check import Checked
-from eval.plan.search import PLAIN
+from eval.plan.search import PLAIN, WORTH
 from eval.plan.trial import Bench, Trial
 
 LIMIT = 0.5  # of the time, from which on something is what limits a candidate
 COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by':<26} candidate"
-SMALL = 0.02  # of a speed, which another one is hardly faster than
 UNLIKE = 1.5  # times as long as another link, from which on a link is the reason
 RANK_0 = "rank 0's board and "
 SEGMENT = 16  # rows of a message whose time a link is told by
@@ -70,7 +69,7 @@ def advice(bench: Bench, chosen: Trial, trials: Sequence[Trial], boards: int,
     if not others:
         return f"{_all(boards)} are wanted; limited by {limit(chosen)}"
     gain, fewer = chosen.speed / others[0].speed - 1, _named(others[0].candidate)
-    worth = "are worth having," if gain >= SMALL else "are hardly worth having:"
+    worth = "are worth having," if chosen.speed >= WORTH * others[0].speed else "are hardly worth having:"
     return f"{_all(boards)} {worth} {gain:.0%} faster than {fewer}; limited by {limit(chosen)}"
 
 
@@ -114,7 +113,7 @@ def _fewer(site: Boards, chosen: Trial, trials: Sequence[Trial], boards: int) ->
         against = f"{most}, the most of {boards} that it can take" if most > len(_used(one)) else ""
     if not against or wider.candidate.method != one.method:
         return f"{one.method} was tried over no more boards than {_named(one)}; limited by {limit(chosen)}"
-    faster = "faster than" if chosen.speed >= (1 + SMALL) * wider.speed else "as fast as"
+    faster = "faster than" if chosen.speed >= WORTH * wider.speed else "as fast as"
     alone = "" if one.whole or len(_used(one)) > 1 else " alone"
     start = f"{_named(one)}{alone} {_are(one)} {faster} {against} (which reach {wider.speed:.3g} tokens/s): "
     return start + _what_more_cost(site, chosen, wider)

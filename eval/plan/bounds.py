@@ -12,7 +12,7 @@ from typing import Sequence
 from config.boards import Boards
 from config.methods import METHODS
 from eval.plan.candidates import Candidate
-from eval.plan.record import Written
+from eval.plan.record import Written, kind_of
 from sim.works import Held, work_of
 
 ROUNDS = ("serial", "naive")  # strategies that wait for a whole tree
@@ -68,7 +68,7 @@ class Bounds:
         if key not in self._known:
             sources = draft.split("+")
             copied = _copied(one) if "suffix" in sources else [False] * len(one.text)
-            tables = [table for name, table in one.guesses.items() if name.rstrip("0123456789") in sources]
+            tables = [table for name, table in one.guesses.items() if kind_of(name) in sources]
             width = 1 if chain else None
             self._known[key] = [
                 copied[place] or any(token in tokens[:width] for table in tables for tokens, _ in table[place])

@@ -216,7 +216,8 @@ def _soonest(site: Boards, boards: int) -> dict[int, tuple[int, ...]]:
         wires = [_wire(site, a, b) for a, b in zip(ring, ring[1:])]
         past = [_wire(site, a, b) for a, b in zip(ring, ring[2:])]
         fast, stages = sum(speeds[rank] for rank in chosen), len(chosen) - 1
-        without = [stages / (fast - speeds[rank]) + past[i] - wires[i] - wires[i + 1] for i, rank in enumerate(chosen)]
+        saved = [before + behind - beyond for before, behind, beyond in zip(wires, wires[1:], past)]
+        without = [stages / (fast - speeds[rank]) - wire for rank, wire in zip(chosen, saved)]
         chosen.pop(min(range(len(chosen))[::-1], key=without.__getitem__))
         found[len(chosen)] = tuple(chosen)
     return found

@@ -23,7 +23,8 @@ from eval.plan.trial import Bench
 STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if each board has one
 ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones
          "latency": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}  # ms of a message
-RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": Range(8, 512), "workers": Range(1, 256)}
+RANGES = {"boards": Range(1, 64), "questions": Range(1, 20),
+          "tokens": Range(8, 512), "workers": Range(1, 256)}
 REMEDY = "name a table that python -m scripts.bench planner_map wrote"
 
 

@@ -91,18 +91,24 @@ def book_of(config: PlanConfig) -> Book:
     Raises ValueError if the file holds anything else, a record of other keys or of fewer drafts, or if something is not
     there.
     """
+    if not config.traces:
+        return made(config)
     path, settings = Path(config.traces), settings_of(config, SETTINGS)
-    if config.traces and path.is_file():
+    if path.is_file():
         book = _kept(path, settings)
-        lacking = set(config.kinds).difference(name.rstrip("0123456789") for name in book.networks)
+        lacking = set(config.kinds).difference(map(kind_of, book.networks))
         if lacking:
             raise ValueError(f"{path} has no guesses of {', '.join(sorted(lacking))}: {OTHER}")
         return book
     book = made(config)
-    if config.traces:
-        answers = [one._asdict() for one in book.answers]
-        write_json(path, {"keys": settings, **book._asdict(), "answers": answers}, indent=None)
+    answers = [one._asdict() for one in book.answers]
+    write_json(path, {"keys": settings, **book._asdict(), "answers": answers}, indent=None)
     return book
+
+
+def kind_of(network: str) -> str:
+    """The kind of a network by its name, which has a number behind it where there are several."""
+    return network.rstrip("0123456789")
 
 
 def _kept(path: Path, settings: dict[str, Any]) -> Book:

@@ -18,7 +18,7 @@ from eval.plan.trial import Bench, Trial
 PLAIN = "ar"
 FIRST = 4  # splits of a family that are tried first
 NEAR = 0.9  # of the best one's speed: a method that reaches it with a draft stays, whatever is faster
-WORTH = 1.02  # what a method must be faster than plain decoding, to be chosen in its place
+WORTH = 1.02  # times as fast as another one, from which on a candidate is worth its boards, or its guesses
 
 
 class Rung(NamedTuple):
