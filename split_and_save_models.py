@@ -8,12 +8,12 @@ import argparse
 import sys
 from typing import Sequence
 
-from config.foreign import plain
+from config.schema.untrusted import plain
 from config.tensor_parallel import TensorParallel
 from launch.split.plan import Layout
 from launch.split.write import check, split
-from model.quant import KINDS
-from model.weights import Part
+from model.weights.parts import Part
+from model.weights.quant import KINDS
 
 EXAMPLE = """\
 example:

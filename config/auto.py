@@ -1,6 +1,6 @@
 """`pipeline_type=auto`: what a plan for a run is asked, and the words of the run that it chooses.
 
-It knows nothing about how a plan is made (`scripts/plan.py`), nor where a choice is kept (`launch/auto.py`).
+It knows nothing about how a plan is made (`eval/plan/command.py`), nor where a choice is kept (`launch/auto.py`).
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from config.boards import is_file, read
 from config.methods import METHODS
 from config.run_config import DRAWN, RunConfig
-from config.words import preset_of, typed
+from config.typed import preset_of, typed
 
 AUTO = "auto"
 SIZES = ("init_depth", "expand_depth", "init_subseq_token", "expand_subseq_token", "stream_subseq_token", "lookahead",

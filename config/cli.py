@@ -13,7 +13,7 @@ from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, under
 from config.run_config import RunConfig
-from config.words import opened
+from config.typed import opened
 
 DEFAULT_PRESET = "toy"
 COMMAND = "bash run_pipe.sh"

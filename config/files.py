@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Iterator
 
-from config.foreign import Name, decoded, parse_json, read_bytes
+from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 
 HALF = re.compile("[\\ud800-\\udfff]")  # half of a character; Python makes it of a byte that is no UTF-8, too
 ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON may write it; a whole character takes two of these

@@ -37,7 +37,8 @@ def _has_spans(value: Any) -> bool:
     return isinstance(value, dict) and fits(list(value.values()), [float])
 
 
-# What is read of an answer (eval/bench.py), and of a line of the tally (eval/tally.py); see `fits` in config/files.py.
+# What is read of an answer (eval/evaluation.py), and of a line of eval/observe/span_sums.py; see `fits` in
+# config/files.py.
 ANSWER = {
     "method": str, "set": str, "temperature": float, "repeat": int, "seed": int,
     "question_id": lambda value: isinstance(value, (int, str)),
@@ -303,8 +304,8 @@ class Utilization(NamedTuple):
 def utilization(lines: Iterable[TallyLine], kept: set[Request]) -> dict[int, Utilization]:
     """The utilization of each rank over the requests (launch, number) in `kept`, from lines of the tally.
 
-    A line is that of eval/tally.py with its `launch`. Only requests count that every rank which wrote anything has
-    told of.
+    A line is that of eval/observe/span_sums.py with its `launch`. Only requests count of which every rank wrote that
+    wrote anything.
     """
     requests: dict[Request, dict[int, TallyLine]] = defaultdict(dict)
     for line in lines:

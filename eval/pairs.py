@@ -12,14 +12,14 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 import torch
 from tqdm import tqdm
 
-from config.foreign import shown
-from config.measures import Measured
-from config.prompts import Prompt, draw
+from config.schema.untrusted import shown
+from eval.pair_keys import Measured
+from eval.prompts import Prompt, draw
 from launch.devices import usable
 from launch.memory import GB, free
-from model.checkpoint import Checkpoint
 from model.sample import Sampler
 from model.text import Text
+from model.weights.checkpoint import Checkpoint
 from model.whole import Whole
 
 TAKE = "take a drafter with the same tokenizer"

@@ -17,11 +17,11 @@ import numpy as np
 matplotlib.use("Agg")  # no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
 
-from config.eval_config import Contender  # noqa: E402
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
-from eval.found import Found  # noqa: E402
+from eval.keys import Contender  # noqa: E402
 from eval.metrics import NAN, Answer, Interval, Utilization  # noqa: E402
+from eval.results_index import Found  # noqa: E402
 from eval.summary import BASELINES, BOUNDS, MEAN, Row, accounts_of_all_sets, means, utilization  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,

@@ -11,13 +11,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
 
-from config.eval_config import Contender
 from config.files import ROOM, write
-from config.foreign import plain
+from config.schema.untrusted import plain
 from eval import summary
-from eval.account import SHARES
-from eval.found import Found, missing, read
+from eval.keys import Contender
 from eval.metrics import Interval, Utilization
+from eval.observe.time_breakdown import SHARES
+from eval.results_index import Found, missing, read
 from eval.summary import BASELINES, MEAN, NONE, Ratio, Row, number
 
 TOO_LATE = 0.03  # of the time of computing

@@ -19,9 +19,9 @@ from typing import Any, Iterator, NamedTuple
 
 import torch
 
-from config.eval_config import EvalConfig
 from config.files import ROOM, fits, lines, open_lock, whole, write
 from config.methods import METHODS
+from eval.keys import EvalConfig
 from eval.metrics import ANSWER
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.

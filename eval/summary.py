@@ -9,12 +9,12 @@ import io
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
-from config.eval_config import Contender
 from config.files import ROOM, write
 from eval import metrics
-from eval.account import Account, account
-from eval.found import GROUP, Found
+from eval.keys import Contender
 from eval.metrics import Answer, Interval, Utilization
+from eval.observe.time_breakdown import Account, account
+from eval.results_index import GROUP, Found
 
 BASELINES = ("naive", "ar")  # what the first table and the plots compare with, if it is there
 MEAN = "mean"

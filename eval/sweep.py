@@ -11,7 +11,7 @@ from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 from config import files
 from eval import metrics
-from eval.found import GROUP, Found, NoAnswers, provenance, read
+from eval.results_index import GROUP, Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, means, number, save, summary
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64",

@@ -13,9 +13,9 @@ from typing import Any, AsyncGenerator, Callable, Mapping, Sequence
 
 from launch.generation import Generation
 from launch.pipeline import Pipeline, Prompt
-from launch.turning import Job, Turning
+from launch.request_loop import Job, Turning
 from model.text import Message, check_messages
-from pipeline.loss import PeerLost, guarded
+from pipeline.failure import PeerLost, guarded
 
 
 class Asked(Job):

@@ -21,21 +21,21 @@ import torch
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
 from config.cli import parse
 from config.files import fits, whole, write_json
-from config.foreign import plain
 from config.keys import HELP
 from config.methods import METHODS
 from config.presets import absent
 from config.run_config import RunConfig
-from config.words import opened, typed
+from config.schema.untrusted import plain
+from config.typed import opened, typed
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
 from launch.prepare import open_part
 from launch.processes import INTERRUPTED, LOST
-from model.checkpoint import Checkpoint
-from model.weights import plan_stages
-from pipeline.loss import PeerLost
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import plan_stages
+from pipeline.failure import PeerLost
 
-PLAN = "scripts.plan"  # the command that makes plans
+PLAN = "eval.plan.command"  # the command that makes plans
 OURS = b"flowspec: "  # begins a sentence of it
 USUAL = "4"  # stages, if nothing says how many
 FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]), "kind": str,

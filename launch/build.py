@@ -15,19 +15,19 @@ from config.methods import METHODS
 from config.run_config import TreeConfig
 from launch.spec import RankSpec
 from launch.vocabulary import check_tokens
-from model.answers import add_texts, load_texts
-from model.blend import SUFFIX
 from model.cache import TreeCache
-from model.checkpoint import Checkpoint
-from model.drafts import TreeDraft
-from model.eagle import Eagle, Eagle3Head, inner_layers, load_head
+from model.drafts.answers import add_texts, load_texts
+from model.drafts.batch import Passes, read_all
+from model.drafts.calibration import SUFFIX
+from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
+from model.drafts.mixture import Mixture, Suffix
+from model.drafts.network import TreeDraft
+from model.drafts.none import NoDraft
+from model.drafts.small import ModelDraft
 from model.llama import LlamaConfig, Slice, fill
-from model.mixture import Mixture, Suffix
-from model.no_draft import NoDraft
-from model.quant import Recast, compress, load, probe
-from model.reading import Passes, read_all
-from model.small import ModelDraft
-from model.weights import EMBED, HEAD, assign, check_model
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import EMBED, HEAD, assign, check_model
+from model.weights.quant import Recast, compress, load, probe
 from pipeline.clock import REAL
 from pipeline.decode import Decoder
 from pipeline.drafters import Drafter, Drafters
@@ -38,8 +38,8 @@ from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF, NoTrace, TracedDraft
 from sim.devices import SlowHead, SlowPasses, SlowSlice
+from sim.emulation import Pace
 from sim.groups import Paced, Times, slowest
-from sim.pace import Pace
 from tp.comm import COMMS, Comm
 from tp.group import Group
 from tp.layers import ShardedSlice, hollow

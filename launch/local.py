@@ -27,7 +27,7 @@ from launch.processes import (
     noted_in,
     reason_of,
 )
-from pipeline.loss import PeerLost, explain, guarded
+from pipeline.failure import PeerLost, explain, guarded
 
 
 class LocalRendezvous:

@@ -17,12 +17,13 @@ import torch
 from config.drafts import FOLDERS
 from config.small_models import drafting_ranks
 from launch.spec import RankSpec
-from model.checkpoint import Checkpoint, Form
-from model.drafts import CHUNK
+from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
-from model.quant import PIECE, Recast
-from model.weights import EMBED, HEAD, read_sizes, translate
-from pipeline import outbox, replicas
+from model.weights.checkpoint import Checkpoint, Form
+from model.weights.parts import EMBED, HEAD, read_sizes, translate
+from model.weights.quant import PIECE, Recast
+from pipeline import batcher as outbox
+from pipeline import replicas
 from tp.shares import shares
 
 GB = 1e9

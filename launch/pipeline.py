@@ -16,21 +16,21 @@ from config.keys import options as keys_of
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
-from launch.around import rank_0
 from launch.auto import settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
 from launch.generation import Generation, pieces
+from launch.open_rank0 import rank_0
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
 from launch.ranks import Rank
 from launch.spec import RankSpec
-from model.reading import Passes
+from model.drafts.batch import Passes
 from model.sample import Sampler
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
+from pipeline.failure import PeerLost
 from pipeline.interfaces import Draft
-from pipeline.loss import PeerLost
 from pipeline.ring import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
@@ -157,7 +157,7 @@ class Pipeline:
     def watch(self, prompt: Prompt, **options: Any) -> Generation:
         """The same for who reads several answers: its pieces are empty for as long as it waits.
 
-        Then `turn` lets all go on; `pipeline/abreast.py` does so for several jobs.
+        Then `turn` lets all go on; `pipeline/concurrent.py` does so for several jobs.
         """
         return self._generation(prompt, options, self.decoder.watch)
 

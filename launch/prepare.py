@@ -17,10 +17,10 @@ from launch.memory import check_memory, local_ranks
 from launch.spec import RankSpec, place
 from launch.split.plan import Layout
 from launch.split.write import split
-from model.checkpoint import Checkpoint
-from model.stages import is_split_as
 from model.text import Text
-from model.weights import HEAD, Part, plan_stages, read_sizes
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import HEAD, Part, plan_stages, read_sizes
+from model.weights.split import is_split_as
 from pipeline.trace import rank_files
 from tp.links import Placement
 

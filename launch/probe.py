@@ -10,19 +10,19 @@ from dataclasses import replace
 from typing import Iterator, NamedTuple, Sequence
 
 from config.trees import Growth, TreeConfig
-from model.reading import Passes, at_once
+from model.drafts.batch import Passes, at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.interfaces import Draft
 from pipeline.ring import Ring
 from pipeline.target import RequestTarget
-from sim.formulas import least_lookahead, servers_needed
 
 SIZES = (16, 32, 64)  # rows
 FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewest rows counts as just as long
 GUESSED = 8  # guesses whose time is taken, and tokens of the text before them
 TRIPS = 3  # of which the fastest counts
 ROUNDS = 3  # in which the rows of a verification are found
+SLACK = 1e-9  # relative: a quotient that is whole but for rounding counts as whole
 MOST = 64  # rows of a verification, and guesses for it, at most
 
 
@@ -67,11 +67,16 @@ class Latencies(NamedTuple):
 
     def needs(self, lookahead: int) -> int:
         """The verifications under way at once with which none waits (DSI, Eq. 1)."""
-        return int(servers_needed(self.verification, self.guess, lookahead))
+        return _times(self.verification, lookahead * self.guess)
 
     def least(self, servers: int) -> int:
         """The fewest guesses in a verification with which none of them waits for one of so many servers (Eq. 1)."""
-        return min(MOST, int(least_lookahead(self.verification, self.guess, servers)))
+        return min(MOST, _times(self.verification, servers * self.guess))
+
+
+def _times(longer: float, shorter: float) -> int:
+    """How many of the shorter times the longer one needs."""
+    return max(1, math.ceil(longer / shorter * (1 - SLACK)))
 
 
 def latencies(ring: Ring, networks: Sequence[Draft], passes: Passes, context: int) -> Latencies:

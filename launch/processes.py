@@ -15,11 +15,11 @@ import time
 from contextlib import contextmanager
 from typing import Iterator, Mapping, MutableMapping, NoReturn, Sequence
 
-from config.foreign import plain
+from config.schema.untrusted import plain
 from launch.folder import Folder, private_folder
+from pipeline.failure import FILES, SPACE, explain, limited
 from pipeline.heartbeat import LOST as NOTED
 from pipeline.heartbeat import first_loss
-from pipeline.loss import FILES, SPACE, explain, limited
 
 WRONG, LOST, STOPPED = 2, 75, 128  # exit codes: bad input, a peer is gone, ended by a signal (whose number is added)
 INTERRUPTED = STOPPED + signal.SIGINT

@@ -14,20 +14,20 @@ import torch.distributed as dist
 
 from config.run_config import RunConfig
 from launch.build import build_drafter, build_stage
-from launch.ending import show
 from launch.folder import private_folder
 from launch.hosts.clock import machine, tell_time
 from launch.local import join_beside
 from launch.prepare import check_split, open_part
 from launch.processes import await_ends, kill, start_ranks
+from launch.shutdown import show
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires, between_processes, between_threads
 from pipeline.clock import REAL
 from pipeline.drafters import run_drafter
+from pipeline.failure import PeerLost, explain, guarded
 from pipeline.heartbeat import Heartbeat
 from pipeline.interfaces import Clock
-from pipeline.loss import PeerLost, explain, guarded
 from pipeline.stage import run_stage
 from pipeline.trace import NoTrace
 from tp.links import Placement

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from config.cli import parse
 from config.run_config import RunConfig
 from launch.auto import settled
-from launch.ending import Ending, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.clock import learn_time, machine, tell_time
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
@@ -31,13 +30,14 @@ from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare
 from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, die, launched, note, spawn
 from launch.ranks import Rank, Tracing, as_threads
+from launch.shutdown import Ending, show
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.virtual import as_virtual
 from launch.wiring import between_processes
 from pipeline.clock import REAL
+from pipeline.failure import PeerLost, explain, foreseen
 from pipeline.heartbeat import Heartbeat
-from pipeline.loss import PeerLost, explain, foreseen
 from tp.links import Placement
 
 

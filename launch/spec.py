@@ -17,8 +17,8 @@ from config.profiles import Profile
 from config.run_config import RunConfig
 from config.small_models import drafting_ranks
 from model.llama import LlamaConfig
-from model.quant import probe, running_kind
-from model.weights import Part
+from model.weights.parts import Part
+from model.weights.quant import probe, running_kind
 from tp.links import Placement
 
 

@@ -13,10 +13,10 @@ from typing import Any, Iterable
 import torch
 
 from config.files import ROOM, write
-from config.foreign import plain
 from config.run_config import RunConfig
+from config.schema.untrusted import plain
 from model.text import BROKEN, Text
-from model.weights import Part
+from model.weights.parts import Part
 from pipeline.clock import REAL
 from pipeline.interfaces import Clock
 from pipeline.trace import OFF, NoTrace, Trace, merge, read

@@ -16,14 +16,14 @@ from launch.ranks import Rank, Tracing, torch_as_it_was
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires
-from model.eagle import inner_layers
+from model.drafts.eagle import inner_layers
 from model.llama import Slice
 from sim.clock import VirtualClock
 from sim.cluster import NOTHING, Answers, Cluster, Own
 from sim.drafters import DrafterWay
 from sim.paths import Paths
+from sim.stage_cost import Held, work_of
 from sim.stages import Work
-from sim.works import Held, work_of
 from tp.group import Table, ThreadGroup
 from tp.links import Placement
 from tp.shares import Joined

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from config.files import fits
-from config.foreign import read_json, shown
-from model.checkpoint import Checkpoint
+from config.schema.untrusted import read_json, shown
 from model.text import VOCABULARIES, Text
-from model.weights import Part
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import Part
 
 SPECIAL = ("bos_token_id", "eos_token_id")
 ADDED = [{"id": int, "content": str}]  # tokens behind those of a vocabulary

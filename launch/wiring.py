@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from config.run_config import RunConfig
 from pipeline.heartbeat import Heartbeat
-from pipeline.meter import Meter
 from pipeline.trace import NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, Peers, new_wires
+from pipeline.utilization import Meter
 from sim.devices import SlowLink
-from sim.pace import Pace
+from sim.emulation import Pace
 from tp.group import DistGroup, Group, Table, ThreadGroup
 from tp.links import Leading, Placement
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 
 from launch.run import Command, run
-from pipeline.loss import PeerLost
+from pipeline.failure import PeerLost
 
 
 def lead_nothing(pipeline: object) -> None:

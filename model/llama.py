@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config.families import FAMILIES, ROTARY, Family, accepted
+from config.schema.families import FAMILIES, ROTARY, Family, accepted
 from model.cache import Rows, TreeCache
 
 OPT_OFFSET = 2  # rows of OPT's learned positions that come before the first position

@@ -13,8 +13,8 @@ from threading import Lock
 from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 from config.files import HALF
-from model.checkpoint import read_json
-from model.isolate import isolated
+from model.sandbox import isolated
+from model.weights.checkpoint import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")

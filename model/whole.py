@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from model.cache import TreeCache
-from model.checkpoint import Checkpoint
 from model.llama import Slice, fill, linear
-from model.quant import Recast
 from model.sample import Sampler
-from model.weights import HEAD, assign, check_model, read_sizes
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import HEAD, assign, check_model, read_sizes
+from model.weights.quant import Recast
 
 
 class Whole:

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Callable, Generator, Iterator, List, Sequence
 
 from config.run_config import TreeConfig
+from model.drafts.batch import Passes, read_all
 from model.logprobs import Logprob, Telling
-from model.reading import Passes, read_all
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import Draft, Progress

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from config.run_config import Growth
-from model.reading import Passes, Steps, at_once, read_all
+from model.drafts.batch import Passes, Steps, at_once, read_all
 from model.sample import Sampler
 from model.tree import Proposal, TokenTree
+from pipeline.draft_messages import Ask, Drafted
 from pipeline.interfaces import Draft
 from pipeline.messages import Message, Reset, Stop
-from pipeline.proposals import Ask, Drafted
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 

@@ -12,9 +12,9 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-from config.foreign import plain
-from pipeline.loss import PeerLost, explain, guarded
-from pipeline.meter import Meter
+from config.schema.untrusted import plain
+from pipeline.failure import PeerLost, explain, guarded
+from pipeline.utilization import Meter
 
 LOST = "heartbeat/lost"  # in the store: the loss that was noted first, in words
 BEAT = 0.5  # seconds

@@ -10,7 +10,7 @@ from config.run_config import Growth
 from model.tree import TokenTree
 
 if TYPE_CHECKING:
-    from model.reading import Reading, Steps
+    from model.drafts.batch import Reading, Steps
     from model.sample import Sampler
 
 # What a strategy yields: the tokens that it settled; none of them when it waits for its target; or what its draft wants

@@ -12,7 +12,7 @@ from typing import NamedTuple, Sequence, Union
 from torch import Tensor
 
 from model.cache import Survivors
-from pipeline.proposals import Ask, Drafted
+from pipeline.draft_messages import Ask, Drafted
 
 
 class Visit(NamedTuple):

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.budget import Budget
+from pipeline.batcher import Outbox
 from pipeline.clock import REAL
+from pipeline.draft_gate import Leisure
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock
-from pipeline.leisure import Leisure
 from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
-from pipeline.meter import Meter
-from pipeline.outbox import Outbox
+from pipeline.row_allocator import Budget
 from pipeline.stage_times import StageTimes
 from pipeline.target import RequestTarget, Returned, RingTarget
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
+from pipeline.utilization import Meter
 
 
 class Ring:

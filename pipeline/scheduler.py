@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Callable, Iterator, Sequence
 
-from model.reading import Passes, Read, Reading
+from model.drafts.batch import Passes, Read, Reading
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import Draft, Progress

@@ -18,11 +18,11 @@ from model.logprobs import Telling
 from model.rules import rule_of
 from model.sample import Sampler
 from model.tree import TokenTree
+from pipeline.batcher import Outbox
+from pipeline.draft_gate import Drafting, Leisure
 from pipeline.first_stage import FirstStage
 from pipeline.interfaces import Clock, Progress, Target
-from pipeline.leisure import Drafting, Leisure
 from pipeline.messages import NOBODY, Prune, Reset, Segment, Start
-from pipeline.outbox import Outbox
 from pipeline.trace import NoTrace
 from pipeline.transport import Link
 

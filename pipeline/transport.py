@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.loss import Failure, PeerLost, explain, guarded
+from pipeline.failure import Failure, PeerLost, explain, guarded
 from pipeline.messages import Message, Prune, Stop
-from pipeline.meter import Meter
 from pipeline.trace import OFF, NoTrace
+from pipeline.utilization import Meter
 from pipeline.wire import HEADER, Header, packets, receive
 
 # A pipeline may wait for its next request as long as it likes; the heartbeat finds dead peers.

@@ -10,8 +10,8 @@ from typing import Callable, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from pipeline.draft_messages import Ask, Drafted, ask_of, drafted_of, words_of
 from pipeline.messages import Batch, Message, Prune, Reset, Segment, Start, Stop, Visit
-from pipeline.proposals import Ask, Drafted, ask_of, drafted_of, words_of
 
 HEADER = 9  # numbers, int64
 SEGMENT, PRUNE, RESET, STOP, BATCH, START, ASK, DRAFTED = range(8)

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from launch.interrupt import interrupt
-from pipeline.loss import SPACE, limited, want
+from pipeline.failure import SPACE, limited, want
 
 LIBRARIES = 1 << 30  # bytes of addresses that torch and transformers take before a model is read, with some room
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.files import check_folder
-from toy.recipe import corpus, llama, pack, teach, tokenizer
+from toy.corpus import dialogues as corpus
+from toy.recipe import llama, pack, teach, tokenizer
 from toy.recipe.llama import OptShape, Shape
 from toy.recipe.train import Hyperparameters
 

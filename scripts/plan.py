@@ -1,88 +1,9 @@
-"""Which method, which split and which draft for these devices: simulated out of a record before anything is moved.
-
-Usage: python -m scripts.plan [PRESET] [profile=NAME|profile=FILE.json|measure=true] [key=value ...]; --help shows all
-keys, docs/planner.md tells what comes out.
-"""
+"""Which method, split and draft suit given devices: --help shows all keys."""
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
-from typing import Sequence
 
-from config.auto import with_chosen
-from config.boards import write
-from config.cli import DEFAULT_PRESET, parse
-from config.foreign import plain
-from config.plan_config import COMMAND, PlanConfig, words
-from config.run_config import RunConfig
-from config.words import preset_of, typed
-from eval.plan.advice import advice, keys_line, table, to_do
-from eval.plan.chosen import alone, write_hosts
-from eval.plan.plan import Plan, plan, write_preset
-from launch.processes import LOST, WRONG
-from pipeline.loss import PeerLost
-
-APART = ("profile", "max_new_tokens", "question_begin", "question_end", "hosts")  # of the plan, and of no run
-
-
-def main(argv: Sequence[str]) -> int:
-    try:
-        config = parse(words(argv), COMMAND, PlanConfig)
-        assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
-        found = plan(config)
-        print("\n".join(told(config, found)))
-        _write_boards(config, found)
-        if config.preset:
-            write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
-            hosts = config.write_hosts or config.hosts or "FILE"
-            print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
-        print(keys_line(found.chosen.candidate))
-    except PeerLost as loss:
-        print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
-        return LOST
-    except (ValueError, OSError) as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
-    return 0
-
-
-def told(config: PlanConfig, found: Plan) -> list[str]:
-    """What is printed before the keys."""
-    bench, chosen = found.bench, found.chosen
-    answers = bench.book.answers
-    tokens = sum(len(one.text) for one in answers)
-    heading = (f"{bench.site.about}: {found.boards} boards and rank 0's; {len(answers)} texts of {tokens} tokens, "
-               f"{found.candidates} candidates, and {found.tried} trials of these and of other sizes; simulated")
-    lines = [heading, "", table(bench, found.trials[:config.show]), ""]
-    for one in found.checked:
-        lines.append(f"measured here: {one.speed:>9.3g} tokens/s  {one.candidate.about}")
-    if len(config.chosen_methods) > 1:
-        lines.append(f"advice: {advice(bench, chosen, found.trials, found.boards, found.checked)}")
-    if not found.in_own_layers:
-        lines.append(f"note: stages are told in the {bench.site.layers} layers of the model that the profile stands "
-                     f"for; the one that was recorded has {bench.book.layers}")
-    return [*lines, *to_do(config, chosen.candidate)]
-
-
-def _write_boards(config: PlanConfig, found: Plan) -> None:
-    """Write the files of the chosen boards that were asked for."""
-    one = found.chosen.candidate
-    if config.write_hosts:
-        write_hosts(config.write_hosts, config.hosts, one)
-        print(f"hosts: {config.write_hosts} has the chosen boards, rank 0's first")
-    if config.write_cluster:
-        write(config.write_cluster, alone(found.bench.site, one))
-        print(f"cluster: profile={config.write_cluster} has the chosen boards")
-
-
-def _keys(argv: Sequence[str], config: PlanConfig, found: Plan) -> dict[str, str]:
-    """The keys of a run that were typed, and those that were chosen; of a cluster that was written its name."""
-    apart = {*APART, *(("rate_mbps", "delay_ms", "slowdown") if config.write_cluster else ())}
-    known = {key.name for key in fields(RunConfig)}.difference(apart)
-    words = [word for word in argv if word.partition("=")[0] in known]
-    keys = typed(with_chosen(words, found.chosen.candidate.keys))
-    return {**keys, "profile": config.write_cluster} if config.write_cluster else keys
-
+from eval.plan.command import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

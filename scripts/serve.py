@@ -11,7 +11,7 @@ from typing import Sequence
 
 from config.cli import parse
 from config.serve_config import ServeConfig
-from config.words import typed
+from config.typed import typed
 from launch.auto import settled
 from serve.app import Server
 from serve.engine import Engine

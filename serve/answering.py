@@ -14,8 +14,8 @@ from typing import Any, AsyncIterator, Sequence
 
 from serve.engine import Ended, Engine, Event, Job, Sight
 from serve.logprobs import in_chat, in_completion
-from serve.pieces import Piece, Token
 from serve.protocol import Choice, Refused
+from serve.text_chunks import Piece, Token
 
 
 class Asking:

@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect
 from config.serve_config import ServeConfig
 from launch.pipeline import Pipeline
 from serve.answering import Asking, ChatForm, Form, events, whole
+from serve.auth import Guard
 from serve.engine import Engine, ids_of
-from serve.guard import Guard
 from serve.protocol import Body, Chat, Completion, Refused, ToTokenize, read_body
 
 PAGE = Path(__file__).with_name("page") / "chat.html"

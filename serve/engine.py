@@ -1,6 +1,6 @@
 """The engine: a pipeline that is turned, with places and a queue, and that comes back when a rank is lost.
 
-It knows nothing about HTTP. How jobs take turns is told in `launch/turning.py`.
+It knows nothing about HTTP. How jobs take turns is told in `launch/request_loop.py`.
 """
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from launch.generation import Generation
 from launch.pipeline import Pipeline
-from launch.turning import LOOK, Turning
-from launch.turning import Job as Turned
-from pipeline.loss import explain, foreseen, guarded
+from launch.request_loop import LOOK, Turning
+from launch.request_loop import Job as Turned
+from pipeline.failure import explain, foreseen, guarded
 from pipeline.ring import Ring
-from serve.figures import Figures
-from serve.pieces import Pieces
+from serve.metrics import Figures
 from serve.protocol import Choice, Refused
-from serve.sight import sight
+from serve.text_chunks import Pieces
+from serve.tree_view import sight
 
 GLANCE = 0.05  # seconds between two sights of an answer
 ASK = 1.0  # seconds between two questions to a ring that has nothing to do

@@ -24,12 +24,12 @@ from config.serve_config import WorkerConfig
 from model.text import conversation_of
 from serve.answering import Asking
 from serve.app import GONE, as_json, body_of, said, unless_gone
+from serve.auth import Guard
 from serve.engine import Ended, Engine, ids_of
-from serve.guard import Guard
 from serve.logprobs import in_completion
-from serve.pieces import Piece
 from serve.protocol import Choice, Completion, Refused, read_body
 from serve.running import Listener, engine_of, name_of, run, told
+from serve.text_chunks import Piece
 
 COMMAND = "python -m serve.fastchat"
 RETRY = 5.0  # seconds after which a controller that did not answer is asked again

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from model.spelling import Spelled
-from serve.pieces import Token
+from model.token_text import Spelled
+from serve.text_chunks import Token
 
 
 def in_chat(tokens: Sequence[Token]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any, Callable, Literal, Mapping, NamedTuple, Sequence, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from config.files import HALF
-from config.foreign import parse_object, plain, shown
 from config.run_config import RANGES, RunConfig
+from config.schema.untrusted import parse_object, plain, shown
 from launch.pipeline import Prompt
 from model.text import taken_variables
 

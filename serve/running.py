@@ -16,11 +16,11 @@ import uvicorn
 
 from config.cli import DEFAULT_PRESET
 from config.serve_config import ServeConfig, of_the_run
-from config.words import preset_of, typed
+from config.typed import preset_of, typed
 from launch.interrupt import interrupt
 from launch.pipeline import Pipeline
 from launch.processes import INTERRUPTED, LOST, WRONG, die
-from pipeline.loss import PeerLost, explain, foreseen, guarded
+from pipeline.failure import PeerLost, explain, foreseen, guarded
 from serve.engine import Engine, Limits
 
 PATIENCE = 10.0  # seconds for the pipeline to end in good order

@@ -11,12 +11,12 @@ from typing import Any, Callable, Sequence
 from torch import Tensor
 
 from model.cache import Admitted
-from model.reading import Passes, Read, Reading, by_network
-from pipeline.loss import Failure, guarded
+from model.drafts.batch import Passes, Read, Reading, by_network
+from pipeline.failure import Failure, guarded
 from pipeline.messages import Message
 from pipeline.transport import Link
+from sim.emulation import Pace
 from sim.heat import Heat
-from sim.pace import Pace
 from sim.wires import Wire, size
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.eagle import EagleHead
+from model.drafts.eagle import EagleHead
 from model.llama import LlamaConfig
 
 

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from config.eval_config import EvalConfig
 from config.run_config import CHOICES, RunConfig
+from eval.keys import EvalConfig
 from launch.hosts.agreement import GIVEN, LOCAL, judge_facts, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import clean

@@ -8,7 +8,7 @@ import pytest
 
 from launch.asynchronous import AsyncPipeline
 from launch.pipeline import Pipeline
-from pipeline.loss import PeerLost
+from pipeline.failure import PeerLost
 from tests.saved import models
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]

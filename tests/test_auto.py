@@ -12,8 +12,8 @@ import pytest
 import config.auto
 from config.auto import question, with_chosen
 from config.cli import parse
-from config.eval_config import EvalConfig
 from config.serve_config import ServeConfig
+from eval.keys import EvalConfig
 from eval.plan import plan as planning
 from eval.plan.candidates import Candidate
 from eval.plan.check import Checked, check

@@ -11,17 +11,17 @@ import pytest
 
 from config.cli import parse
 from config.drafts import parts
-from config.eval_config import Contender, EvalConfig, words
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question
 from eval import results as results_module
-from eval.bench import Evaluation, all_jobs
+from eval.command import evaluate
+from eval.evaluation import Evaluation, all_jobs
+from eval.keys import Contender, EvalConfig, words
 from eval.results import Key, Results, read_answers
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.text import Text
-from scripts.evaluate import evaluate
 from tests.saved import models
 from tests.tiny import Tiny, pipeline
 
@@ -41,8 +41,8 @@ def run(saved, tmp_path, monkeypatch):
     data.mkdir()
     (data / "mt_bench.jsonl").write_text(json.dumps(TALK))
     (data / "chatbot.json").write_text('["hello", "where is it?"]')
-    monkeypatch.setattr("eval.bench.WARM_UP", 2)
-    monkeypatch.setattr("scripts.evaluate.report", lambda folder: f"{folder}/report.md")
+    monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
+    monkeypatch.setattr("eval.command.report", lambda folder: f"{folder}/report.md")
 
     def run(results, *more):
         given = {word.partition("=")[0] for word in more}
@@ -349,7 +349,7 @@ def test_a_mistake_is_answered_by_one_sentence_before_anything_starts(tmp_path, 
 
 
 def test_results_that_cannot_be_written_are_told_before_the_start(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("scripts.evaluate.run", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr("eval.command.run", lambda *_: pytest.fail("it started"))
     (tmp_path / "file").write_text("old")
     for name, reason in (("file", "File exists"), ("file/x", "Not a directory"), ("x" * 300, "File name too long")):
         assert run(name) == 2
@@ -377,7 +377,7 @@ def test_a_report_that_cannot_be_written_is_told_and_the_answers_stay(run, monke
     def fail(folder):
         raise ValueError("summary.csv cannot be written")
 
-    monkeypatch.setattr("scripts.evaluate.report", fail)
+    monkeypatch.setattr("eval.command.report", fail)
     assert run("a", "methods=ar", "sets=chatbot", "temperatures=0") == 2
     assert "flowspec: summary.csv cannot be written\nflowspec: what was answered is kept" in capsys.readouterr().err
 

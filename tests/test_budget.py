@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from model.tree import TokenTree
-from pipeline.budget import Budget
+from pipeline.batcher import MOST, Outbox
 from pipeline.messages import Segment
-from pipeline.outbox import MOST, Outbox
+from pipeline.row_allocator import Budget
 from pipeline.stage_times import StageTimes
 
 

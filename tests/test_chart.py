@@ -10,8 +10,8 @@ from PIL import Image
 from config.methods import METHODS
 from eval.plan.chart import ALONG, STAGES, Cell, ChartConfig, cell, load, sites, summary, table
 from eval.plan.chart_plot import LOOKS, draw
-from scripts.bench.planner_emulated import EmulatedConfig, drawn
-from scripts.bench.planner_map import planner_map
+from eval.plan.judge_emulated import EmulatedConfig, drawn
+from eval.plan.map import planner_map
 from tests.test_plan import book, config_of
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from config.presets import TOY
+from eval.bench.overhead import QUESTIONS, request
 from launch.pipeline import Pipeline
-from scripts.bench.overhead import QUESTIONS, request
 
 PAPER = {"min_probability": 0, "expand_depth": 6, "none_expand": True}  # the trees of the paper
 METHODS = ("ar", "serial", "naive", "pruned", "continuous", "streaming")

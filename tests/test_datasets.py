@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from config.eval_config import EvalConfig
 from config.questions import BUNDLED, Question, load, read
+from eval.keys import EvalConfig
 from tests.checkpoints import refused
 
 # One line of each of the six files as EAGLE ships them, shortened.

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from config.run_config import Growth
 from launch.split.write import split
-from model.checkpoint import Checkpoint
-from model.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
+from model.drafts.batch import at_once
+from model.drafts.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
 from model.llama import LlamaConfig
-from model.reading import at_once
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
-from model.weights import EMBED, HEAD, Part
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import EMBED, HEAD, Part
 from pipeline.decode import Request
 from pipeline.messages import Segment
 from tests.checkpoints import refused

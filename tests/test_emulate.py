@@ -11,13 +11,13 @@ import torch
 
 from config.cli import parse
 from config.profiles import PROFILES, Profile
-from model.reading import Reading, read_all
+from model.drafts.batch import Reading, read_all
 from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.scheduler import Scheduler
 from pipeline.trace import Trace, read
 from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice, size
-from sim.pace import Pace
+from sim.emulation import Pace
 from tests.tiny import CONFIG, Tiny, pipeline, write
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4,

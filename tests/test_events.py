@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from sim.events import Events, Task, Virtual, Wall
-from sim.forwards import Forward, Worker
+from eval.dsi.events import Events, Task, Virtual, Wall
+from eval.dsi.forwards import Forward, Worker
 
 TICK = 0.02  # seconds, far more than a thread takes to wake up
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from model.mixture import Mixture, Suffix
+from model.drafts.mixture import Mixture, Suffix
 from model.sample import Sampler
 from pipeline.decode import Request
 from tests.tiny import CONFIG, Oracle, Tiny, pipeline, write

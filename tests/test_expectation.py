@@ -6,11 +6,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from sim import rounds
-from sim.counting import Times, count_dsi, count_si, drawn, recorded, resampled, settled, simulate
-from sim.expectation import moments
-from sim.formulas import ACCOUNTINGS, PIPELINES, dsi_rate, proposition_bound, si_rate
-from sim.rounds import Decoding
+from eval.dsi import cost_model as rounds
+from eval.dsi.cost_model import Decoding
+from eval.dsi.counting import Times, count_dsi, count_si, drawn, recorded, resampled, settled, simulate
+from eval.dsi.expectation import moments
+from eval.dsi.formulas import ACCOUNTINGS, PIPELINES, dsi_rate, proposition_bound, si_rate
 
 COSTS = (1.0, 0.3, 3)  # target, drafter, lookahead
 DEVICES = (1.0, 0.1, 6, 4, 0.03)  # with stages and hop

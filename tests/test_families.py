@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config.families import FAMILIES
 from config.methods import METHODS
 from config.run_config import RunConfig
+from config.schema.families import FAMILIES
 from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
-from model.eagle import EagleHead
+from model.drafts.eagle import EagleHead
+from model.drafts.none import NoDraft
 from model.llama import LlamaConfig, Rotary
-from model.no_draft import NoDraft
-from model.weights import Part
+from model.weights.parts import Part
 from pipeline.decode import Decoder
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF

@@ -16,9 +16,9 @@ import pytest
 
 from config.cli import parse
 from config.serve_config import WorkerConfig
+from launch.ask import COMMAND
 from launch.run import run
 from model.text import conversation_of
-from scripts.generate import COMMAND
 from serve import fastchat
 from serve.engine import Health
 from serve.running import told

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 from config.presets import ROOT
-from config.simulation import least_lookahead as least_lookahead_of_numbers
-from config.simulation import servers_needed as servers_needed_of_numbers
-from sim import formulas, rounds
-from sim.expectation import moments
-from sim.formulas import (
+from eval.dsi import cost_model as rounds
+from eval.dsi import formulas
+from eval.dsi.expectation import moments
+from eval.dsi.formulas import (
     ACCOUNTINGS,
     PIPELINES,
     dsi_rate,
@@ -26,6 +25,8 @@ from sim.formulas import (
     si_rate,
     visible_fraction,
 )
+from eval.dsi.simulation import least_lookahead as least_lookahead_of_numbers
+from eval.dsi.simulation import servers_needed as servers_needed_of_numbers
 
 CASES = [(1.0, 0.1, 0.9, 5), (1.0, 0.5, 0.5, 1), (1.0, 0.33, 0.93, 5), (1.0, 0.9, 0.3, 3), (1.0, 1.0, 0.5, 1),
          (26.0, 2.5, 0.59, 5), (52.2, 34.3, 0.94, 1), (1.0, 0.97, 0.98, 7), (1.0, 0.01, 0.41, 15), (1.0, 0.6, 0.99, 40)]

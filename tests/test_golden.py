@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from config.run_config import Growth
-from model.eagle import Eagle, Eagle3Head, EagleHead
+from model.drafts.batch import at_once
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead
 from model.llama import LlamaConfig, fill
-from model.reading import at_once
 from model.tree import TokenTree, verify
 
 GOLDEN = Path(__file__).parent / "golden"

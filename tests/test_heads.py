@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from config.heads import head_problems
-from model.checkpoint import Checkpoint
-from model.eagle import Eagle, Eagle3Head, EagleHead, fit_head
+from config.schema.heads import head_problems
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
+from model.drafts.none import NoDraft
+from model.drafts.small import ModelDraft
 from model.llama import LlamaConfig
-from model.no_draft import NoDraft
-from model.small import ModelDraft
+from model.weights.checkpoint import Checkpoint
 from tests.checkpoints import refused
 from tests.tiny import weights
 

@@ -9,11 +9,13 @@ import re
 import numpy as np
 import pytest
 
-from config.heatmap import RANGES, Heatmap
 from config.keys import options
 from config.presets import ROOT
-from eval.heatmap_plots import FORMS, NAMES, _edges, bands, draw
-from eval.heatmaps import (
+from eval.dsi import command as simulate
+from eval.dsi import formulas
+from eval.dsi.heatmap_keys import RANGES, Heatmap
+from eval.dsi.heatmap_plots import FORMS, NAMES, _edges, bands, draw
+from eval.dsi.heatmaps import (
     COLUMNS,
     MAPS,
     METHODS,
@@ -31,8 +33,6 @@ from eval.heatmaps import (
     summary,
     table,
 )
-from scripts.simulate import __main__ as simulate
-from sim import formulas
 
 SMALL = Heatmap(ndim=3)
 MAP = {one.name: one for one in MAPS}
@@ -339,7 +339,7 @@ def test_what_is_wrong_is_told_in_one_sentence(words: list[str], said: str, caps
 
 
 def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("scripts.simulate.heatmap.costs", None)
+    monkeypatch.setattr("eval.dsi.commands.heatmap.costs", None)
     (tmp_path / "maps").write_text("mine")
     assert simulate.main(["heatmap", f"output={tmp_path / 'maps'}"]) == 2
     assert "cannot be written" in capsys.readouterr().err and (tmp_path / "maps").read_text() == "mine"

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from config.run_config import Growth
-from eval.unrolled import read_text
-from model.drafts import TreeDraft
-from model.reading import at_once
+from eval.bench import command as bench
+from eval.bench.branches import draw, text_art
+from eval.bench.draft import table
+from eval.bench.hits import BEST, DEPTHS, Hits, hits
+from eval.self_feeding import read_text
+from model.drafts.batch import at_once
+from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
-from scripts.bench import __main__ as bench
-from scripts.bench.branches import draw, text_art
-from scripts.bench.draft import table
-from scripts.bench.hits import BEST, DEPTHS, Hits, hits
 from tests.saved import models
 from tests.tiny import CONFIG, Tiny, pipeline
 

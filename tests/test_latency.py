@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from config.measures import LatencyConfig, TableConfig
-from eval.latency import paces, passes, spread
+from eval.dsi.command import main
+from eval.dsi.commands.table import Measuring
+from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
+from eval.dsi.model_latency import paces, passes, spread
+from eval.dsi.predict_formulas import Measures, predict
+from eval.pair_keys import LatencyConfig, TableConfig
 from eval.pairs import open_model
-from eval.prediction import Measures, predict
 from model.sample import Sampler
-from scripts.simulate.__main__ import main
-from scripts.simulate.table import Measuring
-from sim.formulas import dsi_rate, least_lookahead, si_rate
 from tests.saved import save_model
 
 SMALL = ["dtype=float64", "template=none", "num_examples=1", "max_new_tokens=3", "repeats=1", "rows=1,3", "context=8"]

@@ -6,20 +6,20 @@ import json
 
 import pytest
 
-from config.load import moments
-from eval.load import Served, arriving, at_once, figures, poisson, unequal
+from eval.bench import command as bench
+from eval.command import evaluate
+from eval.load.arrivals import Served, arriving, at_once, figures, poisson, unequal
+from eval.load.keys import moments
+from eval.load.turns import Stopwatch
 from eval.metrics import total_speed
 from eval.report import report
-from model.no_draft import NoDraft
+from model.drafts.none import NoDraft
 from model.sample import Sampler
-from pipeline.abreast import abreast
+from pipeline.concurrent import abreast
 from pipeline.decode import Decoder, Request
 from pipeline.ring import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
-from scripts.bench import __main__ as bench
-from scripts.bench.turns import Stopwatch
-from scripts.evaluate import evaluate
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.stages import Work
@@ -212,7 +212,7 @@ def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tm
 
 def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_one(saved, tmp_path, monkeypatch):
     (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({**each, "category": ""}) for each in QUESTIONS))
-    monkeypatch.setattr("eval.bench.WARM_UP", 2)
+    monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
     fixed = (f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "template=none", "processes=false", "dtype=float64",
              "ignore_eos=true", "init_total_token=8", "init_topk=3", "methods=naive,ar", "sets=talk", "temperatures=1",
              "seed=5", "max_new_tokens=6", "profile=jetson-7b", "time=virtual")

@@ -11,8 +11,8 @@ from launch import memory
 from launch.build import build_draft, build_lm_head, build_stage
 from launch.memory import Need, check_memory, local_ranks, need
 from launch.spec import RankSpec
-from model.checkpoint import Checkpoint
-from model.weights import Part
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import Part
 from pipeline.trace import OFF
 from tests.checkpoints import refused
 from tests.saved import here, models

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from launch.folder import Folder
-from pipeline import meter
+from pipeline import utilization as meter
 from pipeline.heartbeat import Heartbeat
 from pipeline.messages import Stop
 from pipeline.transport import Inbox

@@ -12,12 +12,12 @@ import torch
 
 from config.profiles import PROFILES
 from eval import metrics
-from eval.tally import Tally
+from eval.observe.span_sums import Tally
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import NoTrace
 from pipeline.transport import Inbox
 from sim.devices import Lane, size
-from sim.pace import Pace
+from sim.emulation import Pace
 
 
 def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.run_config import Growth
-from model.blend import Blend
 from model.cache import TreeCache
-from model.drafts import TreeDraft
-from model.mixture import Mixture, Suffix
-from model.reading import at_once
+from model.drafts.batch import at_once
+from model.drafts.calibration import Blend
+from model.drafts.mixture import Mixture, Suffix
+from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 

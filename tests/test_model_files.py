@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from config.fields import CONFIG, GENERATION, ROPE, read_config
-from config.foreign import parse_json, read_json, shown, stays_inside
+from config.schema.fields import CONFIG, GENERATION, ROPE, read_config
+from config.schema.untrusted import parse_json, read_json, shown, stays_inside
 from launch.split.write import split
-from model.checkpoint import Checkpoint
 from model.llama import LlamaConfig
-from model.weights import check_model, plan_stages
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import check_model, plan_stages
 from split_and_save_models import main
 from tests.checkpoints import refused, same, save_head, save_llama
 
@@ -189,7 +189,7 @@ def test_a_byte_order_mark_is_harmless_and_a_folder_or_a_file_without_end_is_non
     assert read_json(tmp_path / "x.json") == {"a": [1]}
     with refused("is a folder, a device or a pipe: copy the folder again"):
         read_json(tmp_path)
-    monkeypatch.setattr("config.foreign.LARGEST", 10)
+    monkeypatch.setattr("config.schema.untrusted.LARGEST", 10)
     with refused("has 13 bytes, more than any file of its kind"):
         read_json(tmp_path / "x.json")
 
@@ -304,7 +304,7 @@ def test_a_file_without_tensors_or_with_a_header_of_gigabytes_is_refused(model, 
     write_header(model / "model.safetensors", {}, 0)
     with refused("holds no tensor"):
         Checkpoint(model)
-    monkeypatch.setattr("model.checkpoint.LARGEST", 1)
+    monkeypatch.setattr("model.weights.checkpoint.LARGEST", 1)
     with refused("has a header of 2 bytes, more than any safetensors file"):
         Checkpoint(model)
 

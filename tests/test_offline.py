@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.simulate.__main__ import main
-from sim import rounds
-from sim.counting import recorded, resampled, simulate
-from sim.expectation import moments
+from eval.dsi import cost_model as rounds
+from eval.dsi.command import main
+from eval.dsi.counting import recorded, resampled, simulate
+from eval.dsi.expectation import moments
 
 NAMES = ["non-SI", "SI", "DSI", "ar", "naive", "pruned", "pipedec", "continuous"]
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from config.keys import help_of, options, read_keys
-from config.online import COMMAND, Online
-from config.simulation import ONLINE_RANGES, RANGES, OnlineSimulation
-from scripts.simulate import __main__ as simulate
-from scripts.simulate.online import drawn_texts, plan_of, run
+from eval.dsi import command as simulate
+from eval.dsi.commands.online import drawn_texts, plan_of, run
+from eval.dsi.online_keys import COMMAND, Online
+from eval.dsi.simulation import ONLINE_RANGES, RANGES, OnlineSimulation
 
 FAST = ["simul_type=both", "S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02",
         "failure_cost_sub=0.01", "k=2"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.split.write import check, split
-from model.weights import Part
+from model.weights.parts import Part
 from split_and_save_models import main
 from tests.checkpoints import refused, save_llama
 

@@ -16,7 +16,7 @@ from launch.split.plan import Layout
 from launch.split.write import split
 from model.sample import Sampler
 from pipeline.decode import Request
-from pipeline.loss import PeerLost
+from pipeline.failure import PeerLost
 from tests.saved import models
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]

@@ -13,28 +13,28 @@ import pytest
 from config.boards import Boards, read, uneven, write
 from config.cli import parse
 from config.files import write_json
-from config.plan_config import COMMAND, PlanConfig, words
 from config.profiles import PROFILES
+from eval.plan import command
 from eval.plan.advice import advice, keys_line, limit, speed, table
 from eval.plan.bounds import Bounds
 from eval.plan.candidates import Candidate, families, shares, splits
 from eval.plan.check import Checked
 from eval.plan.chosen import write_hosts
 from eval.plan.hosts import answered
+from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.measure import Passed, fit, measured, times_as_long
 from eval.plan.plan import cluster, plan, planned
 from eval.plan.record import SETTINGS, Book, Written, book_of, made
+from eval.plan.replayed import Network
 from eval.plan.search import PLAIN, WORTH, Search, choice
 from eval.plan.trial import Bench, Busy, Spent, Trial
-from eval.records import settings_of
+from eval.record_settings import settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.sample import Sampler
 from pipeline.decode import Request
-from scripts import plan as command
-from sim.replayed import Network
 
 VOCAB = 50
 SITE = Boards("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,

@@ -12,9 +12,9 @@ from config.profiles import PROFILES
 from config.trees import STATIC, Growth, expanded
 from launch.pipeline import Pipeline
 from launch.probe import _pass
-from model.drafts import TreeDraft
-from model.mixture import Mixture
-from model.reading import at_once
+from model.drafts.batch import at_once
+from model.drafts.mixture import Mixture
+from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
 from tests.tiny import CONFIG, TREE, Tiny, pipeline, write

@@ -6,17 +6,17 @@ import json
 import pytest
 
 from config.cli import parse
-from config.predict_config import COMMAND, METHODS, NARROW, PredictConfig, words
 from config.presets import TOY
-from eval.foretold import Spent, by_events, closed_form, foretold, numbers_of, request_of, speed, spent_on
-from eval.records import Book, Written, book_of
+from eval.dsi import command as simulate
+from eval.dsi.commands.emulate import lateness
+from eval.dsi.predict_keys import COMMAND, METHODS, NARROW, PredictConfig, words
+from eval.dsi.predict_virtual import Spent, by_events, closed_form, foretold, numbers_of, request_of, speed, spent_on
+from eval.dsi.records import Book, Written, book_of
+from eval.recorded import ASIDE, Record, Recorded
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
-from scripts.simulate import __main__ as simulate
-from scripts.simulate.emulate import lateness
 from sim.cluster import Own
-from sim.recorded import ASIDE, Record, Recorded
 
 SHORT = ("sets=gsm8k,qa", "max_new_tokens=20", "dtype=float64")
 OWN = Own(turn=0.004, message=0.002, segment=0.003)

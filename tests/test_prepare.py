@@ -9,7 +9,7 @@ import pytest
 
 from config.run_config import RunConfig
 from launch import prepare
-from model.weights import MANIFEST, Part
+from model.weights.parts import MANIFEST, Part
 from tests.saved import models, wait_until
 
 

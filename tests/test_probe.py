@@ -11,7 +11,7 @@ from model.sample import Sampler
 from pipeline.clock import RealClock
 from pipeline.stage import Stage
 from sim.devices import SlowSlice
-from sim.pace import Pace
+from sim.emulation import Pace
 from tests.tiny import Tiny, pipeline, write
 
 TINY = Tiny()

@@ -19,9 +19,9 @@ from config.presets import ROOT
 from launch import local, processes
 from launch.folder import DIGITS, Folder, private_folder
 from launch.processes import spawn
-from pipeline import loss
+from pipeline import failure as loss
+from pipeline.failure import PeerLost
 from pipeline.heartbeat import LOST as NOTED
-from pipeline.loss import PeerLost
 from tests.saved import command, models, wait_until
 
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from config.prompts import FORMATS, Prompt, draw
+from eval.prompts import FORMATS, Prompt, draw
 from tests.checkpoints import refused
 
 ENTRIES = {

@@ -8,19 +8,19 @@ import torch
 from torch import nn
 
 from config.run_config import RunConfig
+from eval.bench import forms
 from launch.build import build_draft, build_lm_head, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.plan import Layout
 from launch.split.write import split
-from model import quant
-from model.checkpoint import Checkpoint
 from model.llama import fill
-from model.quant import BLOCK, KINDS, Int8, Quantized, compress, probe, quantize, running_kind
-from model.weights import Part
+from model.weights import quant
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import Part
+from model.weights.quant import BLOCK, KINDS, Int8, Quantized, compress, probe, quantize, running_kind
 from pipeline.trace import OFF
 from scripts import generate
-from scripts.bench import forms
 from tests.checkpoints import refused, same
 from tests.saved import here, models
 from tests.test_families import Saved

@@ -4,12 +4,12 @@ from __future__ import annotations
 import pytest
 
 from config.cli import parse
-from config.eval_config import REPEATS, EvalConfig
 from config.keys import Option, options
 from config.presets import PRESETS
 from config.ranges import Range, number, whole
 from config.run_config import RANGES, RunConfig
 from config.tensor_parallel import RANKS
+from eval.keys import REPEATS, EvalConfig
 
 ALL = {**RANGES, "tp": RANKS, "repeats": REPEATS, "concurrency": RANGES["max_requests"]}
 NUMBERS = {option.name: option for option in options(EvalConfig) if option.kind in ("int", "float")}

@@ -10,9 +10,9 @@ import pytest
 
 from config.boards import read
 from config.cli import parse
-from config.plan_config import COMMAND, PlanConfig, words
 from config.presets import ROOT, TOY
 from eval.plan import measure, remote
+from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.remote import measured_boards
 from launch.hosts import timing
 from launch.hosts.timing import CONTEXTS, ROWS

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from eval.account import Account, account
-from eval.replay import Flight, Heard, Sent, replay
-from eval.tally import Tally
+from eval.observe.replay import Flight, Heard, Sent, replay
+from eval.observe.span_sums import Tally
+from eval.observe.time_breakdown import Account, account
 from tests.test_metrics import answer, line
 
 PROMPT = Sent(0.0, [0, 1, 2], [7, 8, 9], [0, 0, 1], 3)

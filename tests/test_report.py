@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from config.presets import ROOT
-from eval import found as results
 from eval import report as reporting
+from eval import results_index as results
 from eval import summary
 from tests.test_metrics import answer, line
 

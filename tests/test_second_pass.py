@@ -14,7 +14,7 @@ from config.run_config import RunConfig
 from launch.hosts.board import BOARD, find_board
 from launch.run import run
 from launch.split.write import split
-from model.weights import Part
+from model.weights.parts import Part
 from scripts import generate
 from tests.checkpoints import refused
 from tests.saved import here, models

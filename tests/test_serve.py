@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from config.cli import parse
 from config.serve_config import ServeConfig, is_loopback
+from launch.ask import COMMAND
 from launch.run import run
 from launch.split.write import split
-from scripts.generate import COMMAND
 from scripts.serve import build, main, read
 from serve import running
 from serve.app import GONE, Server

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import pytest
 
 from launch.pipeline import Pipeline
-from pipeline.loss import PeerLost
+from pipeline.failure import PeerLost
 from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
-from serve.pieces import Piece
 from serve.protocol import Choice, Refused
+from serve.text_chunks import Piece
 from tests.saved import models, wait_until
 from tests.serving import live
 from tests.test_pipeline import worker_of

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from config.serve_load import ServeLoadConfig, of_the_server
-from scripts.bench.server import Heard, Held, Measured, holds, server
+from eval.load.server import Heard, Held, Measured, holds, server
+from eval.load.server_keys import ServeLoadConfig, of_the_server
 from tests.saved import models
 
 

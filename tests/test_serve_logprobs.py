@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from config.presets import TOY
-from model.checkpoint import Checkpoint
 from model.sample import Sampler
-from model.spelling import Spelling
 from model.text import Text
+from model.token_text import Spelling
+from model.weights.checkpoint import Checkpoint
 from model.whole import Whole
 from tests.serving import QUESTION, server
 from tests.test_text import MIXED, bytelevel, sentencepiece

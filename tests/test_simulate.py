@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from config.presets import ROOT
-from scripts.simulate.__main__ import COMMANDS, main
-from scripts.simulate.columns import in_columns
+from eval.columns import in_columns
+from eval.dsi.command import COMMANDS, main
 
 COMMAND = [sys.executable, "-m", "scripts.simulate"]
 

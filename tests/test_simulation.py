@@ -7,7 +7,7 @@ import math
 import pytest
 
 from config.keys import help_of, options, read_keys
-from config.simulation import (
+from eval.dsi.simulation import (
     ONLINE_RANGES,
     RANGES,
     OnlineSimulation,

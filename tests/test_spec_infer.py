@@ -10,16 +10,16 @@ from dataclasses import asdict
 
 import pytest
 
-import launch.flexflow as ff
+import eval.specinfer.flexflow as ff
 from config.cli import parse
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig
-from config.spec_flags import BY_NAME, FLAGS, OPTIONS
-from config.spec_infer import SpecInferConfig, flags_of, help_text, read
-from config.words import typed
+from config.typed import typed
+from eval.specinfer.command import program
+from eval.specinfer.flags import BY_NAME, FLAGS, OPTIONS
+from eval.specinfer.parse import SpecInferConfig, flags_of, help_text, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
-from scripts.spec_infer import program
 from tests.checkpoints import refused
 from tests.saved import models
 
@@ -217,7 +217,7 @@ def test_the_help_has_every_flag_and_so_has_the_page(capsys):
 def test_the_commands_stand_beside_the_others(name):
     words = (ROOT / "scripts" / f"{name}.sh").read_text(encoding="utf-8")
     assert words.endswith(f'exec "$PY" -m scripts.spec_infer {name} "$@"\n')
-    ran = subprocess.run([sys.executable, "-m", "scripts.spec_infer", name, "-h"], cwd=ROOT, capture_output=True,
+    ran = subprocess.run([sys.executable, "-m", "eval.specinfer.command", name, "-h"], cwd=ROOT, capture_output=True,
                          text=True)
     assert ran.returncode == 0 and ran.stdout.startswith(f"usage: bash scripts/{name}.sh")
 

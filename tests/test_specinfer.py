@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.cli import parse
-from config.eval_config import Contender, EvalConfig
 from config.presets import ROOT
 from config.run_config import RunConfig
 from config.trees import expanded
+from eval.keys import Contender, EvalConfig
 from launch.build import build_draft, build_lm_head
 from launch.memory import need
 from launch.spec import RankSpec
@@ -22,7 +22,7 @@ from launch.split.plan import Layout
 from launch.split.write import split
 from model.rules import RULES
 from model.sample import Sampler
-from model.weights import Part
+from model.weights.parts import Part
 from pipeline.decode import Request
 from pipeline.trace import OFF
 from tests.forked import ranks

@@ -10,15 +10,15 @@ from math import ceil, sqrt
 import numpy as np
 import pytest
 
-from sim.events import Virtual, Wall
-from sim.expectation import moments
-from sim.formulas import dsi_rate, nonsi_rate, si_rate
-from sim.forwards import Forward
-from sim.original import replay
-from sim.published import Latencies, online_mean
-from sim.rounds import dsi, si
-from sim.runs import drawn, gathered, spread, until
-from sim.speculation import DSI, METHODS, Plan, decode
+from eval.dsi.cost_model import dsi, si
+from eval.dsi.events import Virtual, Wall
+from eval.dsi.expectation import moments
+from eval.dsi.formulas import dsi_rate, nonsi_rate, si_rate
+from eval.dsi.forwards import Forward
+from eval.dsi.original import replay
+from eval.dsi.published import Latencies, online_mean
+from eval.dsi.runs import drawn, gathered, spread, until
+from eval.dsi.speculation import DSI, METHODS, Plan, decode
 
 
 def even(ticks: int) -> Forward:

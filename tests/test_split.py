@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from launch.split import plan
 from launch.split import write as program
 from launch.split.write import check, split
-from model.checkpoint import Checkpoint, Writer
 from model.llama import LlamaConfig, Slice
-from model.weights import Part
+from model.weights.checkpoint import Checkpoint, Writer
+from model.weights.parts import Part
 from split_and_save_models import main
 from tests.checkpoints import refused, same, save_head, save_llama
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.suffix import COUNTED, DISCOUNT, NOTHING, SuffixAutomaton
+from model.drafts.suffix import COUNTED, DISCOUNT, NOTHING, SuffixAutomaton
 
 TOKEN = st.integers(0, 2)
 TEXTS = st.lists(st.lists(TOKEN, max_size=COUNTED // 2), min_size=1, max_size=4)

@@ -18,7 +18,7 @@ from pipeline.trace import OFF
 from pipeline.transport import Inbox, LocalLink, PeerLost
 from sim.clock import VirtualClock
 from sim.devices import SlowLink
-from sim.pace import Pace
+from sim.emulation import Pace
 from tests.tiny import CONFIG, Tiny
 from tp.links import Loop
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from config.presets import ROOT
+from eval.observe.timeline_page import page
 from launch.folder import Folder
 from pipeline import heartbeat, trace, transport
+from pipeline.failure import guarded
 from pipeline.heartbeat import BEAT, Heartbeat
-from pipeline.loss import guarded
 from pipeline.messages import Reset, Segment
 from pipeline.trace import Trace, merge, read
 from pipeline.transport import DistLink, Peers
 from pipeline.wire import HEADER, SEGMENT
-from scripts.timeline.__main__ import page
 from sim import devices
 from tests.forked import ranks
 from tests.saved import here, models, wait_until
@@ -63,7 +63,7 @@ def test_whatever_a_thread_dies_of_ends_all_ranks_with_its_name(saved, tmp_path,
 
 def test_threads_are_started_in_one_place():
     """Those of boards that meet have guards of their own."""
-    own = ("pipeline/loss.py", "launch/hosts/rendezvous.py")
+    own = ("pipeline/failure.py", "launch/hosts/rendezvous.py")
     for path in [*(ROOT / "pipeline").glob("*.py"), *(ROOT / "tp").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
         calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
         if path.relative_to(ROOT).as_posix() not in own:

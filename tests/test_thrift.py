@@ -9,10 +9,10 @@ import pytest
 from config.boards import Boards
 from eval.plan.candidates import Candidate
 from model.tree import TokenTree
-from pipeline.budget import Budget
+from pipeline.draft_gate import LAST, Leisure
 from pipeline.first_stage import FirstStage
-from pipeline.leisure import LAST, Leisure
 from pipeline.messages import Visit
+from pipeline.row_allocator import Budget
 from pipeline.stage_times import NEWS, StageTimes
 from sim.heat import Heat
 from tests.test_budget import Asking

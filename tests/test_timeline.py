@@ -11,10 +11,10 @@ import time
 import pytest
 import torch.distributed as dist
 
+from eval.observe import timeline_page as timeline
+from eval.observe.timeline import NODE, STOP, Story
 from launch.hosts.clock import learn_time, tell_time
 from pipeline.trace import CLOCK, Trace, read
-from scripts.timeline import __main__ as timeline
-from scripts.timeline.story import NODE, STOP, Story
 from tests.saved import here, models
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

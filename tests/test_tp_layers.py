@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from config.families import FAMILIES
+from config.schema.families import FAMILIES
 from model.llama import LlamaConfig, Slice, fill
 from tests.tiny import CONFIG, weights
 from tp.comm import Galaxy, Megatron

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from config.profiles import PROFILES
+from sim.emulation import Pace
 from sim.groups import Paced, Times, all_reduce, hop
-from sim.pace import Pace
 from tp.comm import Galaxy, Megatron
 from tp.group import Table, ThreadGroup
 

@@ -13,7 +13,7 @@ import torch
 from launch.split.plan import Layout
 from launch.split.write import split
 from model.sample import Sampler
-from model.weights import Part
+from model.weights.parts import Part
 from pipeline.messages import Prune, Reset, Segment, Stop
 from pipeline.stage import run_stage
 from pipeline.trace import OFF

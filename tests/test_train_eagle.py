@@ -11,25 +11,25 @@ from safetensors.torch import load_file, save_file
 
 from config.presets import ROOT
 from launch.split.write import split
-from model.checkpoint import Checkpoint
-from model.eagle import Eagle, Eagle3Head, EagleHead, fit_head, inner_layers
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head, inner_layers
 from model.text import Text
+from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Request
-from scripts.train_eagle import __main__ as train_eagle
-from scripts.train_eagle import heads
-from scripts.train_eagle.course import Course, rate_at
-from scripts.train_eagle.data import Row, draw, make_row, read_conversations
-from scripts.train_eagle.judge import accepted_length, answered, open_decoder
-from scripts.train_eagle.loss import FeatureTask, Objective, WordTask
-from scripts.train_eagle.parts import own_part, part_at
-from scripts.train_eagle.teacher import Teacher
-from scripts.train_eagle.unroll import unroll
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_tokenizer
 from tests.test_families import MODELS
 from tests.tiny import CONFIG, Tiny
-from toy.recipe import corpus
+from toy.corpus import dialogues as corpus
 from toy.recipe.teach import dialogues
+from train.course import Course, rate_at
+from train.data import Row, draw, make_row, read_conversations
+from train.eagle import command as train_eagle
+from train.eagle import heads
+from train.eagle.judge import accepted_length, answered, open_decoder
+from train.eagle.loss import FeatureTask, Objective, WordTask
+from train.eagle.parts import own_part, part_at
+from train.eagle.teacher import Teacher
+from train.eagle.unroll import unroll
 
 CPU = torch.device("cpu")
 TALK = json.dumps({"conversations": [{"from": "human", "value": "a\u2028b"}, {"from": "gpt", "value": "c"}]},

@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from config.measures import Measured
 from config.presets import TOY
+from eval.pair_keys import Measured
 from eval.pairs import answer
 from eval.pairs import open_model as open_pair
-from eval.verified import merged_passes, ranks
+from eval.tokens_per_pass import merged_passes, ranks
 from launch.split.write import split
 from model.sample import Sampler
-from scripts.train_eagle.course import Course
-from scripts.train_ssm.__main__ import main
-from scripts.train_ssm.boost import Lesson, loss_of, right, still_left
-from scripts.train_ssm.texts import Writer, batch_of, open_model, prompts_of, texts_of
 from tests.checkpoints import same
 from tests.saved import here, save_tokenizer
+from train.course import Course
+from train.ssm.boost import Lesson, loss_of, right, still_left
+from train.ssm.command import main
+from train.ssm.texts import Writer, batch_of, open_model, prompts_of, texts_of
 
 CPU = torch.device("cpu")
 VOCAB, NEW = 53, 12

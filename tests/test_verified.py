@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from config.trees import expanded
-from eval.verified import among_best, among_drawn, by_mss, merged_passes, passes, ranks
-from model.mixture import Mixture
+from eval.bench.command import main
+from eval.tokens_per_pass import among_best, among_drawn, by_mss, merged_passes, passes, ranks
+from model.drafts.mixture import Mixture
 from model.rules import each, laws, mss, naive
 from model.sample import Sampler
 from pipeline.decode import Request
-from scripts.bench.__main__ import main
 from tests.saved import save_model
 from tests.test_acceptance import save_off
 from tests.test_rules import CASES, distribution, proposals

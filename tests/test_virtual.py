@@ -8,6 +8,7 @@ import torch
 
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
+from launch.ask import COMMAND
 from launch.pipeline import Pipeline
 from launch.run import run
 from model.sample import Sampler
@@ -15,7 +16,6 @@ from pipeline.decode import Request
 from pipeline.messages import Prune, Segment
 from pipeline.trace import OFF, read
 from pipeline.transport import Link
-from scripts.generate import COMMAND
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.paths import Paths

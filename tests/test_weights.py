@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from model import checkpoint
-from model.checkpoint import Checkpoint, Form, Writer
-from model.eagle import fit_head
-from model.stages import balance, is_split_as, parse_stages
-from model.weights import EMBED, HEAD, assign, check_model, plan_stages
+from model.drafts.eagle import fit_head
+from model.weights import checkpoint
+from model.weights.checkpoint import Checkpoint, Form, Writer
+from model.weights.parts import EMBED, HEAD, assign, check_model, plan_stages
+from model.weights.split import balance, is_split_as, parse_stages
 from tests.checkpoints import refused, same, save_head, save_llama
 
 NORM = "model.norm.weight"

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
-from model.drafts import TreeDraft
-from model.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
+from model.drafts.batch import Steps
+from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
+from model.drafts.mixture import Mixture, Suffix
+from model.drafts.network import TreeDraft
+from model.drafts.none import NoDraft
+from model.drafts.small import ModelDraft
 from model.llama import LlamaConfig, Slice, fill
-from model.mixture import Mixture, Suffix
-from model.no_draft import NoDraft
-from model.reading import Steps
 from model.sample import Sampler
-from model.small import ModelDraft
 from pipeline.decode import Decoder, Request
 from pipeline.interfaces import Draft
 from pipeline.ring import Ring

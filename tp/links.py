@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Sequence
 
-from model.stages import placements
+from model.weights.split import placements
 from pipeline.messages import Message, Prune
 from pipeline.stage import Stage
 from pipeline.transport import Link, Peers

@@ -15,9 +15,9 @@ from typing import Mapping, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from model.checkpoint import Checkpoint, Form
 from model.llama import LlamaConfig
-from model.weights import HEAD, translate
+from model.weights.checkpoint import Checkpoint, Form
+from model.weights.parts import HEAD, translate
 
 PRODUCT = re.compile(r"\.(self_attn|mlp)\.(\w+)\.(weight|bias)$")  # or a norm of each head
 ALIGNED = 64  # columns that stay together, if there are many: then kernels, and blocks of quantized weights, stay whole

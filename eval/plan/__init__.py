@@ -1,1 +1,1 @@
-"""The evaluation: data sets, the loop over them, and what is made of the answers."""
+"""Which method, split and draft suit given devices: plans, and how well they hold."""

@@ -7,11 +7,11 @@ import numpy as np
 
 from config.boards import Boards
 from config.methods import METHODS
-from config.plan_config import PlanConfig
 from eval.metrics import Interval, bootstrap
 from eval.plan.bounds import Bounds
 from eval.plan.candidates import Candidate
 from eval.plan.check import Checked
+from eval.plan.keys import PlanConfig
 from eval.plan.search import PLAIN, WORTH
 from eval.plan.trial import Bench, Trial
 

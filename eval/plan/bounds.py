@@ -13,7 +13,7 @@ from config.boards import Boards
 from config.methods import METHODS
 from eval.plan.candidates import Candidate
 from eval.plan.record import Written, kind_of
-from sim.works import Held, work_of
+from sim.stage_cost import Held, work_of
 
 ROUNDS = ("serial", "naive")  # strategies that wait for a whole tree
 CHAINS = ("dsi", "pipeinfer")  # and those that guess one token at a place

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Iterator, Sequence
 
 from config.boards import Boards
-from config.foreign import decoded, read_bytes
-from config.plan_config import PlanConfig
 from config.profiles import PROFILES
 from config.ranges import Checked, Range, outside, unknown
+from config.schema.untrusted import decoded, read_bytes
 from eval.plan.candidates import families
+from eval.plan.keys import PlanConfig
 from eval.plan.record import Book
 from eval.plan.search import Search, choice, plain_of
 from eval.plan.trial import Bench

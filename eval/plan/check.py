@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, Sequence
 from tqdm import tqdm
 
 from config.methods import METHODS
-from config.plan_config import PlanConfig
 from config.run_config import RunConfig
 from eval.plan.candidates import Candidate
+from eval.plan.keys import PlanConfig
 from eval.plan.record import Book
 from eval.plan.search import PLAIN
 from eval.plan.trial import values
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
-from pipeline.loss import PeerLost
+from pipeline.failure import PeerLost
 
 ANSWERS, TOKENS = 3, 24  # how much of the record is answered
 ROUNDS = 2  # of each answer, of which the shorter counts

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from config.boards import Boards
-from config.plan_config import PlanConfig
 from eval.plan.candidates import families
+from eval.plan.keys import PlanConfig
 from eval.plan.record import Book
 from eval.plan.search import NEAR, Search, choice, plain_of
 from eval.plan.trial import Bench, Trial

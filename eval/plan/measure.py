@@ -18,10 +18,10 @@ import numpy as np
 from tqdm import tqdm
 
 from config.boards import Boards, read, write
-from config.plan_config import PlanConfig
 from config.run_config import RunConfig
 from eval.plan.check import opened
 from eval.plan.hosts import boards_of
+from eval.plan.keys import PlanConfig
 from eval.plan.remote import Measured, measured_boards
 from launch.build import build_stage
 from launch.hosts.timing import Passed, passes

@@ -14,18 +14,18 @@ from tqdm import tqdm
 
 from config.drafts import listed
 from config.files import fits, whole, write_json
-from config.plan_config import PlanConfig
 from config.questions import load
-from eval.records import check_settings, settings_of
-from eval.unrolled import read_text, unrolled
+from eval.plan.keys import PlanConfig
+from eval.plan.replayed import Network, Table
+from eval.record_settings import check_settings, settings_of
+from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.spec import RankSpec
 from launch.virtual import as_virtual
-from model.drafts import TreeDraft
+from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
-from sim.replayed import Network, Table
 
 DEEPEST = 10  # guesses of its own on which a network's guesses are noted; beyond, they count as those
 WIDE = 16  # guesses at each place

@@ -19,7 +19,7 @@ from typing import IO, Any, AsyncIterator, Awaitable, NamedTuple, Sequence, Type
 from tqdm import tqdm
 
 from config.files import fits
-from config.foreign import parse_json, plain
+from config.schema.untrusted import parse_json, plain
 from eval.plan.hosts import boards_of
 from launch.hosts.board import Line
 from launch.hosts.timing import Passed

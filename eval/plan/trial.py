@@ -6,14 +6,16 @@ from typing import Any, NamedTuple, Sequence
 
 from config.boards import Boards
 from config.methods import METHODS
-from config.plan_config import PlanConfig
 from config.run_config import RunConfig
 from config.trees import MOST
 from eval.plan.candidates import Candidate
+from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written
-from model.mixture import Mixture, Suffix
-from model.no_draft import NoDraft
-from model.reading import read_all
+from eval.plan.replayed import Replayed
+from eval.recorded import Record, Recorded
+from model.drafts.batch import read_all
+from model.drafts.mixture import Mixture, Suffix
+from model.drafts.none import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Answer, Decoder, Request
 from pipeline.interfaces import Draft
@@ -24,10 +26,8 @@ from pipeline.trace import NoTrace
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.devices import SlowHead, SlowPasses
-from sim.pace import Pace
-from sim.recorded import Record, Recorded
-from sim.replayed import Replayed
-from sim.works import Held, work_of
+from sim.emulation import Pace
+from sim.stage_cost import Held, work_of
 
 SPARE = 8  # trees of the usual size for which a draft has room beside the text
 

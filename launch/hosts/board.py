@@ -13,8 +13,8 @@ import struct
 import sys
 from typing import Mapping, NamedTuple, Sequence
 
-from config.foreign import decoded, plain, read_bytes
 from config.run_config import RunConfig
+from config.schema.untrusted import decoded, plain, read_bytes
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
 COMMAND = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help

@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any, Callable, Dict, NamedTuple
 
-from config.foreign import plain
+from config.schema.untrusted import plain
 
 MOST = 1 << 20  # bytes of an entry
 RANKS = 1 << 10  # the most of one run

@@ -21,18 +21,18 @@ from typing import Any, Callable, Dict, Sequence
 
 import torch.distributed as dist
 
-from config.foreign import plain
 from config.run_config import RunConfig
+from config.schema.untrusted import plain
 from config.small_models import drafting_ranks
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
-from launch.hosts.seats import StoreServer, hang_up
 from launch.hosts.store import Entries, Store, StoreClient
+from launch.hosts.store_server import StoreServer, hang_up
 from launch.prepare import open_part
 from launch.processes import GRACE
 from launch.spec import RankSpec
-from model.weights import Part
+from model.weights.parts import Part
 from pipeline.transport import PeerLost
 from tp.links import Placement
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Sequence
 
 import torch.distributed as dist
 
-from config.foreign import plain
+from config.schema.untrusted import plain
 from launch.hosts.entries import COUNT, MOST, Junk, clean, kind, parse
 from pipeline.transport import PeerLost
 

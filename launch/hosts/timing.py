@@ -19,11 +19,11 @@ from typing import Any, Iterator, NamedTuple
 import torch
 
 from config.files import fits
-from config.foreign import parse_json
+from config.schema.untrusted import parse_json
 from launch.devices import usable
 from model.llama import LlamaConfig, Slice, fill
-from model.quant import compress, probe
-from pipeline.loss import explain, foreseen, guarded
+from model.weights.quant import compress, probe
+from pipeline.failure import explain, foreseen, guarded
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
 from pipeline.trace import OFF

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from config.tensor_parallel import USUAL
-from model.checkpoint import Checkpoint
-from model.eagle import MAPS, borrows_embedding
+from model.drafts.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
-from model.quant import Recast
-from model.stages import placements
 from model.text import TOKENIZER_FILES
-from model.weights import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, plan_stages
+from model.weights.checkpoint import Checkpoint
+from model.weights.parts import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, plan_stages
+from model.weights.quant import Recast
+from model.weights.split import placements
 from tp.shares import ShardedSource, held
 
 INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # what a head's maps between vocabularies are stored in

@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from config.files import open_lock, replace
 from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, SplitPlan, make_plan
-from model.checkpoint import Writer
-from model.quant import Recast, probe
-from model.stages import span
-from model.weights import FORMAT, MANIFEST, VERSION, Part
+from model.weights.checkpoint import Writer
+from model.weights.parts import FORMAT, MANIFEST, VERSION, Part
+from model.weights.quant import Recast, probe
+from model.weights.split import span
 
 WEIGHTS = "model.safetensors"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk that has no room

@@ -14,8 +14,8 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from scripts.train_eagle.data import draw
-from toy.recipe.corpus import dialogue
+from toy.corpus.dialogues import dialogue
+from train.data import draw
 
 ANSWER = re.compile(r"ASSISTANT:(.*?</s>)", re.DOTALL)
 LENGTH = 1024

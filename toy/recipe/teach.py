@@ -1,4 +1,4 @@
-"""The heads' training, that of scripts/train_eagle/: one head that drifts, on the packed rows of the corpus, and one
+"""The heads' training, that of train/eagle/: one head that drifts, on the packed rows of the corpus, and one
 that does not, on its dialogues.
 """
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 import torch
 
-from model.checkpoint import Checkpoint
 from model.text import Text
-from scripts.train_eagle import heads
-from scripts.train_eagle.course import Course
-from scripts.train_eagle.data import Row, draw, make_row
-from scripts.train_eagle.judge import DEPTHS
-from scripts.train_eagle.loss import FeatureTask, Objective
-from scripts.train_eagle.parts import own_part, part_at, teacher_parts
-from scripts.train_eagle.teacher import Teacher
-from toy.recipe import corpus
+from model.weights.checkpoint import Checkpoint
+from toy.corpus import dialogues as corpus
 from toy.recipe.pack import HELD_ROWS, LENGTH, Rows
 from toy.recipe.train import Hyperparameters, begin, join, launch
+from train.course import Course
+from train.data import Row, draw, make_row
+from train.eagle import heads
+from train.eagle.judge import DEPTHS
+from train.eagle.loss import FeatureTask, Objective
+from train.eagle.parts import own_part, part_at, teacher_parts
+from train.eagle.teacher import Teacher
 
 # EAGLE weighs the words 0.1 beside the features, adds noise and never reads its own guesses. Here the steps are few and
 # the words count for more; the second pass keeps guesses good in depth.

@@ -1,6 +1,6 @@
 """How the bundled models are trained: one process or several that average their gradients over gloo.
 
-The loop itself is that of scripts/train_eagle/course.py. One thread a process: two processes of one thread are faster
+The loop itself is that of train/course.py. One thread a process: two processes of one thread are faster
 than one of two, for layers as thin as these.
 """
 
@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from scripts.train_eagle import course
-from scripts.train_eagle.course import Course
+from train import course
+from train.course import Course
 
 # Freed pages go back to the kernel by default, and faulting them in again costs as much as the arithmetic at this size.
 SETTINGS = {"MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_MMAP_THRESHOLD_": "8000000000",

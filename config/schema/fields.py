@@ -1,0 +1,110 @@
+"""The fields of a `config.json`: what each may hold, in one table for models and for draft heads.
+
+It knows nothing about which of them go together, or are supported: that is said in `families.py`.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Collection, Mapping
+
+from config.schema.untrusted import is_name, read_json, shown
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a field may hold, in words and as a question."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def whole(low: int, high: int) -> Kind:
+    """The whole numbers from one to another, both of them included."""
+    return Kind(f"a whole number from {low} to {high}", lambda value: is_whole(value) and low <= value <= high)
+
+
+def number(low: float, high: float) -> Kind:
+    """All numbers from one to another, both of them included; NaN is none of them."""
+    def fits(value: Any) -> bool:
+        return (is_whole(value) or isinstance(value, float)) and low <= value <= high
+
+    return Kind(f"a number from {low:g} to {high:g}", fits)
+
+
+def one_of(*texts: str) -> Kind:
+    """One of some texts."""
+    return Kind(f"one of {', '.join(texts)}", lambda value: isinstance(value, str) and value in texts)
+
+
+def list_of(kind: Kind, most: int) -> Kind:
+    """A list of at most so many values, all of one kind."""
+    def fits(value: Any) -> bool:
+        short = isinstance(value, list) and len(value) <= most
+        return short and all(map(kind.fits, value))
+
+    return Kind(f"a list of at most {most}, each of them {kind.words}", fits)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number. To Python `true` is one, but not to whoever wrote it."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+NAME = Kind("a name", is_name)
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+
+# What torch can still allot or multiply without an overflow; no model comes near.
+COUNT = whole(1, 1 << 16)
+WIDTH = whole(1, 1 << 20)
+ROWS = whole(1, 1 << 24)
+TOKEN = whole(0, (1 << 24) - 1)
+END_TOKENS = list_of(TOKEN, 1024)
+TOKENS = Kind("a token id or a list of them", lambda value: TOKEN.fits(value) or END_TOKENS.fits(value))
+WAVE = number(1, 1e12)  # below 1, the waves of rotary positions would be shorter than the step from one to the next
+SCALE, PART = number(1, 1e6), number(0, 1)
+
+CONFIG = {
+    "architectures": list_of(NAME, 16), "model_type": NAME,
+    "hidden_size": WIDTH, "intermediate_size": ROWS, "ffn_dim": ROWS, "vocab_size": ROWS, "num_hidden_layers": COUNT,
+    "num_attention_heads": COUNT, "num_key_value_heads": COUNT, "head_dim": COUNT,
+    "max_position_embeddings": ROWS,  # positions are float32, which counts no further
+    "sliding_window": whole(0, 1 << 24), "use_sliding_window": FLAG,
+    "rms_norm_eps": number(1e-30, 1), "rope_theta": WAVE, "rope_scaling": OBJECT, "rope_parameters": OBJECT,
+    "partial_rotary_factor": PART, "tie_word_embeddings": FLAG, "qkv_bias": FLAG, "eos_token_id": TOKENS,
+    "draft_vocab_size": ROWS, "target_hidden_size": WIDTH, "eagle_config": OBJECT, "unrolled_passes": COUNT,  # a head's
+}
+ROPE = {  # of `rope_scaling` and `rope_parameters`
+    "rope_type": NAME, "type": NAME, "rope_theta": WAVE, "factor": SCALE,
+    "low_freq_factor": number(1e-6, 1e6), "high_freq_factor": number(1e-6, 1e6),
+    "original_max_position_embeddings": number(1, 1 << 24), "partial_rotary_factor": PART,
+}
+GENERATION = {"eos_token_id": TOKENS}
+
+
+def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
+          remedy: str = "copy it again from the model", needed: Collection[str] = ()) -> None:
+    """Raise ValueError if a field does not hold what the table says, or a field that is `needed` is not there.
+
+    `where` and `remedy` are how the sentence begins and ends.
+    """
+    for name, kind in table.items():
+        value = given.get(name)
+        if value is None and name in needed:
+            raise ValueError(f"{where} does not give {name}; {remedy}")
+        if value is not None and not kind.fits(value):
+            raise ValueError(f"{where} says {name}={shown(value)}, which should be {kind.words}; {remedy}")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model or a head; its fields are checked, and those of a `generation_config.json` too."""
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    config = read_json(path)
+    check(config, CONFIG, path)
+    for name in ("rope_scaling", "rope_parameters"):
+        rotary = config.get(name) or {}
+        check(rotary, ROPE, f"{name} in {path}")
+    if generation.is_file():
+        check(read_json(generation), GENERATION, generation)
+    return config

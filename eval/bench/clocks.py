@@ -1,0 +1,121 @@
+"""Emulated in real time and in virtual time, side by side: what the simulation leaves out, and whether it is right.
+
+The same questions are answered by ranks that sleep, and on the virtual clock. Python's own time for a turn of rank 0, a
+message and a segment is measured in the former, for plain decoding, and added to the latter's model.
+"""
+from __future__ import annotations
+
+import tempfile
+from bisect import bisect
+from collections import defaultdict
+from dataclasses import replace
+from statistics import median
+from typing import Any, Dict, Sequence, Tuple
+
+from tqdm import tqdm
+
+from config.cli import parse
+from config.profiles import Profile
+from config.run_config import RunConfig
+from config.typed import over, preset_of, typed
+from eval.bench.overhead import QUESTIONS, request
+from launch.pipeline import Pipeline
+from launch.prepare import prepare
+from launch.virtual import as_virtual
+from model.sample import Sampler
+from pipeline.trace import read
+from sim.cluster import NOTHING, Own
+
+METHODS = ("ar", "naive", "continuous", "streaming")
+TEMPERATURES = (0.0, 1.0)
+ASKED = 3  # questions
+WARM = 8  # tokens of an answer that is not measured
+Span = Dict[str, Any]
+Case = Tuple[float, str]  # temperature and method
+Speeds = Dict[Case, float]
+
+
+def clocks(argv: list[str]) -> int:
+    """The command `python -m scripts.bench clocks`; its exit code."""
+    words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"})
+    options = {key: value for key, value in typed(words).items() if key not in ("time", "trace")}
+    preset = preset_of(words) or "toy"
+    folder = tempfile.mkdtemp(prefix="flowspec-")
+    with Pipeline.open(preset, **options, trace=folder) as pipeline:
+        emulated = _speeds(pipeline, "emulated")
+    config = parse([preset, *(f"{key}={value}" for key, value in options.items()), "time=virtual"])
+    profile = config.cluster
+    assert profile is not None, options
+    own = own_times(read(folder), profile)
+    plain, whole = (_simulated(config, each) for each in (NOTHING, own))
+    _print(config.profile, own, [emulated, plain, whole])
+    return 0
+
+
+def _simulated(config: RunConfig, own: Own) -> Speeds:
+    folder, placement = prepare(config)
+    with as_virtual(config, folder, placement, own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+        return _speeds(pipeline, "virtual")
+
+
+def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
+    """Tokens/s of each method at each temperature over the questions."""
+    decoders = {method: pipeline.decoder_for(replace(pipeline.config, pipeline_type=method)) for method in METHODS}
+    for decoder in decoders.values():
+        decoder.whole(replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
+    tokens: dict[Case, int] = defaultdict(int)
+    seconds: dict[Case, float] = defaultdict(float)
+    cases = [(temperature, method) for temperature in TEMPERATURES for method in METHODS]
+    with tqdm(total=len(cases) * ASKED, unit="answer", desc=kind) as bar:
+        for temperature, method in cases:
+            for question in QUESTIONS[:ASKED]:
+                asked = replace(request(pipeline, question), sampler=Sampler(temperature))
+                answer = decoders[method].whole(asked)
+                tokens[temperature, method] += answer.new_tokens
+                seconds[temperature, method] += answer.prefill_seconds + answer.decode_seconds
+                bar.update()
+    return {case: tokens[case] / seconds[case] for case in cases}
+
+
+def own_times(spans: Sequence[Span], profile: Profile) -> Own:
+    """Medians of what Python takes by itself, in seconds, out of segments of one row.
+
+    A segment: from its receipt by a stage until it is passed on, without the layers. A message: from there to the next
+    rank's inbox, without the modelled wire. A turn: from a verdict until the next send, without the modelled verdict.
+    """
+    world = 1 + max(span["rank"] for span in spans)
+    came = _moments(spans, "recv")
+    left = _moments(spans, "send")
+    wire = profile.latency / 1e3 + profile.transfer(profile.row_bytes)
+    segments, messages = [], []
+    for place, (begin, end) in _moments(spans, "forward").items():
+        if place in left and place in came:
+            stays = left[place][1] - came[place][1]
+            segments.append(stays - (end - begin))
+    for (rank, node), (_, moment) in left.items():
+        after = (rank + 1) % world, node
+        if after in came:
+            messages.append(came[after][1] - moment - wire)
+    sends = [span["t0"] for span in spans if span["name"] == "send" and "tokens" in span]
+    turns = []
+    for begin, _ in _moments(spans, "verify").values():
+        following = bisect(sends, begin)
+        if following < len(sends):
+            turns.append(sends[following] - begin - profile.verdict / 1e3)
+    return Own(*(max(0.0, median(each)) for each in (turns, messages, segments)))
+
+
+def _moments(spans: Sequence[Span], name: str) -> dict[tuple[int, int], tuple[float, float]]:
+    """When the spans of this name begin and end that are about one node, by rank and node."""
+    alone = [span for span in spans if span["name"] == name and len(span.get("nodes", ())) == 1]
+    return {(span["rank"], span["nodes"][0]): (span["t0"], span["t1"]) for span in alone}
+
+
+def _print(profile: str, own: Own, speeds: Sequence[Speeds]) -> None:
+    print(f"\n{profile}: Python's own time, measured: {1e3 * own.turn:.2f} ms a turn, {1e3 * own.message:.2f} ms "
+          f"a message, {1e3 * own.segment:.2f} ms a segment")
+    print("  tokens/s            emulated   simulated   with Python's time   simulated / emulated")
+    for case in speeds[0]:
+        emulated, plain, whole = (each[case] for each in speeds)
+        temperature, method = case
+        print(f"  T={temperature:g} {method:<14}{emulated:10.2f}{plain:12.2f}{whole:21.2f}{whole / emulated:23.3f}")

@@ -1,0 +1,152 @@
+"""How often a draft is right along the target's greedy text, by the depth of its own guesses; and one of its trees.
+
+It knows nothing about time.
+"""
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Sequence
+
+from tqdm import tqdm
+
+from config.drafts import FOLDERS, ComparedDrafts, listed, parts, starting
+from config.files import check_output
+from config.questions import load
+from config.typed import over, typed
+from eval.bench.branches import check_form, draw, text_art
+from eval.bench.hits import BEST, DEPTHS, Hits, hits
+from eval.self_feeding import read_text
+from launch.pipeline import Pipeline
+from launch.run import Command, run
+from model.drafts.batch import at_once
+from model.drafts.mixture import Mixture
+from model.drafts.network import TreeDraft
+from model.sample import Sampler
+from pipeline.decode import Decoder, Request
+
+USUAL = {"pipeline_type": "serial", "max_new_tokens": "96", "question_end": "2"}
+LEAD = 40  # letters of the text that a picture shows
+
+
+@dataclass(frozen=True)
+class DraftConfig(ComparedDrafts):
+    """What the command takes beside the keys of a run."""
+
+    # What is measured
+    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets whose questions are asked
+    data: str = ""  # folder of data sets; empty: the bundled ones
+    picture: str = ""  # file (.png or .svg) for a picture of one tree of the first draft; empty: none
+
+
+def draft(argv: list[str]) -> int:
+    """The command `python -m scripts.bench draft`; its exit code."""
+    asked = over(argv, USUAL)
+    given = typed(asked)
+    if "drafts" in given and "draft" not in given:
+        asked.append(f"draft={starting(listed(given['drafts']))}")
+    return run(Command("scripts.bench draft", measure, DraftConfig), asked)
+
+
+def measure(pipeline: Pipeline) -> None:
+    """On rank 0: let the target write greedily, and count what each draft foresees of it."""
+    config = pipeline.config
+    assert isinstance(config, DraftConfig)
+    _check(config)
+    decoders = {name: _decoder(pipeline, name) for name in config.chosen_drafts}
+    prompts = _prompts(pipeline)
+    writer = pipeline.decoder_for(replace(config, pipeline_type="ar"))
+    found = dict.fromkeys(decoders, Hits.none())
+    with tqdm(total=len(prompts) * len(decoders), unit="text", file=sys.stderr) as bar:
+        for prompt in prompts:
+            text = [*prompt, *_greedy(writer, prompt, pipeline)]
+            for name, decoder in decoders.items():
+                bar.set_description(name)
+                tree = read_text(decoder, text)
+                found[name] = found[name].plus(hits(_network(decoder), tree, len(prompt)))
+                bar.update()
+    print(table(found))
+    if config.picture:
+        name, decoder = next(iter(decoders.items()))
+        _show(pipeline, name, decoder, text[:(len(prompt) + len(text)) // 2])
+
+
+def _check(config: DraftConfig) -> None:
+    """Raise ValueError for what the measurement cannot do."""
+    if config.cluster or config.trace:
+        raise ValueError("the draft is looked at by itself: leave profile and trace out")
+    if config.prompt_ids or config.temperature:
+        raise ValueError("the target writes greedily, and answers questions: leave temperature and prompt_ids out")
+    if config.picture:
+        check_form(config.picture)
+        check_output(config.picture, "choose another picture=")
+
+
+def _decoder(pipeline: Pipeline, name: str) -> Decoder:
+    """A decoder with this draft. Raises ValueError for one that does not read a text token by token."""
+    config = pipeline.config
+    assert isinstance(config, DraftConfig)
+    decoder = pipeline.decoder_for(config.with_draft(name), parts(name).head)
+    if name.partition(":")[0] not in FOLDERS:
+        raise ValueError(f"the draft {name} has no guesses of its own to read on: name eagle, model, or both")
+    return decoder
+
+
+def _network(decoder: Decoder) -> TreeDraft:
+    """The one network of a decoder's draft."""
+    assert isinstance(decoder.draft, Mixture), f"a {type(decoder.draft).__name__} has no networks"
+    [network] = decoder.draft.networks
+    return network
+
+
+def _prompts(pipeline: Pipeline) -> list[list[int]]:
+    """The first turns of all questions, as token ids."""
+    config, text = pipeline.config, pipeline.text
+    assert isinstance(config, DraftConfig) and text
+    asked = [question for name in listed(config.sets)
+             for question in load(config.data, name, config.question_begin, config.question_end)]
+    return [text.prompt_ids(question.turns[:1], config.template) for question in asked]
+
+
+def _greedy(decoder: Decoder, prompt: Sequence[int], pipeline: Pipeline) -> list[int]:
+    """What the target writes, at most as long as there is room for one token more."""
+    end = frozenset(pipeline.text.end_ids) if pipeline.text else frozenset()
+    room = max(1, decoder.max_length - len(prompt) - 1)
+    limit = min(pipeline.config.max_new_tokens, room)
+    return decoder.whole(Request(prompt, Sampler(), limit, end)).token_ids
+
+
+def table(found: dict[str, Hits]) -> str:
+    """Per cent of the tries that hit, a block for each draft."""
+    depths = "".join(f"{depth:>8}" for depth in DEPTHS)
+    lines = ["per cent of the tokens that are among the draft's best guesses, by how many of its own it has read", "",
+             f"{'own guesses read':<32}{depths}"]
+    for name, own in found.items():
+        for column, best in enumerate(BEST):
+            rates = 100 * own.hits[:, column] / own.tries
+            cells = "".join(f"{rate:8.1f}" if rate == rate else f"{'-':>8}" for rate in rates.tolist())
+            lines.append(f"{f'{name}, best {best}':<32}{cells}")
+        tries = "".join(f"{count:>8}" for count in own.tries.tolist())
+        lines.append(f"{f'{name}, tries':<32}{tries}")
+    return "\n".join(lines)
+
+
+def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int]) -> None:
+    """Print the tree that a draft grows behind a text, and draw it."""
+    config = pipeline.config
+    assert isinstance(config, DraftConfig) and pipeline.text
+    tree = read_text(decoder, text)
+    text_of, tip = pipeline.text.decode, tree.token[tree.tip]
+
+    def words(token: int) -> str:
+        """The text of a token that does not begin one."""
+        return text_of([tip, token])[len(text_of([tip])):]
+
+    told = repr(text_of(tree.tokens)[-LEAD:])
+    while at_once(decoder.draft.grow(tree, config.tree.init)):  # type: ignore[attr-defined]
+        pass
+    decoder.draft.reset()
+    print(f"\na tree of {name}: {len(tree.live)} guesses, with the probabilities of their paths, behind {told}\n")
+    print(text_art(tree, words))
+    draw(tree, words, f"A tree of {name} behind {told}", config.picture)
+    print(f"\ndrawn: {config.picture}")

@@ -1,0 +1,164 @@
+"""What the pipeline costs beside the model: the time of rank 0 in a turn, of a stage in a segment, of each link.
+
+Rank 0 answers a few questions with a trace, and the times are read from the spans of all ranks. It knows nothing about
+how a pipeline is built.
+"""
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterable, Sequence
+
+from config.run_config import RunConfig
+from config.typed import over, typed
+from launch.pipeline import Pipeline
+from launch.run import Command, run
+from model.drafts.none import NoDraft
+from model.sample import Sampler
+from pipeline.decode import Decoder, Request
+from pipeline.strategies import autoregressive
+from pipeline.trace import NoTrace, read
+
+QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
+             "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
+LARGE = "64 nodes"  # the decoder whose turns are measured
+WIDE = 48  # rows from which a segment counts as a wide one
+Span = Dict[str, Any]
+Forward = Callable[..., Any]
+
+
+def overhead(argv: list[str]) -> int:
+    """The command `python -m scripts.bench overhead`; its exit code."""
+    defaults = {"max_new_tokens": "64"}
+    launches = "RANK" not in os.environ  # otherwise this is one of the ranks, which was told the folder of the traces
+    if launches:
+        defaults["trace"] = tempfile.mkdtemp(prefix="flowspec-")
+    asked = over(argv, defaults)
+    code = run(Command("scripts.bench overhead", compare), asked)
+    if code == 0 and launches:
+        report(typed(asked)["trace"])
+    return code
+
+
+def compare(pipeline: Pipeline) -> None:
+    """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
+    _watch(pipeline.decoder.draft.draft.networks, pipeline.ring, pipeline.trace)  # type: ignore[attr-defined]
+    decoders = _decoders(pipeline)
+    speeds: dict[str, list[float]] = {name: [] for name in decoders}
+    for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
+        asked = request(pipeline, question)
+        answers = {}
+        for name, decoder in decoders.items():
+            with pipeline.trace.span(name if i else "warm-up"):
+                answers[name] = decoder.whole(asked)
+        texts = {tuple(answer.token_ids) for answer in answers.values()}
+        assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"
+        if i:
+            for name, answer in answers.items():
+                speeds[name].append(answer.tokens_per_second)
+    _print_speeds(speeds, pipeline.config.pipeline_type)
+
+
+def _decoders(pipeline: Pipeline) -> dict[str, Decoder]:
+    """The decoders that are compared, over one ring and one draft."""
+    usual = pipeline.decoder
+    large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
+    return {
+        "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, usual.max_length),
+        LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, usual.max_length),
+        "preset": usual}
+
+
+def request(pipeline: Pipeline, question: str) -> Request:
+    """The request of a question; of `prompt_ids`, if the pipeline was started with these."""
+    config, text = pipeline.config, pipeline.text
+    sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
+    if text is None:
+        return Request(list(config.ids), sampler, config.max_new_tokens)
+    prompt = text.prompt_ids([question], config.template)
+    return Request(prompt, sampler, config.max_new_tokens, frozenset(text.end_ids))
+
+
+def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
+    """Leave a span around what models compute on rank 0: the drafts' reading and guessing, the target's LM head."""
+    def watched(forward: Forward) -> Forward:
+        def watching(*args: Any) -> Any:
+            with trace.span("model"):
+                return forward(*args)
+        return watching
+
+    for network in networks:
+        network.read = watched(network.read)
+        network.guess = watched(network.guess)
+        network.foretell = watched(network.foretell)
+    ring.lm_head = watched(ring.lm_head)
+
+
+def _print_speeds(speeds: dict[str, list[float]], method: str) -> None:
+    print("tokens/s, median of five answers in one run")
+    for name, speed in speeds.items():
+        label = name if name == "ar" else f"{method}, {name}"
+        ratio = statistics.median(a / b for a, b in zip(speed, speeds["ar"]))
+        print(f"  {label:<36}{statistics.median(speed):8.1f}   {ratio:.2f}x ar")
+
+
+def report(folder: str) -> None:
+    """Print the table of times, from the spans of all ranks in this folder."""
+    spans = _while_large(read(folder))
+    ranks = sorted({span["rank"] for span in spans})
+    print("\nmedian, and 90th percentile, in milliseconds")
+    _print_row("rank 0, own time per turn", own_times(spans, 0, "model"))
+    for number in ranks[1:]:
+        _print_row(f"rank {number}, own time per segment", own_times(spans, number, "forward"))
+    for i, number in enumerate(ranks):
+        following = ranks[(i + 1) % len(ranks)]
+        link = f"link {number} -> {following}"
+        _print_row(link, flights(spans, number, following, 1))
+        _print_row(f"{link}, {WIDE} rows or more", flights(spans, number, following, WIDE))
+
+
+def _while_large(spans: list[Span]) -> list[Span]:
+    """The spans of the times in which the large trees decoded."""
+    windows = [(span["t0"], span["t1"]) for span in spans if span["name"] == LARGE]
+
+    def counts(span: Span) -> bool:
+        return any(begin <= span["t0"] and span["t1"] <= end for begin, end in windows)
+
+    return [span for span in spans if counts(span)]
+
+
+def own_times(spans: list[Span], number: int, model: str) -> list[float]:
+    """Seconds of this rank between two waits, without its spans named `model`; only turns with such spans count."""
+    mine = [span for span in spans if span["rank"] == number]
+    waits = [span for span in mine if span["name"] == "wait"]
+    forwards = [span for span in mine if span["name"] == model]
+    own = []
+    for before, after in zip(waits, waits[1:]):
+        begin, end = before["t1"], after["t0"]
+        inside = [span for span in forwards if begin <= span["t0"] <= end]
+        if inside:
+            own.append(end - begin - sum(span["t1"] - span["t0"] for span in inside))
+    return own
+
+
+def flights(spans: list[Span], sender: int, receiver: int, rows: int) -> list[float]:
+    """Seconds from the call that sends a segment of at least so many rows until it lies in the next rank's inbox."""
+    sends = [span for span in spans if span["name"] == "send" and span["rank"] == sender]
+    arrivals = [span for span in spans if span["name"] == "recv" and span["rank"] == receiver]
+    large = [span for span in sends if len(span["nodes"]) >= rows]
+    sent = {tuple(span["nodes"]): span["t0"] for span in large}
+    found = []
+    for span in arrivals:
+        nodes = tuple(span["nodes"])
+        if nodes in sent:
+            found.append(span["t1"] - sent[nodes])
+    return found
+
+
+def _print_row(name: str, seconds: Iterable[float]) -> None:
+    values = sorted(1e3 * value for value in seconds)
+    if values:
+        high = values[int(0.9 * len(values))]
+        print(f"  {name:<36}{statistics.median(values):8.3f}{high:9.3f}   of {len(values)}")

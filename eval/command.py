@@ -1,0 +1,221 @@
+"""The evaluation: methods, data sets and temperatures, over one pipeline after the other, and tables at the end.
+
+Usage: python -m scripts.evaluate PROTOCOL [PRESET] [key=value ...], which run_eval.sh and others call; --help shows all
+keys, docs/evaluation.md tells what comes out.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Sequence
+
+from config.cli import parse
+from config.drafts import parts
+from config.files import check_folder
+from config.questions import BUNDLED, Question, load
+from config.schema.untrusted import plain
+from eval.evaluation import Evaluation, all_jobs
+from eval.keys import Contender, EvalConfig, first, words
+from eval.observe.span_sums import Tally, lateness
+from eval.report import TOO_LATE, report
+from eval.results import Results
+from launch.hosts.board import BOARD, COMMAND, find_board
+from launch.pipeline import Pipeline
+from launch.processes import STOPPED, WRONG
+from launch.run import Command, run
+from launch.trace import open_trace
+from pipeline.decode import Decoder
+from pipeline.interfaces import Clock
+from pipeline.trace import NoTrace
+
+MODULE = "scripts.evaluate start"  # what a rank is
+TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
+OTHER = "choose another results="
+SLOWEST = 64  # times slower than modelled: a machine that cannot do that has other troubles
+
+
+def answer_all(pipeline: Pipeline) -> None:
+    """On rank 0: answer all questions with each method that this start of the pipeline serves."""
+    config, text = pipeline.config, pipeline.text
+    assert isinstance(config, EvalConfig) and text
+    if _apart(config):
+        announce(config)
+    methods = next(group for group in config.groups if config.pipeline_type in group)
+    decoders = _decoders(pipeline, config.contenders(methods))
+    evaluation = Evaluation(config, text, decoders, pipeline.scale, pipeline.trace)
+    results = Results(config.results).open(config, pipeline.scale, pipeline.spec.part.split_id)
+    try:
+        evaluation.run(all_jobs(config, _sets(config), methods), results, lambda: _check_pace(config))
+    finally:
+        results.close()
+
+
+def _decoders(pipeline: Pipeline, contenders: Sequence[Contender]) -> dict[Contender, Decoder]:
+    """A decoder for each method with each draft, over the one pipeline."""
+    config, decoders = pipeline.config, {}
+    assert isinstance(config, EvalConfig)
+    for contender in contenders:
+        own = replace(config.with_draft(contender.draft), pipeline_type=contender.method)
+        decoders[contender] = pipeline.decoder_for(own, parts(contender.draft).head)
+    return decoders
+
+
+def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
+    """The sums of a rank's times, and its trace behind them, if one is wanted.
+
+    A tally knows one request at a time, so where there are several it is left out.
+    """
+    trace = open_trace(config, rank, clock)
+    if config.concurrency > 1:
+        _tallies(config).mkdir(parents=True, exist_ok=True)  # by which starts are numbered
+        return trace
+    return Tally(_tallies(config), rank, trace, clock)
+
+
+def _tallies(config: EvalConfig) -> Path:
+    """The folder in which the ranks of this start leave their sums."""
+    return Path(config.results) / "tally" / config.launch
+
+
+START = Command(MODULE, answer_all, EvalConfig, tallied)
+
+
+def _check_pace(config: EvalConfig) -> None:
+    """End this start if the machine does not keep the pace of the emulated cluster."""
+    late = lateness(_tallies(config))
+    if config.cluster and late > TOO_LATE and config.slowdown < SLOWEST:
+        print(f"flowspec: what is emulated comes {late:.0%} too late on this machine: once more, and slower",
+              file=sys.stderr)
+        raise SystemExit(TOO_FAST)
+
+
+def _sets(config: EvalConfig) -> dict[str, list[Question]]:
+    """The questions of each data set."""
+    begin, end = config.question_begin, config.question_end
+    return {name: load(config.data, name, begin, end) for name in config.chosen_sets}
+
+
+def announce(config: EvalConfig) -> None:
+    """Print what will be done. Raises ValueError if it cannot be."""
+    sets, results = _sets(config), Results(config.results)
+    _check_drafts(config)
+    check_folder(config.results, OTHER)
+    results.check(config)
+    jobs = all_jobs(config, sets, config.chosen_methods)
+    done = sum(job.key in results.texts for job in jobs)
+    counts = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
+    answers = f"{len(jobs)} of at most {config.max_new_tokens} tokens a turn"
+    if done:
+        answers += f", of which {done} are there"
+    where = "this pipeline as it is"
+    if config.cluster:
+        where = f"a cluster that is {config.kind}, profile {config.profile}"
+    rows = {
+        "measured on": where,
+        "model": config.model_dir or config.base_dir,
+        "methods": ", ".join(config.chosen_methods),
+        "drafts": ", ".join(config.chosen_drafts),
+        "questions": ", ".join(counts),
+        "from": config.data or str(BUNDLED),
+        "temperatures": config.temperatures,
+        "seeds": _seeds(config),
+        "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
+        "answers": answers,
+        "results": os.path.abspath(config.results)}
+    lines = [f"  {name:<14}{value}" for name, value in rows.items()]
+    print("\n".join(["evaluation", *lines]), flush=True)
+
+
+def _check_drafts(config: EvalConfig) -> None:
+    """Raise ValueError for a draft whose folder is not there."""
+    for name in (*config.chosen_drafts, *filter(None, [config.baseline_draft])):
+        _, *folders = parts(name)
+        for folder in filter(None, folders):
+            if not Path(folder).is_dir():
+                raise ValueError(f"{name}: there is no folder {folder}: name that of a draft head, or "
+                                 "of a small model")
+
+
+def _seeds(config: EvalConfig) -> str:
+    last = config.seed + config.repeats - 1
+    return f"{config.seed} to {last}" if config.repeats > 1 else f"{config.seed}"
+
+
+def _apart(config: EvalConfig) -> bool:
+    """Whether each rank is on a host of its own, which has the results only if it is rank 0's."""
+    return bool(config.hosts or os.environ.get(BOARD))
+
+
+def evaluate(protocol: str, argv: Sequence[str]) -> int:
+    """The whole life of the command; its exit code. Each group of methods has a start of the pipeline of its own."""
+    try:
+        argv = words(protocol, argv)
+        config = _read(argv)
+        find_board(config, os.environ)
+    except (ValueError, OSError) as error:
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+        return WRONG
+    results = Results(config.results)
+    code, slowdown = 0, config.slowdown
+    argv = [word for word in argv if not word.startswith(("slowdown=", "draft=", "max_requests="))]
+    for group in config.groups:
+        method = first(group)
+        code = TOO_FAST
+        while code == TOO_FAST:
+            own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
+                   f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
+            code = _start(config, [*argv, *own])
+            slowdown *= 2 if code == TOO_FAST else 1
+        if code:
+            break
+    return _conclude(results, code)
+
+
+def _read(argv: list[str]) -> EvalConfig:
+    """The configuration of the whole evaluation, announced where the results will be."""
+    if any(word.startswith("pipeline_type=") for word in argv):
+        raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
+    config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), EvalConfig)
+    assert isinstance(config, EvalConfig), f"an evaluation was read as {type(config).__name__}"
+    if not _apart(config):
+        announce(config)
+    else:
+        check_folder(config.results, OTHER)  # for the tally of this host
+    return config
+
+
+def _conclude(results: Results, code: int) -> int:
+    """Tables of what is there, even if the pipeline ended too early; the exit code."""
+    if not results.has_answers:
+        return code
+    try:
+        print(f"tables and plots: {report(results.folder)}")
+    except (ValueError, OSError) as error:
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+        code = code or WRONG
+    if code:
+        print("flowspec: what was answered is kept; the same command goes on from there", file=sys.stderr)
+    return code
+
+
+def _start(config: EvalConfig, argv: Sequence[str]) -> int:
+    """One start of the pipeline; its exit code. On several hosts a process becomes the rank of its host, and ends."""
+    if not _apart(config):
+        return run(START, argv)
+    child = subprocess.Popen([sys.executable, "-m", *MODULE.split(), *argv])
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the child, which ends all ranks
+    try:
+        code = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else STOPPED - code
+
+
+def main(argv: list[str]) -> int:
+    """The command, or one rank of it."""
+    name, *words = argv or [""]
+    return run(START, words) if name == "start" else evaluate(name, words)

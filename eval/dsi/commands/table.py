@@ -1,0 +1,217 @@
+"""Pairs of models measured on data sets, and what follows for plain decoding, SI and DSI: from models to a table.
+
+The times and the acceptance rate of a row are measured; its costs per token are predicted out of them by formulas.
+"""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, NamedTuple
+
+from tqdm import tqdm
+
+from config.files import fits, whole, write_json
+from config.keys import read_keys
+from eval.columns import in_columns
+from eval.dsi.acceptance_rates import rate
+from eval.dsi.commands.latency import check_context
+from eval.dsi.model_latency import Spread, paces, passes
+from eval.dsi.predict_formulas import FLAT, Measures, Prediction, predict
+from eval.metrics import Interval
+from eval.pair_keys import Pair, TableConfig
+from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.summary import number, save
+
+COMMAND = "python -m scripts.simulate table"
+TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
+COUNTS = ("prompts", "tokens")
+COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
+           "k", "plain/DSI", "SI/DSI", "best")
+SPREADS = Spread._fields[:3]  # median and quartiles
+Row = Dict[str, Any]  # what was measured of a pair
+
+
+def _is_bound(value: Any) -> bool:
+    """Whether this is a bound of an acceptance rate, which one text alone does not have."""
+    return value is None or fits(value, float)
+
+
+def _is_growth(value: Any) -> bool:
+    """Whether these are factors by the numbers of rows."""
+    if not isinstance(value, dict):
+        return False
+    return all(map(str.isdigit, value)) and fits([*value.values()], [float])
+
+
+MEASURED = {  # the form of such a row in a file
+    **dict.fromkeys(Pair._fields, str),
+    **dict.fromkeys(COUNTS, int),
+    **dict.fromkeys(TIMES, (float, float, float)),
+    "acceptance": (float, _is_bound, _is_bound),
+    "growth": _is_growth,
+}
+
+
+class Written(NamedTuple):
+    """What a target was asked on a data set, and what it wrote."""
+
+    prompts: list[list[int]]
+    texts: list[list[int]]
+
+
+@dataclass
+class Measuring:
+    """Measures row after row. Both models of a row are timed by turns; what a target writes and how its passes grow is
+    found once for all of its drafters."""
+
+    config: TableConfig
+    models: dict[str, Model] = field(default_factory=dict)  # those of the last row
+    written: dict[tuple[str, str, int], Written] = field(default_factory=dict)  # by target, set and shorter context
+    growths: dict[str, dict[int, float]] = field(default_factory=dict)  # T(m) by T(1) of each target
+
+    def row(self, pair: Pair) -> Row:
+        """All that is measured of a pair. Raises ValueError for models that are none, or no pair."""
+        config, sampler = self.config, sampler_of(self.config)
+        target, drafter = self._open(pair)
+        check_pair(target, drafter)
+        check_context(target, config)
+        done = self._written(pair, target, drafter)
+        records = [record(drafter, *both, sampler) for both in zip(done.prompts, done.texts)]
+        both = [target.whole, drafter.whole]
+        found = paces(both, done.prompts, config.max_new_tokens, sampler, config.repeats)
+        spreads = [spread for own in found for spread in own]
+        times = {name: list(spread[:len(SPREADS)]) for name, spread in zip(TIMES, spreads)}
+        bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
+        tokens = sum(map(len, records))
+        return {**pair._asdict(), **times, "acceptance": bounds, "growth": self._growth(pair, target),
+                "prompts": len(records), "tokens": tokens}
+
+    def _open(self, pair: Pair) -> tuple[Model, Model]:
+        """Both models; those of the row before stay in memory only if they are among them."""
+        self.models = {name: model for name, model in self.models.items() if name in pair}
+        for folder in (pair.target, pair.draft):
+            if folder not in self.models:
+                self.models[folder] = open_model(folder, self.config)
+        return self.models[pair.target], self.models[pair.draft]
+
+    def _written(self, pair: Pair, target: Model, drafter: Model) -> Written:
+        context = min(model.whole.config.context for model in (target, drafter))
+        key = pair.target, pair.set, context
+        if key not in self.written:
+            config, sampler = self.config, sampler_of(self.config)
+            prompts = prompts_of(pair.set, config, (target, drafter))
+            texts = [answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts]
+            self.written[key] = Written(prompts, texts)
+        return self.written[key]
+
+    def _growth(self, pair: Pair, target: Model) -> dict[int, float]:
+        """How many times as long as one over a single token a pass over m tokens takes, by m."""
+        if pair.target not in self.growths:
+            config = self.config
+            sizes = sorted({1, *config.chosen_rows})
+            took = passes(target.whole, sizes, config.context, sampler_of(config), config.repeats)
+            one = took[1].median
+            self.growths[pair.target] = {size: spread.median / one for size, spread in took.items()}
+        return self.growths[pair.target]
+
+
+def main(argv: list[str]) -> int:
+    config = read_keys(argv, TableConfig, COMMAND)
+    rows = kept(config)
+    check_sets({pair.set for pair in config.pairs if pair not in rows}, config)
+    measuring = Measuring(config)
+    for pair in tqdm(config.pairs, desc="pairs", unit="pair"):
+        if pair not in rows:
+            rows[pair] = measuring.row(pair)
+            keep(config, rows)
+    asked = [rows[pair] for pair in config.pairs]
+    print(table(asked, config.num_target_servers))
+    if config.output:
+        keep(config, rows)
+    return 0
+
+
+# --- the file of rows -------------------------------------------------------------------------------------------------
+
+def kept(config: TableConfig) -> dict[Pair, Row]:
+    """The rows that the file of rows holds. Raises ValueError if it is another file, or of other keys."""
+    path = Path(config.output)
+    if not config.output or not path.is_file():
+        return {}
+    other = "name another output="
+    found = whole(path, other)
+    if not fits(found, {"keys": dict, "rows": [MEASURED]}):
+        raise ValueError(f"{path} is no file of rows: {other}")
+    mine = json.loads(json.dumps(config.settings))
+    theirs = found["keys"]
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            raise ValueError(f"{path} was measured with {name}={theirs.get(name)}, and {name}={mine.get(name)} is "
+                             f"asked for: {other}")
+    pairs = [Pair(row["target"], row["draft"], row["set"]) for row in found["rows"]]
+    return dict(zip(pairs, found["rows"]))
+
+
+def keep(config: TableConfig, rows: dict[Pair, Row]) -> None:
+    """Write all rows, and the table beside them, if there is a file for them."""
+    if config.output:
+        found = list(rows.values())
+        content = {"keys": config.settings, "rows": found}
+        write_json(config.output, content)
+        flat = [_cells(row, config.num_target_servers) for row in found]
+        save(Path(config.output).with_suffix(".csv"), list(flat[0]), flat)
+
+
+def measures_of(row: Row) -> Measures:
+    """What predictions follow from: the middle of each figure."""
+    target, draft, right = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
+    return Measures(target, draft, right)
+
+
+def predictions(row: Row, servers: int) -> tuple[Prediction, Prediction]:
+    """What decoding costs if a pass over many tokens takes as long as one over a single token, and with T(m)."""
+    measures = measures_of(row)
+    growth = {int(size): factor for size, factor in row["growth"].items()}
+    return predict(measures, servers, FLAT), predict(measures, servers, growth)
+
+
+def _cells(row: Row, servers: int) -> dict[str, Any]:
+    """A line of the CSV file."""
+    cells = {name: row[name] for name in (*Pair._fields, *COUNTS)}
+    for name in TIMES:
+        cells.update({f"{name}_{part}_ms": value for part, value in zip(SPREADS, row[name])})
+    for name, bound in zip(Interval._fields, row["acceptance"]):
+        cells[f"acceptance_{name}"] = math.nan if bound is None else bound
+    cells["servers"] = servers
+    for kind, found in zip(("flat", "rows"), predictions(row, servers)):
+        cells.update({f"{kind}_{name}": value for name, value in found._asdict().items()})
+        cells[f"{kind}_best"] = found.best
+    return cells
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+def table(rows: list[Row], servers: int) -> str:
+    """A line for each row: what was measured, and the ratios of predicted costs per token."""
+    about = ("measured: T and d are medians of TPOT, a is the likeliest acceptance rate; predicted: DSI with "
+             f"{servers} target servers,\nfirst as if T(m) were T(1), where original is SI/DSI in the accounting of "
+             "the published simulator, then with T(m)\n\n")
+    lines = []
+    for row in rows:
+        flat, grown = predictions(row, servers)
+        target, draft, right = measures_of(row)
+        folders = [Path(row[name]).name for name in ("target", "draft")]
+        times = [number(target), number(draft)]
+        shares = [number(100 * share, 1) for share in (draft / target, right)]
+        original = number(flat.si / flat.original)
+        lines.append([*folders, row["set"], *times, *shares,
+                      *_ratios(flat), original, *_ratios(grown), grown.best])
+    return about + in_columns(COLUMNS, lines, names=3)
+
+
+def _ratios(found: Prediction) -> list[str]:
+    """The lookahead of DSI, and how many times as much as DSI plain decoding and SI cost."""
+    over_plain, over_si = found.nonsi / found.dsi, found.si / found.dsi
+    return [str(found.dsi_lookahead), number(over_plain), number(over_si)]

@@ -1,0 +1,119 @@
+"""What decoding a text consists of: rounds or runs, each with accepted drafts, one token more, and a cost.
+
+It knows nothing about chances: `expectation.py` sums over them, `counting.py` draws them. The costs are those of
+`formulas.py` (its words and symbols hold here), cut off where the text ends: the last token is always the target's, so
+with `left` tokens to go at most left - 1 drafts are of use, and none is drafted beyond them.
+
+A *round* (SI, naive, pruned; ar is a round without drafts) ends at its lookahead; a *run* (DSI, pipedec, continuous)
+ends with a rejection or the text. Arrays: C configurations; R what stands beside each, as outcomes or repeats.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Union
+
+import numpy as np
+
+from eval.dsi.formulas import Array, Numbers, check_accounting, latency, rows_of_share, shares
+
+ENDLESS = 1 << 40  # more drafts than any text has tokens
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of draft, then verify. Every field has the shape [C, 1]."""
+
+    drafter: Array
+    delay: Array  # from sending to the answer
+    slot: Array  # for each further share of the rows; 0 if all go at once
+    most: Array  # the lookahead
+    stages: Array
+    early: bool = False  # whether a round ends with the share that holds its last answer, or with the last share
+
+    def cost(self, left: Numbers, accepted: Numbers) -> Array:
+        """The costs [C, R] of rounds in which so many drafts `accepted` [C, R] are right, with `left` tokens to go."""
+        drafts = np.minimum(self.most, np.asarray(left) - 1)
+        some = np.maximum(drafts, 1)  # no share without rows
+        last = shares(some, self.stages) - 1
+        waited = accepted // rows_of_share(some, self.stages) if self.early else last
+        follow = (drafts > 0) & (self.slot > 0)
+        behind = np.where(follow, waited * self.slot, 0.0)
+        return drafts * self.drafter + self.delay + behind
+
+    def iterations(self, left: Numbers, accepted: Numbers) -> Array:
+        """One each, [C, R]."""
+        shape = np.broadcast_shapes(np.shape(left), np.shape(accepted), self.most.shape)
+        return np.ones(shape)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of drafts without end, verified window after window. Every field has the shape [C, 1]."""
+
+    drafter: Array
+    delay: Array  # from sending to the answer
+    slot: Array  # between two windows, at least
+    lookahead: Array
+    bare: Array  # what a token of plain decoding costs that goes on beside; infinite if none does
+    late: bool = False  # whether a run whose drafts fill its windows pays for the window after them (original)
+    most: int = ENDLESS
+
+    def cost(self, left: Numbers, accepted: Numbers) -> Array:
+        """The costs [C, R] of runs in which so many drafts `accepted` [C, R] are right, with `left` tokens to go."""
+        accepted = np.asarray(accepted)
+        whole = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
+        windows = np.where(accepted > 0, whole, 0)
+        run = self.delay + windows * self._window(self.lookahead)
+        full, rest = np.divmod(np.asarray(left) - 1, self.lookahead)
+        short = np.where(rest > 0, self._window(rest), 0.0)
+        end = self.delay + full * self._window(self.lookahead) + short
+        bare = (accepted + 1) * self.bare
+        return np.minimum(np.minimum(run, end), bare)
+
+    def iterations(self, left: Numbers, accepted: Numbers) -> Array:
+        """The windows [C, R] that were drafted until the rejection; at the end of the text one more, without drafts."""
+        ends = np.asarray(accepted) >= np.asarray(left) - 1
+        begun, filled = -(-accepted // self.lookahead), accepted // self.lookahead
+        return np.where(ends, begun, filled) + 1.0
+
+    def _window(self, drafts: Numbers) -> Array:
+        return np.maximum(drafts * self.drafter, self.slot)
+
+
+Decoding = Union[Rounds, Runs]
+
+
+def si(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Rounds:
+    """SI with C configurations, each argument a number or [C]."""
+    T, d, k = _columns(target, drafter, lookahead)
+    return Rounds(d, T, 0 * T, k, np.ones_like(T))
+
+
+def dsi(target: Numbers, drafter: Numbers, lookahead: Numbers, accounting: str = "corrected",
+        bare: bool = True) -> Runs:
+    """DSI in one of the two accountings, without or with the bare chain. Raises ValueError for another accounting."""
+    check_accounting(accounting)
+    T, d, k = _columns(target, drafter, lookahead)
+    beside = T if bare else np.full_like(T, np.inf)
+    return Runs(d, T, 0 * T, k, beside, late=accounting == "original")
+
+
+def pipeline(method: str, target: Numbers, drafter: Numbers, lookahead: Numbers, stages: Numbers,
+             hop: Numbers) -> Decoding:
+    """A method of this project on a pipeline, with the assumptions of its formula; `ar` drafts nothing."""
+    T, d, k, P, wire = _columns(target, drafter, lookahead, stages, hop)
+    delay = latency(T, P, wire)
+    if method == "ar":
+        return Rounds(d, delay, 0 * T, 0 * k, P)
+    if method in ("naive", "pruned"):
+        return Rounds(d, delay, T / P, k, P, early=method == "pruned")
+    if method in ("pipedec", "continuous"):
+        window = np.ones_like(k) if method == "pipedec" else k
+        return Runs(d, delay, T / P, window, np.full_like(T, np.inf))
+    raise ValueError(f"there is no formula for the method {method}: choose ar, naive, pruned, pipedec or continuous")
+
+
+def _columns(*values: Numbers) -> list[Any]:
+    """Numbers or arrays [C] as arrays [C, 1] of doubles."""
+    alike = np.broadcast_arrays(*values)
+    return [np.reshape(value, (-1, 1)).astype(np.float64) for value in alike]

@@ -1,0 +1,194 @@
+"""The heat maps as pictures, readable without colour: slow-downs and cells without a value are hatched.
+
+They do not know how costs are computed. Every title says that they are simulated.
+"""
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # no screen is needed
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.colors import BoundaryNorm, ListedColormap  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
+
+from config.files import ROOM, write  # noqa: E402
+from eval.dsi.heatmap_keys import Heatmap  # noqa: E402
+from eval.dsi.heatmaps import MAPS, METHODS, ONE_COPY, Array, Bests, Map, Mask, fastest, grid, speed_up  # noqa: E402
+from eval.plots import STYLE  # noqa: E402
+
+FORMS = ("png", "pdf")
+SIZE = (6.4, 5.4)
+RARE = 0.005  # of the cells: a draw in fewer of them is not told
+INK = "0.25"  # of the hatches of methods
+NARROW = 0.01  # speed-ups that differ by less need no bands of their own
+ALONE = 0.05  # half the width of the only cell of an axis
+DOTS = 160  # an inch
+LINE = 66  # characters of a legend
+COLOURS = "viridis"  # of speed-ups, the larger the brighter
+SLOWER = "#f2b58a", "////", "#8c4a1a"  # tone, hatch, and the colour of the hatch
+MISSING = "white", "....", "0.65"
+LOOKS = {  # tone and hatch
+    "non-SI": ("#ededed", ""), "SI": ("#e8a33d", "////"), "DSI": ("#20639b", ""),
+    "naive": ("#d9a5c7", "xxx"), "pruned": ("#f7e26b", "...."),
+    "pipedec": ("#8ccbea", "\\\\\\\\"), "continuous": ("#1b9e77", "---"),
+}
+WINNERS = {"fastest": (METHODS, "The fastest method"),
+           "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
+NAMES = (*(one.name for one in MAPS), *WINNERS)
+
+
+class Bands(NamedTuple):
+    """The borders of the bands of a map, their colours, and the words at the borders."""
+
+    borders: Array
+    colours: Sequence[Any]
+    labels: Sequence[str]
+
+
+def draw(config: Heatmap, found: Bests, folder: Path) -> Iterator[str]:
+    """Write every map into a folder, as PNG and as PDF; its name, one of NAMES."""
+    for one in MAPS:
+        _write(_speed_ups(config, one, speed_up(one, found)), folder / one.name)
+        yield one.name
+    for name, (methods, title) in WINNERS.items():
+        _write(_winners(config, methods, fastest(found, methods), title), folder / name)
+        yield name
+
+
+def bands(one: Map, ratio: Array) -> Bands:
+    """The bands for the speed-ups of a map: all slow-downs are one band, and so is what is beyond `most`."""
+    least, largest = float(np.nanmin(ratio)), float(np.nanmax(ratio))
+    if not one.step:
+        ticks = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10])
+        borders = np.round(ticks.tick_values(least, max(largest, least + NARROW)), 10)
+        return Bands(borders, _colours(len(borders) - 1), [f"{border:g}" for border in borders])
+    width = min(largest, one.most) - 1
+    count = max(math.ceil(round(width / one.step, 9)), 1)
+    faster = 1 + one.step * np.arange(count + 1)
+    labels = ["0", *map(_label, faster.round(9))]
+    if largest > faster[-1]:
+        labels[-1] = f"> {labels[-1]}"
+    slower, *_ = SLOWER
+    return Bands(np.array([0, *faster]), [slower, *_colours(count)], labels)
+
+
+def _label(border: float) -> str:
+    return f"{border:.0f}" if border == round(border) else f"{border:.2f}"
+
+
+def _colours(count: int) -> list[Any]:
+    return list(matplotlib.colormaps[COLOURS](np.linspace(0.08, 1, count)))
+
+
+def _speed_ups(config: Heatmap, one: Map, ratio: Array) -> Any:
+    """The figure of a map of speed-ups `[C, A]`."""
+    shown = bands(one, ratio)
+    missing = np.isnan(ratio)
+    with plt.rc_context(STYLE):
+        figure, axes = _axes(config, f"Speed-up of {one.method} over {one.compared}")
+        norm = BoundaryNorm(shown.borders, len(shown.colours), clip=True)
+        mesh = _mesh(config, axes, ratio, ListedColormap(shown.colours), norm)
+        bar = figure.colorbar(mesh, ax=axes, spacing="uniform", ticks=shown.borders)
+        bar.ax.set_yticklabels(shown.labels)
+        bar.set_label(f"cost of {one.compared} / cost of {one.method}")
+        handles = []
+        if one.step:
+            handles.append(_hatch(config, axes, ratio < 1, SLOWER, f"{one.method} is slower"))
+            _, hatch, ink = SLOWER
+            bar.ax.axhspan(0, 1, facecolor="none", edgecolor=ink, hatch=hatch, linewidth=0)
+        if missing.any():
+            handles.append(_hatch(config, axes, missing, MISSING, "no lookahead of the grid is legal"))
+        _legend(figure, handles)
+    return figure
+
+
+def _winners(config: Heatmap, names: Sequence[str], is_fastest: Mask, title: str) -> Any:
+    """The figure that shows where which method is the fastest, `[M, C, A]`; of several it is the one named first."""
+    first = is_fastest.argmax(0)
+    with plt.rc_context(STYLE):
+        figure, axes = _axes(config, title)
+        colours = ListedColormap([LOOKS[name][0] for name in names])
+        borders = np.arange(len(names) + 1) - 0.5
+        _mesh(config, axes, first, colours, BoundaryNorm(borders, len(names)))
+        handles = []
+        for i, name in enumerate(names):
+            own = first == i
+            if own.any():
+                about = f"{name}: {own.mean():.1%} of the cells{_draws(names[i + 1:], own & is_fastest[i + 1:])}"
+                handles.append(_hatch(config, axes, own, (*LOOKS[name], INK), about))
+        _legend(figure, handles)
+    return figure
+
+
+def _draws(others: Sequence[str], alike: Mask) -> str:
+    """Which other methods are as fast, and in how many of all cells `[others, C, A]`; nothing if they are few."""
+    shares = zip(others, alike.mean((1, 2)))
+    told = ", ".join(f"{other} {share:.1%}" for other, share in shares if share > RARE)
+    return f" (as fast: {told})" if told else ""
+
+
+def _axes(config: Heatmap, title: str) -> Any:
+    """A figure with the axes of a map, under its title and what the costs depend on."""
+    figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
+    servers = config.num_target_servers
+    about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
+    axes.set_title(f"{title}\n", loc="left", fontsize=12)
+    axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=9, color="0.3")
+    axes.set_xlabel("Drafter latency (fraction of the target's)")
+    axes.set_ylabel("Acceptance rate")
+    return figure, axes
+
+
+def _mesh(config: Heatmap, axes: Any, values: Any, colours: ListedColormap,
+          norm: BoundaryNorm) -> Any:
+    """Fill every cell `[C, A]` with its colour."""
+    x, y = map(_edges, grid(config)[:2])
+    return axes.pcolormesh(x, y, values.T, cmap=colours, norm=norm, rasterized=True)
+
+
+def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str],
+           about: str) -> Patch:
+    """Hatch the cells of a mask `[C, A]`; their entry of the legend."""
+    tone, hatch, ink = look
+    if hatch and mask.any():
+        edges = map(_edges, grid(config)[:2])
+        x, y = (np.repeat(borders, 2)[1:-1] for borders in edges)  # both ends of every cell
+        corners = mask.T.repeat(2, 0).repeat(2, 1)
+        area = axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
+        area.set_edgecolor(ink)
+        area.set_linewidth(0)
+    label = textwrap.fill(about, LINE)
+    return Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=label)
+
+
+def _edges(middles: Array) -> Array:
+    """The borders of cells whose middles these are, `[n + 1]`, none beyond 0 or 1."""
+    between = (middles[1:] + middles[:-1]) / 2
+    if between.size:
+        first = 2 * middles[0] - between[0]
+        last = 2 * middles[-1] - between[-1]
+    else:
+        first, last = middles[0] - ALONE, middles[0] + ALONE
+    return np.clip([first, *between, last], 0, 1)
+
+
+def _legend(figure: Any, handles: Sequence[Patch]) -> None:
+    if handles:
+        columns = 1 if len(handles) > 2 else 2
+        figure.legend(handles=handles, ncols=columns, loc="outside lower left", handlelength=2.2, handleheight=1.2)
+
+
+def _write(figure: Any, path: Path) -> None:
+    for form in FORMS:
+        picture = io.BytesIO()
+        figure.savefig(picture, format=form, dpi=DOTS)
+        write(path.with_suffix(f".{form}"), picture.getvalue(), ROOM)
+    plt.close(figure)

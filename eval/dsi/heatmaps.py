@@ -1,0 +1,260 @@
+"""What a token costs by every method over a grid of drafters, by the formulas, and the table of it.
+
+A cell of the grid is a drafter's forward `c`, in target forwards, and an acceptance rate `a`. Nothing is drawn by
+chance: the costs are those of the long run. The table is one file, which a later program can draw the maps from.
+"""
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from config.files import SAVE
+from config.schema.untrusted import Name, decoded, parse_json, read_bytes
+from eval.dsi import formulas
+from eval.dsi.heatmap_keys import Heatmap
+
+SCHEMA = "flowspec heatmap 1"
+COLUMNS = ("c", "a", "algorithm", "k", "cost", "best", "si_wins")
+REMEDY = "name a heatmap.csv that python -m scripts.simulate heatmap wrote"
+DIGITS = 12  # after the point, of a cost: of lookaheads that differ by less the smallest is the best
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Rate = Callable[[Heatmap, Array, Array, int], Array]
+
+
+class Grid(NamedTuple):
+    """The axes of the maps: drafter forwards `[C]` in target forwards, acceptance rates `[A]`, and the lookaheads."""
+
+    drafters: Array
+    acceptances: Array
+    lookaheads: range
+
+
+class Best(NamedTuple):
+    """A method at its best lookahead in every cell, both `[C, A]`; NaN and 0 where no lookahead is possible.
+
+    The cost is that of a token, in target forwards. Plain decoding has the lookahead 0.
+    """
+
+    cost: Array
+    lookahead: Counts
+
+
+class Map(NamedTuple):
+    """A comparison: how many times faster one method is than the best of others.
+
+    What is faster is shown in bands that are `step` wide, from 1 up to `most`. Without a step, bands are as the values
+    need them, and 1 is nothing special.
+    """
+
+    name: str
+    method: str
+    others: tuple[str, ...]
+    step: float = 0
+    most: float = 0
+
+    @property
+    def compared(self) -> str:
+        """What the method is compared with, in words."""
+        return f"min({', '.join(self.others)})" if len(self.others) > 1 else self.others[0]
+
+
+MAPS = (Map("si_over_nonsi", "SI", ("non-SI",), 1, 10),
+        Map("dsi_over_si", "DSI", ("SI",), 0.2, 2),
+        Map("dsi_over_nonsi", "DSI", ("non-SI",), 0.2, 3),
+        Map("dsi_over_best", "DSI", ("SI", "non-SI"), 0.1, 1.6),
+        Map("continuous_over_dsi", "continuous", ("DSI",)))
+Bests = Dict[str, Best]
+
+
+def grid(config: Heatmap) -> Grid:
+    """The axes that a configuration asks for.
+
+    The paper's are 100 drafters, 101 acceptance rates and 200 lookaheads. Others have `ndim` steps from 0 to 1; the
+    least drafter and both ends of the acceptance rates are then moved to the bounds, and what falls together is one.
+    """
+    if config.grid == "paper":
+        hundredths = np.arange(101) / 100
+        return Grid(hundredths[1:], hundredths, range(1, 201))
+    steps = np.round(np.arange(config.ndim + 1) / config.ndim, DIGITS)
+    drafters = np.unique(np.maximum(steps, config.c_min))
+    acceptances = np.unique(np.clip(steps, config.a_min, config.a_max))
+    beyond = 1 + config.ndim * config.k_step
+    return Grid(drafters, acceptances, range(1, beyond, config.k_step))
+
+
+def legal(config: Heatmap, drafters: Array, lookahead: int) -> Mask:
+    """Whether the target servers are enough for DSI with this lookahead (Eq. 1 of the paper), for each drafter."""
+    needed: Counts = formulas.servers_needed(1.0, drafters, lookahead)
+    return needed <= config.num_target_servers
+
+
+def _dsi(config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
+    cost = formulas.dsi_rate(1.0, c, a, lookahead, config.accounting)
+    return np.where(legal(config, c, lookahead), cost, np.nan)
+
+
+def _piped(rate: Callable[..., Array]) -> Rate:
+    """A method on a pipeline of as many stages as DSI has target servers."""
+    def on_stages(config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
+        return rate(1.0, c, a, lookahead, config.num_target_servers, config.hop)
+
+    return on_stages
+
+
+RATES: dict[str, Rate] = {
+    "SI": lambda config, c, a, lookahead: formulas.si_rate(1.0, c, a, lookahead),
+    "DSI": _dsi,
+    "continuous": _piped(formulas.continuous_rate),
+    "pipedec": _piped(formulas.pipedec_rate),
+    "pruned": _piped(formulas.pruned_rate),
+    "naive": _piped(formulas.naive_rate),
+}
+METHODS = ("non-SI", *RATES)
+ONE_COPY = tuple(name for name in METHODS if name != "DSI")  # those that hold the target's weights once
+
+
+def costs(config: Heatmap, lookaheads: Iterable[int]) -> dict[str, Array]:
+    """What a token costs by each method but plain decoding, `[K, C, A]` for K lookaheads; NaN for what is impossible.
+
+    `lookaheads` are those of the grid, as a bar of progress may hand them out.
+    """
+    drafters, acceptances, _ = grid(config)
+    c, a = drafters[:, None], acceptances[None, :]
+    shape = len(drafters), len(acceptances)
+    found: dict[str, list[Array]] = {name: [] for name in RATES}
+    for lookahead in lookaheads:
+        for name, rate in RATES.items():
+            cost = np.broadcast_to(rate(config, c, a, lookahead), shape)
+            found[name].append(np.round(cost, DIGITS))
+    return {name: np.array(every) for name, every in found.items()}
+
+
+def best(config: Heatmap, every: dict[str, Array]) -> Bests:
+    """Every method at its best lookahead, of what `costs` found: DSI's among the legal ones, the others' among all."""
+    lookaheads = np.array(grid(config).lookaheads)
+    shape = next(iter(every.values())).shape[1:]
+    plain = _impossible(shape)
+    plain.cost[:] = 1
+    found = {"non-SI": plain}
+    for name, cost in every.items():
+        filled = np.where(np.isnan(cost), np.inf, cost)
+        place = filled.argmin(0)
+        least = filled.min(0)
+        found[name] = _impossible(shape)
+        possible = np.isfinite(least)
+        found[name].cost[possible] = least[possible]
+        found[name].lookahead[possible] = lookaheads[place][possible]
+    return found
+
+
+def _impossible(shape: tuple[int, ...]) -> Best:
+    """No cost, and no lookahead, in any cell."""
+    return Best(np.full(shape, np.nan), np.zeros(shape, dtype=int))
+
+
+def speed_up(one: Map, found: Bests) -> Array:
+    """How many times faster the map's method is than the best of its others, `[C, A]`; NaN where it is impossible."""
+    baseline = np.min([found[name].cost for name in one.others], 0)
+    return np.round(baseline / found[one.method].cost, DIGITS - 2)  # a draw is 1, whatever the last bit says
+
+
+def fastest(found: Bests, names: Sequence[str]) -> Mask:
+    """Whether each of these methods is as fast as any of them, `[M, C, A]`."""
+    cost = np.array([found[name].cost for name in names])
+    return cost <= np.nanmin(cost, 0) * (1 + 10.0**(2 - DIGITS))
+
+
+def summary(config: Heatmap, found: Bests) -> Iterator[str]:
+    """A line for each map: the largest, the middle and the smallest speed-up, and how often it is a slow-down."""
+    drafters, acceptances, _ = grid(config)
+
+    def told(ratio: Array, place: int) -> str:
+        i, j = np.unravel_index(place, ratio.shape)
+        return f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})"
+
+    for one in MAPS:
+        ratio = speed_up(one, found)
+        there = ratio[~np.isnan(ratio)]
+        most = told(ratio, int(np.nanargmax(ratio)))
+        least = told(ratio, int(np.nanargmin(ratio)))
+        slower = 100 * np.mean(there < 1)
+        yield (f"{one.method} over {one.compared}: max {most}, median {np.median(there):.3f}, min {least}, "
+               f"{slower:.2f} % of {there.size} cells below 1")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+def table(config: Heatmap, every: dict[str, Array], found: Bests) -> str:
+    """The table as text: a line that says how it was made, the names of the columns, and the rows.
+
+    A row is a cell, a method and a lookahead, in this order. The paper's grid has the best lookahead alone. `best`
+    marks that one, `si_wins` the cells in which SI at its best is faster than DSI at its best.
+    """
+    body = io.StringIO()
+    out = csv.writer(body, lineterminator="\n")
+    out.writerow(COLUMNS)
+    out.writerows(_rows(config, every, found))
+    text = body.getvalue()
+    about = {"schema": SCHEMA, "config": config.origin, "seed": None}  # nothing is drawn by chance
+    return f"# {json.dumps({**about, 'sha256': _digest(about, text)})}\n{text}"
+
+
+def _rows(config: Heatmap, every: dict[str, Array], found: Bests) -> Iterator[tuple[object, ...]]:
+    drafters, acceptances, lookaheads = grid(config)
+    si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
+    for i, j in np.ndindex(si_wins.shape):
+        cell = float(drafters[i]), float(acceptances[j])
+        for name, (cost, chosen) in found.items():
+            best_one = int(chosen[i, j])
+            tried = {best_one: cost[i, j]}
+            if config.grid != "paper" and name in every:
+                tried = dict(zip(lookaheads, every[name][:, i, j]))
+            for lookahead, value in tried.items():
+                if not np.isnan(value):
+                    is_best = int(lookahead == best_one)
+                    yield (*cell, name, lookahead, float(value), is_best, si_wins[i, j])
+
+
+def _digest(about: Mapping[str, Any], body: str) -> str:
+    """What tells whether a table is as it was written, both how it was made and its rows."""
+    return hashlib.sha256(f"{json.dumps(about, sort_keys=True)}\n{body}".encode()).hexdigest()
+
+
+def load(path: Name) -> tuple[Heatmap, Bests]:
+    """The configuration of a table, and every method at its best lookahead.
+
+    Raises ValueError if the file is no such table, or not as it was written.
+    """
+    text = decoded(read_bytes(path, REMEDY), path, SAVE)
+    head, _, body = text.partition("\n")
+    about = parse_json(head[2:], f"the first line of {path}", REMEDY) if head.startswith("# {") else None
+    if not isinstance(about, dict) or about.get("schema") != SCHEMA:
+        raise ValueError(f"{path} is no table of the heat maps of this version ({SCHEMA}): {REMEDY}")
+    digest = about.pop("sha256", "")
+    if digest != _digest(about, body):
+        raise ValueError(f"{path} is damaged, it is not as it was written: copy it again, or compute it again")
+    config = Heatmap(**about["config"])
+    return config, _found(config, csv.DictReader(io.StringIO(body)))
+
+
+def _found(config: Heatmap, rows: Iterable[dict[str, str]]) -> Bests:
+    """The best rows of a table as arrays."""
+    drafters, acceptances, _ = grid(config)
+    across = {str(c): i for i, c in enumerate(drafters.tolist())}
+    along = {str(a): j for j, a in enumerate(acceptances.tolist())}
+    shape = len(across), len(along)
+    found = {name: _impossible(shape) for name in METHODS}
+    for row in rows:
+        if row["best"] == "1":
+            cell = across[row["c"]], along[row["a"]]
+            found[row["algorithm"]].cost[cell] = float(row["cost"])
+            found[row["algorithm"]].lookahead[cell] = int(row["k"])
+    return found

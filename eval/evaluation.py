@@ -1,0 +1,321 @@
+"""The evaluation's loop: every method answers every question by turns, and each answer becomes one line of the results.
+
+It knows nothing about processes, or where decoders come from. All seconds are modelled ones: those that passed, divided
+by how many times slower than the modelled cluster this machine runs it (1 where nothing is emulated).
+"""
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, Sequence, TypeVar
+
+from torch import Tensor
+from tqdm import tqdm
+
+from config.questions import Question
+from eval.keys import Contender, EvalConfig
+from eval.metrics import divergence
+from eval.results import Key, Results
+from model.sample import Sampler, gumbel, warp
+from model.text import Reader, Text
+from pipeline.concurrent import Job as Work
+from pipeline.concurrent import abreast
+from pipeline.decode import Answer, Decoder, Request
+from pipeline.trace import OFF, NoTrace
+
+WARM_UP = 16  # tokens, at most
+Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
+Decoders = Mapping[Contender, Decoder]
+Texts = Sequence[Sequence[int]]  # the token ids of each turn
+Line = dict  # an answer as it is written
+T = TypeVar("T")
+Steps = Generator[None, None, T]  # to a result; it yields where it waits for the pipeline
+
+
+@dataclass(frozen=True)
+class Job:
+    """One question that a method has to answer with a draft, at a temperature and for the repeat-th time."""
+
+    contender: Contender
+    set: str
+    temperature: float
+    repeat: int
+    question: Question
+
+    @property
+    def key(self) -> Key:
+        """The key of the answer in the results."""
+        number = self.question.id
+        assert number is not None, f"a question of {self.set} has no id"
+        return Key(*self.contender, self.set, self.temperature, self.repeat, number)
+
+
+@dataclass(frozen=True)
+class Recorder(Sampler):
+    """A sampler that keeps the logits `[V]` of every position that it was asked for."""
+
+    rows: dict[int, Tensor] = field(default_factory=dict, compare=False)
+
+    def __call__(self, logits_TV: Tensor, positions: Sequence[int]) -> list[int]:
+        self.rows.update(zip(positions, logits_TV))
+        return super().__call__(logits_TV, positions)
+
+    def margin(self, position: int, token: int, other: int) -> float:
+        """By how much `token` beats `other` in what the sampler compares: logits, above temperature 0 warped ones with
+        their noise."""
+        row_V = self.rows[position]
+        if self.temperature:
+            noise_V = gumbel(self.seed, position, len(row_V)).to(row_V.device)
+            logits_TV = row_V.double()[None]
+            [warped_V] = warp(logits_TV, self.temperature, self.top_k, self.top_p)
+            row_V = warped_V + noise_V
+        return float(row_V[token] - row_V[other])
+
+
+@dataclass
+class Turn:
+    """One turn of a conversation: what was asked, what came, and when; seconds as they passed, not modelled ones."""
+
+    prompt: list[int]
+    answer: Answer
+    request: int  # how many requests came before it since the start of the pipeline
+    text: str = ""
+    settled: list[list[float]] = field(default_factory=list)  # seconds since the request began, tokens settled then
+    accepted: list[int] = field(default_factory=list)  # tokens of each target pass, its own token included
+
+    @property
+    def seconds(self) -> float:
+        """The seconds from the request to its last token, prefill included."""
+        return self.answer.prefill_seconds + self.answer.decode_seconds
+
+
+def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job]:
+    """All jobs in their order: each question goes to all methods with all drafts by turns, so that what changes in a
+    machine's speed meets them all. Where several questions are answered at once, a method answers those of a set."""
+    jobs, contenders = [], config.contenders(methods)
+    for repeat in range(config.repeats):
+        for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
+            by_turns = itertools.product(sets[name], contenders)
+            pairs = sorted(by_turns, key=lambda pair: contenders.index(pair[1])) if config.concurrency > 1 else by_turns
+            jobs += [Job(contender, name, temperature, repeat, question) for question, contender in pairs]
+    return jobs
+
+
+def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """The jobs that may be done at once: those of a method with one draft, for one set, temperature and repeat."""
+    for _, batch in itertools.groupby(jobs, key=lambda job: job.key._replace(question=0)):
+        yield list(batch)
+
+
+class Evaluation:
+    """Methods that answer questions over one pipeline; `scale` is how many seconds pass for a modelled one."""
+
+    def __init__(self, config: EvalConfig, text: Text, decoders: Decoders, scale: float = 1.0,
+                 trace: NoTrace = OFF) -> None:
+        self.config = config
+        self.text = text
+        self.decoders = decoders
+        self.scale = scale
+        self.trace = trace
+        self.end = frozenset() if config.ignore_eos else frozenset(text.end_ids)
+
+    @property
+    def requests(self) -> int:
+        """How many requests the pipeline has had so far, as the tally counts them."""
+        return next(iter(self.decoders.values())).ring.requests
+
+    def run(self, jobs: Sequence[Job], results: Results, ready: Callable[[], None] = lambda: None) -> None:
+        """Answer what `results` does not have yet, and write each answer as it is made.
+
+        `ready` is called once, when every method is warm and nothing is written yet. Raises ValueError before the
+        first answer if a question and its answers do not fit into the context.
+        """
+        left = [job for job in jobs if job.key not in results.texts]
+        if not left:
+            return
+        self._check(left)
+        speeds = self._warm_up(left)
+        ready()
+        limit = self.config.max_new_tokens
+        seconds = [len(job.question.turns) * limit / speeds[job.contender] for job in left]
+        print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
+        done = len(jobs) - len(left)
+        with tqdm(total=len(jobs), initial=done, unit="answer", file=sys.stderr) as bar:
+            for batch in _batches(left):
+                job = batch[0]
+                bar.set_description(f"{job.set} t={job.temperature:g} {' '.join(job.contender)}")
+                for line in self._answers(batch, results):
+                    results.add(line)
+                    bar.update()
+
+    def _answers(self, batch: Sequence[Job], results: Results) -> Iterator[Line]:
+        """The lines of these jobs as they are done, as many at once as the configuration says."""
+        decoder = self.decoders[batch[0].contender]
+        references = (results.texts.get(job.key._replace(method="ar", draft="none")) for job in batch)
+        works = (self._answer(job, reference) for job, reference in zip(batch, references))
+        yield from abreast(works, decoder, self.config.concurrency)
+
+    def _check(self, jobs: Iterable[Job]) -> None:
+        """Raise ValueError if a question and its answers may not fit into the context: better now than in an hour."""
+        room = min(decoder.max_length for decoder in self.decoders.values())
+        for name, question in dict.fromkeys((job.set, job.question) for job in jobs):
+            messages = [message for turn in question.turns for message in (turn, "")]
+            least = len(self.text.prompt_ids(messages[:-1], self.config.template))
+            need = least + (len(question.turns) - 1) * self.config.max_new_tokens
+            if need >= room:
+                raise ValueError(f"question {question.id} of {name} needs up to {need} tokens before its last answer, "
+                                 f"but the context has {room}: leave it out with question_begin and question_end, "
+                                 "leave the set out with sets=, or give less max_new_tokens or more max_length")
+
+    def _warm_up(self, jobs: Sequence[Job]) -> dict[Contender, float]:
+        """Let each contender give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
+        question, sampler = jobs[0].question, self._sampler(jobs[0])
+        limit = min(WARM_UP, self.config.max_new_tokens)
+        speeds = {}
+        for contender in dict.fromkeys(job.contender for job in jobs):
+            turn = _alone(self._turn(contender, [question.turns[0]], sampler, limit), self.decoders[contender])
+            speeds[contender] = turn.answer.tokens_per_second
+        return speeds
+
+    def _sampler(self, job: Job) -> Sampler:
+        config = self.config
+        return Sampler(job.temperature, config.top_p, config.top_k, config.seed + job.repeat, config.verify)
+
+    def _answer(self, job: Job, reference: Texts | None) -> Work[Line]:
+        """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
+        clock = self.decoders[job.contender].ring.clock
+        begun = clock.now()
+        turns = yield from self._conversation(job)
+        line = self._line(job, turns)
+        if self.config.concurrency > 1:
+            span = [begun / self.scale, clock.now() / self.scale]
+            line.update(concurrency=self.config.concurrency, span=span)
+        one_text = self.config.verify == "match" or not job.temperature
+        if reference is not None and one_text and job.contender.method != "ar":
+            difference = self._first_difference(job, turns, reference)
+            line.update(same_as_ar=difference is None, first_difference=difference)
+        yield line
+
+    def _conversation(self, job: Job) -> Steps[list[Turn]]:
+        """All turns of a question, each with the method's own answers before it."""
+        messages: list[str] = []
+        turns = []
+        for words in job.question.turns:
+            messages.append(words)
+            turn = yield from self._turn(job.contender, messages, self._sampler(job), self.config.max_new_tokens)
+            messages.append(turn.text)
+            turns.append(turn)
+        return turns
+
+    def _turn(self, contender: Contender, messages: list[str], sampler: Sampler, limit: int) -> Steps[Turn]:
+        """Answer the last of the messages with at most `limit` tokens; yields where it waits."""
+        config = self.config
+        prompt = self.text.prompt_ids(messages, config.template)
+        reader = Reader(self.text, config.stop)
+        request = Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
+        answer, stream = self.decoders[contender].watch(request)
+        turn = Turn(prompt, answer, self.requests)
+        accepted: Counter[int] = Counter()
+        with self.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
+            for new in stream:
+                if not new:
+                    yield None
+                    continue
+                turn.settled.append([turn.seconds, len(new)])
+                accepted[answer.target_passes] += len(new)
+                reader.read(new)
+        assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
+        reader.finish()
+        turn.text = reader.text
+        turn.accepted = [accepted[number] for number in range(1, answer.target_passes + 1)]
+        return turn
+
+    def _line(self, job: Job, turns: Sequence[Turn]) -> Line:
+        """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""
+        config = self.config
+        model = Path(config.model_dir or config.base_dir).name
+        method, draft = job.contender
+        trial = f"{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}"
+        line: Line = {
+            "question_id": job.question.id, "category": job.question.category,
+            "answer_id": f"{method}-{draft}-{trial}", "model_id": f"{model}-{method}-{draft}",
+            "choices": [self._choice(turns)], "tstamp": time.time()}
+        line.update(method=method, draft=draft, set=job.set, temperature=job.temperature,
+                    repeat=job.repeat, seed=config.seed + job.repeat)
+        line.update(profile=config.profile, emulated=config.cluster is not None, simulated=config.virtual,
+                    scale=self.scale, launch=config.launch)
+        line.update(sources=[turn.answer.sources for turn in turns])
+        line.update(self._by_turn(turns), same_as_ar=None, first_difference=None)
+        return line
+
+    def _choice(self, turns: Sequence[Turn]) -> dict[str, Any]:
+        """The fields that Spec-Bench measures speed with, which has one choice in each answer."""
+        passes = [turn.answer.target_passes for turn in turns]
+        return {
+            "index": 0,
+            "turns": [turn.text for turn in turns],
+            "idxs": [max(count, 1) - 1 for count in passes],
+            "new_tokens": [turn.answer.new_tokens for turn in turns],
+            "wall_time": [turn.seconds / self.scale for turn in turns],
+            "accept_lengths": [count for turn in turns for count in turn.accepted]}
+
+    def _by_turn(self, turns: Sequence[Turn]) -> dict[str, Any]:
+        """The fields that hold a list with one element for each turn."""
+        answers = [turn.answer for turn in turns]
+        return {
+            "requests": [turn.request for turn in turns],
+            "prompt_tokens": [answer.prompt_tokens for answer in answers],
+            "token_ids": [answer.token_ids for answer in answers],
+            "finish_reason": [answer.finish_reason for answer in answers],
+            "ttft": [answer.prefill_seconds / self.scale for answer in answers],
+            "settled": [self._modelled(turn.settled) for turn in turns],
+            "target_passes": [answer.target_passes for answer in answers],
+            "tau": [answer.mean_accepted_length for answer in answers],
+            "segments": [answer.segments for answer in answers]}
+
+    def _modelled(self, settled: list[list[float]]) -> list[list[float]]:
+        return [[seconds / self.scale, count] for seconds, count in settled]
+
+    def _first_difference(self, job: Job, turns: Sequence[Turn], reference: Texts) -> dict[str, Any] | None:
+        """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
+        for number, (turn, others) in enumerate(zip(turns, reference)):
+            ids = turn.answer.token_ids
+            position = divergence(ids, others)
+            if position is None:
+                continue
+            margin = None
+            token, other = _at(ids, position), _at(others, position)
+            if token is not None and other is not None:
+                before = [*turn.prompt, *others[:position]]
+                margin = self._margin(job, before, other, token)
+            return {"turn": number, "position": position, "token": token, "ar_token": other, "margin": margin}
+        return None
+
+    def _margin(self, job: Job, before: list[int], token: int, other: int) -> float:
+        """Ask the target once more what follows the tokens `before`, which the prefill of a new request tells."""
+        recorder = Recorder(**vars(self._sampler(job)))
+        _, stream = self.decoders[job.contender].decode(Request(before, recorder, 1))
+        with closing(stream):  # type: ignore[type-var]
+            next(stream)
+        return recorder.margin(len(before), token, other)
+
+
+def _alone(steps: Steps[Turn], decoder: Decoder) -> Turn:
+    """The turn that these steps make, while there is no other."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            turn: Turn = end.value
+            return turn
+        decoder.turn()
+
+
+def _at(ids: Sequence[int], position: int) -> int | None:
+    """The token at a position; None behind the end."""
+    return ids[position] if position < len(ids) else None

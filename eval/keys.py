@@ -1,0 +1,215 @@
+"""What an evaluation is: which methods answer which questions, how often, and where the answers go.
+
+It knows nothing about how a question is asked; all other keys are those of a single run.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Iterator, Mapping, NamedTuple, Sequence
+
+from config.drafts import ComparedDrafts, listed
+from config.methods import METHODS
+from config.presets import PRESETS, ROOT
+from config.ranges import NUMBER, Range, number, outside
+from config.run_config import RANGES
+from config.typed import over, preset_of, typed
+
+# The trees of the paper, whatever a preset is tuned to.
+TREES = {"min_probability": "0", "expand_depth": "6", "none_expand": "true"}
+PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_tokens": "256"}
+# Each board holds its part of a pipeline, so the methods that need the model split another way are left out.
+BOARDS = {**TREES, "methods": "naive,pipedec,continuous", "max_new_tokens": "256"}
+HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questions of the real data sets
+QUICK = {"profile": "jetson-7b", "time": "virtual", "question_end": "5", "max_new_tokens": "64"}
+HURRY = "0.5"  # the slowdown of the same in real time, half an hour on a laptop
+# Of the bundled model, whose copies for dsi are small.
+TOY = {"methods": "ar,serial,naive,pruned,pipedec,continuous,streaming,dsi", "drafts": "eagle+suffix",
+       "baseline_draft": "eagle:toy/eagle"}
+BASELINE = "naive"
+SHARED = {**TREES, "methods": "naive,tp,galaxy"}
+FP4 = {"quant": "fp4"}
+
+
+class Protocol(NamedTuple):
+    """What an evaluation is if nothing else is said: its preset, and the values of keys."""
+
+    preset: str
+    keys: Mapping[str, str]
+
+
+RESULTS = ROOT / "results"
+PROTOCOLS = {
+    "emulated": Protocol("toy", {**TREES, **QUICK, **TOY, "results": str(RESULTS)}),
+    "tensor-parallel": Protocol("toy", {**SHARED, **QUICK, "results": str(RESULTS / "tp")}),
+    "paper-7b": Protocol("llama2-7b", {**PAPER, "results": str(RESULTS / "paper-7b")}),
+    "paper-13b": Protocol("llama2-13b", {**PAPER, **FP4, "results": str(RESULTS / "paper-13b")}),
+    "boards-7b": Protocol("llama2-7b", {**BOARDS, "results": str(RESULTS / "boards-7b")}),
+    "boards-13b": Protocol("llama2-13b", {**BOARDS, **FP4, "results": str(RESULTS / "boards-13b")}),
+}
+EMULATED = ("emulated", "tensor-parallel")
+REPEATS = Range(1, 1_000_000)
+EXAMPLES = """\
+  bash run_eval.sh
+  bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 question_end=2 results=quick
+  bash run_eval.sh profile=jetson-13b rate_mbps=125 results=slow
+  bash run_eval.sh methods=naive,continuous drafts=eagle,model:toy/draft_a results=drafts
+  bash run_eval.sh vicuna-7b data=DIR question_begin=30 question_end=50"""
+
+
+class Contender(NamedTuple):
+    """What is compared: a method with a draft; `none` is that of a method that needs no draft."""
+
+    method: str
+    draft: str
+
+
+@dataclass(frozen=True)
+class EvalConfig(ComparedDrafts):
+    """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
+
+    EXAMPLES: ClassVar[str] = EXAMPLES
+
+    # What is compared (commas between)
+    methods: str = "ar,serial,naive,pruned,pipedec,continuous,streaming"  # those that answer
+    baseline_draft: str = ""  # the draft whose naive is the baseline, and answers beside drafts; empty: drafts' first
+    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets
+    data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
+    temperatures: str = "0,1"  # each question is asked at each of them
+    repeats: int = 1  # how often; the seed grows by 1 each time
+    concurrency: int = 1  # questions that each method answers at once; above 1 the tally of ranks is off
+    results: str = "results"  # folder for answers, figures and tables; the same command goes on with what is there
+    launch: str = ""  # name of one start of the pipeline, in the answers and in the tally; given by the command itself
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from _problems(self)
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        """The methods, `ar` first, since the others are compared with it."""
+        return tuple(sorted(listed(self.methods), key=lambda name: name != "ar"))
+
+    @property
+    def chosen_sets(self) -> tuple[str, ...]:
+        return listed(self.sets)
+
+    @property
+    def chosen_temperatures(self) -> tuple[float, ...]:
+        return tuple(map(number, listed(self.temperatures)))
+
+    @property
+    def asked_methods(self) -> tuple[str, ...]:
+        return tuple(name for name in self.chosen_methods if name in METHODS)
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The methods that can share one start of the pipeline: those of one target with one kind of draft."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for name in self.chosen_methods:
+            start = METHODS[name].target, _draft(name, self.chosen_methods)
+            found.setdefault(start, []).append(name)
+        return [tuple(names) for names in found.values()]
+
+    def contenders(self, methods: Sequence[str]) -> list[Contender]:
+        """These methods with each of the drafts, those that need none once; and naive with the baseline's draft."""
+        found = []
+        for name in methods:
+            own = METHODS[name].draft
+            drafts = self.chosen_drafts if own == "eagle" else (own,)
+            found += [Contender(name, draft) for draft in drafts]
+        baseline = Contender(BASELINE, self.baseline_draft)
+        if self.baseline_draft and BASELINE in methods and baseline not in found:
+            found.append(baseline)
+        return found
+
+
+def first(group: Sequence[str]) -> str:
+    """The method that a start of the pipeline is made for: one that needs a draft, if there is one."""
+    return next((name for name in group if METHODS[name].draft != "none"), group[0])
+
+
+def _draft(name: str, beside: Sequence[str]) -> str:
+    """The kind of draft of a method; one without a draft goes with the others of its target."""
+    methods = [METHODS[other] for other in (name, *beside)]
+    drafts = [method.draft for method in methods if method.target == METHODS[name].target]
+    return next((draft for draft in drafts if draft != "none"), "none")
+
+
+def _problems(c: EvalConfig) -> Iterator[str]:
+    """What is wrong with an evaluation, each in a sentence that names the fix."""
+    for name in listed(c.methods):
+        if name not in METHODS:
+            yield f"methods={c.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
+    allowed = RANGES["temperature"]
+    for word in listed(c.temperatures):
+        if not NUMBER.fullmatch(word) or not allowed.holds(number(word)):
+            yield f"temperatures={c.temperatures}: {word} is not possible: give {allowed.advice}, with commas between"
+    yield from c.draft_problems()
+    lists = {"methods": c.chosen_methods, "drafts": c.chosen_drafts, "sets": c.chosen_sets,
+             "temperatures": c.chosen_temperatures}
+    for key, chosen in lists.items():
+        if not chosen:
+            yield f"{key} is empty: name at least one"
+        if len(set(chosen)) < len(chosen):
+            yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
+    if c.baseline_draft and BASELINE not in c.chosen_methods:
+        yield f"baseline_draft={c.baseline_draft} is that of {BASELINE}, which is none of the methods: add it there"
+    if c.baseline_draft:
+        try:
+            replace(c, baseline_draft="").with_draft(c.baseline_draft)
+        except ValueError as error:
+            yield f"baseline_draft={c.baseline_draft}: {error}"
+    yield from outside({"repeats": c.repeats}, {"repeats": REPEATS})
+    yield from outside({"concurrency": c.concurrency}, {"concurrency": RANGES["max_requests"]})
+    if c.max_requests not in (1, c.concurrency):
+        yield f"an evaluation has no max_requests={c.max_requests}: write concurrency={c.max_requests}"
+    last = RANGES["seed"].most
+    if c.seed + c.repeats - 1 > last:
+        yield f"seed={c.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"
+    if c.temperature:
+        yield f"an evaluation has no temperature={c.temperature:g}: write temperatures={c.temperature:g}"
+    for key in ("prompt_ids", "question_file"):
+        if getattr(c, key):
+            yield f"an evaluation has no {key}: name data sets with sets=, and their folder with data="
+    yield from _problems_of_files(c)
+
+
+def _problems_of_files(c: EvalConfig) -> Iterator[str]:
+    for name in c.chosen_sets:
+        if "/" in name:
+            yield f"sets={c.sets}: {name} is no name of a data set: name its folder with data="
+    if not c.results.strip():
+        yield "results is empty: name a folder, as in results=DIR"
+
+
+def words(protocol: str, argv: Sequence[str]) -> list[str]:
+    """The words of an evaluation: those that were typed, and those of a protocol that they leave open.
+
+    `emulated`, `tensor-parallel`: the bundled model on a cluster whose time is modelled, in virtual time unless said
+    otherwise, a few questions; another model that is named runs as it is, and answers all.
+    `paper-7b`, `paper-13b`: the comparison of the paper; its questions are the 30th to 49th of the real data sets.
+    `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need the model split another way.
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"unknown protocol {protocol}: choose one of {', '.join(PROTOCOLS)}")
+    preset, keys = PROTOCOLS[protocol]
+    given, named = typed(argv), preset_of(argv)
+    defaults = dict(keys)
+    if protocol in EMULATED:
+        other_preset = named in PRESETS and named != preset
+        if other_preset or "model_dir" in given or "base_dir" in given:
+            suits_toy = {**QUICK, **TOY}.items()
+            defaults = dict(defaults.items() - suits_toy)
+    elif "data" in given and not HELD_OUT.keys() & given:
+        defaults.update(HELD_OUT)
+    in_real_time = given.get("time") == "real" or "slowdown" in given
+    if given.get("profile") == "none":
+        defaults.pop("time", None)
+    elif in_real_time and "time" in defaults:
+        del defaults["time"]
+        defaults["slowdown"] = HURRY
+    if {"drafts", "draft"} & given.keys():
+        defaults.pop("drafts", None)
+    if BASELINE not in listed(given.get("methods", BASELINE)):
+        defaults.pop("baseline_draft", None)
+    return over(argv, defaults, preset)

@@ -1,0 +1,1 @@
+"""Several requests at once, to a pipeline or a server: what each waits, and tokens/s."""

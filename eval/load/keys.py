@@ -1,0 +1,126 @@
+"""What a measurement of load is: which methods serve requests that arrive at given moments, or so many at once.
+
+It knows nothing about how that is measured; all other keys are those of a single run.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Iterator
+
+from config.drafts import listed
+from config.methods import METHODS
+from config.ranges import NUMBER, Range, number, outside
+from config.run_config import RANGES, RunConfig
+from config.schema.untrusted import read_bytes
+
+COUNTS = Range(1, 100_000)
+RATES = Range(0.000001, 1_000_000)  # requests per second
+LATEST = 1e9  # seconds
+ANOTHER = "name another with arrivals="
+FORM = "write seconds from the start, one number a line, none less than the one before"
+
+
+@dataclass(frozen=True)
+class LoadConfig(RunConfig):
+    """A measurement of load. The comments are what `python -m scripts.bench load --help` prints."""
+
+    EXAMPLES: ClassVar[str] = """\
+  python -m scripts.bench load
+  python -m scripts.bench load profile=server rates=1,4,16 temperatures=0,1 results=server
+  python -m scripts.bench load arrivals=moments.txt methods=ar,streaming
+  python -m scripts.bench load rates= at_once=1,2,4,8,16
+  python -m scripts.bench load rates= at_once=4 time=real requests=8 methods=ar,streaming"""
+
+    # What is compared (commas between)
+    methods: str = "ar,serial,continuous,streaming"  # those that serve, each as many at once as max_requests says
+    alone: str = "continuous"  # those of them that serve one request at a time; the others wait in a queue
+    temperatures: str = "0"  # each of them is measured apart
+
+    # What they serve
+    requests: int = 48  # how many; the questions of the sets by turns
+    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets
+    data: str = ""  # folder of data sets; empty: the bundled ones
+    rates: str = "0.1,0.2,0.4,0.8,1.6"  # requests per second, which arrive at random (Poisson); empty: none
+    arrivals: str = ""  # file of moments in seconds, a line each, at which they arrive, in place of rates
+    at_once: str = ""  # requests under way at once, the next one begins when one ends, as 1,2,4,8,16; empty: none
+    max_requests: int = 16  # requests that are under way at once, at most
+
+    # What is written
+    results: str = ""  # folder for load.csv, at_once.csv and plots; empty: none
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from _problems(self)
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        return listed(self.methods)
+
+    @property
+    def chosen_sets(self) -> tuple[str, ...]:
+        return listed(self.sets)
+
+    @property
+    def chosen_temperatures(self) -> tuple[float, ...]:
+        return tuple(map(number, listed(self.temperatures)))
+
+    @property
+    def chosen_rates(self) -> tuple[float, ...]:
+        """Requests per second; none if the moments are given."""
+        return () if self.arrivals else tuple(map(number, listed(self.rates)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many requests are under way at once, for the table of these."""
+        return tuple(map(int, listed(self.at_once)))
+
+    @property
+    def asked_methods(self) -> tuple[str, ...]:
+        return tuple(name for name in self.chosen_methods if name in METHODS)
+
+    def places(self, method: str) -> int:
+        """How many requests a method serves at once."""
+        return 1 if method in listed(self.alone) else self.max_requests
+
+
+def _problems(c: LoadConfig) -> Iterator[str]:
+    for name in (*c.chosen_methods, *listed(c.alone)):
+        target = METHODS[name].target if name in METHODS else ""
+        if target != METHODS["streaming"].target:
+            yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "
+                   f"{', '.join(each for each in METHODS if METHODS[each].target == METHODS['streaming'].target)}")
+    yield from outside({"requests": c.requests}, {"requests": COUNTS})
+    wanted = {"temperatures": (c.temperatures, RANGES["temperature"]), "rates": (c.rates, RATES),
+              "at_once": (c.at_once, RANGES["max_requests"])}
+    for key, (value, allowed) in wanted.items():
+        for word in listed(value):
+            whole = key != "at_once" or word.isdigit()
+            if not whole or not NUMBER.fullmatch(word) or not allowed.holds(number(word)):
+                yield f"{key}={value}: {word} is not possible: give {allowed.advice}, with commas between"
+    for key in ("methods", "sets", "temperatures"):
+        if not listed(getattr(c, key)):
+            yield f"{key} is empty: name at least one"
+    if not (listed(c.rates) or c.arrivals or listed(c.at_once)):
+        yield "nothing is to be measured: give rates=, arrivals= or at_once="
+    if c.profile == "none":
+        yield "profile=none has no devices to be timed here: name a cluster, as profile=jetson-7b"
+    if c.temperature:
+        yield f"there are several temperatures here: write temperatures={c.temperature:g}"
+    for key in ("prompt_ids", "question_file"):
+        if getattr(c, key):
+            yield f"{key} is of a single run: name data sets with sets=, and their folder with data="
+
+
+def moments(path: str) -> list[float]:
+    """The moments that a file lists, in seconds. Raises ValueError, with the line, for a file that is no such list."""
+    found: list[float] = []
+    for place, line in enumerate(read_bytes(path, ANOTHER).decode("utf-8", "replace").splitlines(), 1):
+        word = line.strip()
+        if not word:
+            continue
+        if not NUMBER.fullmatch(word) or not 0 <= number(word) <= LATEST or number(word) < max(found[-1:], default=0):
+            raise ValueError(f"line {place} of {path} is no moment behind the one before: {FORM}")
+        found.append(number(word))
+    if not found:
+        raise ValueError(f"{path} has no moments: {FORM}")
+    return found

@@ -1,0 +1,263 @@
+"""A server under load: clients that ask it over HTTP, what they wait for, and what its processes hold meanwhile.
+
+The server is a process of its own, as `bash run_server.sh` starts it. Every text is compared with what the same
+question gets alone.
+"""
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, Iterator, NamedTuple, Sequence
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from config.cli import parse
+from config.questions import load as load_set
+from config.typed import over
+from eval.columns import in_columns
+from eval.load.arrivals import tail
+from eval.load.server_keys import ServeLoadConfig, of_the_server
+from launch.processes import LOST
+
+COMMAND = "python -m scripts.bench server"
+USUAL = {"max_new_tokens": "64"}
+HEADING = ("clients", "answers", "errors", "unequal", "tokens/s", "ttft", "ttft_p95", "answer", "answer_p95",
+           "server_mib", "ranks_mib", "files", "threads")
+PATIENCE = 600.0  # seconds for the server to come up, and for an answer beyond its wait in the queue
+LOOK = 0.25  # seconds between two looks at a server that comes up
+SAMPLE = 2.0  # seconds between two looks at what its processes hold
+SETTLED = 0.1  # the share of a measurement after which what they hold is noted for the first time
+MIB = 1024.0
+
+
+class Heard(NamedTuple):
+    """What came of one request; seconds are counted from its sending."""
+
+    question: int
+    text: str
+    tokens: int
+    first: float  # until its first text
+    seconds: float  # until its end
+    error: str = ""
+
+
+class Held(NamedTuple):
+    """What the processes of a server hold: MiB of memory, open files and threads."""
+
+    server: float  # memory of the process that answers HTTP and is rank 0
+    ranks: float  # of all others together
+    files: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Whoever asks a server at `url`, with these options of a request."""
+
+    url: str
+    options: dict[str, Any]
+    key: str
+    patience: float  # seconds
+
+    def ask(self, question: int, said: str) -> Heard:
+        """Ask, and read the answer as it streams. What goes wrong is told in the answer."""
+        messages = [{"role": "user", "content": said}]
+        body = json.dumps({**self.options, "messages": messages, "stream": True,
+                           "stream_options": {"include_usage": True}})
+        since = time.monotonic()
+        pieces: list[str] = []
+        first, tokens, error = 0.0, 0, "the stream ended too early"
+        try:
+            for event in self._events(body):
+                if event == "[DONE]":
+                    error = ""
+                    break
+                told = json.loads(event)
+                if "error" in told:
+                    error = told["error"]["message"]
+                    break
+                for choice in told["choices"]:
+                    pieces.append(choice["delta"].get("content") or "")
+                tokens = (told.get("usage") or {}).get("completion_tokens", tokens)
+                if not first and any(pieces):
+                    first = time.monotonic() - since
+        except (OSError, HTTPException) as failed:
+            error = str(failed) or type(failed).__name__
+        seconds = time.monotonic() - since
+        return Heard(question, "".join(pieces), tokens, first or seconds, seconds, error)
+
+    def _events(self, body: str) -> Iterator[str]:
+        """The data of the server-sent events of an answer, or of the error that came in its place."""
+        connection = self.connect()
+        try:
+            headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                yield response.read().decode(errors="replace")
+                return
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield line[len(b"data: "):].decode().strip()
+        finally:
+            connection.close()
+
+    def connect(self) -> HTTPConnection:
+        return HTTPConnection(urlsplit(self.url).netloc, timeout=self.patience)
+
+
+def server(argv: list[str]) -> int:
+    """The command `python -m scripts.bench server`; its exit code, 1 if a request failed or a text is not its own."""
+    words = over(argv, USUAL)
+    config = parse(words, COMMAND, ServeLoadConfig)
+    assert isinstance(config, ServeLoadConfig)
+    said = _questions(config)
+    with _serving(of_the_server(words)) as (process, url):
+        asker = Asker(url, {"seed": config.seed}, config.api_key, config.queue_seconds + PATIENCE)
+        _await(asker, process)
+        bar = tqdm([*enumerate(said)], unit="question", desc="each alone", file=sys.stderr)
+        alone = [asker.ask(*question) for question in bar]
+        if failed := next((heard.error for heard in alone if heard.error), ""):
+            raise ValueError(f"the server has not answered a question that was asked alone: {failed}")
+        measured = [Measured(config, clients, *_measure(config, clients, asker, said, process.pid))
+                    for clients in config.counts]
+    texts = [heard.text for heard in alone]
+    print(f"\nclients of a server ({config.kind}, profile {config.profile}, {config.pipeline_type}, "
+          f"max_requests={config.max_requests}); seconds, and tokens/s of all clients together\n")
+    print(in_columns(HEADING, [each.row(texts) for each in measured], 1))
+    for error in {heard.error for each in measured for heard in each.heard if heard.error}:
+        print(f"an error: {error}")
+    return int(any(each.errors or each.unequal(texts) for each in measured))
+
+
+def _questions(config: ServeLoadConfig) -> list[str]:
+    """The first turns of so many questions, those of all sets by turns."""
+    names = [name.strip() for name in config.sets.split(",") if name.strip()]
+    sets = [load_set(config.data, name) for name in names]
+    longest = max(map(len, sets))
+    by_turns = [chosen[i].turns[0] for i in range(longest) for chosen in sets if i < len(chosen)]
+    return by_turns[:config.questions]
+
+
+@contextmanager
+def _serving(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of these words, and its address; it ends with the `with`. It tells itself why it cannot start."""
+    command = [sys.executable, "-m", "scripts.serve", *words, "port=0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("flowspec: http://")), "")
+        if not line:
+            raise ValueError("the server did not start")
+        yield process, line.split()[-1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        if process.wait() == LOST:
+            print("flowspec: the server has lost its pipeline", file=sys.stderr)
+
+
+def _await(asker: Asker, process: subprocess.Popen[str]) -> None:
+    """Wait until the server can answer."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        connection = asker.connect()
+        connection.request("GET", "/health")
+        ready = connection.getresponse().status == 200
+        connection.close()
+        if ready:
+            return
+        time.sleep(LOOK)
+    raise ValueError("the server did not come up")
+
+
+def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence[str], process: int
+             ) -> tuple[list[Heard], float, list[Held]]:
+    """Let so many clients ask for a while. What they heard, the seconds it took, and what was held every now and then.
+    """
+    heard: list[Heard] = []
+    ended: list[float] = []
+    numbers = count()
+    since = time.monotonic()
+    end = since + config.minutes * 60
+
+    def ask() -> None:
+        while time.monotonic() < end:
+            number = next(numbers) % len(said)
+            heard.append(asker.ask(number, said[number]))
+            ended.append(time.monotonic())
+
+    samples: list[Held] = []
+    bar = tqdm(total=round(end - since), unit="s", desc=f"{clients} clients", file=sys.stderr)
+    with ThreadPoolExecutor(clients) as pool, bar:
+        asking = [pool.submit(ask) for _ in range(clients)]
+        while not all(client.done() for client in asking):
+            time.sleep(SAMPLE)
+            samples.append(holds(process))
+            bar.update(min(SAMPLE, bar.total - bar.n))
+    for client in asking:
+        client.result()  # raises what it has died of
+    return heard, max(ended) - since, samples
+
+
+def holds(process: int) -> Held:
+    """What a process and its children hold at this moment."""
+    found = Path(f"/proc/{process}/task").glob("*/children")
+    children = [int(child) for path in found for child in path.read_text().split()]
+    memory, files, threads = zip(*(_of_one(each) for each in (process, *children)))
+    return Held(memory[0], sum(memory[1:]), sum(files), sum(threads))
+
+
+def _of_one(process: int) -> tuple[float, int, int]:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    said = dict(line.split(":", 1) for line in lines)
+    files = sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
+    return int(said["VmRSS"].split()[0]) / MIB, files, int(said["Threads"])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What so many clients heard in `seconds`, and samples of what the server's processes held."""
+
+    config: ServeLoadConfig
+    clients: int
+    heard: Sequence[Heard]
+    seconds: float
+    samples: Sequence[Held]
+
+    @property
+    def errors(self) -> int:
+        return sum(bool(heard.error) for heard in self.heard)
+
+    def unequal(self, texts: Sequence[str]) -> int:
+        """How many texts are not those that their questions got alone."""
+        return sum(heard.text != texts[heard.question] for heard in self.heard if not heard.error)
+
+    def row(self, texts: Sequence[str]) -> list[str]:
+        """The cells of its line; seconds are modelled ones where a cluster is emulated."""
+        scale = self.config.slowdown
+        fine = [heard for heard in self.heard if not heard.error]
+        speed = sum(heard.tokens for heard in fine) / self.seconds * scale
+        waits = [heard.first / scale for heard in fine]
+        lasted = [heard.seconds / scale for heard in fine]
+        times = [median(waits), tail(waits), median(lasted), tail(lasted)] if fine else []
+        counts = self.clients, len(self.heard), self.errors, self.unequal(texts)
+        return [*map(str, counts), f"{speed:.1f}", *(f"{value:.2f}" for value in times), *self._held]
+
+    @property
+    def _held(self) -> list[str]:
+        """What was held when the load had settled, and at its end."""
+        settled = int(len(self.samples) * SETTLED)
+        early, late = self.samples[settled], self.samples[-1]
+        memory = [f"{before:.0f} to {after:.0f}" for before, after in zip(early[:2], late[:2])]
+        return [*memory, *(f"{before} to {after}" for before, after in zip(early[2:], late[2:]))]

@@ -1,0 +1,101 @@
+"""Rank 0's own time in a turn, by how many requests are under way at once.
+
+A turn is one of the scheduler: all requests that can go on do so once. Counted is the time of the processor in this
+thread, without models (LM head, networks of drafts) and without the simulated cluster. It knows nothing about how
+requests are served.
+"""
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Callable, Iterable, Iterator, Sequence
+from unittest.mock import patch
+
+from config.typed import over
+from eval.columns import in_columns
+from eval.load.arrivals import at_once
+from eval.load.keys import LoadConfig
+from eval.load.pipeline import OF_TOY, USUAL, prompts_of, request
+from launch.pipeline import Pipeline
+from launch.run import Command, run
+from model.sample import Sampler
+from pipeline.decode import Decoder, Request
+
+WARM = 2  # requests before anything is counted
+LINK = ("send", "recv", "rest", "broadcast")
+NETWORK = ("guess", "foretell")  # what a network does beside the passes
+HEAD = ("temperature", "method", "at once", "turns", "own ms a turn", "more per request")
+
+
+class Stopwatch:
+    """The time of the processor that calls take; one inside of another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+        self._inside = False
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, which is timed."""
+        def timed(*args: Any, **options: Any) -> Any:
+            if self._inside:
+                return call(*args, **options)
+            self._inside, begin = True, time.thread_time()
+            self.calls += 1
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds += time.thread_time() - begin
+                self._inside = False
+        return timed
+
+    @contextmanager
+    def on(self, places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+        """Time these calls, each an attribute of an object or of a class, until the end."""
+        with ExitStack() as watched:
+            for place, name in places:
+                watched.enter_context(patch.object(place, name, self.around(getattr(place, name))))
+            yield
+
+
+def turns(argv: list[str]) -> int:
+    """The command `python -m scripts.bench turns`; its exit code."""
+    usual = {**USUAL, **OF_TOY, "rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
+    return run(Command("scripts.bench turns", measure, LoadConfig), over(argv, usual))
+
+
+def measure(pipeline: Pipeline) -> None:
+    """On rank 0: let each method serve so many requests at once, and print its own time."""
+    config = pipeline.config
+    assert isinstance(config, LoadConfig)
+    if not config.virtual:
+        raise ValueError("rank 0's own time is counted in one thread: leave time=real out")
+    rows = []
+    prompts = list(prompts_of(pipeline, config.requests))
+    for temperature in config.chosen_temperatures:
+        sampler = Sampler(temperature, config.top_p, config.top_k, config.seed, config.verify)
+        asked = [request(pipeline, prompt, sampler) for prompt in prompts]
+        for method in config.chosen_methods:
+            decoder = pipeline.decoder_for(replace(config, pipeline_type=method))
+            at_once(decoder, asked[:WARM], 1)
+            own: dict[int, float] = {}
+            for count in config.counts:
+                taken, own[count] = _own(decoder, asked, count)
+                least = min(own)
+                more = (own[count] - own[least]) / max(1, count - least)
+                rows.append([f"{temperature:g}", method, f"{count}", f"{taken}", f"{1e3 * own[count]:.3f}",
+                             f"{1e3 * more:.3f}"])
+    print(in_columns(HEAD, rows, 2))
+
+
+def _own(decoder: Decoder, asked: Sequence[Request], count: int) -> tuple[int, float]:
+    """How many turns it takes to serve these, `count` at once, and the seconds of each that are rank 0's own."""
+    ring, models, all_of_it = decoder.ring, Stopwatch(), Stopwatch()
+    networks = {type(network) for network in decoder.draft.networks}
+    places: list[tuple[Any, str]] = [(link, name) for link in ring.links for name in LINK]
+    places += [(ring, "lm_head"), (decoder.scheduler, "passes")]
+    places += [(network, name) for network in networks for name in NETWORK]
+    with models.on(places), all_of_it.on([(decoder.scheduler, "turn")]):
+        at_once(decoder, asked, count)
+    return all_of_it.calls, (all_of_it.seconds - models.seconds) / all_of_it.calls

@@ -1,0 +1,92 @@
+"""A page that shows what a run did: each segment on its way through the ranks, beside it the token tree of the moment.
+
+Usage: python -m scripts.timeline TRACE_DIR [-o PAGE.html] [--requests FIRST:LAST]
+
+TRACE_DIR is what a run with trace=TRACE_DIR left behind; if it ran on several hosts, put the rank_N.jsonl files of all
+of them into one folder first. The page holds all that it needs and opens in any browser. The Chrome trace beside it,
+TRACE_DIR/trace.json, is written anew. It knows nothing about pipelines but the spans that their ranks leave.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from config.files import fits, whole, write
+from config.schema.untrusted import plain
+from eval.observe.timeline import NODE, Span, Story
+from pipeline.trace import merge, read
+
+PAGE = Path(__file__).with_name("page.html")
+MARK = "/*DATA*/"  # where the page takes its data
+MOST = 20  # requests that a page shows when nothing is said: more make a slow one
+
+
+def page(folder: Path, first: int = 0, last: int | None = None) -> str:
+    """The HTML of a trace, of its requests `first` to `last`, the last not included.
+
+    Raises ValueError if the folder holds no trace of one run, or none of these requests.
+    """
+    spans = read(folder)
+    if not any("tokens" in span for span in spans):
+        raise ValueError(f"{folder} holds no trace of a run: give the folder of trace=FOLDER, with its rank_N.jsonl")
+    run = _run(folder / "run.json")
+    story = _told(folder, spans, first, last)
+    columns = [NODE.index(name) for name in ("token", "said")]
+    used = {str(node[column]) for node in story["nodes"] for column in columns}
+    texts = run["tokens"].items()
+    run["tokens"] = {token: text for token, text in texts if token in used}
+    data = json.dumps({"run": run, **story}, ensure_ascii=False, separators=(",", ":"))
+    return PAGE.read_text(encoding="utf-8").replace(MARK, data.replace("<", "\\u003c"))
+
+
+def _run(about: Path) -> Span:
+    """What a run says about itself and its tokens. Raises ValueError if the file is not of that form."""
+    run = whole(about) if about.is_file() else {}
+    if isinstance(run, dict):
+        run.setdefault("tokens", {})
+    if not fits(run, {"tokens": dict}):
+        raise ValueError(f"{about} is not of the form that a run writes: delete it, and the page has no texts")
+    return run
+
+
+def _told(folder: Path, spans: list[Span], first: int, last: int | None) -> Span:
+    """The story of these requests. Raises ValueError if the spans do not belong together."""
+    try:
+        return Story(spans).tell(first, last)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the spans in {folder} do not make one run ({type(error).__name__}: {error}): give a folder "
+                         "with the rank_N.jsonl files of one run, as they were written") from error
+
+
+def _range(text: str) -> tuple[int, int | None]:
+    """The range that is written as FIRST:LAST, where either may be missing; a number alone is one request."""
+    if not re.fullmatch(r"\d{0,18}(:\d{0,18})?", text, re.ASCII):
+        raise ValueError(f"--requests {text} is no range: write FIRST:LAST, as 0:5 for the first five")
+    first, colon, last = text.partition(":")
+    begin = int(first or 0)
+    if not colon:
+        return begin, begin + 1
+    return begin, int(last) if last else None
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="what a run with trace=TRACE_DIR left behind")
+    parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
+    parser.add_argument("--requests", metavar="FIRST:LAST", default=f"0:{MOST}",
+                        help=f"which requests to show, from 0, the last not included; default 0:{MOST}; 0: for all")
+    wanted = parser.parse_args(argv)
+    out = wanted.out or wanted.folder / "timeline.html"
+    try:
+        html = page(wanted.folder, *_range(wanted.requests))
+        write(out, html, "choose another with -o")
+        merge(wanted.folder)
+    except (ValueError, OSError) as error:
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+        return 2
+    print(f"{out} ({len(html) / 1e6:.1f} MB): open it in a browser")
+    return 0
+

@@ -1,0 +1,91 @@
+"""A recorded text in the place of a target, and recorded matches in the place of a drafter: no model is computed.
+
+What the target says of a row that stands on the text is the next token of the text. What it says of other rows is never
+read, since a row that stands on a wrong guess is dead when its answer is judged. The drafter foresees the next token
+where it did so in the record, and guesses another one elsewhere. A chain of guesses is right as long as it equals the
+text, so for a chain the record is all that there is to know. Neither knows anything about time.
+
+Shapes: T rows, V vocabulary.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from model.cache import Admitted, TreeCache
+from model.drafts.small import ModelDraft
+
+ASIDE = -2  # every path that has left the text
+
+
+class Record(NamedTuple):
+    """A prompt, the text that the target writes behind it, and for each token of it whether a drafter foresees it."""
+
+    prompt: Sequence[int]
+    text: Sequence[int]
+    matches: Sequence[int]
+
+
+class Recorded:
+    """The target as `sim/cluster.py` asks for it, over the record of one request; `vocab` is how many tokens there are.
+
+    A path that stands on the text is known by the position of its last token.
+    """
+
+    root = -1
+    full = False
+
+    def __init__(self, record: Record, vocab: int) -> None:
+        self.record, self.vocab = record, vocab
+
+    def clear(self) -> None:
+        """There is nothing to forget."""
+
+    def after(self, path: int, token: int) -> int:
+        """The number of a path with one more token."""
+        position = path + 1
+        return position if path != ASIDE and self._stands(position, token) else ASIDE
+
+    def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The token that follows each path, as a column `[T, 1]` for `lm_head`; there are no inner features."""
+        tokens = [self._next(path) for path in paths]
+        said_T1 = torch.tensor(tokens, dtype=torch.float64)[:, None]
+        return said_T1, said_T1.new_empty(len(tokens), 0)
+
+    def lm_head(self, said_T1: Tensor) -> Tensor:
+        """Logits `[T, V]` that leave no choice, out of the tokens that `said` tells."""
+        logits_TV = said_T1.new_full((len(said_T1), self.vocab), float("-inf"))
+        return logits_TV.scatter(1, said_T1.long(), 0.0)
+
+    def draft(self, slots: int) -> ModelDraft:
+        """The drafter of the record, with a cache of so many slots that holds nothing."""
+        empty = TreeCache((0, 1, slots, 1), torch.float64, "cpu")
+        return ModelDraft(self._read, self.lm_head, empty)
+
+    def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        """The guess after each row `[T, 1]`.
+
+        Below a wrong guess all are wrong. So a token that equals the text at its position stands on nothing but text.
+        """
+        guesses = list(map(self._guess, pos_T.tolist(), token_T.tolist()))
+        return torch.tensor(guesses, dtype=torch.float64)[:, None]
+
+    def _guess(self, position: int, token: int) -> int:
+        following = self._next(position)
+        place = position + 1 - len(self.record.prompt)
+        is_text = 0 <= place < len(self.record.text)
+        if is_text and self.record.matches[place] and self._stands(position, token):
+            return following
+        return (following + 1) % self.vocab
+
+    def _stands(self, position: int, token: int) -> bool:
+        """Whether a token is that of the prompt or text at a position, where those before it are."""
+        text, place = self.record.text, position - len(self.record.prompt)
+        return place < 0 or place < len(text) and text[place] == token
+
+    def _next(self, position: int) -> int:
+        """The token of the text behind a position; any, where there is none."""
+        place = position + 1 - len(self.record.prompt)
+        return self.record.text[place] if 0 <= place < len(self.record.text) else 0

@@ -1,0 +1,108 @@
+"""A draft read along a given text: from each of its tokens on with the features that the draft makes itself.
+
+It knows nothing about pipelines: a text is a token tree whose nodes have the target's features. `read_text` makes one.
+"""
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import count
+from typing import Iterator, NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from config.run_config import TreeConfig
+from model.drafts.network import TreeDraft
+from model.sample import Sampler
+from model.tree import TokenTree, verify
+from pipeline.decode import Decoder, Request
+from pipeline.interfaces import Draft, Progress, Target
+from pipeline.strategies import Strategy
+
+ROOM = 64  # tokens that a tree may be deep
+
+
+class Unrolled(NamedTuple):
+    """What a draft makes `[T, D]` of some places of a text, whose rows stand on `depth` guesses of its own."""
+
+    depth: int
+    places: Sequence[int]  # in the text, of the tokens that were read last
+    out_TD: Tensor
+
+
+def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> Iterator[Unrolled]:
+    """What a draft makes of the text of a tree, behind its first `prompt` tokens.
+
+    From each token of the text on the draft reads up to `deepest` tokens that follow, as if it had guessed them: with
+    the features that it made itself.
+    """
+    draft.reset()
+    text = tree.trunk
+    first = max(prompt - 1, draft.lag)
+    _read_text(draft, tree, text[draft.lag:first], settled=True)
+    out_TD = _read_text(draft, tree, text[first:-1], settled=False)
+    starts = list(range(first, len(text) - 1))
+    room = draft.cache.capacity - len(text)
+    at_once = max(1, room // max(1, deepest))
+    for i in range(0, len(starts), at_once):
+        yield from _unroll(draft, tree, starts[i:i + at_once], out_TD[i:i + at_once], deepest)
+        draft.cache.retain(set(text))
+    draft.reset()
+
+
+def _read_text(draft: TreeDraft, tree: TokenTree, nodes: Sequence[int], settled: bool) -> Tensor:
+    """What a draft makes `[T, D]` of these nodes of the text, with the target's features."""
+    if not nodes:
+        return torch.empty(0)
+    parents = [tree.parent[node] for node in nodes]
+    draft.cache.admit(nodes, parents, text=len(nodes) if settled else 0)
+    places = [tree.pos[node] for node in nodes]
+    return _read(draft, [tree.token[node] for node in nodes], places, draft.features(tree, list(nodes)))
+
+
+def _read(draft: TreeDraft, tokens: Sequence[int], places: Sequence[int], feature_TD: Tensor) -> Tensor:
+    device = draft.cache.keys.device
+    token_T = torch.tensor(tokens, device=device)
+    pos_T = torch.tensor(places, device=device) - draft.lag
+    return draft.read(token_T, feature_TD, pos_T, draft.cache)
+
+
+def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Tensor, deepest: int
+            ) -> Iterator[Unrolled]:
+    """The same behind each of these places of the text; `out_TD` is what the draft made of their tokens."""
+    tokens, ids = tree.tokens, count(tree.horizon)
+    ends = [tree.trunk[start] for start in starts]  # the node that each of the unrolled texts ends in
+    for depth in range(deepest + 1):
+        left = sum(start + depth + 1 < len(tokens) for start in starts)  # those with a token to be guessed
+        starts, ends, out_TD = starts[:left], ends[:left], out_TD[:left]
+        if not left:
+            return
+        places = [start + depth for start in starts]
+        if depth:
+            nodes = [next(ids) for _ in starts]
+            draft.cache.admit(nodes, ends, text=0)
+            out_TD = _read(draft, [tokens[place] for place in places], places, out_TD)
+            ends = nodes
+        yield Unrolled(depth, places, out_TD)
+
+
+def read_text(decoder: Decoder, text: Sequence[int]) -> TokenTree:
+    """A tree whose trunk is this text and the token that the target says behind it, with the target's features."""
+    kept: list[TokenTree] = []
+    reader = Decoder(decoder.ring, decoder.draft, _reading(kept), decoder.cfg, decoder.max_length)
+    _, stream = reader.decode(Request(text, Sampler(), ROOM))
+    with closing(stream):  # type: ignore[type-var]
+        next(stream)
+    return kept[0]
+
+
+def _reading(kept: list[TokenTree]) -> Strategy:
+    """A strategy that has the target read the prompt, and keeps the tree."""
+    def strategy(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
+        while segment := tree.cut(None, cfg.chunk):
+            target.send(segment)
+        while target.in_flight:
+            yield from target.wait()
+        kept.append(tree)
+        yield verify(tree)
+    return strategy

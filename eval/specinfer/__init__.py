@@ -1,0 +1,1 @@
+"""SpecInfer: its flags, its Python interface, and its tables."""

@@ -1,0 +1,194 @@
+"""Ask a model that is split over a pipeline: the answer is printed as it settles, then what it cost.
+
+Usage: bash run_pipe.sh [PRESET] [key=value ...]; --help shows all keys.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from typing import Any, Dict, Tuple
+
+from tqdm import tqdm
+
+from config.files import streams, write
+from config.questions import Question, read
+from config.run_config import RunConfig
+from config.schema.untrusted import harmless
+from launch.generation import Generation
+from launch.pipeline import Pipeline
+from launch.run import Command
+from pipeline.concurrent import Job, abreast
+from pipeline.decode import Answer
+
+Bar = Any  # of tqdm
+Place = Tuple[int, int]  # of an answer: the number of its question, and its turn
+Done = Tuple[Place, Dict[str, Any], Generation]  # an answer, and what is said about it
+
+
+def tell_if_full(pipeline: Pipeline, got: Answer) -> None:
+    """Say so if the context ended an answer."""
+    if got.finish_reason == "context":
+        print(f"\nflowspec: {full(pipeline, got)}", file=sys.stderr)
+
+
+def full(pipeline: Pipeline, got: Answer) -> str:
+    """The sentence about an answer that ends because the context is full, with the remedy."""
+    size, asked = pipeline.decoder.max_length, pipeline.config.max_length
+    more = "raise max_length" if size == asked else "the model has no more positions"
+    return (f"the answer ends after {got.new_tokens} of max_new_tokens={pipeline.config.max_new_tokens}, since the "
+            f"context of {size} tokens is full: {more}, or shorten the prompt")
+
+
+def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, Any]:
+    """What `output` keeps of an answer: times in seconds, rates in tokens per second with the prefill included."""
+    answer = generation.answer
+    return {
+        "prompt": prompt,
+        "text": generation.text,
+        "token_ids": answer.token_ids,
+        "prompt_tokens": answer.prompt_tokens,
+        "new_tokens": answer.new_tokens,
+        "finish_reason": answer.finish_reason,
+        "prefill_seconds": answer.prefill_seconds,
+        "decode_seconds": answer.decode_seconds,
+        "ttft_seconds": answer.prefill_seconds,
+        "tokens_per_second": answer.tokens_per_second,
+        "target_passes": answer.target_passes,
+        "segments": answer.segments,
+        "mean_accepted_length": answer.mean_accepted_length,
+        "config": asdict(config)}
+
+
+def table(answers: list[Answer], whole: float | None = None) -> str:
+    """The short table at the end, over all of these answers; `whole` are the seconds of all, if several were at once.
+    """
+    tokens = sum(answer.new_tokens for answer in answers)
+    passes = sum(answer.target_passes for answer in answers)
+    prefill = sum(answer.prefill_seconds for answer in answers)
+    seconds = prefill + sum(answer.decode_seconds for answer in answers)
+    accepted = (tokens - len(answers)) / max(passes, 1)  # the prefill settles the first token of an answer
+    rows = {
+        "tokens": f"{tokens}",
+        "seconds": f"{seconds:.2f}",
+        "tokens/s": f"{tokens / max(seconds, 1e-9):.2f}",
+        "time to first token": f"{prefill / len(answers):.3f} s",
+        "target passes": f"{passes}",
+        "mean accepted length": f"{accepted:.2f} (with the target's own token)"}
+    if whole is not None:
+        rows["tokens/s"] += " (of an answer)"
+        rows["tokens/s of all"] = f"{tokens / max(whole, 1e-9):.2f} (in {whole:.2f} s)"
+    sources: Counter[str] = Counter()
+    for answer in answers:
+        sources.update(answer.sources)
+    if sources:
+        rows["guesses in the text"] = ", ".join(f"{count} of {source}" for source, count in sorted(sources.items()))
+    return "\n".join(f"  {name:<22}{value}" for name, value in rows.items())
+
+
+def questions(config: RunConfig) -> list[Question]:
+    """The questions of `question_file` that the configuration chooses."""
+    return read(config.question_file, config.question_begin, config.question_end)
+
+
+def save(path: str, data: Any) -> None:
+    """Write JSON whole or not at all. Raises ValueError if it cannot be, and prints it, so that no answer is lost."""
+    content = json.dumps(data, indent=1, ensure_ascii=False)
+    try:
+        write(path, content, "what it should hold stands above; choose another output=")
+    except ValueError:
+        print(f"\n{content}", flush=True)
+        raise
+
+
+def ask_one(pipeline: Pipeline) -> None:
+    """Answer `prompt`, and show the text while it comes."""
+    config = pipeline.config
+    if pipeline.text:
+        prompt = harmless(config.prompt)
+        shown = f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
+        print(f"{shown}\n", flush=True)
+
+    generation = pipeline.stream(config.prompt if pipeline.text else config.ids)
+    for piece in generation:
+        print(harmless(piece), end="", flush=True)
+    tell_if_full(pipeline, generation.answer)
+    print("\n")
+    print(table([generation.answer]))
+    if config.output:
+        save(config.output, record(config, config.prompt, generation))
+
+
+def ask_many(pipeline: Pipeline) -> None:
+    """Answer a file of questions, turn by turn; `output` is written after each answer, or once if it is a stream.
+
+    As many questions as `max_requests` says are under way at once. Answers are kept in the order of the questions.
+    """
+    config, asked = pipeline.config, questions(pipeline.config)
+    done: dict[Place, tuple[Answer, dict[str, Any]]] = {}
+    at_once = bool(config.output) and not streams(config.output)
+    turns = sum(len(question.turns) for question in asked)
+    clock = pipeline.ring.clock
+    begin = clock.now()
+
+    def records() -> list[dict[str, Any]]:
+        return [entry for _, (_, entry) in sorted(done.items())]
+
+    try:
+        with ExitStack() as shown:
+            bar = shown.enter_context(tqdm(total=turns, unit="answer", file=sys.stderr))
+            bars = [shown.enter_context(bar_of_answer(place, config)) for place in range(config.max_requests)]
+            jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
+            for place, about, generation in abreast(jobs, pipeline.decoder, config.max_requests):
+                done[place] = generation.answer, {**about, **record(config, about["prompt"], generation)}
+                if at_once:
+                    save(config.output, records())
+                bar.update()
+    finally:
+        if config.output and not at_once:
+            save(config.output, records())
+    whole = clock.now() - begin if config.max_requests > 1 else None
+    print(table([answer for _, (answer, _) in sorted(done.items())], whole))
+
+
+def bar_of_answer(place: int, config: RunConfig) -> Bar:
+    """A line below that of all answers, for one that is under way; none where there is one at a time."""
+    alone = config.max_requests == 1
+    return tqdm(unit="token", file=sys.stderr, position=place + 1, leave=False, disable=alone)
+
+
+def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Job[Done]:
+    """Answer a question turn by turn, each after the turns before; a line of progress is borrowed from `bars`."""
+    talk: list[str] = []
+    bar = bars.pop()
+    try:
+        for turn, words in enumerate(question.turns):
+            generation = pipeline.watch([*talk, words] if pipeline.text else pipeline.config.ids)
+            bar.set_description(f"question {question.id}, turn {turn + 1}", refresh=False)
+            bar.reset(pipeline.config.max_new_tokens)
+            with closing(generation):
+                for _ in generation:
+                    bar.update(generation.answer.new_tokens - bar.n)
+                    yield None
+            tell_if_full(pipeline, generation.answer)
+            talk += [words, generation.text]
+            yield (number, turn), {"question_id": question.id, "turn": turn, "prompt": words}, generation
+    finally:
+        bars.append(bar)
+
+
+def main(pipeline: Pipeline) -> None:
+    """On rank 0: answer what the configuration asks."""
+    positions, asked = pipeline.decoder.max_length, pipeline.config.max_length
+    if positions < asked != RunConfig.max_length:
+        print(f"flowspec: max_length={asked} is more than the {positions} positions of the model, which prompt and "
+              "answer share", file=sys.stderr)
+    if pipeline.config.question_file:
+        ask_many(pipeline)
+    else:
+        ask_one(pipeline)
+
+
+COMMAND = Command("scripts.generate", main)

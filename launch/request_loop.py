@@ -1,0 +1,196 @@
+"""A pipeline that one thread turns: others hand it jobs, and are told what comes of them, so that many may ask at once.
+
+It knows nothing about who asks. Whoever is told must not wait: what is told is queued at the listener's end, so a slow
+reader stalls nobody.
+"""
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Callable, Iterable, Sequence, TypeVar
+
+from launch.generation import Generation
+from launch.pipeline import Pipeline
+from pipeline.failure import PeerLost
+
+LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do
+Result = TypeVar("Result")
+
+
+class Job:
+    """One answer that is asked for, and whom to tell of it: pieces of its text, and at last what it ended with."""
+
+    tell: Callable[[Any], None]
+    generation: Generation | None = None  # since it has begun
+    over = False
+
+    def begin(self, pipeline: Pipeline) -> Generation:
+        """Let the answer begin; raises ValueError for what cannot be asked."""
+        raise NotImplementedError
+
+    def told(self, text: str) -> Iterable[Any]:
+        """What is told when the answer goes on with this text, which may be empty."""
+        return [text] if text else []
+
+
+class Turning:
+    """The jobs of a pipeline, which belongs to the thread that calls `work`.
+
+    A job ends with its generation, or with an error: ValueError for what cannot be asked, PeerLost if a rank is lost.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: set[Any] = set()  # that are not over, under way or waiting
+        self.ended: BaseException | None = None  # why nothing can be asked any more
+        self._inbox: SimpleQueue[Callable[[Pipeline], None]] = SimpleQueue()
+        self._questions: set[Future[Any]] = set()  # that have no answer yet
+        self._running: list[Any] = []
+        self._counting = threading.Lock()
+        self._stopping = False
+
+    # --- asked by other threads ---------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[Any]) -> None:
+        """Take in jobs, all of them or none; raises what `check` raises."""
+        with self._counting:
+            self.check(len(jobs))
+            self.jobs.update(jobs)
+        for job in jobs:
+            self._inbox.put(partial(self._take_in, job))
+
+    def check(self, more: int) -> None:
+        """Raise an error if so many more jobs cannot be taken in."""
+        if self.ended is not None:
+            raise self.ended
+
+    def cancel(self, jobs: Sequence[Any]) -> None:
+        """Give answers up that nobody reads any more; those that are over stay as they are."""
+        for job in jobs:
+            if not job.over:
+                self._inbox.put(partial(self._give_up, job))
+
+    def call(self, function: Callable[[Pipeline], Result]) -> Future[Result]:
+        """What a function says of the pipeline, between two of its turns; the function must not take long.
+
+        Raises what `check` raises; so does the future, if no turn comes any more.
+        """
+        said: Future[Result] = Future()
+
+        def work(pipeline: Pipeline) -> None:
+            if not said.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
+            try:
+                result = function(pipeline)
+            except PeerLost as error:
+                said.set_exception(error)
+                raise
+            except Exception as error:  # that of this question alone
+                said.set_exception(error)
+            else:
+                said.set_result(result)
+
+        with self._counting:
+            self.check(0)
+            self._questions.add(said)
+        said.add_done_callback(self._questions.discard)
+        self._inbox.put(work)
+        return said
+
+    def stop(self) -> None:
+        """Let `work` return."""
+        self._stopping = True
+        self._inbox.put(lambda pipeline: None)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def work(self, pipeline: Pipeline) -> None:
+        """Let all jobs go on until `stop`; raises PeerLost. What is under way then is taken back from the stages."""
+        try:
+            while not self._stopping:
+                self._hear(pipeline)
+                self._admit(pipeline)
+                if self._running:
+                    pipeline.turn()
+                else:
+                    pipeline.check()
+                for job in list(self._running):
+                    self._hand_out(job, pipeline)
+        finally:
+            for job in self._running:
+                with suppress(PeerLost):  # its stages may be lost already
+                    job.generation.close()
+
+    def drop(self, told: Any) -> None:
+        """End all jobs and questions with the same words, since nobody will answer them."""
+        with self._counting:
+            left, questions = list(self.jobs), list(self._questions)
+        for question in questions:
+            if question.set_running_or_notify_cancel():
+                question.set_exception(told)
+        for job in left:
+            self._end(job, told)
+        self._running = []
+
+    def _hear(self, pipeline: Pipeline) -> None:
+        """Do what other threads asked for; wait for that a little, if there is nothing else to do."""
+        with suppress(Empty):
+            if not self._running:
+                self._inbox.get(timeout=LOOK)(pipeline)
+            while True:
+                self._inbox.get_nowait()(pipeline)
+
+    def _take_in(self, job: Any, pipeline: Pipeline) -> None:
+        """Let a job begin, which waits in the pipeline if there is no place for it."""
+        if job.over:
+            return
+        try:
+            job.generation = job.begin(pipeline)
+        except PeerLost:
+            raise
+        except Exception as error:
+            self._end(job, error)
+        else:
+            self._running.append(job)
+
+    def _admit(self, pipeline: Pipeline) -> None:
+        """Let those begin that were taken in and wait."""
+
+    def _give_up(self, job: Any, pipeline: Pipeline) -> None:
+        if job in self._running:
+            self._running.remove(job)
+        self._end(job, None)
+        if job.generation is not None:
+            job.generation.close()
+
+    def _hand_out(self, job: Any, pipeline: Pipeline) -> None:
+        """Tell what has settled of an answer, and its end."""
+        pieces = iter(job.generation)
+        try:
+            while job.generation.ready:
+                for piece in job.told(next(pieces)):
+                    job.tell(piece)
+        except StopIteration:
+            self._running.remove(job)
+            self._end(job, job.generation)
+        except PeerLost:
+            raise
+        except Exception as error:
+            self._running.remove(job)
+            self._end(job, error)
+            job.generation.close()
+
+    def _end(self, job: Any, told: Any) -> None:
+        """A job is over, and its place free: once, whoever ends it first."""
+        with self._counting:
+            over, job.over = job.over, True
+            self.jobs.discard(job)
+        if not over:
+            self._tell_end(job, told)
+
+    def _tell_end(self, job: Any, told: Any) -> None:
+        """Tell how a job has ended; nothing is told of one that was given up."""
+        if told is not None:
+            job.tell(told)

@@ -1,0 +1,2 @@
+"""What guesses: networks, copies of earlier text, and mixtures of several sources."""
+from __future__ import annotations

@@ -1,0 +1,339 @@
+"""Who guesses: trees grown level by level, EAGLE-2's, OPT-Tree's or of a given shape.
+
+It knows nothing about pipelines or strategies. What a draft reads of a node is tagged with the node in the draft's
+own cache. How it reads, and what it makes of that, is the one thing that drafts differ in.
+
+Shapes: T rows, D what a draft makes of a row, W children of a row.
+"""
+from __future__ import annotations
+
+import math
+from copy import copy
+from itertools import accumulate
+from typing import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from config.trees import Growth
+from model.cache import Admitted, TreeCache
+from model.drafts.batch import Read, Reading, Steps
+from model.drafts.calibration import Guesses
+from model.rules import Drafter, Proposed, drawing, laws, spread
+from model.sample import Sampler, not_finite
+from model.tree import TokenTree
+
+CHUNK = 256  # rows of a prompt that a draft reads at once
+
+
+class TreeDraft:
+    """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
+
+    `grow` drafts level by level. `expand` reads nodes wherever they stand, for growth that is best first
+    (`model/drafts/mixture.py`); a request is drafted in one of both ways. Both yield what they want read
+    (`model/drafts/batch.py`).
+    """
+
+    source = ""  # its name among the drafts of a tree
+    number = 0  # and its number among them, which keeps their draws apart
+    lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
+    inner = False  # whether its features are the inputs of inner layers of the target
+    drifts = False  # whether its guesses get worse where they stand on many of its own
+
+    def __init__(self, cache: TreeCache) -> None:
+        self.cache = cache
+        self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on …
+        self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
+        self.reset()
+
+    @property
+    def held(self) -> int:
+        """Tokens of the text whose keys and values its cache holds."""
+        return self._fed - self.lag
+
+    def keep(self, length: int) -> None:
+        """Forget the request, but for the first `length` tokens of its text, with which the next one begins."""
+        self.cache.truncate(length)
+        self._begin_behind(length)
+
+    def copy(self, other: TreeDraft, length: int) -> None:
+        """Begin behind the first `length` tokens of another request's text, which a twin has read."""
+        self.cache.copy(other.cache, length)
+        self._begin_behind(length)
+
+    def _begin_behind(self, length: int) -> None:
+        self._fed = self.lag + length  # trunk nodes that were read; as pairs the first token of a text has none
+        self._sampler = Sampler()
+        self.refresh()
+        self.restart()
+
+    def another(self) -> TreeDraft:
+        """A twin for another request, with a cache of its own beside the same network."""
+        twin = copy(self)
+        twin.cache = self.cache.another()
+        twin.reset()
+        return twin
+
+    @property
+    def networks(self) -> Sequence[TreeDraft]:
+        """Itself, which is its only network."""
+        return [self]
+
+    @property
+    def network(self) -> object:
+        """What twins share."""
+        raise NotImplementedError
+
+    @property
+    def consumed(self) -> int:
+        """The number of leading nodes of the text whose features this draft does not need any more."""
+        return self._fed - self.lag
+
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        """The leading nodes of `fresh`, the next ones of the text, that can be read by now."""
+        raise NotImplementedError
+
+    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        """The target's features `[T, D]` of the tokens before these nodes of the text."""
+        raise NotImplementedError
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        """What the network makes `[T, D]` of rows that were admitted to `cache`, its own or that of several twins.
+
+        The feature of a guess is what the draft made of its parent.
+        """
+        raise NotImplementedError
+
+    def logits(self, out_TD: Tensor) -> Tensor:
+        """Logits `[T, V]` over the draft's own vocabulary of what follows each row."""
+        raise NotImplementedError
+
+    def tokens(self, place: Tensor) -> Tensor:
+        """The target's tokens for places in the draft's own vocabulary."""
+        return place
+
+    def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens after each row, in the target's vocabulary: log-probabilities and ids, `[T, W]`."""
+        gain_TW, place_TW = likeliest(logits_TV, width)
+        return gain_TW, self.tokens(place_TW)
+
+    def begin(self, sampler: Sampler) -> None:
+        """A request begins, whose tokens this sampler chooses."""
+        self._sampler = sampler
+
+    def reset(self) -> None:
+        """Forget the request."""
+        self.cache.clear()
+        self._begin_behind(0)
+
+    # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Read the text anew at the next tip, with the target's features instead of the draft's own."""
+        self._made: dict[int, Tensor] = {}  # what was made [D] of each node that was read
+
+    def wants(self, tree: TokenTree, node: int) -> bool:
+        """Whether a node was not read yet and could be."""
+        if node in self._made or tree.pos[node] + 1 >= tree.limit:
+            return False
+        return node == tree.tip or tree.parent[node] in self._made
+
+    def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[Guesses] | None]:
+        """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
+
+        Above temperature 0 they are those that win most likely with the noise of their position. The last nodes are
+        left out if the cache has no room for them. None if the tip cannot be read yet.
+        """
+        room = self.cache.room
+        if tree.parent[nodes[0]] in self._made:
+            nodes = nodes[:room]
+            if not nodes:
+                return []
+            feature_TD = torch.stack([self._made[tree.parent[node]] for node in nodes])
+            parents = [tree.parent[node] for node in nodes]
+            self.cache.admit(nodes, parents, text=0)
+            read: Read = yield self._reading(tree, nodes, feature_TD, len(nodes))
+        else:
+            followed = yield from self._follow(tree)
+            if followed is None:
+                return None
+            read = followed
+            self._made.clear()
+        self._made.update(zip(nodes, read.out_TD))
+        return self.foretell(read.logits_AV, [tree.pos[node] + 1 for node in nodes], width)
+
+    def foretell(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
+        """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
+        logits_TV = self._sampler.warped(logits_TV)
+        gain_TV = torch.log_softmax(logits_TV, -1)
+        known = self.tokens(torch.arange(gain_TV.shape[-1], device=gain_TV.device))
+        worth_TV = gain_TV + self._sampler.noise(positions, known)
+        best = worth_TV.topk(min(width, gain_TV.shape[-1]), -1).indices
+        chance = gain_TV.gather(-1, best).exp().tolist()
+        if math.isnan(chance[0][0]):
+            raise self._damaged(logits_TV)
+        guessed = (zip(tokens, chances) for tokens, chances in zip(self.tokens(best).tolist(), chance))
+        return [[(token, probability) for token, probability in guesses if probability > 0] for guesses in guessed]
+
+    def settle(self, tree: TokenTree) -> None:
+        """The text went on: forget what died."""
+        kept = tree.live.union(tree.trunk[self._fed:])
+        self.cache.retain(kept)
+        self._made = {node: made for node, made in self._made.items() if node in kept or node == tree.tip}
+
+    def _damaged(self, out_TD: Tensor) -> ValueError:
+        return not_finite("draft", out_TD.dtype, "its weights are damaged or were made for another model: take "
+                          "another draft, or add draft=none")
+
+    # --- level by level -----------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Begin again at the tip at the next growth, with the target's features instead of the draft's own."""
+        self._origin: int | None = None  # the tip that the tree was begun at
+        self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
+
+    def grow(self, tree: TokenTree, growth: Growth, spares: object = None) -> Steps[bool]:
+        """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
+
+        The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
+        the best `nodes` stay (section 4.2). A tree is `depth` + 1 levels deep. It deepens for as long as a guess of
+        its last level lives, and begins anew at the tip otherwise. A tree that has a shape gets all guesses of it.
+        With a `gain` no level is drafted behind one that brought no more (OPT-Tree, algorithm 1).
+        """
+        if growth.nodes < 1:
+            return False
+        alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
+        if alive:
+            position = tree.pos[self._frontier[alive[0]]]
+            if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
+                return False
+            read: Read = yield self._deepen(tree, alive)
+        else:
+            if self._origin == tree.tip or tree.room < 1:
+                return False
+            followed = yield from self._follow(tree)
+            if followed is None:
+                return False
+            read = followed
+        if growth.shape:
+            self._branch(tree, read, growth)
+        else:
+            self._offer(tree, read, growth)
+        return True
+
+    def _follow(self, tree: TokenTree) -> Steps[Read | None]:
+        """Read newly settled text; what was made of the tip, or None if it could not be read yet."""
+        self.cache.drop()
+        read: Read | None = None
+        while self._fed < len(tree.trunk):
+            fresh = self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])
+            if not fresh:
+                break
+            parents = [tree.parent[node] for node in fresh]
+            self.cache.admit(fresh, parents, text=len(fresh))
+            fed = self._fed + len(fresh)
+            whole = fed == len(tree.trunk)
+            read = yield self._reading(tree, fresh, self.features(tree, fresh), int(whole))
+            self._fed = fed
+        if read is None or self._fed < len(tree.trunk):
+            return None
+        self._origin = self._tip = tree.tip
+        self._level, self._base = 0, tree.score[tree.tip]
+        self._frontier, self._score = [tree.tip], read.out_TD.new_zeros(1)
+        self._places = [0]
+        self._pays, self._expected = True, 0.0
+        return read._replace(out_TD=read.out_TD[-1:])
+
+    def _deepen(self, tree: TokenTree, alive: list[int]) -> Reading:
+        """What is to be read: what lives of the frontier, the nodes at the places `alive`, with features of its own."""
+        if self._tip != tree.tip:  # text that settled since is seen as it was guessed until the next refresh
+            self._tip = tree.tip
+            self.cache.retain(tree.live.union(tree.trunk[self._fed:]))
+        if len(alive) < len(self._frontier):
+            self._frontier = [self._frontier[i] for i in alive]
+            self._places = [self._places[i] for i in alive]
+            self._score, self._out = self._score[alive], self._out[alive]
+        parents = [tree.parent[node] for node in self._frontier]
+        self.cache.admit(self._frontier, parents, text=0)
+        return self._reading(tree, self._frontier, self._out, len(self._frontier))
+
+    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
+        device = self.cache.keys.device
+        tokens = [tree.token[node] for node in nodes]
+        positions = [tree.pos[node] - self.lag for node in nodes]
+        token_T = torch.tensor(tokens, device=device)
+        pos_T = torch.tensor(positions, device=device)
+        return Reading(self, token_T, feature_TD, pos_T, asked)
+
+    def _offer(self, tree: TokenTree, read: Read, growth: Growth) -> None:
+        """Add the children that are good enough; the best `width` of all make the next frontier."""
+        gain_TW, token_TW = self.guess(read.logits_AV, growth.width)
+        path_TW = self._score[:, None] + gain_TW
+        score, order = path_TW.flatten().sort(descending=True, stable=True)
+        tokens = token_TW.flatten()[order].tolist()
+        parents = order.div(gain_TW.shape[1], rounding_mode="floor").tolist()  # places in the frontier
+        values = score.tolist()
+        if math.isnan(values[0]):  # which sorts first
+            raise self._damaged(read.out_TD)
+        guesses = [(self._frontier[parent], token, self._base + value)
+                   for parent, token, value in zip(parents, tokens, values)]
+        least = tree.score[tree.tip] + growth.worth
+        taken = tree.offer(guesses, growth.nodes, least, self.source)
+        self._frontier = taken[:growth.width]
+        size = len(self._frontier)
+        self._places = list(range(size))
+        self._score, self._out = score[:size], read.out_TD[parents[:size]]
+        self._level += 1
+        if growth.gain:
+            tip = tree.score[tree.tip]
+            expected = sum(math.exp(tree.score[node] - tip) for node in tree.live)
+            self._pays = expected - self._expected > growth.gain
+            self._expected = expected
+
+    def _branch(self, tree: TokenTree, read: Read, growth: Growth) -> None:
+        """Give every node of the frontier the children that the shape says; those with children are the next one."""
+        counts, following = [*growth.shape, ()][self._level:self._level + 2]
+        begins = [0, *accumulate(counts)]
+        self._level += 1
+        children = self._children(tree, read.logits_AV, [counts[place] for place in self._places])
+        above = self._score.tolist()
+        rows: dict[int, int] = {}  # a node of the next frontier -> the row of its parent
+        places: list[int] = []
+        scores: list[float] = []
+        for row, (parent, guesses) in enumerate(zip(self._frontier, children)):
+            for place, (proposal, gain) in enumerate(guesses, begins[self._places[row]]):
+                score = above[row] + gain
+                node = tree.propose(parent, proposal, self._base + score)
+                if place < len(following) and following[place] and node not in rows:  # a draw may come twice
+                    rows[node] = row
+                    places.append(place)
+                    scores.append(score)
+        self._frontier, self._places = list(rows), places
+        self._score = self._score.new_tensor(scores)
+        self._out = read.out_TD[list(rows.values())]
+
+    def _children(self, tree: TokenTree, logits_TV: Tensor,
+                  counts: Sequence[int]) -> list[Proposed]:
+        """What is proposed after each node of the frontier: drawn if the sampler's rule wants that, or likeliest."""
+        sampler, drafter = self._sampler, Drafter(self.source, self.number)
+        if drawing(sampler) is None:
+            gain_TW, token_TW = self.guess(logits_TV, max(counts))
+            if gain_TW.isnan().any():
+                raise self._damaged(logits_TV)
+            rows = zip(token_TW.tolist(), gain_TW.tolist(), counts)
+            return [drafter.likely(tokens[:count], gains) for tokens, gains, count in rows]
+        law_TV = laws(sampler, logits_TV)
+        if np.isnan(law_TV).any():
+            raise self._damaged(logits_TV)
+        places = torch.arange(law_TV.shape[1], device=logits_TV.device)
+        law_TV = spread(law_TV, self.tokens(places))
+        position = tree.pos[self._frontier[0]] + 1
+        return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
+
+
+def likeliest(logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and places `[T, W]` of the `width` likeliest of each row, the likeliest first."""
+    width = min(width, logits_TV.shape[-1])
+    gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
+    return gain_TW, place_TW

@@ -1,0 +1,2 @@
+"""Weights on disk: checkpoints read, a rank's own folder, quantized forms."""
+from __future__ import annotations

@@ -1,0 +1,274 @@
+"""Weights in files: a Hugging Face checkpoint read tensor by tensor, a safetensors file written tensor by tensor.
+
+It knows nothing about models or ranks: a tensor is a name, a type and a shape. It holds about one tensor in memory;
+only a `.bin` that torch cannot map (written before torch 1.6, or read by torch before 2.1) is held whole.
+"""
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import warnings
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from config.files import fits
+from config.schema.fields import list_of, one_of, read_config, whole
+from config.schema.untrusted import LARGEST, is_name, parse_object, read_json, shown, stays_inside
+
+# safetensors' names of types; a type that this torch does not have is left out
+_TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
+CODES = {code: getattr(torch, name) for code, name in _TYPES.items() if hasattr(torch, name)}
+NAMES = {dtype: code for code, dtype in CODES.items()}
+SOURCES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+BLOCK = 1 << 22  # elements looked at in one go
+SIZES = list_of(whole(0, 1 << 48), most=8)
+ENTRY = {  # of a tensor, in the header of its file
+    "dtype": one_of(*CODES).fits, "shape": SIZES.fits, "data_offsets": SIZES.fits}
+AGAIN = "copy or download it again"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is known of a tensor before its data is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Bytes of one element."""
+        return torch.empty((), dtype=self.dtype).element_size()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all elements."""
+        return self.width * math.prod(self.shape)
+
+
+def _header(path: Path) -> dict[str, tuple[Form, int]]:
+    """The form of every tensor of a safetensors file, and the byte at which its data begins; ValueError if damaged."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(f"{path} is cut off ({size} bytes) or no safetensors file; {AGAIN}")
+        if length > LARGEST:
+            raise ValueError(f"{path} has a header of {length} bytes, more than any safetensors file; {AGAIN}")
+        table = parse_object(file.read(length), f"the header of {path}", AGAIN)
+    table.pop("__metadata__", None)
+    data, end = 8 + length, 0
+    found = {}
+    spans = [_span(path, name, entry) for name, entry in table.items()]
+    for begin, stop, name, form in sorted(spans, key=lambda span: span[:2]):
+        if begin != end:  # the format allows neither gaps nor a byte that belongs to two tensors
+            raise ValueError(f"{path} has a header by which {name} begins at byte {begin} instead of {end}; {AGAIN}")
+        found[name] = form, data + begin
+        end = stop
+    if data + end > size:
+        raise ValueError(f"{path} is cut off: it has {size} of {data + end} bytes; {AGAIN}")
+    if data + end < size:
+        raise ValueError(f"{path} has {size} bytes, but its header speaks of {data + end}; {AGAIN}")
+    return found
+
+
+def _span(path: Path, name: str, entry: Any) -> tuple[int, int, str, Form]:
+    """Where a tensor begins and ends among the data of its file, its name and its form, out of the file's header."""
+    if is_name(name) and fits(entry, ENTRY) and len(entry["data_offsets"]) == 2:
+        form = Form(CODES[entry["dtype"]], tuple(entry["shape"]))
+        begin, end = entry["data_offsets"]
+        if end - begin == form.bytes:
+            return begin, end, name, form
+    raise ValueError(f"{path} has a header that makes no sense at {shown(name)}: {shown(entry)}; {AGAIN}")
+
+
+def _mappable(path: Path) -> bool:
+    """Whether torch can map a `.bin` file instead of reading it as a whole."""
+    return "mmap" in inspect.signature(torch.load).parameters and zipfile.is_zipfile(path)
+
+
+def _load_bin(path: Path) -> dict[str, Tensor]:
+    """All tensors of a `.bin` file; mapped, so that nothing is read yet, where torch can do that."""
+    if "weights_only" not in inspect.signature(torch.load).parameters:
+        raise ValueError(f"{path} could run code, which torch {torch.__version__} is too old to prevent; split the "
+                         "model where torch is 1.13 or newer, or take one in safetensors")
+    options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
+    if _mappable(path):
+        options["mmap"] = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch finds odd is either refused or harmless
+            content = torch.load(str(path), **options)
+    except Exception as error:  # an unpickler that is given any bytes may raise anything
+        reason = (str(error).splitlines() or ["it ends too early"])[0]
+        raise ValueError(f"{path} cannot be read ({shown(reason)}); {AGAIN}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__} instead of tensors with names; {AGAIN}")
+    tensors = {name: x for name, x in content.items() if isinstance(x, Tensor)}
+    for name, x in tensors.items():
+        plain = x.dtype in NAMES and x.layout == torch.strided and x.device.type == "cpu"
+        if not plain or not is_name(name):
+            raise ValueError(f"{path} holds {shown(name)} in a form that no model has "
+                             f"({x.dtype}, {x.layout}, {x.device}); {AGAIN}")
+    return {name: x.detach() for name, x in tensors.items()}
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """The file that holds each tensor, by name, out of an index; ValueError if one lies outside of its folder."""
+    names = read_json(path).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ValueError(f"{path} has no weight_map that leads from tensors to files; {AGAIN}")
+    for name, shard in names.items():
+        if not is_name(name) or not stays_inside(shard):
+            raise ValueError(f"{path} says that {shown(name)} stands in {shown(shard)}, which is no file of its "
+                             "folder; take a model that you trust")
+    return names
+
+
+class Checkpoint:
+    """A Hugging Face folder (safetensors or .bin, sharded or not).
+
+    The forms of its tensors are read at once, their data when they are asked for. ValueError if files are missing or
+    damaged.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ValueError(f"there is no folder {self.folder}; give the path of a model in Hugging Face form")
+        present = [self.folder / name for name in SOURCES if (self.folder / name).is_file()]
+        if not present:
+            raise ValueError(f"{self.folder} holds no weights; one of {', '.join(SOURCES)} is needed")
+        self.config = read_config(self.folder)
+        self._place: dict[str, tuple[Form, Path, int | None]] = {}
+        self._held: tuple[Path, dict[str, Tensor]] | None = None
+        names = _weight_map(present[0]) if present[0].suffix == ".json" else {}
+        shards = sorted(set(names.values())) or [present[0].name]
+        self.files = [self.folder / shard for shard in shards]
+        for path in self.files:
+            if not path.is_file():
+                raise ValueError(f"{path} is missing, which {present[0].name} names; {AGAIN}")
+            self._list(path)
+        for name in names:
+            if name not in self._place:
+                raise ValueError(f"{self.folder / names[name]} does not hold {name}, which {present[0].name} says; "
+                                 f"download the model again")
+        if not self._place:
+            raise ValueError(f"{present[0]} holds no tensor; {AGAIN}")
+
+    def _list(self, path: Path) -> None:
+        if path.suffix == ".safetensors":
+            for name, (form, start) in _header(path).items():
+                self._place[name] = form, path, start
+            return
+        for name, tensor in self._bin(path).items():
+            self._place[name] = Form(tensor.dtype, tuple(tensor.shape)), path, None
+
+    def _bin(self, path: Path) -> dict[str, Tensor]:
+        if _mappable(path):  # mapped again for every tensor: pages of a map that is kept would count as memory
+            return _load_bin(path)
+        if self._held is None or self._held[0] != path:
+            self._held = None
+            self._held = path, _load_bin(path)
+        return self._held[1]
+
+    def names(self) -> list[str]:
+        """The names of all tensors, file by file: reading in this order opens each file once."""
+        return list(self._place)
+
+    def form(self, name: str) -> Form:
+        return self._place[name][0]
+
+    def read(self, name: str) -> Tensor:
+        form, path, start = self._place[name]
+        if start is None:
+            return self._bin(path)[name].clone()
+        data = bytearray(form.bytes)
+        with path.open("rb") as file:
+            file.seek(start)
+            got = file.readinto(data)
+        if got != len(data):
+            raise ValueError(f"{path} is cut off in {name}; {AGAIN}")
+        if not data:  # which torch.frombuffer refuses
+            return torch.empty(form.shape, dtype=form.dtype)
+        return torch.frombuffer(data, dtype=form.dtype).reshape(form.shape)
+
+    def sound(self, name: str) -> Tensor:
+        """A tensor, as `read` gives it; ValueError if it holds NaN or infinity: it broke in training or on a disk."""
+        tensor = self.read(name)
+        if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel():
+            for block in tensor.reshape(-1).split(BLOCK):  # which takes no memory for the whole tensor again
+                wide = block.float() if tensor.element_size() == 2 else block  # torch 1.11 compares no halves on CPU
+                if not all(math.isfinite(bound) for bound in torch.aminmax(wide)):
+                    raise ValueError(f"{name} in {self._place[name][1]} is not finite (NaN or infinity); "
+                                     f"download the model again, or take another")
+        return tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: self.read(name) for name in self._place}
+
+
+class Writer:
+    """A safetensors file written tensor after tensor; it appears under its name when the `with` ends well."""
+
+    def __init__(self, path: Path, forms: dict[str, Form]) -> None:
+        table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        self.path = path
+        self._left = list(forms.items())
+        end = 0
+        for name, form in self._left:
+            start, end = end, end + form.bytes
+            table[name] = {"dtype": NAMES[form.dtype], "shape": form.shape, "data_offsets": [start, end]}
+        header = json.dumps(table, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)  # data begins at a multiple of 8
+        self.bytes, self._hash = 0, hashlib.sha256()
+        self._new = path.with_name(path.name + ".part")
+        self._file = self._new.open("wb")
+        self._head = len(header).to_bytes(8, "little") + header
+
+    def _put(self, data: Any) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write the next tensor; they come in the order of the forms."""
+        if not self.bytes:
+            self._put(self._head)
+        given, expected = (name, Form(tensor.dtype, tuple(tensor.shape))), self._left.pop(0)
+        assert given == expected, f"{given} was written where {expected} comes next"
+        flat = tensor.detach().contiguous().reshape(-1)
+        self._put(flat.view(torch.uint8).numpy().data)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The file's line in a manifest."""
+        return {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 at: TracebackType | None) -> None:
+        try:
+            with self._file:
+                if error is None:
+                    assert not self._left, f"{self._left[0][0]} was not written"
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+            if error is None:
+                os.replace(self._new, self.path)
+        finally:
+            if self._new.exists():
+                self._new.unlink()

@@ -1,0 +1,283 @@
+"""A split model: which rank holds which tensors, and a rank's own part of them, read from its own folder.
+
+It knows nothing about what the tensors compute, nor how they are put into files (`checkpoint.py`).
+"""
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from config.files import fits
+from config.run_config import CHOICES
+from config.schema.families import FAMILIES
+from config.schema.fields import NAME, Kind, check, list_of, number, one_of, whole
+from config.schema.untrusted import read_json, stays_inside
+from model.llama import LlamaConfig, Slice
+from model.weights.checkpoint import NAMES, Checkpoint
+from model.weights.split import AUTO, balance, parse_stages, placements, span
+
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # what goes with the first and last layer
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed anew by whoever needs it, or by nobody
+OPT = {  # its names -> LLaMA's; the first two in this order
+    r"^(model\.)?decoder\.final_layer_norm\.": "model.norm.", r"^(model\.)?decoder\.": "model.",
+    r"\.self_attn_layer_norm\.": ".input_layernorm.", r"\.final_layer_norm\.": ".post_attention_layernorm.",
+    r"\.out_proj\.": ".o_proj.", r"\.fc1\.": ".mlp.up_proj.", r"\.fc2\.": ".mlp.down_proj."}
+MANIFEST, FORMAT, VERSION = "manifest.json", "flowspec-split", 1
+BLOCK = 1 << 24  # bytes hashed at once
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # what weights are stored in
+QUANTIZED = (torch.int8, torch.uint8)  # weights that have a scale beside them
+Shape = Tuple[int, ...]
+ENTRY = {"bytes": whole(0, 1 << 48).fits, "sha256": NAME.fits}  # of a file, in a manifest
+LAYERS = list_of(whole(0, 1 << 16), most=1024)
+FIELDS = {  # of a manifest
+    "rank": whole(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
+    "quant": one_of(*(kind for kind in CHOICES["quant"] if kind != "auto")),
+    "shares": list_of(number(1e-9, 1e9), most=1024),
+    "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda value: _are_files(value)),
+}
+NEEDED = ("rank", "stages", "layers", "split_id", "files")
+
+
+def plan_stages(text: str, source: Checkpoint) -> list[int]:
+    """Layers per rank, as `parse_stages`; or for "auto:4" so that the largest of 4 stages has the fewest bytes."""
+    check_model(source)  # a config that promises layers without end would be split without end
+    layers = read_sizes(source).layers
+    auto = AUTO.fullmatch(text.strip())
+    if not auto:
+        return parse_stages(text, layers)
+    stages = int(auto[1] or min(4, layers))
+    if stages > layers:
+        raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose at most auto:{layers}")
+    bytes_of = [0] * layers
+    for name in source.names():
+        layer = layer_of(translate(name), layers)
+        if layer is not None:
+            bytes_of[layer] += source.form(name).bytes
+    return [0, *balance(bytes_of, stages)]
+
+
+def translate(name: str) -> str:
+    """The name that a tensor of a checkpoint has here, where all families have LLaMA's names."""
+    for theirs, ours in OPT.items():
+        name = re.sub(theirs, ours, name)
+    return name
+
+
+def layer_of(name: str, layers: int) -> int | None:
+    """The layer beside which a tensor is held: its own, the first for embeddings, the last for the final norm.
+
+    None for a tensor that goes with no layer of a model with so many, as the LM head does.
+    """
+    layer = LAYER.match(name)
+    if layer:
+        return int(layer[1]) if int(layer[1]) < layers else None
+    if FIRST.match(name):
+        return 0
+    return layers - 1 if LAST.match(name) else None
+
+
+def assign(names: Iterable[str], stages: list[int], tied: bool,
+           borrows: bool = False) -> list[dict[str, str]]:
+    """What each stage holds: the name in its part -> the name in the checkpoint. Layers keep their numbers.
+
+    `borrows` says that the draft head of rank 0 uses the model's embedding; a tied LM head is that embedding.
+    """
+    owner = [rank for rank, count in enumerate(stages) for _ in range(count)]  # of each layer
+    parts: list[dict[str, str]] = [{} for _ in stages]
+    for theirs in names:
+        name = translate(theirs)
+        layer = layer_of(name, len(owner))
+        if BUFFER.search(theirs) or (name == HEAD and tied):
+            continue
+        if name == HEAD:
+            parts[0][name] = theirs
+        elif layer is not None:
+            parts[owner[layer]][name] = theirs
+        else:
+            raise ValueError(f"the checkpoint holds {theirs}, which no rank would take; "
+                             f"its config.json belongs to another model, or this kind of model is not supported")
+    first = owner[0]
+    if tied and EMBED in parts[first]:
+        parts[0][HEAD] = parts[first][EMBED]
+    elif borrows:
+        parts[0][EMBED] = parts[first][EMBED]
+    return parts
+
+
+def read_sizes(source: Checkpoint) -> LlamaConfig:
+    """The sizes in the `config.json` of a folder; the ValueError for a wrong field names the folder."""
+    try:
+        return LlamaConfig.read(source.config)
+    except ValueError as error:
+        raise ValueError(f"{source.folder}: {error}") from None
+
+
+def check_model(source: Checkpoint) -> None:
+    """Refuse a model that would be split or run wrongly: its tensors must be those that its config describes."""
+    config = source.config
+    kinds = config.get("architectures") or [str(config.get("model_type"))]
+    known = [family.architecture for family in FAMILIES.values()]
+    if not set(known).intersection(kinds):
+        raise ValueError(f"{source.folder} holds a {kinds[0]}, which is not supported; choose a model of the kind "
+                         f"{', '.join(known[:-1])} or {known[-1]}")
+    c = read_sizes(source)
+    if c.family.architecture not in kinds:
+        raise ValueError(f"{source.folder / 'config.json'} says architectures={kinds} and "
+                         f"model_type={config.get('model_type')!r}; copy it again from the model")
+    names = {translate(name): name for name in source.names() if not BUFFER.search(name)}
+    if c.tied:
+        names.pop(HEAD, None)
+    for name, shape in shapes(c):
+        if name not in names:
+            raise ValueError(f"{source.folder} lacks {name}; download it again, with the config.json of the same model")
+        check_shape(source, names[name], shape)
+        check_type(source, names.pop(name))
+    if names:
+        stray = next(iter(names.values()))
+        raise ValueError(f"{source.folder} holds {stray}, which its config.json has no place for; "
+                         f"take weights and config.json of one model")
+
+
+def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
+    """The names and shapes of a model's tensors, one after another: a config may promise any number of layers."""
+    layer: dict[str, Shape] = {}
+    for name, p in Slice(replace(c, layers=1), 0, 1).named_parameters():
+        if name.startswith("layers.0."):
+            layer[name[len("layers.0."):]] = tuple(p.shape)
+        else:
+            yield f"model.{name}", tuple(p.shape)
+    if not c.tied:
+        yield HEAD, (c.vocab, c.hidden)
+    for i in range(c.layers):
+        yield from ((f"model.layers.{i}.{name}", shape) for name, shape in layer.items())
+
+
+def check_shape(source: Checkpoint, name: str, wanted: Shape) -> None:
+    """Refuse a tensor of another shape than the model's."""
+    found = source.form(name).shape
+    if found != wanted:
+        raise ValueError(f"{name} in {source.folder} has shape {found} instead of {wanted}; "
+                         f"take weights and config.json of one model")
+
+
+def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLOATS) -> None:
+    """Refuse a tensor of a type that weights never have: a file may name any, and then its bytes mean other numbers."""
+    found = source.form(name).dtype
+    if found not in types:
+        allowed = " or ".join(NAMES[dtype] for dtype in types)
+        raise ValueError(f"{name} in {source.folder} has type {NAMES[found]} instead of {allowed}; download it again")
+
+
+def _are_files(value: Any) -> bool:
+    """Whether a field of a manifest is a table of files, none of them outside of its folder."""
+    if not isinstance(value, dict):
+        return False
+    return all(stays_inside(name) and fits(entry, ENTRY) for name, entry in value.items())
+
+
+class Part:
+    """A rank's folder of a split, `OUT_DIR/stage_{rank}`: checked when it is opened, its tensors read when asked."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        command = f"python split_and_save_models.py MODEL_DIR {self.folder.parent} --stages 0+2+2+2+2"
+        again = f"split again: {command}"
+        if not self.folder.is_dir():
+            raise ValueError(f"there is no folder {self.folder}; split the model first: {command}")
+        if not (self.folder / MANIFEST).is_file():
+            raise ValueError(f"{self.folder} has no {MANIFEST}, so it is not whole; {again}")
+        self._accept(read_json(self.folder / MANIFEST), again)
+        for name, (size, _) in self.files.items():
+            path = self.folder / name
+            found = path.stat().st_size if path.is_file() else 0
+            if found != size:
+                raise ValueError(f"{path} has {found} bytes, but its manifest says {size}; {again}")
+        self.weights = Checkpoint(self.folder)
+        self._check_tensors(again)
+        for name in self.files:
+            if Path(name).name == "config.json":  # one that was edited by hand changes what is computed, without a word
+                self._compare(name, again)
+
+    def _accept(self, manifest: dict[str, Any], again: str) -> None:
+        """Take over the fields of the manifest; ValueError if they contradict each other."""
+        path = self.folder / MANIFEST
+        if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+            raise ValueError(f"{path} is damaged or not of this version of FlowSpec; {again}")
+        check(manifest, FIELDS, path, again, needed=NEEDED)
+        self.rank: int = manifest["rank"]
+        self.stages: list[int] = manifest["stages"]
+        self.split_id: str = manifest["split_id"]
+        self.quant: str = manifest.get("quant") or "none"  # the form of the layers' weights
+        self.shares: list[float] = manifest.get("shares") or [1]  # relative speeds of the ranks that share a stage
+        entries = manifest["files"].items()
+        self.files = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries}
+        places = placements(self.stages, len(self.shares))
+        ranks = range(len(places))
+        self.world = len(places)
+        misplaced = 0 in self.stages[1:] or (self.stages[1:] and self.stages[0] != 0)
+        possible = self.rank in ranks and not misplaced
+        if possible:
+            stage, self.member = places[self.rank]
+            self.layers = span(self.stages, stage)
+            possible = list(self.layers) == manifest["layers"]
+        if not possible:
+            raise ValueError(f"{path} is damaged: its rank, stages, shares and layers contradict each other; {again}")
+
+    def _check_tensors(self, again: str) -> None:
+        """Refuse weights of other layers than the manifest says, or of types that they cannot have."""
+        layers = read_sizes(self.weights).layers
+        if sum(self.stages) != layers:
+            raise ValueError(f"{self.folder / MANIFEST} says {sum(self.stages)} layers, config.json {layers}; {again}")
+        names = set(self.weights.names())
+        held = {int(layer[1]) for layer in map(LAYER.match, names) if layer}
+        first, end = self.layers
+        if len(held) != end - first or not all(first <= number < end for number in held):
+            raise ValueError(f"{self.folder} holds other layers than its {MANIFEST} says; {again}")
+        for name in names:
+            owner, _, own = name.rpartition(".")
+            scaled = self.quant != "none" and own == "weight" and f"{owner}.scale" in names
+            check_type(self.weights, name, QUANTIZED if scaled else FLOATS)
+
+    @property
+    def form(self) -> str:
+        """How the model is split, in the words of the configuration's keys: "0+2+2", "0+4+4 tp=2" or "tp=2"."""
+        tp = f"tp={len(self.shares)}"
+        if len(self.stages) == 1:
+            return tp
+        stages = "+".join(map(str, self.stages))
+        return stages if len(self.shares) == 1 else f"{stages} {tp}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The `config.json` of the whole model."""
+        return self.weights.config
+
+    @property
+    def eagle(self) -> Path | None:
+        """The folder of the EAGLE head, if this rank has one: `Checkpoint(part.eagle)` reads it."""
+        return self.folder / "eagle" if "eagle/config.json" in self.files else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.weights.tensors()
+
+    def verify(self) -> None:
+        """Compare every byte with the manifest's hashes; ValueError for a file that has changed."""
+        for name in self.files:
+            self._compare(name, "delete it and split again")
+
+    def _compare(self, name: str, again: str) -> None:
+        """Refuse a file that has changed since it was written."""
+        digest = hashlib.sha256()
+        with (self.folder / name).open("rb") as file:
+            for block in iter(lambda: file.read(BLOCK), b""):
+                digest.update(block)
+        if digest.hexdigest() != self.files[name][1]:
+            raise ValueError(f"{self.folder / name} has changed since it was written (its hash differs); {again}")

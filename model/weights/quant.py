@@ -1,0 +1,283 @@
+"""Quantized weights: linears in 8 or 4 bits by bitsandbytes, made when a model is split or when it is loaded.
+
+It knows nothing about ranks or strategies. bitsandbytes is imported when something is quantized, and not before.
+
+Each weight is quantized by itself, from the type that the checkpoint has, on the CPU: so a split that holds quantized
+weights and one that is quantized as it is loaded give the same numbers. Rows of activations stay apart, too: a row's
+result does not depend on the rows beside it. LLM.int8()'s columns of outliers would break that, and are left out.
+"""
+from __future__ import annotations
+
+import logging
+import math
+import re
+from typing import Any, Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.llama import fill
+from model.weights.checkpoint import Checkpoint, Form
+
+KINDS = ("int8", "nf4", "fp4")
+BLOCK = 64  # weights that share a scale, of those in 4 bits
+PIECE = 1 << 22  # weights that are quantized in one go, which bounds the memory for it; whole blocks
+LINEAR = re.compile(r"layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight$")  # what is quantized of a model
+ERROR = 0.2  # of the outputs of the trial layer, relative; 4 bits have about 0.1
+
+
+def running_kind(asked: str, held: str, folder: Any) -> str:
+    """The kind of weights that a rank runs: what the key `quant` asks, where `auto` is what the split holds.
+
+    ValueError if a split that holds quantized weights is asked for others: they cannot be made of these.
+    """
+    if asked == "auto":
+        return held
+    if held in (asked, "none"):
+        return asked
+    again = "without --quant" if asked == "none" else f"with --quant {asked}"
+    raise ValueError(f"{folder} holds {held} weights, which cannot be run with quant={asked}: leave quant out, or "
+                     f"split the model again {again}")
+
+
+def library() -> Any:
+    """bitsandbytes' functions, without its warnings that it found no kernels on the network."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import bitsandbytes.functional
+
+    return bitsandbytes.functional
+
+
+def forms(kind: str, shape: tuple[int, ...]) -> dict[str, Form]:
+    """The form of the tensors that a weight `[out, in]` becomes.
+
+    In int8: numbers of 8 bits, and a scale per row. Otherwise: pairs of 4 bits in a byte, flat, and a scale per block.
+    A scale is the largest magnitude.
+    """
+    if kind == "int8":
+        scale, weight = Form(torch.float32, shape[:1]), Form(torch.int8, shape)
+    else:
+        size = math.prod(shape)
+        scale = Form(torch.float32, (math.ceil(size / BLOCK),))
+        weight = Form(torch.uint8, (math.ceil(size / 2),))
+    return {"scale": scale, "weight": weight}
+
+
+def quantize(kind: str, weight: Tensor) -> dict[str, Tensor]:
+    """A weight as the tensors that `forms` describes; it is quantized piece by piece, which changes no number."""
+    if kind == "int8":
+        rows = max(1, PIECE // weight.shape[1])
+        pairs = [library().int8_vectorwise_quant(piece)[:2] for piece in weight.split(rows)]
+    else:
+        made = (library().quantize_4bit(piece.float(), blocksize=BLOCK, quant_type=kind)
+                for piece in weight.reshape(-1).split(PIECE))
+        pairs = [(packed.reshape(-1), state.absmax) for packed, state in made]
+    weights, scales = zip(*pairs)
+    return {"scale": torch.cat(scales), "weight": torch.cat(weights)}
+
+
+class Recast(Mapping[str, Tensor]):
+    """The tensors of a checkpoint in the form that a rank wants: under its own names, quantized if `kind` says so.
+
+    `names` leads from the rank's names to the checkpoint's. `forms` are known at once; a tensor is read when it is
+    asked for, and only the last one is kept. `order` asks for neighbours together. With `sound`, tensors that hold NaN
+    or infinity are refused.
+    """
+
+    def __init__(self, source: Checkpoint, names: Mapping[str, str],
+                 kind: str = "none", sound: bool = False) -> None:
+        self.source, self.names = source, names
+        self.kind, self.sound = kind, sound
+        self.forms: dict[str, Form] = {}
+        self._origin: dict[str, str] = {}
+        self._last: tuple[str, dict[str, Tensor]] = "", {}
+        for name in names:
+            made = self._forms(name)
+            self.forms.update(made)
+            self._origin.update(dict.fromkeys(made, name))
+
+    def _forms(self, name: str) -> dict[str, Form]:
+        form = self.source.form(self.names[name])
+        if self.kind == "none" or not LINEAR.search(name):
+            return {name: form}
+        made = forms(self.kind, form.shape)
+        return {_beside(name, end): made[end] for end in made}
+
+    @property
+    def order(self) -> list[str]:
+        """All names, in the order in which they are written and read.
+
+        Wide types come first, so that tensors are aligned in a file; among them the checkpoint's order holds, so that
+        each of its files is opened once.
+        """
+        place = {name: i for i, name in enumerate(self.source.names())}
+
+        def rank(name: str) -> tuple[int, int]:
+            width = max(form.width for form in self._forms(name).values())
+            return -width, place[self.names[name]]
+
+        ordered = sorted(self.names, key=rank)
+        return [made for name in ordered for made in self._forms(name)]
+
+    def __getitem__(self, name: str) -> Tensor:
+        origin = self._origin[name]
+        if self._last[0] != origin:
+            self._last = "", {}
+            self._last = origin, self._made(origin)
+        return self._last[1][name]
+
+    def _made(self, name: str) -> dict[str, Tensor]:
+        read = self.source.sound if self.sound else self.source.read
+        tensor = read(self.names[name])
+        if self.kind == "none" or not LINEAR.search(name):
+            return {name: tensor}
+        made = quantize(self.kind, tensor)
+        return {_beside(name, end): made[end] for end in made}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._origin)
+
+    def __len__(self) -> int:
+        return len(self._origin)
+
+
+def _beside(name: str, end: str) -> str:
+    """The name of a neighbour: `a.scale` beside `a.weight`."""
+    return f"{name.rpartition('.')[0]}.{end}"
+
+
+class Quantized(nn.Module):
+    """A linear with quantized weights; its parameters have the forms of `forms`, and no memory at first."""
+
+    exact = ("scale", "weight")  # what keeps its type when the module is filled
+    scale: Tensor
+    weight: Tensor
+
+    def __init__(self, like: nn.Linear, kind: str) -> None:
+        super().__init__()
+        self.in_features, self.out_features = like.in_features, like.out_features
+        self.kind = kind
+        for name, form in forms(kind, (like.out_features, like.in_features)).items():
+            hollow = torch.empty(form.shape, dtype=form.dtype, device="meta")
+            setattr(self, name, nn.Parameter(hollow, requires_grad=False))
+        self.bias = like.bias
+
+    def settle(self, dtype: torch.dtype) -> None:
+        """Bring weights that were just filled in into the form that the kernels of their device want."""
+
+
+class Int8(Quantized):
+    """Weights with a scale per output, activations with a scale per row; sums are whole numbers and exact."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        wanted = x_TD.dtype
+        if x_TD.is_cuda:
+            x_TD = x_TD.half()  # all that CUDA's kernel takes
+        small_TD, row_T, _ = library().int8_vectorwise_quant(x_TD)
+        multiply = torch.ops.bitsandbytes.int8_scaled_mm.default
+        out: Tensor = multiply(small_TD, self.weight, row_T, self.scale, dtype=wanted)
+        return out if self.bias is None else out + self.bias
+
+
+class FourBit(Quantized):
+    """Weights in nf4 or fp4, by a kernel that reads them as they are where there is one; else they are dequantized."""
+
+    def settle(self, dtype: torch.dtype) -> None:
+        lib, whole = library(), self.in_features % BLOCK == 0
+        shape = torch.Size((self.out_features, self.in_features))
+        code = lib.get_4bit_type(self.kind, device=self.weight.device)
+        self.state = lib.QuantState(self.scale, shape, code, BLOCK, self.kind, dtype)
+        on_cuda = self.weight.is_cuda
+        self.fused = whole and on_cuda and dtype != torch.float64
+        # on a CPU: one kernel, for bfloat16, which wants the weights in an order of its own
+        packable = whole and self.out_features % 32 == 0 and dtype == torch.bfloat16
+        if packable and not on_cuda and lib.has_avx512bf16():
+            packed, self.state = lib._convert_weight_packed_for_cpu(self.weight, self.state)
+            self.weight = nn.Parameter(packed, requires_grad=False)
+            self.scale = nn.Parameter(self.state.absmax, requires_grad=False)
+            self.fused = True
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        if not self.fused:
+            return F.linear(x_TD, self.unfolded(x_TD.dtype), self.bias)
+        import bitsandbytes
+
+        weight = self.weight if self.weight.dim() == 2 else self.weight[None]  # packed for a CPU, or a row, as it wants
+        return bitsandbytes.matmul_4bit(x_TD, weight, self.state, bias=self.bias)  # type: ignore[no-any-return]
+
+    def unfolded(self, dtype: torch.dtype) -> Tensor:
+        """The dequantized weights `[out, in]`."""
+        shape: tuple[int, ...] = self.state.shape
+        if self.in_features % BLOCK:
+            shape = (1, self.state.shape.numel())  # bitsandbytes' CPU kernel wants every row to begin with a block
+        narrow = dtype if dtype != torch.float64 else torch.float32  # it would leave float64 unwritten
+        dequantize = torch.ops.bitsandbytes.dequantize_4bit.default
+        out: Tensor = dequantize(self.weight, self.scale, BLOCK, self.kind, shape, narrow)
+        return out.view(self.state.shape).to(dtype)
+
+
+def replace_linears(module: nn.Module, kind: str) -> None:
+    """Let all linears below a module that was built without memory hold quantized weights, but for an LM head."""
+    if kind == "none":
+        return
+    quantized = Int8 if kind == "int8" else FourBit
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear) and name != "lm_head":
+            setattr(module, name, quantized(child, kind))
+        else:
+            replace_linears(child, kind)
+
+
+def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
+         dtype: torch.dtype, device: torch.device | str) -> None:
+    """Fill a module that was built without memory; the weights of its linears are quantized as `kind` says."""
+    replace_linears(module, kind)
+    fill(module, tensors, dtype, device)
+    settle(module, dtype)
+
+
+def settle(module: nn.Module, dtype: torch.dtype) -> None:
+    """Bring all quantized weights of a filled module into the form that their device wants, to compute in `dtype`."""
+    for child in module.modules():
+        if isinstance(child, Quantized):
+            child.settle(dtype)
+
+
+def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
+    """Quantize the linears of a module that is in memory already, in place; an LM head stays as it is."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear) and name != "lm_head" and kind != "none":
+            small, device = nn.ModuleDict({name: child}), child.weight.device
+            made = quantize(kind, child.weight.cpu())
+            tensors = {f"{name}.{end}": made[end] for end in made}
+            if child.bias is not None:
+                tensors[f"{name}.bias"] = child.bias
+            load(small, kind, tensors, dtype, device)
+            setattr(module, name, small[name])
+        else:
+            compress(child, kind, dtype)
+
+
+def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Run one small layer of this kind; where that does not work, a ValueError names the fix."""
+    if kind == "none":
+        return
+    waves = torch.linspace(-1, 1, BLOCK * BLOCK).sin()
+    weight = waves.view(BLOCK, BLOCK)
+    layer = nn.Sequential(nn.Linear(BLOCK, BLOCK, bias=False))
+    x_TD = torch.linspace(1, 2, 3 * BLOCK).view(3, BLOCK)
+    exact = x_TD @ weight.t()
+    try:
+        fill(layer, {"0.weight": weight}, torch.float32, device)
+        compress(layer, kind, dtype)
+        found = layer(x_TD.to(device=device, dtype=dtype)).float().cpu()
+        close = bool((found - exact).norm() < ERROR * exact.norm())
+        reason = "" if close else "the result is wrong"
+    except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
+        said = str(error).strip() or type(error).__name__
+        reason = said.splitlines()[0]
+    if reason:
+        raise ValueError(f"{kind} weights cannot be computed on {device} ({reason}): install the bitsandbytes of "
+                         "requirements.txt (boards: docs/jetson.md), or run unquantized weights: quant=none, and a "
+                         "split without --quant")

@@ -1,0 +1,80 @@
+"""Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
+
+Usage: python -m scripts.bench overhead|clocks|load|server|turns|conversation|acceptance|draft [PRESET] [key=value ...]
+       python -m scripts.bench specinfer [key=value ...]
+       python -m scripts.bench stages|tp [--help]
+       python -m scripts.bench planner|planner_map|planner_emulated|thrift [key=value ...]
+
+overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
+            messages), a stage's own time per segment outside its layers, and the time from send to receive per link
+            (medians); and the speed of the method over ar. pipeline_type=serial shows them without ranks that compute
+            at the same time and, on a machine with few cores, are in each other's way
+clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of
+            both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
+load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
+            in a second, at random or at recorded moments, and by how many are under way at once (see --help)
+server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
+            gets alone; and the memory, open files and threads of the server's processes (see --help)
+turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
+conversation  ten turns: what each waits for its first token, with and without reuse=true
+acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
+            the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
+draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
+            many guesses of its own it has read; drafts=eagle,model:DIR compares, picture=FILE draws a tree, and sets,
+            question_end and max_new_tokens choose the texts
+specinfer   SpecInfer's Tables 1 to 3 for a target and a drafter, beside the paper's: how often the target's token is
+            among the drafter's best 1 to 5, tokens verified per pass by the width of a step, and naive against
+            multi-step sampling
+stages      types and quantized weights side by side: the time per segment of a stage of random layers, their error, and
+            how often the bundled model still finds the same token likeliest
+tp          a stage whose layers are shared, with one member, beside the same stage as it is: times and their ratio; and
+            how often the members of a group meet in each layer
+planner     plans for many drawn clusters, each made with some questions and judged by others in virtual time: what the
+            choice reaches of the best, and of plain decoding
+planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
+planner_emulated  plans for a few of the drawn clusters, and what they take in virtual time beside real time
+thrift      streaming with and without stream_thrift over plain decoding, in virtual time: with devices on which guesses
+            are dear, with guesses for another text, and with a board that gets slower in the midst of an answer
+"""
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from config.schema.untrusted import plain
+from launch.processes import WRONG
+
+COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
+    "overhead": "eval.bench.overhead:overhead",
+    "clocks": "eval.bench.clocks:clocks",
+    "acceptance": "eval.bench.acceptance:acceptance",
+    "draft": "eval.bench.draft:draft",
+    "stages": "eval.bench.forms:stages",
+    "tp": "eval.bench.tensor_parallel:tensor_parallel",
+    "load": "eval.load.pipeline:load",
+    "server": "eval.load.server:server",
+    "turns": "eval.load.turns:turns",
+    "conversation": "eval.load.conversation:conversation",
+    "specinfer": "eval.specinfer.tables:specinfer",
+    "planner": "eval.plan.judge:planner",
+    "planner_map": "eval.plan.map:planner_map",
+    "planner_emulated": "eval.plan.judge_emulated:planner_emulated",
+    "thrift": "eval.plan.thrift:thrift",
+}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in COMMANDS:
+        print(__doc__)
+        return 0 if argv[:1] in (["-h"], ["--help"]) else WRONG
+    try:
+        module, name = COMMANDS[argv[0]].split(":")
+        code: int = getattr(import_module(module), name)(argv[1:])
+        return code
+    except ValueError as error:
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+        return WRONG
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""The measurements of one run: `python -m scripts.bench --help`."""

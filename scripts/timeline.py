@@ -1,0 +1,9 @@
+"""A page that shows what a run did: --help shows the options."""
+from __future__ import annotations
+
+import sys
+
+from eval.observe.timeline_page import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

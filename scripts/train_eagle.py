@@ -1,0 +1,9 @@
+"""Trains an EAGLE draft head for a model: --help shows the options."""
+from __future__ import annotations
+
+import sys
+
+from train.eagle.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

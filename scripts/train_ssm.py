@@ -1,0 +1,9 @@
+"""Fine-tunes small models that draft for a target: --help shows the options."""
+from __future__ import annotations
+
+import sys
+
+from train.ssm.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What the bundled models learned: dialogues of six kinds, and Python source."""

@@ -1,0 +1,104 @@
+"""The corpus: dialogues of six kinds in the Vicuna template, and the standard library's source. It knows no tokens."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fastchat.conversation import get_conv_template
+from tqdm import tqdm
+
+from toy.corpus.tasks.code import code
+from toy.corpus.tasks.conversation import conversation
+from toy.corpus.tasks.grammar import Writer
+from toy.corpus.tasks.instructions import instructions
+from toy.corpus.tasks.maths import maths
+from toy.corpus.tasks.news import news
+from toy.corpus.tasks.questions import questions
+
+Turns = tuple[list[str], list[str]]
+TASKS: dict[str, Callable[[Writer], Turns]] = {
+    "mt_bench": conversation, "humaneval": code, "gsm8k": maths, "alpaca": instructions, "sum": news, "qa": questions,
+}
+TRAIN, HELD_OUT = "flowspec train", "flowspec held out"  # seeds
+QUESTIONS = 20  # of a task, that are bundled and no part of the corpus
+FOLDED = ("test", "idlelib", "site-packages", "__pycache__", "lib2to3", "encodings", "turtledemo", "ensurepip",
+          "pydoc_data")
+
+
+def dialogue(asked: list[str], answers: list[str]) -> str:
+    """The text of a dialogue as the model sees it; a last question without an answer ends after `ASSISTANT:`."""
+    talk = get_conv_template("vicuna_v1.1")
+    for i, question in enumerate(asked):
+        talk.append_message(talk.roles[0], question)
+        talk.append_message(talk.roles[1], answers[i] if i < len(answers) else None)
+    return talk.get_prompt()
+
+
+def dialogues(count: int, seed: str = TRAIN) -> Iterator[tuple[list[str], list[str]]]:
+    """`count` dialogues, the six kinds in turn, so that any part of the stream is a fair mixture."""
+    writers = [(task, Writer(f"{seed} {name}")) for name, task in TASKS.items()]
+    for i in range(count):
+        task, writer = writers[i % len(writers)]
+        yield task(writer)
+
+
+def library(limit: int) -> Iterator[str]:
+    """The sources of the running interpreter's standard library, in the order of their names, up to `limit` bytes."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        if not any(part in FOLDED for part in path.relative_to(root).parts):
+            text = path.read_text(encoding="utf-8", errors="ignore")
+            limit -= len(text)
+            if limit < 0:
+                return
+            yield text
+
+
+def write(folder: Path, count: int, source_bytes: int) -> None:
+    """Write `dialogues.jsonl`, a pair of questions and answers a line, and `library.jsonl`, a source a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "dialogues.jsonl").open("w", encoding="utf-8") as file:
+        for asked, answers in tqdm(dialogues(count), total=count, desc="dialogues"):
+            file.write(json.dumps([asked, answers]) + "\n")
+    with (folder / "library.jsonl").open("w", encoding="utf-8") as file:
+        for text in library(source_bytes):
+            file.write(json.dumps(text) + "\n")
+
+
+def seen(folder: Path) -> set[str]:
+    """The first question of every dialogue of the training corpus."""
+    with (folder / "dialogues.jsonl").open(encoding="utf-8") as file:
+        return {json.loads(line)[0][0] for line in file}
+
+
+def held_out(task: str, count: int, known: set[str]) -> list[Turns]:
+    """`count` dialogues whose questions the corpus does not contain, by another seed."""
+    writer, found = Writer(f"{HELD_OUT} {task}"), []
+    asked_before = set(known)
+    while len(found) < count:
+        talk = conversation(writer, turns=2) if task == "mt_bench" else TASKS[task](writer)
+        if talk[0][0] not in asked_before:
+            asked_before.add(talk[0][0])
+            found.append(talk)
+    return found
+
+
+def bundled(work: Path) -> list[str]:
+    """The first question of every dialogue that `write_questions` writes."""
+    known = seen(work)
+    return [asked[0] for task in TASKS for asked, _ in held_out(task, QUESTIONS, known)]
+
+
+def write_questions(folder: Path, work: Path) -> None:
+    """Write a file for each task in MT-bench's question format; ids go on from file to file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number, known = 1, seen(work)
+    for task in TASKS:
+        with (folder / f"{task}.jsonl").open("w", encoding="utf-8") as file:
+            for asked, answers in held_out(task, QUESTIONS, known):
+                row = {"question_id": number, "category": task, "turns": asked, "reference": answers}
+                file.write(json.dumps(row) + "\n")
+                number += 1

@@ -1,0 +1,176 @@
+"""Trains an EAGLE draft head for a model, on conversations that are like those it shall answer.
+
+This is the command; what it does is in train/eagle/.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from argparse import Namespace
+from functools import partial
+from typing import Any, Sequence
+
+import torch
+
+from launch.devices import usable
+from launch.split.write import store
+from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head
+from model.llama import LlamaConfig
+from model.weights.checkpoint import Checkpoint
+from train.course import Course, Hyperparameters
+from train.data import Row, draw
+from train.eagle import heads
+from train.eagle.judge import DEPTHS, accepted_length, answered, open_decoder
+from train.eagle.lessons import NEW_TOKENS, Lessons, read_lessons
+from train.eagle.loss import Objective, Task, task_of
+from train.eagle.options import CHECKPOINT, check, parser
+from train.eagle.parts import PASSES, Part, own_part, part_at, teacher_parts
+from train.eagle.teacher import Teacher, mark
+from train.interruption import ended
+
+RECORD = "training.json"
+# The rates that EAGLE's authors give a head of size 4096; Adam's step has one size whatever the width, and so a layer
+# that is narrower takes a larger one.
+RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
+NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "save_every", "device", "threads")
+
+
+def open_teacher(args: Namespace) -> Teacher:
+    """The base, on the device and in the type that were asked for."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = usable(args.device, "--device ")
+    name = args.dtype
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    return Teacher(Checkpoint(args.model_dir), getattr(torch, name), device)
+
+
+def open_head(args: Namespace, teacher: Teacher, rows: list[Row]) -> tuple[dict[str, Any], Head]:
+    """The `config.json` of the head that learns, and the head: the one that was given, or a new one."""
+    if args.given:
+        source = Checkpoint(args.given)
+        return dict(source.config), heads.take(teacher, source)
+    own = heads.vocabulary(rows, args.draft_vocab, teacher.config.vocab) if args.eagle3 else None
+    config = heads.describe(teacher, None if own is None else len(own))
+    return config, heads.begin(teacher, config, own, args.seed)
+
+
+def open_parts(args: Namespace, rows: int, third: bool) -> list[Part]:
+    """What is taught, part by part, for so many conversations and a head of EAGLE-3 or not."""
+    first, own = (math.ceil(epochs * rows / args.batch) or 1 for epochs in (args.epochs, args.own_epochs))
+    noise = 0.0 if third else args.noise
+    if args.authors:
+        method = (Objective(args.passes or 7, decay=0.8) if third else
+                  Objective(args.passes or 1, noise=noise, word_weight=args.word_weight))
+        return [Part(first, method)]
+    last = own_part(own, args.passes or PASSES, args.starts)
+    return [last] if args.given else [*teacher_parts(first, noise, args.word_weight), last]
+
+
+def terms(args: Namespace, teacher: Teacher) -> dict[str, Any]:
+    """What decides the result: the settings, the base, the head that was given and the data."""
+    settings = {name: value for name, value in vars(args).items() if name not in NOT_TERMS}
+    data = hashlib.sha256(args.data.read_bytes()).hexdigest()[:16]
+    given = mark(Checkpoint(args.given), "fc.weight") if args.given else None
+    return {**settings, "model": teacher.mark, "from": given, "data": data}
+
+
+def hyperparameters(args: Namespace, parts: list[Part], hidden: int, third: bool) -> Hyperparameters:
+    """Those of a training in these parts, for a head of this size."""
+    steps = sum(part.steps for part in parts)
+    own = 0 if args.authors else parts[-1].steps
+    rate = args.rate or (RATE_EAGLE3 if third else RATE) / hidden
+    warm_up = max(1, steps // 20)
+    return Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, seed=args.seed, saved_every=args.save_every)
+
+
+def look(args: Namespace) -> LlamaConfig:
+    """The sizes of the base. Raises ValueError if a head of that kind, or the one that was given, does not fit it."""
+    base = Checkpoint(args.model_dir)
+    sizes = LlamaConfig.read(base.config)
+    if args.given:
+        third = isinstance(fit_head(Checkpoint(args.given), base.config), Eagle3Head)
+        if args.eagle3 and not third:
+            raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out --eagle3")
+    elif args.eagle3:
+        heads.check_layers(sizes, args.model_dir)
+    return sizes
+
+
+def train(args: Namespace) -> None:
+    """The whole training: the head and the record of its worth are in OUT_DIR at the end."""
+    check(args)
+    sizes = look(args)
+    lessons = read_lessons(args, sizes.context)
+    rows = lessons.rows
+    teacher = open_teacher(args)
+    config, head = open_head(args, teacher, rows)
+    third = isinstance(head, Eagle3Head)
+    parts = open_parts(args, len(rows), third)
+    tasks = [task_of(teacher, head, part.method) for part in parts]
+    plan = hyperparameters(args, parts, sizes.hidden, third)
+    course = Course(plan, head, args.out_dir / CHECKPOINT, terms(args, teacher))
+
+    def lesson(step: int) -> dict[str, float]:
+        chosen = draw(len(rows), args.seed, step * args.batch, args.batch)
+        return tasks[part_at(step, parts)].learn([rows[i] for i in chosen], (args.seed, step))
+
+    course.run(lesson)
+    config["unrolled_passes"] = parts[-1].method.passes
+    write(args, tasks[-1], config)
+    report(args, lessons, tasks[-1], course)
+
+
+def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
+    """Write the head into OUT_DIR; one that was given keeps its number type, and an embedding of its own."""
+    dtype, borrows = task.teacher.stored, True
+    if args.given:
+        source = Checkpoint(args.given)
+        dtype = source.form("fc.weight").dtype
+        borrows = borrows_embedding(source, task.teacher.source.config)
+    heads.write(task.head, config, args.out_dir, dtype, borrows)
+
+
+def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> None:
+    """Print the held-out figures of the head as it was written, and keep them beside it."""
+    record: dict[str, Any] = {
+        "steps": course.step,
+        "seconds": round(course.seconds, 1),
+        "conversations": len(lessons.rows),
+        **course.terms}
+    print(f"{args.out_dir}: {course.step} steps of {args.batch} conversations, {course.seconds:.0f} s")
+    if lessons.prompts:
+        figures = measure(args, lessons, task)
+        record.update(figures)
+        show(figures)
+    content = json.dumps(record, indent=1) + "\n"
+    store(args.out_dir / RECORD, content.encode())
+
+
+def measure(args: Namespace, lessons: Lessons, task: Task) -> dict[str, Any]:
+    """What the head is worth along the answers that the base itself gives to the questions that were held out."""
+    teacher = task.teacher
+    decoder = open_decoder(teacher, args.out_dir, min(teacher.config.context, args.length))
+    judged = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
+    agreement = task.agreement([one.row for one in judged], DEPTHS)
+    return {
+        "held_out_agreement": {str(depth): round(found, 4) for depth, found in zip(DEPTHS, agreement)},
+        "held_out_accepted_length": round(accepted_length(judged), 3),
+        "held_out_answers": len(judged)}
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print what `measure` found."""
+    agreement, answers = figures["held_out_agreement"], figures["held_out_answers"]
+    print("  held out, own guesses that the head stands on  " + " ".join(f"{depth:>5}" for depth in agreement))
+    print("  its best guess is the model's                  " + " ".join(f"{x:5.3f}" for x in agreement.values()))
+    print(f"  mean accepted length                           {figures['held_out_accepted_length']:5.2f}  (with the "
+          f"model's own token; {answers} answers, trees of 60 nodes)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    return ended("train_eagle", partial(train, args))
+

@@ -1,0 +1,138 @@
+"""Heads that learn: how a new one begins, how a given one goes on, and the folder that it ends in, as EAGLE publishes
+its heads.
+
+It knows nothing about training.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launch.split.write import WEIGHTS, store
+from model.drafts.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, inner_layers, load_head
+from model.llama import LlamaConfig, RMSNorm
+from model.weights.checkpoint import Checkpoint, Form, Writer
+from train.data import Row
+from train.eagle.teacher import Teacher
+
+
+def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:
+    """The `config.json` of a head for this base; of EAGLE-3, with `vocab` words of its own, if that is given.
+
+    A head is one layer of a LLaMA, whatever the family of its base.
+    """
+    architecture = "LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"
+    found: dict[str, Any] = {"architectures": [architecture], "model_type": "llama"}
+    found.update(_sizes(teacher.config))
+    found.update(_facts(teacher))
+    return found if vocab is None else {**found, "draft_vocab_size": vocab}
+
+
+def _sizes(c: LlamaConfig) -> dict[str, Any]:
+    """The fields of a `config.json` that say what the head computes."""
+    form = "llama3" if "low_freq_factor" in c.scaling else "linear"
+    return {
+        "hidden_act": "silu",
+        "hidden_size": c.hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "intermediate_size": c.intermediate,
+        "max_position_embeddings": c.context,
+        "rms_norm_eps": c.eps,
+        "rope_theta": c.theta,
+        "rope_scaling": {"rope_type": form, **c.scaling} if c.scaling else None,
+        "vocab_size": c.vocab,
+        "tie_word_embeddings": False}
+
+
+def _facts(teacher: Teacher) -> dict[str, Any]:
+    """The fields of a `config.json` that the head takes over from the files of its base."""
+    given = teacher.source.config
+    return {
+        "bos_token_id": given.get("bos_token_id"),
+        "eos_token_id": given.get("eos_token_id"),
+        "torch_dtype": str(teacher.stored).partition(".")[2]}
+
+
+def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
+    """The `size` tokens of `known` that answers use most, in the order of their ids; ties go to the lower id."""
+    counts = torch.zeros(known, dtype=torch.long)
+    for row in rows:
+        counts += torch.bincount(row.ids[row.answers].long(), minlength=known)
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: int) -> Head:
+    """A head to train, in the float32 that gradients need (float64 if the base is), with the base's frozen embedding.
+
+    A head of EAGLE-3 begins with the base's LM head, as far as it has those words: `own`.
+    """
+    c = LlamaConfig.read(config)
+    head: Head
+    if own is None:
+        head = EagleHead(c, bias=True)
+    else:
+        head = Eagle3Head(c, c.hidden, len(own))
+    dtype = torch.float64 if teacher.dtype == torch.float64 else torch.float32
+    head.to_empty(device="cpu").to(dtype)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for part in head.modules():
+            if isinstance(part, nn.Linear):
+                part.reset_parameters()
+            elif isinstance(part, RMSNorm):
+                part.weight.fill_(1.0)
+        head.embed_tokens.weight.copy_(teacher.embedding)
+        if isinstance(head, Eagle3Head) and own is not None:
+            head.lm_head.weight.copy_(teacher.lm_head.weight[own])
+            if len(own) < c.vocab:
+                shift = own - torch.arange(len(own))
+                head.shift = shift.to(teacher.device)
+    head.requires_grad_(True)
+    head.embed_tokens.requires_grad_(False)
+    return head.to(teacher.device)
+
+
+def take(teacher: Teacher, source: Checkpoint) -> Head:
+    """A head that somebody taught for this base, to be taught on, in the arithmetic of a new one; its embedding is
+    frozen. Raises ValueError if it does not fit."""
+    dtype = torch.float64 if teacher.dtype == torch.float64 else torch.float32
+    head = load_head(source, teacher.source.config, lambda: teacher.embedding, dtype, teacher.device)
+    head.requires_grad_(True)
+    head.embed_tokens.requires_grad_(False)
+    return head
+
+
+def check_layers(teacher: LlamaConfig, folder: Path) -> None:
+    """Raise ValueError if the base has no features for a head of EAGLE-3."""
+    if not inner_layers(teacher.layers):
+        raise ValueError(f"a head of EAGLE-3 needs a model of 7 layers or more, and the one in {folder} has "
+                         f"{teacher.layers}; leave out --eagle3")
+
+
+def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
+    """Write config.json and model.safetensors with the keys of the public heads, each whole or not at all.
+
+    A head of EAGLE-3 that `borrows` the embedding of its base is written without it.
+    """
+    tensors = {name: p.detach().to("cpu", dtype) for name, p in head.named_parameters()}
+    if borrows and not isinstance(head, EagleHead):
+        del tensors[OWN_EMBEDDING]
+    if isinstance(head, Eagle3Head) and head.shift is not None:
+        shift = head.shift.cpu()
+        has_V = torch.zeros(head.config.vocab, dtype=torch.bool)
+        has_V[torch.arange(len(shift)) + shift] = True
+        tensors = {MAPS[0]: shift, **tensors, MAPS[1]: has_V}  # wide types first, so that every tensor is aligned
+    content = json.dumps(config, indent=2) + "\n"
+    store(folder / "config.json", content.encode())
+    forms = {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    with Writer(folder / WEIGHTS, forms) as file:
+        for name, x in tensors.items():
+            file.write(name, x)

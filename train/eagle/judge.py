@@ -1,0 +1,73 @@
+"""What a head is worth: the mean accepted length of trees that it really drafts for its base, and the base's own texts
+to count on how often the head is right.
+
+It knows nothing about training. The pipeline is the project's own, of one stage, in this process.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Sequence
+
+import torch
+from tqdm import tqdm
+
+from config.run_config import Growth, TreeConfig
+from model.cache import TreeCache
+from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
+from model.weights.checkpoint import Checkpoint
+from pipeline.decode import Decoder, Request
+from pipeline.ring import Ring
+from pipeline.stage import Stage
+from pipeline.strategies import serial
+from tp.links import Loop
+from train.data import Row
+from train.eagle.teacher import Teacher
+
+TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels
+DEPTHS = (0, 1, 2, 4, 8, 16, 32)  # own guesses that a head stands on, which agreement is counted by
+
+Prompts = Sequence[Sequence[int]]
+
+
+def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
+    """A decoder of the base with the head in `folder`, for texts of at most `length` tokens."""
+    head = load_head(Checkpoint(folder), teacher.source.config, lambda: teacher.embedding, teacher.dtype,
+                     teacher.device)
+    layers, capacity = teacher.config.layers, length + 8 * TREE.init.nodes
+
+    def cache() -> TreeCache:
+        return teacher.config.cache(layers, capacity, teacher.embedding)
+
+    stage = Stage(teacher.body, cache, keep=inner_layers(layers))
+    ring = Ring(Loop(stage, None), teacher.lm_head, 2, teacher.device)
+    lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
+    return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, length)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the base said to one question, at temperature 0, and in how many passes after the prefill."""
+
+    row: Row
+    tokens: int
+    passes: int
+
+
+@torch.no_grad()
+def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> list[Judged]:
+    """The base's answers to these prompts, of `new` tokens at most."""
+    found = []
+    for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):
+        answer = decoder.whole(Request(prompt, max_new_tokens=new, end=ends))
+        ids = torch.tensor([*prompt, *answer.token_ids], dtype=torch.int32)
+        row = Row(ids, torch.arange(len(ids)) >= len(prompt))
+        found.append(Judged(row, answer.new_tokens, answer.target_passes))
+    return found
+
+
+def accepted_length(judged: Sequence[Judged]) -> float:
+    """Tokens per pass of the base, its own included (EAGLE's tau); the prefill settles the first one."""
+    tokens = sum(one.tokens - 1 for one in judged)
+    passes = sum(one.passes for one in judged)
+    return tokens / passes if passes else 1.0

@@ -1,0 +1,243 @@
+"""What a head is taught in a row of text, for the heads of EAGLE-1/2 and for those of EAGLE-3.
+
+It knows nothing about optimizers or files. Only words of answers are asked for: the pair p of pass s foretells the
+feature of token p + s + 1, and with it the word behind that, which has to be an answer's.
+
+Shapes: N tokens of a row, D model, M words that are asked for, V vocabulary of the head.
+"""
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.drafts.eagle import Eagle3Head, EagleHead, Head
+from train.data import Row
+from train.eagle.teacher import Teacher
+from train.eagle.unroll import unroll
+
+
+@dataclass(frozen=True)
+class Objective:
+    """How a head is taught."""
+
+    passes: int  # the first with the base's features, the others with what the head itself made before
+    decay: float = 1.0  # what a pass counts beside the one before
+    first: float = 1.0  # what the first pass counts beside that
+    starts: int | None = None  # answers' pairs in a row, drawn by chance, where later passes start; None: all pairs
+    likeliest: int = 0  # words of the base that are asked for at each place; 0: all of them
+    noise: float = 0.0  # features that the head reads are off by up to so much
+    word_weight: float = 0.1  # of the words beside the features, EAGLE-1/2
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One pass over one row, summed over the words that were asked for: the loss, and how many were the base's."""
+
+    loss: Tensor
+    right: Tensor
+    asked: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a head shall foretell in a row: at the tokens `place_M` the base's features, likeliest words, and the
+    probabilities of the words that the head knows."""
+
+    place_M: Tensor
+    feature_MD: Tensor
+    word_M: Tensor
+    chance_MV: Tensor
+
+    def among(self, place_T: Tensor) -> tuple[Tensor, Wanted]:
+        """Which of these tokens are asked for, as numbers of them, and what is wanted of those."""
+        at_TM = place_T[:, None] == self.place_M
+        asked, chosen = at_TM.nonzero(as_tuple=True)
+        columns = (self.place_M, self.feature_MD, self.word_M, self.chance_MV)
+        return asked, Wanted(*(column[chosen] for column in columns))
+
+
+class Task:
+    """One head, its teacher, and the loss of its kind."""
+
+    def __init__(self, teacher: Teacher, head: Head, method: Objective) -> None:
+        self.teacher, self.head = teacher, head
+        self.method = method
+
+    def size(self, row: Row) -> int:
+        """What the sum of a row's losses is divided by, together with the other rows of a batch."""
+        raise NotImplementedError
+
+    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
+        """Those features of the base that the head reads."""
+        raise NotImplementedError
+
+    def known(self, logits_MV: Tensor) -> Tensor:
+        """The base's logits of the words that the head knows."""
+        raise NotImplementedError
+
+    def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
+        """Compare what the head made with what was wanted."""
+        raise NotImplementedError
+
+    def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
+        """The mark of each pass, in the arithmetic of the teacher; `seed` is that of the noise and the starts."""
+        device, dtype = self.teacher.device, self.teacher.dtype
+        half = dtype in (torch.float16, torch.bfloat16)
+        with torch.autocast(device.type, dtype if half else None, enabled=half):
+            return self._marks(row, seed)
+
+    def _marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
+        ids_N = row.ids.to(self.teacher.device, torch.long)
+        last_ND, inner_ND = self.teacher.read(ids_N)
+        wanted = self._wanted(row, last_ND)
+        feature_ND = self.given(last_ND, inner_ND).to(self.head.fc.weight.dtype)
+        if self.method.noise:
+            feature_ND = feature_ND + self._noise(feature_ND, seed)
+        first_T, starts_A = torch.arange(len(ids_N) - 1), self.starts(row, seed)
+        first_T, starts_A = first_T.to(ids_N.device), starts_A.to(ids_N.device)
+        marks = []
+        passes = unroll(self.head, ids_N[1:], feature_ND[:-1], self.method.passes, starts_A)
+        for number, out_TD in enumerate(passes):
+            pairs_T = starts_A if number else first_T
+            asked_M, asked = wanted.among(pairs_T[:len(out_TD)] + number + 1)
+            marks.append(self.judge(out_TD[asked_M], asked))
+        return marks
+
+    def starts(self, row: Row, seed: Sequence[int]) -> Tensor:
+        """The pairs `[A]` at which later passes start; those of an answer that guess two words of it at least, if not
+        all of them are wanted."""
+        if self.method.starts is None:
+            return torch.arange(len(row.ids) - 1)
+        places = _guessing(row)
+        chosen = np.random.default_rng(seed).permutation(len(places))[:self.method.starts]
+        return places[torch.from_numpy(chosen).sort().values]
+
+    def _weights(self, row: Row, passes: int) -> list[float]:
+        """What each pass over a row counts in the loss; a start stands for the places that were not drawn, too."""
+        method = self.method
+        later = 1.0
+        if method.starts is not None:
+            places = len(_guessing(row))
+            later = places / max(1, min(places, method.starts))
+        return [method.first, *(later * method.decay ** number for number in range(1, passes))]
+
+    @torch.no_grad()
+    def _wanted(self, row: Row, last_ND: Tensor) -> Wanted:
+        asked_M = row.answers[2:].nonzero()[:, 0]
+        place_M = asked_M.to(last_ND.device) + 1
+        feature_MD = last_ND[place_M]
+        logits_MV = self.teacher.lm_head(feature_MD).float()
+        known_MV = self.known(logits_MV)
+        if 0 < self.method.likeliest < known_MV.shape[-1]:
+            least_M = known_MV.topk(self.method.likeliest).values[:, -1]
+            known_MV = known_MV.masked_fill(known_MV < least_M[:, None], -math.inf)
+        return Wanted(place_M, feature_MD.float(), logits_MV.argmax(-1), known_MV.softmax(-1))
+
+    @torch.enable_grad()
+    def learn(self, rows: Sequence[Row], seed: Sequence[int]) -> dict[str, float]:
+        """Gradients of a batch, row by row, so that memory is needed for one; `seed` is that of noise and starts."""
+        size = sum(self.size(row) for row in rows)
+        loss = right = 0.0
+        asked = 0
+        for number, row in enumerate(rows):
+            marks = self.marks(row, (*seed, number))
+            weights = self._weights(row, len(marks))
+            losses = [mark.loss * weight for mark, weight in zip(marks, weights)]
+            total = torch.stack(losses).sum() / size
+            total.backward()  # type: ignore[no-untyped-call]
+            loss += float(total.detach())
+            right += float(marks[0].right)
+            asked += marks[0].asked
+        return {"loss": loss, "agreement": right / asked}
+
+    def _noise(self, feature_ND: Tensor, seed: Sequence[int]) -> Tensor:
+        """What these features are off by; it depends on nothing but the seed."""
+        state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+        whole = int(state[0] >> np.uint64(1))  # torch takes 63 bits
+        generator = torch.Generator(feature_ND.device).manual_seed(whole)
+        off_ND = torch.rand(feature_ND.shape, generator=generator, dtype=feature_ND.dtype, device=feature_ND.device)
+        return (2 * off_ND - 1) * self.method.noise
+
+    @torch.no_grad()
+    def agreement(self, rows: Sequence[Row], depths: Sequence[int]) -> list[float]:
+        """The fraction of words where the head's likeliest is the base's, by the number of its own guesses that the
+        head stands on."""
+        passes = max(depths) + 1
+        right, asked = [0.0] * passes, [0] * passes
+        test = type(self)(self.teacher, self.head, Objective(passes, starts=sys.maxsize))
+        for row in rows:
+            for number, mark in enumerate(test.marks(row, (0,))):
+                right[number] += float(mark.right)
+                asked[number] += mark.asked
+        return [right[depth] / max(asked[depth], 1) for depth in depths]
+
+
+def _guessing(row: Row) -> Tensor:
+    """The pairs of a row that foretell a word of an answer and are followed by another word of it."""
+    return (row.answers[2:-1] & row.answers[3:]).nonzero()[:, 0]
+
+
+class FeatureTask(Task):
+    """EAGLE-1/2 (section 3.2 of EAGLE): SmoothL1 between features, soft cross-entropy between the words for them."""
+
+    head: EagleHead
+
+    def size(self, row: Row) -> int:
+        return int(row.answers[2:].sum())
+
+    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
+        return last_ND
+
+    def known(self, logits_MV: Tensor) -> Tensor:
+        return logits_MV
+
+    def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
+        logits_MV = self.teacher.lm_head(out_MD.to(self.teacher.dtype)).float()
+        off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
+        features = off_MD.mean(-1).sum()
+        words = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum()
+        right_M = logits_MV.argmax(-1) == wanted.word_M
+        return Mark(features + self.method.word_weight * words, right_M.sum(), len(right_M))
+
+
+class WordTask(Task):
+    """EAGLE-3 (section 3): soft cross-entropy over the head's own vocabulary alone; the mean is over all pairs.
+
+    Where the base's likeliest word is none that the head knows, nothing is asked.
+    """
+
+    head: Eagle3Head
+
+    def __init__(self, teacher: Teacher, head: Eagle3Head, method: Objective) -> None:
+        super().__init__(teacher, head, method)
+        own = torch.arange(head.lm_head.out_features, device=teacher.device)
+        self._target_V = own if head.shift is None else own + head.shift
+
+    def size(self, row: Row) -> int:
+        return len(row.ids) - 1
+
+    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
+        assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no features for EAGLE-3"
+        return inner_ND
+
+    def known(self, logits_MV: Tensor) -> Tensor:
+        return logits_MV[:, self._target_V]
+
+    def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
+        logits_MV = self.head.logits(out_MD).float()
+        counts_M = torch.isin(wanted.word_M, self._target_V)
+        words_M = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum(-1)
+        right_M = self._target_V[logits_MV.argmax(-1)] == wanted.word_M
+        return Mark((words_M * counts_M).sum(), right_M.sum(), len(right_M))
+
+
+def task_of(teacher: Teacher, head: Head, method: Objective) -> Task:
+    """The task of a head of this kind."""
+    return WordTask(teacher, head, method) if isinstance(head, Eagle3Head) else FeatureTask(teacher, head, method)

@@ -1,0 +1,122 @@
+"""What the training of a head may be told, and what of it is refused before anything long begins.
+
+It knows nothing about heads.
+"""
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from config.files import check_folder
+from launch.devices import usable
+from model.text import CONVERSATIONS
+from model.weights.checkpoint import SOURCES
+from train.eagle.parts import STARTS
+
+ABOUT = "Trains an EAGLE draft head for a model, on conversations that are like those it shall answer."
+EXAMPLE = """\
+examples:
+  python -m scripts.train_eagle toy/llama my_head --data talks.jsonl
+  python -m scripts.train_eagle models/vicuna-7b my_head3 --data talks.jsonl --eagle3 --device cuda
+  python -m scripts.train_eagle models/vicuna-7b mended --data talks.jsonl --from models/EAGLE-Vicuna-7B --device cuda
+
+  then: bash run_pipe.sh base_dir=toy/llama eagle_dir=my_head stages=0+2+2+2+2
+
+  A head is taught in two parts. In the first one it reads the model's features, which makes it good; in the last
+  quarter of it EAGLE-1/2 has no noise, and words count as much as features. In the second part it reads what it made
+  itself, pass after pass, at half the rate, since a head of EAGLE-1/2 that never did so guesses worse with every guess
+  that it stands on: it drifts. --from mends a head that drifts by the second part alone. --authors is the course of
+  EAGLE's authors; with --passes 2 --word-weight 1 --noise 0 it is that of toy/eagle.
+
+  A line of FILE is {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]} as in
+  ShareGPT, or {"messages": [{"role": "user", "content": "..."}, ...]}, or {"turns": [...], "reference": [...]}. The
+  best answers are those that the model itself gives. If it is interrupted, type the same command again: it goes on from
+  OUT_DIR/training.pt. At the end OUT_DIR/training.json holds how often the head's best guess was the model's, and the
+  mean accepted length, on questions that were held out.
+"""
+BOUNDS = {  # the least and the greatest value
+    "epochs": (0, 1e6),
+    "own_epochs": (0, 1e6),
+    "batch": (1, 1 << 20),
+    "length": (3, 1 << 30),
+    "limit": (2, 1 << 40),
+    "rate": (0, 1e3),
+    "passes": (1, 64),
+    "starts": (1, 1 << 20),
+    "noise": (0, 1e3),
+    "word_weight": (0, 1e6),
+    "draft_vocab": (1, 1 << 30),
+    "seed": (0, (1 << 63) - 1),
+    "judged": (0, 1 << 20),
+    "save_every": (1, 1 << 40),
+    "threads": (1, 1 << 10)}
+CHECKPOINT = "training.pt"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m scripts.train_eagle", description=ABOUT, epilog=EXAMPLE,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = made.add_argument
+    add("model_dir", metavar="MODEL_DIR", type=Path, help="the model in Hugging Face form, with its tokenizer")
+    add("out_dir", metavar="OUT_DIR", type=Path, help="where the head goes, and the checkpoint of its training")
+    add("--data", metavar="FILE", type=Path, required=True, help="conversations, one JSON object a line")
+    add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
+    add("--template", choices=[*CONVERSATIONS, "own"], default="vicuna", help="how the model wants its questions")
+    _add_parts(made)
+    add("--batch", type=int, default=4, metavar="N", help="conversations in a step (4)")
+    add("--length", type=int, default=2048, metavar="N", help="longer ones are cut after so many tokens (2048)")
+    add("--limit", type=int, default=68000, metavar="N", help="conversations that are taken, by chance (68000)")
+    add("--held-out", type=float, default=0.05, metavar="SHARE", help="kept back for the figures at the end (0.05)")
+    add("--draft-vocab", type=int, default=32000, metavar="N", help="tokens that a head of EAGLE-3 knows: those that "
+        "answers use most (32000)")
+    add("--seed", type=int, default=0, metavar="N", help="of the beginning, the order and the noise (0)")
+    add("--judged", type=int, default=24, metavar="N", help="held-out questions that are answered at the end with "
+        "trees of 60 nodes, for the figures (24); 0: no figures")
+    add("--save-every", type=int, default=100, metavar="N", help="steps between two checkpoints (100)")
+    add("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
+    add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
+        help="of the arithmetic; auto: bfloat16 on cuda, else float32. Weights that learn are float32")
+    add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
+    return made
+
+
+def _add_parts(made: argparse.ArgumentParser) -> None:
+    """The options that say what is taught, and how long."""
+    add = made.add_argument
+    add("--epochs", type=float, default=4.0, metavar="N", help="how often each conversation is read in the first part "
+        "(4)")
+    add("--own-epochs", type=float, default=1.5, metavar="N", help="the same in the second part (1.5)")
+    add("--from", dest="given", metavar="HEAD", type=Path, help="the folder of a head for this model that is to be "
+        "mended: only the second part, with its weights to begin with")
+    add("--authors", action="store_true", help="one part instead of two: all passes at all places from the first step "
+        "on")
+    add("--rate", type=float, metavar="R", help="of learning; default: EAGLE's, which is 3e-5 for a model of size "
+        "4096 (EAGLE-3: 5e-5), and in inverse proportion to the size for others")
+    add("--passes", type=int, metavar="N", help="of the second part: the first reads the model's features, each other "
+        "one what the head made in the one before (8; --authors: 1, with --eagle3 7)")
+    add("--starts", type=int, default=STARTS, metavar="N", help="places of a conversation, drawn by chance, where the "
+        "later passes start (10; --authors: all)")
+    add("--noise", type=float, default=0.1, metavar="X", help="on the features in the first part, EAGLE-1/2: at most "
+        "so much (0.1)")
+    add("--word-weight", type=float, default=0.1, metavar="X", help="of words beside features in the first part, "
+        "EAGLE-1/2 (0.1)")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError for what could not end well, before anything long begins."""
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} to {most}")
+    if not 0 < args.held_out < 1:
+        raise ValueError(f"--held-out {args.held_out} is no share; give a number between 0 and 1")
+    if args.given and args.authors:
+        raise ValueError("--from takes the second part alone, which --authors does not have; leave out one of them")
+    if args.passes == 1 and not args.authors:
+        raise ValueError("--passes 1 has no pass over the head's own outputs; give 2 to 64, or add --authors")
+    weights = [name for name in SOURCES if (args.out_dir / name).exists()]
+    if weights and not (args.out_dir / CHECKPOINT).exists():
+        raise ValueError(f"{args.out_dir} holds {weights[0]} already, and no training that could go on; choose another "
+                         "folder")
+    check_folder(args.out_dir, "choose another folder")
+    usable(args.device, "--device ")

@@ -1,0 +1,97 @@
+"""A head or a model read along a whole row at once, with gradients: what stands in for the cache in training.
+
+It knows nothing about losses. The modules are those of model/, and a layer is not told apart from one that decodes:
+it stores its keys and values, and gets back what its rows may look at.
+
+Shapes: N tokens of a row, T pairs of them (N - 1), A pairs that later passes start at, D model, K key/value heads,
+S keys, E head dimension.
+"""
+from __future__ import annotations
+
+from typing import Iterator
+
+import torch
+from torch import Tensor
+
+from model.attention import attend
+from model.drafts.eagle import Head
+
+Seen = tuple[Tensor, Tensor, Tensor]  # keys and values [K, S, E], and for each row which of them it sees [T, S]
+
+
+class Attending:
+    """A cache that is asked for attention, over what it says is seen."""
+
+    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
+        """Keys and values of all that is seen, and the mask."""
+        raise NotImplementedError
+
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+        """The attention `[H, T, E]` of these queries."""
+        return attend(q_HTE, *self.store(layer, k_KTE, v_KTE))
+
+
+class Causal(Attending):
+    """A cache in which every row sees itself and those before it; nothing is kept."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        all_TS = torch.ones(rows, rows, dtype=torch.bool, device=device)
+        self._mask = all_TS.tril()
+
+    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
+        return k_KTE, v_KTE, self._mask
+
+
+class Unrolled(Attending):
+    """A cache that holds the passes of one layer (EAGLE-3, section 3.2).
+
+    Row i of pass s is the guess that follows s guesses after the pair `starts_A[i]`. Of the first pass, which holds the
+    target's features, it sees the pairs up to that one; of each later pass the row i alone, which is its ancestor or
+    itself. Rows whose text has ended are the last ones of a pass, and left out.
+    """
+
+    def __init__(self, starts_A: Tensor) -> None:
+        self._starts = starts_A
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
+        self._keys.append(k_KTE)
+        self._values.append(v_KTE)
+        rows = k_KTE.shape[1]
+        masks = [self._mask(rows, number) for number in range(len(self._keys))]
+        keys_KSE, values_KSE = torch.cat(self._keys, 1), torch.cat(self._values, 1)
+        return keys_KSE, values_KSE, torch.cat(masks, 1)
+
+    def _mask(self, rows: int, number: int) -> Tensor:
+        """Which keys of that pass the rows of the last pass see, `[T, S]`."""
+        device = self._keys[number].device
+        size = self._keys[number].shape[1]
+        if number:
+            return torch.eye(rows, size, dtype=torch.bool, device=device)
+        pair_S = torch.arange(size, device=device)
+        last_T = pair_S if len(self._keys) == 1 else self._starts[:rows]
+        return pair_S <= last_T[:, None]
+
+
+def unroll(head: Head, token_T: Tensor, feature_TD: Tensor, passes: int,
+           starts_A: Tensor | None = None) -> Iterator[Tensor]:
+    """What the head makes in each pass, `[T, D]` in the first and at most `[A, D]` in the others, each fed with what
+    the one before made.
+
+    Pair p is token p + 1 with the target's feature of token p. Row i of pass s foretells the feature of token
+    p + s + 1, with the token that follows, where p is i in the first pass, and `starts_A[i]` in the others; these rise,
+    and are all pairs if none are given.
+    """
+    pos_T = torch.arange(len(token_T), device=token_T.device)
+    starts_A = pos_T if starts_A is None else starts_A
+    cache = Unrolled(starts_A)
+    out_TD = head(token_T, feature_TD, pos_T, cache)
+    yield out_TD
+    out_TD = out_TD[starts_A]
+    for number in range(1, passes):
+        pos_A = starts_A[starts_A < len(token_T) - number] + number
+        if not len(pos_A):
+            return
+        out_TD = head(token_T[pos_A], out_TD[:len(pos_A)], pos_A, cache)
+        yield out_TD
