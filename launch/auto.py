@@ -11,7 +11,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from config.presets import absent
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from config.typed import opened, typed
+from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
 from launch.prepare import open_part
@@ -178,7 +178,7 @@ def _split(config: RunConfig) -> tuple[int, str]:
 
 def _planned(words: Sequence[str]) -> dict[str, Any]:
     """What a plan chooses, made by a process of its own, whose progress is passed on."""
-    with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
+    with private_folder() as folder:
         path = Path(folder) / "chosen.json"
         command = [sys.executable, "-m", PLAN, *words, f"preset={path}"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:

@@ -7,21 +7,53 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Iterator
 from urllib.parse import quote
 
 LOOK = 0.01  # seconds between two looks for a key
 DIGITS = 20
+PREFIX = "flowspec-"
+MARK = ".flowspec-private"  # a file in each private folder, on which every process that uses the folder holds a lock
 
 
-def private_folder() -> tempfile.TemporaryDirectory[str]:
-    """A new folder that nobody else may enter; gone when it is closed.
+@contextmanager
+def private_folder() -> Iterator[str]:
+    """A new folder that nobody else may enter; gone when it is closed. Those that killed processes left go first.
 
     Among temporary files, not in shared memory, which systemd clears when its owner logs out, whatever still runs.
     """
-    return tempfile.TemporaryDirectory(prefix="flowspec-")
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        _remove_unused(left)
+    folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+    draft = Path(folder.name, f"{MARK}.part")
+    with draft.open("w") as mark, folder:
+        fcntl.flock(mark, fcntl.LOCK_SH)
+        draft.rename(draft.with_name(MARK))  # whoever sees it finds it locked
+        yield folder.name
+
+
+def hold(folder: str) -> None:
+    """Use a private folder until this process ends; raises OSError if it is gone."""
+    mark = os.open(os.path.join(folder, MARK), os.O_RDONLY)
+    fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a private folder of this user that no process uses; leaves any other folder, and links, alone."""
+    with suppress(OSError):
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return
+        mark = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        finally:
+            os.close(mark)
 
 
 class Folder:

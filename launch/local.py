@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Iterator, NoReturn, Sequence
 
 import torch.distributed as dist
 
-from launch.folder import Folder
+from launch.folder import Folder, hold
 from launch.processes import (
     FOLDER,
     GRACE,
@@ -39,6 +39,9 @@ class LocalRendezvous:
     def connect(self) -> Any:
         """Join the process group of all ranks. Returns the store in which they write their heartbeats."""
         launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+        if launched():
+            with suppress(OSError):  # gone, if the launcher is
+                hold(os.environ[FOLDER])
         if os.getppid() != launcher:
             _end_as_orphan()
         guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))

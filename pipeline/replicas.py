@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Callable, Iterator, Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from pipeline.clock import REAL
 from pipeline.interfaces import Clock, Progress
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.ring import Ring, sending
-from pipeline.target import RequestTarget, Returned
+from pipeline.target import RequestTarget
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
@@ -221,12 +220,12 @@ class ReplicaTarget(RequestTarget):
             while not self.ready and self.in_flight and not (pending and self.free):
                 yield []
 
-    def take(self, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
+    def take(self, segment: Segment, message: int) -> None:
         copy = self._copies[segment.request]
         segment = copy.take(segment)
         news = [i for i, node in enumerate(segment.nodes) if node not in self._heard]
         self._heard.update(segment.nodes)
-        self._hear(segment.take(news), group)
+        self._hear(segment.take(news), message)
 
     def prune(self) -> None:
         with self._span("prune"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 import heapq
 from itertools import count
 from typing import Any, Callable, ContextManager, Iterator, Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from pipeline.interfaces import Clock
 from pipeline.messages import Message, Prune, Reset, Segment, Stop, joined, segments_of
 from pipeline.row_allocator import Budget
 from pipeline.stage_times import StageTimes
-from pipeline.target import RequestTarget, Returned, RingTarget
+from pipeline.target import RequestTarget, RingTarget
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 from pipeline.utilization import Meter
@@ -169,9 +168,8 @@ class Ring:
         segments = segments_of(message)
         if segments:
             self._is_back(segments)
-        group: WeakKeyDictionary[Returned, None] = WeakKeyDictionary()
         for segment in segments:
-            self._target(segment.request).take(segment, group)
+            self._target(segment.request).take(segment, self.heard)
 
     def _target(self, request: int) -> RequestTarget:
         assert request in self._open, f"a message for request {request}, which is not open"

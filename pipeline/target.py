@@ -6,9 +6,9 @@ about the pipeline.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Callable, ContextManager, Protocol, Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -69,36 +69,15 @@ class Shared(Protocol):
         """Forget a request that is closed."""
 
 
+@dataclass
 class Returned:
-    """A segment that is back. The LM head is asked at once about all of a `group`, which holds none of them."""
+    """A segment that is back, in the message of this number. Its target holds it, and it holds no target."""
 
-    def __init__(self, target: RequestTarget, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
-        self.target, self.segment = target, segment
-        self.x_TD = upload(segment.x, target.ring.device)
-        self._group = group
-        self._logits: dict[int, Tensor] | None = None  # node -> logits [V]
-        group[self] = None
-
-    def logits(self) -> dict[int, Tensor]:
-        """What the LM head says of the nodes of this segment that can still matter."""
-        if self._logits is None:
-            self._ask([returned for returned in self._group if returned._logits is None])
-        assert self._logits is not None, "whoever is asked about is in the group"
-        return self._logits
-
-    @staticmethod
-    def _ask(group: Sequence[Returned]) -> None:
-        """Ask about several segments in one pass."""
-        ring = group[0].target.ring
-        judged = [returned.target.asks(returned.segment) for returned in group]
-        chosen = []
-        for returned, nodes in zip(group, judged):
-            place = {node: row for row, node in enumerate(returned.segment.nodes)}
-            rows = upload(torch.tensor([place[node] for node in nodes], dtype=torch.int64), ring.device)
-            chosen.append(returned.x_TD.index_select(0, rows))
-        said = iter(ring.lm_head(torch.cat(chosen)) if any(judged) else ())
-        for returned, nodes in zip(group, judged):
-            returned._logits = {node: next(said) for node in nodes}
+    segment: Segment
+    x_TD: Tensor
+    message: int
+    asked: bool = False  # whether the LM head was asked about it
+    logits: dict[int, Tensor] = field(default_factory=dict)  # node -> logits [V]
 
 
 class RequestTarget(Target):
@@ -176,8 +155,8 @@ class RequestTarget(Target):
         while not self.closed:
             self.ring.listen()
 
-    def take(self, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
-        """Keep a segment that came back for this request, together with those of a group."""
+    def take(self, segment: Segment, message: int) -> None:
+        """Keep a segment that came back for this request, in the message of this number."""
         raise NotImplementedError
 
     def reset(self, request: int) -> None:
@@ -206,20 +185,22 @@ class RequestTarget(Target):
             return judged
         return judged + [node for node in segment.nodes if telling.echoes(self.tree, node)]
 
-    def _hear(self, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
+    def _hear(self, segment: Segment, message: int) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
         if segment.nodes:
-            self._returned.append(Returned(self, segment, group))
+            self._returned.append(Returned(segment, upload(segment.x, self.ring.device), message))
         else:
             self.ring.trace.note("verify", self.ring.clock.now(), nodes=[], said={})
 
     def _judge(self) -> None:
         """Ask LM head and rule what follows the rows of the oldest segment that is back."""
-        returned = self._returned.popleft()
+        returned = self._returned[0]
         said: dict[int, int] = {}
         with self.ring.trace.span("verify", nodes=returned.segment.nodes, said=said):
             self._note(returned)
-            logits = returned.logits()
+            self._ask(returned.message)
+            self._returned.popleft()
+            logits = returned.logits
             judged = [node for node in self.judges(returned.segment) if node in logits]
             if judged:
                 logits_TV = torch.stack([logits[node] for node in judged])
@@ -227,6 +208,21 @@ class RequestTarget(Target):
                 self.tree.target_token.update(said)
             if self.telling is not None:
                 self.telling.keep(self.tree, logits, said)
+
+    def _ask(self, message: int) -> None:
+        """Ask the LM head, in one pass, about all segments of a message whose requests have not ended, once."""
+        ring = self.ring
+        group = [(each, target.asks(each.segment)) for target in ring.running for each in target._returned
+                 if each.message == message and not each.asked]
+        chosen = []
+        for each, nodes in group:
+            place = {node: row for row, node in enumerate(each.segment.nodes)}
+            rows = upload(torch.tensor([place[node] for node in nodes], dtype=torch.int64), ring.device)
+            chosen.append(each.x_TD.index_select(0, rows))
+        said = iter(ring.lm_head(torch.cat(chosen)) if any(nodes for _, nodes in group) else ())
+        for each, nodes in group:
+            each.asked = True
+            each.logits = {node: next(said) for node in nodes}
 
     def _note(self, returned: Returned) -> None:
         """Give each node of a segment that the tree still knows its features, for the draft."""
@@ -299,9 +295,9 @@ class RingTarget(RequestTarget):
                 yield []
         self.wakes = None
 
-    def take(self, segment: Segment, group: WeakKeyDictionary[Returned, None]) -> None:
+    def take(self, segment: Segment, message: int) -> None:
         self._flying.popleft()
-        self._hear(segment, group)
+        self._hear(segment, message)
 
     def prune(self) -> None:
         self.drafting.settled(len(self.tree.trunk), self.ring.clock.now())

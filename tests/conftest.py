@@ -1,7 +1,16 @@
-"""One thread for arithmetic: the models of the tests are tiny, and several of their stages run side by side."""
+"""One thread for arithmetic: the models of the tests are tiny, and several of their stages run side by side.
+
+Processes that tests start hear every signal, also where a shell's background or nohup lets pytest ignore some.
+"""
 from __future__ import annotations
 
+import signal
+
 import torch
+
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)  # ignored here as before; unlike SIG_IGN, it is not inherited
 
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)

@@ -5,12 +5,15 @@ The ranks of most of these tests are tests/rank.py, which needs no torch.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,8 +96,10 @@ def test_a_rank_that_ends_before_all_have_met_is_named(monkeypatch, tmp_path):
     (signal.SIGINT, 1, "wait"), (signal.SIGINT, 8, "wait"), (signal.SIGTERM, 1, "wait"), (signal.SIGHUP, 2, "deaf"),
     (signal.SIGQUIT, 1, "wait"), (signal.SIGINT, 8, "deaf")])
 def test_whoever_asks_the_launcher_to_end_gets_that_and_nothing_else(capfd, number, times, root):
+    before = signal.getsignal(number)
+
     def press():
-        wait_until(lambda: signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler), 10)
+        wait_until(lambda: signal.getsignal(number) != before, 10)
         for _ in range(times):
             time.sleep(0.05)
             os.kill(os.getpid(), number)
@@ -110,6 +115,30 @@ def test_a_hangup_that_the_shell_has_forbidden_is_not_heard():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGHUP)).start()
     assert ends("0", "0") == 0
+
+
+def deaf():
+    """As a shell starts what runs in its background, under nohup."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(("numbers", "code"), [
+    ([signal.SIGINT], 130), ([signal.SIGQUIT], 131), ([signal.SIGHUP, signal.SIGTERM], 143)], ids=str)
+def test_a_run_in_the_background_hears_all_but_a_hangup_and_leaves_nothing(tmp_path, numbers, code):
+    words = "import sys; from launch.processes import spawn; sys.exit(spawn(['tests.rank', 'wait'], 1))"
+    with subprocess.Popen([sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)},
+                          preexec_fn=deaf) as launcher:
+        wait_until(lambda: list(tmp_path.glob("*/here0")) or launcher.poll() is not None, 60)
+        for number in numbers:
+            launcher.send_signal(number)
+    assert launcher.returncode == code and not list(tmp_path.iterdir())
+
+
+def test_what_tests_start_hears_every_signal_wherever_pytest_was_started():
+    ignored = "import subprocess, tests.conftest; subprocess.run(['grep', 'SigIgn', '/proc/self/status'])"
+    told = subprocess.run([sys.executable, "-c", ignored], cwd=ROOT, preexec_fn=deaf, text=True, capture_output=True)
+    assert told.stdout.split() == ["SigIgn:", "0" * 16], told.stderr
 
 
 def test_ctrl_c_within_a_second_counts_once():
@@ -137,6 +166,55 @@ def test_the_folder_is_private_and_gone_at_the_end(monkeypatch):
     assert found[1:] == [0o700, os.getuid()] and not found[0].exists()
 
 
+def using(folder: Path, act: str) -> tuple[subprocess.Popen[str], Path]:
+    """A process that lives until it is killed, and the private folder among `folder` with which it does something."""
+    words = f"from launch.folder import hold, private_folder; import sys, time; {act}; time.sleep(3600)"
+    process = subprocess.Popen([sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)},
+                               stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_a_start_removes_the_folders_that_killed_processes_left_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    launcher, used = using(tmp_path, "kept = private_folder(); print(kept.__enter__(), flush=True)")
+    rank, _ = using(tmp_path, f"hold({str(used)!r}); print(flush=True)")
+    own, other = tmp_path / "flowspec-notes", os.getuid() + 1
+    shutil.copytree(used, tmp_path / "elsewhere")
+    (tmp_path / "flowspec-link").symlink_to(tmp_path / "elsewhere")
+    own.mkdir()
+    try:
+        for process in (launcher, rank):
+            with private_folder():
+                assert used.is_dir(), "it is in use"
+            processes.kill([process])
+        with monkeypatch.context() as context, private_folder():
+            assert not used.exists()
+            shutil.copytree(tmp_path / "elsewhere", used)
+            context.setattr(os, "getuid", lambda: other)
+            with private_folder():
+                assert used.is_dir(), "it is another user's"
+    finally:
+        processes.kill([launcher, rank])
+    with private_folder() as new:
+        assert {path.name for path in tmp_path.iterdir()} == {
+            Path(new).name, own.name, "elsewhere", "flowspec-link"}
+    assert list((tmp_path / "elsewhere").iterdir())
+
+
+def test_starts_at_once_harm_no_folder_of_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def start() -> bool:
+        with private_folder() as folder:
+            Folder(folder).set("key", "value")
+            return Folder(folder).get("key") == b"value"
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda _: start(), range(100)))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_counts_what_all_add_and_does_not_grow():
     with private_folder() as path:
         stores = [Folder(path) for _ in range(4)]
@@ -147,7 +225,7 @@ def test_a_folder_counts_what_all_add_and_does_not_grow():
         for thread in adding:
             thread.join()
         assert stores[0].add("heartbeat/1", 0) == 200 and stores[0].add("never", 0) == 0
-        assert [file.stat().st_size for file in Path(path).iterdir()] == [DIGITS]
+        assert [file.stat().st_size for file in Path(path).glob("heartbeat*")] == [DIGITS]
         stores[1].set("../split/0", "abc")
         assert stores[2].get("../split/0") == b"abc" and not (Path(path).parent / "split").exists()
     with pytest.raises(RuntimeError, match="is gone"):

@@ -1,8 +1,10 @@
 """What a request hears of the ring, and how long rank 0 rests: on a link by hand, and on real ones."""
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections import deque
 
 import pytest
@@ -197,6 +199,31 @@ def test_a_request_that_is_given_up_in_its_rest_ends_at_its_reset(ring, link):
     link.back(30.0, rows=[])
     target.close()
     assert target.wakes is None and not link.inbox
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_nothing_is_left_of_a_request_whatever_came_back_before_its_end(ring, link, late):
+    """The first of three segments is judged; of the others, `late` come back after the end of the request."""
+    tree, target = opened(ring, [1])
+    guesses = [tree.add(tree.tip, token, -1.0) for token in (1, 2)]
+    for nodes in (tree.cut(), *([guess] for guess in guesses)):
+        target.send(nodes)
+    for _ in range(3 - late):
+        link.back(20.0)
+    assert list(target.wait()) == [] and target.in_flight == 2
+    target.end()
+    end = link.inbox.pop()
+    for _ in range(late):
+        link.back(30.0)
+    link.inbox.append(end)
+    target.close()
+    left = weakref.ref(target)
+    gc.disable()  # it would hide a cycle
+    try:
+        del target
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 # Real links

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from config.trees import expanded
-from eval.bench.command import main
+from scripts.bench import main
 from eval.tokens_per_pass import among_best, among_drawn, by_mss, merged_passes, passes, ranks
 from model.drafts.mixture import Mixture
 from model.rules import each, laws, mss, naive

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import sys
-import tempfile
 import time
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -24,6 +23,7 @@ from eval.plan.hosts import boards_of
 from eval.plan.keys import PlanConfig
 from eval.plan.remote import Measured, measured_boards
 from launch.build import build_stage
+from launch.folder import private_folder
 from launch.hosts.timing import Passed, passes
 from launch.prepare import open_part, prepare
 from launch.spec import RankSpec
@@ -71,7 +71,7 @@ def measure(config: PlanConfig, model: str) -> Boards:
         stages = [other.passes for other in others]
     else:
         stages = [_passes(spec) for spec in tqdm(parts, desc="stages", leave=False, file=sys.stderr)]
-    with tempfile.TemporaryDirectory(prefix="flowspec-") as trace:
+    with private_folder() as trace:
         levels = _run(config, run, trace)
         verdict, latency, rate = _messages(read_trace(trace), placement.world, sizes.hidden * width)
     base = min(stages, key=lambda passes: sum(one.took for one in passes))
