@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from config.serve_config import ServeConfig
@@ -17,17 +19,28 @@ from serve.engine import say
 
 HEAD = 10.0  # seconds for the head of a request, and for what is left of a body that was answered already
 SPARE = 512  # connections beside two for each answer that may be under way or wait
-BACKLOG = 64  # connections that are accepted at once, before the first of them is counted
-SHARE = 3  # of the files that may be open, connections take one in so many; those just accepted need another
+MOST_ACCEPTED = 2048  # connections that are accepted at once
 EVERY = 60.0  # seconds between two lines that say the same
 
 
-def most_connections(config: ServeConfig) -> int:
-    """How many connections may be open at once; the soft limit of open files is raised to the hard one first."""
+class Room(NamedTuple):
+    """How many connections may be open at once, and how many are accepted before the first of them is counted."""
+
+    most: int
+    backlog: int
+
+
+def room(config: ServeConfig) -> Room:
+    """The room for connections; the soft limit of open files is raised to the hard one first.
+
+    Connections take a third of the files. Those just accepted take another: the event loop accepts up to four times a
+    backlog before it closes one.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     wanted = SPARE + 2 * (config.max_requests + config.queue)
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard // SHARE)
+    return Room(min(wanted, files // 3), min(MOST_ACCEPTED, files // 12))
 
 
 class Connection(H11Protocol):
@@ -65,6 +78,13 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; behind an answer that was begun already there is no place for another one."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -24,8 +24,11 @@ def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
 
 def fitting_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
     """The same for a prompt that is to be answered: Refused if it leaves no room for a token behind it."""
+    given, most = choice.prompt, pipeline.spec.context
+    if len(given) >= most and isinstance(given[0], int):
+        raise too_long(f"{len(given)} tokens", choice, pipeline)
     ids = ids_of(choice, pipeline)
-    if len(ids) >= pipeline.spec.context:
+    if len(ids) >= most:
         raise too_long(f"{len(ids)} tokens", choice, pipeline)
     return ids
 

@@ -23,7 +23,7 @@ from launch.interrupt import interrupt
 from launch.pipeline import Pipeline
 from launch.processes import INTERRUPTED, LOOK, LOST, WRONG, die, kill_all
 from pipeline.loss import PeerLost, explain, foreseen, guarded
-from serve.connections import BACKLOG, Complaints, Connection, most_connections
+from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits
 
 PATIENCE = 10.0  # seconds for the pipeline to end in good order
@@ -39,10 +39,11 @@ class Listener(uvicorn.Server):
 
     def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
                  ending: Callable[[], Any]) -> None:
-        connection: Any = partial(Connection, most_connections(config))
+        most, backlog = room(config)
+        connection: Any = partial(Connection, most)
         # Of what a stranger sends wrong, uvicorn writes a warning.
         super().__init__(uvicorn.Config(app, config.host, config.port, log_level="error", http=connection, ws="none",
-                                        backlog=BACKLOG, timeout_graceful_shutdown=LEAVE + TELL))
+                                        backlog=backlog, timeout_graceful_shutdown=LEAVE + TELL))
         self._begun, self._ending = begun, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
