@@ -31,6 +31,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # what a
 OPEN = 64, 8  # files that a rank may hold open: by itself, and for each other rank
 
 Ranks = Sequence["subprocess.Popen[bytes]"]
+_started: set[subprocess.Popen[bytes]] = set()  # by this process, and not ended by `kill` yet
 
 
 # --- the launcher: start ----------------------------------------------------------------------------------------------
@@ -79,6 +80,7 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
             own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = subprocess.Popen([sys.executable, "-m", *command], env=own)
             ranks.append(process)
+            _started.add(process)
     except OSError as error:
         kill(ranks)
         raise ValueError(f"rank {numbers[len(ranks)]} could not be started: {explain(error)}") from error
@@ -160,6 +162,12 @@ def kill(ranks: Ranks) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
+        _started.discard(process)
+
+
+def kill_all() -> None:
+    """End all ranks that this process has started, at once, whichever thread waits for them."""
+    kill(list(_started))
 
 
 def _exit_code(ended: dict[int, int], loss: str) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any, AsyncIterator, Callable
 
@@ -19,11 +18,11 @@ from starlette.exceptions import HTTPException as NotServed
 from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
-from launch.pipeline import Pipeline
 from serve.answering import Asking, ChatForm, Form, events, whole
-from serve.auth import Guard
-from serve.engine import Engine, ids_of
-from serve.protocol import Body, Chat, Completion, Refused, ToTokenize, read_body
+from serve.auth import Framing, Guard
+from serve.engine import Engine
+from serve.prompts import ids_of
+from serve.protocol import Body, Chat, Choice, Completion, Refused, ToTokenize, read_body
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
@@ -58,6 +57,7 @@ class Server:
         if self.config.origins:
             app.add_middleware(CORSMiddleware, allow_origins=list(self.config.origins), allow_methods=["GET", "POST"],
                                allow_headers=["*"], expose_headers=["Retry-After"])
+        app.add_middleware(Framing)
         return app
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
@@ -76,9 +76,12 @@ class Server:
         return Response(self.engine.figures.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self) -> Response:
+        """The one model, once /health is 200: who waits for either can ask then."""
+        self.engine.check_healthy()
         return as_json({"object": "list", "data": [self._model]})
 
     async def one_model(self, name: str) -> Response:
+        self.engine.check_healthy()
         if name != self.model:
             raise Refused(f"there is no model of this name; there is {self.model}", "model", "model_not_found", 404)
         return as_json(self._model)
@@ -91,8 +94,7 @@ class Server:
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or of messages."""
         asked = read_body(await body_of(request, self.config.body_mb), ToTokenize)
-        choice = asked.choice(self.config)
-        ids = await said(self.engine, partial(ids_of, choice), choice.field, self.config.queue_seconds)
+        ids = await ids_read(self.engine, asked.choice(self.config), self.config.queue_seconds)
         return as_json({"count": len(ids), "max_model_len": self.config.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -141,14 +143,18 @@ class Told(StreamingResponse):
             self._asking.close()
 
 
-async def said(engine: Engine, function: Callable[[Pipeline], Any], field: str, seconds: float) -> Any:
-    """What a function says of the pipeline on the engine's thread; a ValueError is a mistake in this field."""
+async def ids_read(engine: Engine, choice: Choice, seconds: float) -> list[int]:
+    """The token ids of a choice's prompt, read within so many seconds; a ValueError is a mistake in its field."""
+    async def read() -> list[int]:
+        begun = engine.call(lambda pipeline: engine.prompts.submit(ids_of, choice, pipeline))
+        reading = await asyncio.wrap_future(begun)
+        return await asyncio.wrap_future(reading)
+
     engine.check_ready()
-    coming = asyncio.wrap_future(engine.call(function))
     try:
-        return await asyncio.wait_for(coming, seconds)
+        return await asyncio.wait_for(read(), seconds)
     except ValueError as error:
-        raise Refused(str(error), field) from None
+        raise Refused(str(error), choice.field) from None
     except asyncio.TimeoutError:
         raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
 

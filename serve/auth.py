@@ -17,6 +17,24 @@ from serve.protocol import Refused
 OPEN = ("/", "/health")  # addresses that need no key: the page, which asks for it, and how the pipeline is
 
 
+class Framing:
+    """Middleware that refuses a body whose end is given twice, since a proxy in front may see another one.
+
+    What the client sends behind it is not read. It has to be the outermost.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else ()
+        if "content-length" not in headers or "transfer-encoding" not in headers:
+            await self._app(scope, receive, send)
+            return
+        refused = Refused("the request has two lengths: leave out Content-Length or Transfer-Encoding", code="framing")
+        await _answer(send, refused, (b"connection", b"close"))
+
+
 class Guard:
     """Middleware that answers for the application where it may not be asked."""
 
@@ -30,9 +48,7 @@ class Guard:
         if refused is None:
             await self._app(scope, receive, send)
             return
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(refused.body).encode()})
+        await _answer(send, refused)
 
     def _refused(self, scope: Any) -> Refused | None:
         headers = Headers(scope=scope)
@@ -69,3 +85,9 @@ class Guard:
         except ValueError:
             return False
         return origin is None or "*" in self._origins or origin in self._origins or page == host
+
+
+async def _answer(send: Any, refused: Refused, *headers: tuple[bytes, bytes]) -> None:
+    start = {"status": refused.status, "headers": [(b"content-type", b"application/json"), *headers]}
+    await send({"type": "http.response.start", **start})
+    await send({"type": "http.response.body", "body": json.dumps(refused.body).encode()})

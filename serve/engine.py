@@ -8,6 +8,7 @@ import gc
 import math
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
@@ -19,6 +20,7 @@ from launch.request_loop import Job as Turned
 from pipeline.failure import explain, foreseen, guarded
 from pipeline.ring import Ring
 from serve.metrics import Figures
+from serve.prompts import fitting_ids
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Pieces
 from serve.tree_view import sight
@@ -96,6 +98,7 @@ class Engine(Turning):
         super().__init__()
         self._opened, self.limits = opened, limits
         self.figures = Figures()
+        self.prompts = ThreadPoolExecutor(1, "prompts")  # a long one keeps no answer waiting while it is read
         self.state = Health("loading")
         self.error: BaseException | None = None  # why there was no pipeline at all
         self._waiting: list[Job] = []
@@ -117,12 +120,17 @@ class Engine(Turning):
         return Health("silent", f"the ring has not answered for {silence:.0f} s: a rank hangs, though it says that it "
                                 "lives, or needs longer for a segment than timeout= says")
 
+    def check_healthy(self) -> None:
+        """Raise Refused unless the pipeline can answer now."""
+        status, reason = self.health
+        if status != "ready":
+            retry = 0 if status in ("lost", "stopped") else 5
+            raise Refused(reason or f"the pipeline is {status}", code=status, status=LOST, retry=retry)
+
     def check_ready(self) -> None:
-        """Raise Refused if nothing can be asked of the pipeline."""
-        status, reason = self.state
-        if status not in ("ready", "restarting"):
-            retry = 5 if status == "loading" else 0
-            raise Refused(reason or f"the pipeline is {status}", code=status, status=503, retry=retry)
+        """The same, but what may come back can be asked: its answers wait."""
+        if self.state.status not in ("ready", "restarting"):
+            self.check_healthy()
 
     def check(self, more: int) -> None:
         """Raise Refused if so many more answers cannot even wait."""
@@ -155,6 +163,7 @@ class Engine(Turning):
                 self._lose(error, last=self._failed >= TRIES)
                 time.sleep(PAUSE * (self.state.status == "restarting"))
             gc.collect()  # a pipeline is full of cycles, and its networks would lie beside those of the next one
+        self.prompts.shutdown(wait=False)
         if self.state.status != "lost":
             self._end_all()
 
@@ -193,21 +202,21 @@ class Engine(Turning):
         self._waiting = []
 
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
-        """Look a job over, and let it wait."""
+        """Let the job's prompt be read, behind those that came before it."""
+        self.prompts.submit(self._read, job, pipeline)
+
+    def _read(self, job: Job, pipeline: Pipeline) -> None:
+        """Read a prompt, on the thread of the prompts, and let the job wait for a place."""
+        if job.over:
+            return
         try:
-            ids = ids_of(job.choice, pipeline)
+            job.ids = fitting_ids(job.choice, pipeline)
         except ValueError as error:
             self._end(job, Refused(str(error), job.choice.field))
-            return
-        most = pipeline.decoder.max_length
-        if len(ids) >= most:
-            # litellm, and so aider, knows this error by the words of its middle.
-            told = (f"the prompt has {len(ids)} tokens, and this model's maximum context length is {most} tokens, "
-                    "those of the answer among them: shorten it")
-            self._end(job, Refused(told, job.choice.field, "context_length_exceeded"))
-            return
-        job.ids = ids
-        self._waiting.append(job)
+        except Exception as error:
+            self._end(job, error)
+        else:
+            self._inbox.put(lambda pipeline: self._waiting.append(job))
 
     def _give_up(self, job: Job, pipeline: Pipeline) -> None:
         if job in self._waiting:
@@ -287,6 +296,8 @@ class Engine(Turning):
 
     def _lose(self, error: Exception, last: bool = False) -> None:
         """The pipeline is gone: who was under way is told, who waits goes on waiting unless this was the `last` try."""
+        if self._stopping:
+            return  # the ranks may have been ended while they loaded, and all who are here hear of the end
         reason, before = explain(error), self.state.status
         if before != "loading":  # else whoever has started the engine tells `error`
             say(reason, None if foreseen(error) else error)
@@ -314,11 +325,6 @@ def say(told: str, error: Exception | None = None) -> None:
         if error is not None:
             traceback.print_exception(type(error), error, error.__traceback__)
         print(f"flowspec: {told}", flush=True)
-
-
-def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
-    """The token ids of a choice's prompt; raises ValueError for what the pipeline has no place for."""
-    return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
 
 
 def ended(generation: Generation) -> Ended:

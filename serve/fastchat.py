@@ -10,7 +10,6 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
-from functools import partial
 from typing import Any, AsyncIterator, Callable, Sequence
 
 import httpx
@@ -23,9 +22,9 @@ from config.files import fits
 from config.serve_config import WorkerConfig
 from model.text import conversation_of
 from serve.answering import Asking
-from serve.app import GONE, as_json, body_of, said, unless_gone
-from serve.auth import Guard
-from serve.engine import Ended, Engine, ids_of
+from serve.app import GONE, as_json, body_of, ids_read, unless_gone
+from serve.auth import Framing, Guard
+from serve.engine import Ended, Engine
 from serve.logprobs import in_completion
 from serve.protocol import Choice, Completion, Refused, read_body
 from serve.running import Listener, engine_of, name_of, run, told
@@ -58,6 +57,7 @@ class Worker:
             app.add_api_route(path, answer, methods=["POST"])
         app.add_exception_handler(Refused, _refuse)
         app.add_middleware(Guard, key="", origins=(), host=self.config.host)
+        app.add_middleware(Framing)
         return app
 
     # --- the model ----------------------------------------------------------------------------------------------------
@@ -78,8 +78,7 @@ class Worker:
         return as_json({"conv": asdict(conversation_of(self.config.template))})
 
     async def count(self, request: Request) -> Response:
-        choice = await self._choice(request)
-        ids = await said(self.engine, partial(ids_of, choice), choice.field, self.config.queue_seconds)
+        ids = await ids_read(self.engine, await self._choice(request), self.config.queue_seconds)
         return as_json({"count": len(ids), "error_code": 0})
 
     # --- answers ------------------------------------------------------------------------------------------------------

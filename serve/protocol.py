@@ -6,9 +6,9 @@ It knows nothing about HTTP or engines. Every field that is wrong, or means some
 from __future__ import annotations
 
 import secrets
-from typing import Any, Callable, Literal, Mapping, NamedTuple, Sequence, cast
+from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from config.files import HALF
 from config.run_config import RANGES, RunConfig
@@ -21,6 +21,8 @@ MOST_STOPS = 4
 MOST_LIKELIEST = {"top_logprobs": 20, "logprobs": 5}  # a field -> of how many likeliest tokens it may want to hear
 SEEDS = 1 << 64
 TEXT = "str"  # how pydantic tells of the type that comes first where a field may have several
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
 ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # a field -> the key of a run
 # Fields that would change the answer if the pipeline knew them -> the values that ask for nothing.
 REFUSED: dict[str, Sequence[Any]] = {
@@ -79,7 +81,7 @@ class Part(Strict):
 
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
     tool_calls: list[Any] | None = None
 
 
@@ -94,7 +96,7 @@ class Body(Strict):
     top_k: int | None = None
     seed: int | None = None
     n: int = 1
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str = ""
@@ -154,7 +156,7 @@ class Body(Strict):
 class Chat(Body):
     """A body of /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Items[ChatMessage]
     chat_template_kwargs: dict[str, Any] = {}  # what a tokenizer's own template reads beside the messages
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -198,7 +200,7 @@ class Chat(Body):
 class Completion(Body):
     """A body of /v1/completions: prompts are continued as they are, without a template."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Items[int] | Items[str] | Items[Items[int]]
     echo: bool = False
     logprobs: int | None = None  # of how many likeliest tokens to hear
 
@@ -234,7 +236,7 @@ class ToTokenize(Strict):
     """A body of /tokenize: a text as it is, or messages in their template."""
 
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Items[ChatMessage] | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
     def check(self) -> None:

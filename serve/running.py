@@ -8,6 +8,8 @@ import asyncio
 import signal
 import socket
 import sys
+import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -19,8 +21,9 @@ from config.serve_config import ServeConfig, of_the_run
 from config.typed import preset_of, typed
 from launch.interrupt import interrupt
 from launch.pipeline import Pipeline
-from launch.processes import INTERRUPTED, LOST, WRONG, die
+from launch.processes import INTERRUPTED, LOOK, LOST, WRONG, die, kill_all
 from pipeline.failure import PeerLost, explain, foreseen, guarded
+from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits
 
 PATIENCE = 10.0  # seconds for the pipeline to end in good order
@@ -36,12 +39,16 @@ class Listener(uvicorn.Server):
 
     def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
                  ending: Callable[[], Any]) -> None:
-        super().__init__(uvicorn.Config(app, config.host, config.port, log_level="warning",
-                                        timeout_graceful_shutdown=LEAVE + TELL))
+        most, backlog = room(config)
+        connection: Any = partial(Connection, most)
+        # Of what a stranger sends wrong, uvicorn writes a warning.
+        super().__init__(uvicorn.Config(app, config.host, config.port, log_level="error", http=connection, ws="none",
+                                        backlog=backlog, timeout_graceful_shutdown=LEAVE + TELL))
         self._begun, self._ending = begun, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        asyncio.get_running_loop().set_exception_handler(Complaints())
         for server in self.servers:
             for bound in server.sockets:
                 host, port = bound.getsockname()[:2]
@@ -100,7 +107,7 @@ def run(engine: Engine, listener: Listener) -> int:
     except KeyboardInterrupt:
         interrupted = True
     engine.stop()
-    thread.join(PATIENCE if engine.health.status in ("ready", "stopped") else LEAVE)
+    _await(thread, engine)
     if interrupted:
         print("\nflowspec: stopped", file=sys.stderr)
         if thread.is_alive():  # torch does not let a thread end that waits for other ranks
@@ -109,6 +116,17 @@ def run(engine: Engine, listener: Listener) -> int:
     if engine.error is not None:
         raise engine.error
     return LOST if engine.health.status == "lost" else 0
+
+
+def _await(thread: threading.Thread, engine: Engine) -> None:
+    """Wait for the engine's thread. Ranks that load hear of nothing, so they are ended, and with them the loading."""
+    if engine.health.status in ("ready", "stopped"):
+        thread.join(PATIENCE)
+        return
+    deadline = time.monotonic() + LEAVE
+    while thread.is_alive() and time.monotonic() < deadline:
+        kill_all()
+        thread.join(LOOK)
 
 
 def _work(engine: Engine, listener: Listener) -> None:

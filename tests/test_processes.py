@@ -25,6 +25,8 @@ from launch.processes import spawn
 from pipeline import failure as loss
 from pipeline.failure import PeerLost
 from pipeline.heartbeat import LOST as NOTED
+from serve import running
+from serve.engine import Health
 from tests.saved import command, models, wait_until
 
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
@@ -270,6 +272,33 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
         os.kill(ranks[0], signal.SIGSTOP)
         assert run.end(30) == 75
     assert run.stderr == "\nflowspec: rank 0 was lost: it has been silent for 2 seconds\n" and not folder.exists()
+
+
+def test_a_server_that_is_told_to_end_ends_the_ranks_that_still_load(monkeypatch, capfd):
+    monkeypatch.setattr(running, "LEAVE", 60)
+    started = []
+    there = threading.Event()
+
+    class Loading:
+        health, error = Health("loading"), None
+        stop = staticmethod(lambda: None)
+
+        @staticmethod
+        def run():
+            with private_folder() as folder:
+                ranks = processes.start_ranks(["tests.rank", "deaf", "deaf"], folder, 2, range(2))
+                started.extend(ranks)
+                there.set()
+                for rank in ranks:
+                    rank.wait()
+
+    class Interrupted:
+        bound = staticmethod(list)
+        run = staticmethod(lambda sockets: there.wait(60) and signal.raise_signal(signal.SIGTERM))
+
+    assert running.run(Loading(), Interrupted()) == 130
+    assert [rank.returncode for rank in started] == [-signal.SIGKILL] * 2
+    assert capfd.readouterr().err.strip() == "flowspec: stopped"
 
 
 # --- what a machine allows --------------------------------------------------------------------------------------------

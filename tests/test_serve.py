@@ -194,6 +194,8 @@ def test_a_prompt_that_is_too_long_and_a_body_that_is_too_large_are_refused(serv
     long = server.chat("fox " * 5000)
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert "this model's maximum context length is 2048 tokens" in long.json()["error"]["message"]
+    longer = server.post("/tokenize", prompt="fox " * 20000).json()["error"]
+    assert (longer["code"], longer["param"]) == ("context_length_exceeded", "prompt")
     large = server.chat("fox " * 50000)
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
     assert server.client.get("/v2/nothing").json()["error"]["code"] == "not_served"

@@ -8,14 +8,17 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
+from pydantic import ValidationError
 
 from launch.pipeline import Pipeline
 from pipeline.failure import PeerLost
 from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
-from serve.protocol import Choice, Refused
+from serve.prompts import fitting_ids, ids_of
+from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize
 from serve.text_chunks import Piece
 from tests.saved import models, wait_until
 from tests.serving import live
@@ -106,6 +109,62 @@ def test_a_mistake_is_told_to_whom_made_it_and_the_others_go_on(engine):
     assert isinstance(fine.all()[-1], Ended)
     with pytest.raises(ValueError, match="no"):
         engine.call(lambda pipeline: int("no")).result(60)
+
+
+def test_an_answer_goes_on_while_a_prompt_is_read(engine, monkeypatch):
+    ended, in_time = threading.Event(), []
+
+    def slow(choice, pipeline):
+        in_time.append(ended.wait(60))
+        return PROMPT
+
+    going = asked(engine, Told(**LONG))[0]
+    assert isinstance(going.events.get(timeout=600), Piece)
+    monkeypatch.setattr("serve.engine.fitting_ids", slow)
+    read = asked(engine, Told())[0]
+    assert isinstance(going.all()[-1], Ended)
+    ended.set()
+    assert isinstance(read.all()[-1], Ended) and in_time == [True]
+
+
+class Short:
+    """A pipeline of four tokens, of which the longest has three characters."""
+
+    class text:
+        tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "abc": 1})
+
+    spec = SimpleNamespace(context=4)
+
+    def __init__(self):
+        self.read = []
+
+    def prompt_ids(self, prompt, template, variables):
+        self.read.append(prompt)
+        return [0] * (3 if isinstance(prompt, str) else 4)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read():
+    pipeline = Short()
+    talk = [{"role": "user", "content": "x" * 6}, {"role": "user", "content": "x" * 7}]
+    for prompt, size in (("x" * 13, "13 characters"), (talk, "13 characters"), ([7] * 4, "4 tokens")):
+        with pytest.raises(Refused, match=f"the prompt has {size}, and this model's maximum context length is 4") as no:
+            fitting_ids(Choice(prompt, "none", {}, "field"), pipeline)
+        assert (no.value.code, no.value.param, no.value.status) == ("context_length_exceeded", "field", 400)
+    assert pipeline.read == []
+    assert fitting_ids(Choice("x" * 12, "none", {}), pipeline) == [0] * 3
+    with pytest.raises(Refused, match="has 4 tokens"):
+        fitting_ids(Choice(talk[:1], "none", {}), pipeline)
+    assert ids_of(Choice([7] * 4, "none", {}), pipeline) == [0] * 4  # as /tokenize counts what does not fit
+
+
+@pytest.mark.parametrize(("kind", "given"), [
+    (Completion, {"prompt": ["a"] * 999 + [5]}), (Completion, {"prompt": [[1.5] * 999] * 9}),
+    (Chat, {"messages": [5] * 999}), (Chat, {"messages": [{"role": "user", "content": [5] * 999}]}),
+    (Chat, {"messages": [], "stop": [5] * 999}), (ToTokenize, {"messages": [5] * 999})])
+def test_of_a_list_with_many_mistakes_the_first_is_noted_alone(kind, given):
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate(given)
+    assert wrong.value.error_count() <= 4  # one for each type that a field may have
 
 
 def test_nobody_waits_longer_than_the_server_allows(words):

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from config.trees import expanded
-from scripts.bench import main
 from eval.tokens_per_pass import among_best, among_drawn, by_mss, merged_passes, passes, ranks
 from model.drafts.mixture import Mixture
 from model.rules import each, laws, mss, naive
 from model.sample import Sampler
 from pipeline.decode import Request
+from scripts.bench import main
 from tests.saved import save_model
 from tests.test_acceptance import save_off
 from tests.test_rules import CASES, distribution, proposals

@@ -1,0 +1,134 @@
+"""Connections of HTTP, bounded in number and in the time that they may wait for their clients.
+
+It knows nothing about what is served. uvicorn has no such bounds of its own, but takes a protocol of one's own.
+"""
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import time
+from typing import Any, NamedTuple
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from config.serve_config import ServeConfig
+from pipeline.failure import FILES, explain
+from serve.engine import say
+
+HEAD = 10.0  # seconds for the head of a request, and for what is left of a body that was answered already
+SPARE = 512  # connections beside two for each answer that may be under way or wait
+MOST_ACCEPTED = 2048  # connections that are accepted at once
+EVERY = 60.0  # seconds between two lines that say the same
+
+
+class Room(NamedTuple):
+    """How many connections may be open at once, and how many are accepted before the first of them is counted."""
+
+    most: int
+    backlog: int
+
+
+def room(config: ServeConfig) -> Room:
+    """The room for connections; the soft limit of open files is raised to the hard one first.
+
+    Connections take a third of the files. Those just accepted take another: the event loop accepts up to four times a
+    backlog before it closes one.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    wanted = SPARE + 2 * (config.max_requests + config.queue)
+    return Room(min(wanted, files // 3), min(MOST_ACCEPTED, files // 12))
+
+
+class Connection(H11Protocol):
+    """A connection that is closed if its client lets it wait, or if there are too many.
+
+    Of more than `most`, or of more than half as many from one address, the one whose client lets it wait the longest is
+    closed. So whoever sends a request at once is answered, however many are silent.
+    """
+
+    def __init__(self, most: int, **given: Any) -> None:
+        super().__init__(**given)
+        self._most = most
+        self.since = 0.0  # when its client was waited for last
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def between(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is the client's turn to send something."""
+        return self.between or self.cycle.more_body
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+        self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; behind an answer that was begun already there is no place for another one."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget()
+
+    def _watch(self) -> None:
+        """Count the seconds for the head of a request from when the connection has nothing else to do."""
+        if not self.between:
+            self._forget()
+        elif self._deadline is None:
+            self.since = self.loop.time()
+            self._deadline = self.loop.call_later(HEAD, self.transport.abort)
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _make_room(self) -> None:
+        """Close a connection if this one is too many."""
+        every = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
+        near = [one for one in every if one.address == self.address]
+        for crowd, most in ((near, self._most // 2), (every, self._most)):
+            if len(crowd) > most:
+                waiting = [one for one in crowd if one.waits]  # this one among them
+                min(waiting, key=lambda one: one.since).transport.abort()
+                return
+
+    @property
+    def address(self) -> str:
+        """Where the client is."""
+        return self.client[0] if self.client else ""
+
+
+class Complaints:
+    """What the event loop says of its errors: that files run short in one line, and that not too often."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in FILES.numbers:
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + EVERY
+            say(f"a connection has to wait: {explain(error)}")

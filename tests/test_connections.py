@@ -1,0 +1,193 @@
+"""Connections of HTTP: who sends nothing is closed, who sends at once is answered, and a body has one end."""
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import threading
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from config.serve_config import ServeConfig, WorkerConfig
+from serve import connections, running
+from serve.app import Server
+from serve.auth import Framing
+from serve.connections import Complaints, Room, room
+from serve.engine import Engine, Health, Limits
+from serve.fastchat import Worker
+from serve.running import Listener
+
+REQUEST = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Answering:
+    """An application whose answers at /held wait for `going`."""
+
+    def __init__(self):
+        self.begun, self.going = threading.Event(), threading.Event()
+        self.complains = None
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            return
+        self.complains = asyncio.get_running_loop().get_exception_handler()
+        if scope["path"] == "/held":
+            self.begun.set()
+            await asyncio.to_thread(self.going.wait)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextmanager
+def listening(app):
+    """The port at which an application is served, and `connect`, whose sockets are closed in the end."""
+    ports = []
+    up = threading.Event()
+    listener = Listener(app, ServeConfig(port=0), lambda url: (ports.append(int(url.rsplit(":", 1)[1])), up.set()),
+                        lambda: None)
+    thread = threading.Thread(target=listener.run)
+    thread.start()
+    with ExitStack() as opened:
+        opened.callback(thread.join)
+        opened.callback(lambda: setattr(listener, "should_exit", True))
+        assert up.wait(60)
+
+        def connect(data=b"", address="127.0.0.1"):
+            own = socket.create_connection(("127.0.0.1", ports[0]), timeout=60, source_address=(address, 0))
+            opened.enter_context(own).sendall(data)
+            return own
+
+        yield connect
+
+
+def answers(own):
+    """How many answers a connection brings before it is closed."""
+    return b"".join(iter(lambda: own.recv(1 << 16), b"")).count(b"HTTP/1.1 200")
+
+
+def is_closed(own):
+    """Whether the server has closed a connection without a word; waits for a word or the end."""
+    try:
+        return own.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.fixture
+def app():
+    held = Answering()
+    yield held
+    held.going.set()
+
+
+def test_who_sends_nothing_or_half_a_head_is_closed_and_a_long_answer_is_not(app, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD", 0.1)
+    with listening(app) as connect:
+        held = connect(REQUEST % b"held")
+        assert app.begun.wait(60)
+        for data in (b"", b"GET / HT", REQUEST[:-2] % b""):
+            assert is_closed(connect(data))
+        half_behind = connect(REQUEST % b"")
+        assert half_behind.recv(1) == b"H"
+        half_behind.sendall(b"GET /")
+        assert answers(half_behind) == 0
+        app.going.set()
+        assert answers(held) == 1
+
+
+def test_of_too_many_the_one_whose_client_is_silent_the_longest_is_closed(app, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD", 600)
+    monkeypatch.setattr(running, "room", lambda config: Room(4, 16))
+    with listening(app) as connect:
+        held = connect(REQUEST % b"held")
+        assert app.begun.wait(60)
+        silent, next_silent = connect(), connect()  # one more than half of the room, from one address
+        assert is_closed(silent)
+        elsewhere = [connect(address="127.0.0.2"), connect(REQUEST % b"", address="127.0.0.2")]
+        assert elsewhere[1].recv(1) == b"H"
+        late = connect(REQUEST % b"", address="127.0.0.3")  # one more than the room
+        assert is_closed(next_silent)
+        assert late.recv(1) == b"H"
+        app.going.set()
+        assert held.recv(1) == b"H"
+
+
+def test_the_room_for_connections_is_a_part_of_the_files_that_may_be_open(monkeypatch):
+    allowed = {"now": (256, 1200)}
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda which: allowed["now"])
+    monkeypatch.setattr(connections.resource, "setrlimit", lambda which, both: allowed.update(now=both))
+    assert room(ServeConfig()) == (400, 100) and allowed["now"] == (1200, 1200)
+    allowed["now"] = (256, 1 << 20)
+    assert room(ServeConfig(queue=1000)) == (512 + 2 * 1004, 2048)
+
+
+def test_that_files_run_short_is_one_line_and_other_errors_are_told_as_ever(app, capsys):
+    others = []
+
+    class Loop:
+        default_exception_handler = staticmethod(others.append)
+
+    complains = Complaints()
+    for _ in range(3):
+        complains(Loop, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) == 1 and "no more files can be opened" in said and others == []
+    complains(Loop, {"message": "something else"})
+    assert others == [{"message": "something else"}]
+    with listening(app) as connect:
+        assert connect(REQUEST % b"").recv(1) == b"H"
+    assert isinstance(app.complains, Complaints)
+
+
+def test_what_is_no_http_behind_an_answer_ends_the_connection_without_a_traceback(app, caplog):
+    with listening(app) as connect:
+        own = connect(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert own.recv(1) == b"H"
+        own.sendall(b"no number\r\n")
+        assert b"HTTP/1.1" not in b"".join(iter(lambda: own.recv(1 << 16), b""))
+        assert connect(b"no HTTP\r\n\r\n").recv(12) == b"HTTP/1.1 400"
+    assert caplog.records == []
+
+
+# --- what a request may say -------------------------------------------------------------------------------------------
+
+TWO_ENDS = [(b"host", b"localhost"), (b"content-length", b"5"), (b"transfer-encoding", b"chunked")]
+
+
+def told(app, method="GET", path="/v1/models", headers=((b"host", b"localhost"),)):
+    """The status and the headers of what an application answers."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": list(headers)}
+    asyncio.run(app(scope, None, send))
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+def test_a_request_whose_body_has_two_ends_is_refused_and_nothing_behind_it_is_read(app):
+    two = b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with listening(Framing(app)) as connect:
+        own = connect(two + REQUEST % b"")
+        said = b"".join(iter(lambda: own.recv(1 << 16), b""))
+    assert said.count(b"HTTP/1.1") == 1 and said.startswith(b"HTTP/1.1 400") and b'"code": "framing"' in said
+
+
+@pytest.mark.parametrize(("kind", "config"), [
+    (Server, ServeConfig(cors="*")), (Worker, WorkerConfig(controller="http://127.0.0.1:1"))])
+def test_server_and_worker_refuse_it_before_anything_else_answers(kind, config):
+    asked = [(b"origin", b"http://a.example"), (b"access-control-request-method", b"GET")]
+    status, headers = told(kind(None, config, "toy").app, "OPTIONS", headers=TWO_ENDS + asked)
+    assert (status, headers[b"connection"]) == (400, b"close")
+
+
+@pytest.mark.parametrize(("status", "code"), [
+    ("loading", 503), ("restarting", 503), ("lost", 503), ("stopped", 503), ("ready", 200)])
+def test_the_health_and_the_models_agree_whether_the_server_is_ready(status, code):
+    engine = Engine(lambda: None, Limits(1, 1, 1))
+    engine.state, engine._patience = Health(status), float("inf")
+    server = Server(engine, ServeConfig(), "toy")
+    for path in ("/health", "/v1/models", "/v1/models/toy"):
+        assert told(server.app, path=path)[0] == code
