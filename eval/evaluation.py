@@ -23,9 +23,8 @@ from eval.metrics import divergence
 from eval.results import Key, Results
 from model.sample import Sampler, gumbel, warp
 from model.text import Reader, Text
-from pipeline.concurrent import Job as Work
-from pipeline.concurrent import abreast
-from pipeline.decode import Answer, Decoder, Request
+from pipeline.decode import Answer, Decoder, Request, concurrent
+from pipeline.decode import Job as Work
 from pipeline.trace import OFF, NoTrace
 
 WARM_UP = 16  # tokens, at most
@@ -158,7 +157,7 @@ class Evaluation:
         decoder = self.decoders[batch[0].contender]
         references = (results.texts.get(job.key._replace(method="ar", draft="none")) for job in batch)
         works = (self._answer(job, reference) for job, reference in zip(batch, references))
-        yield from abreast(works, decoder, self.config.concurrency)
+        yield from concurrent(works, decoder, self.config.concurrency)
 
     def _check(self, jobs: Iterable[Job]) -> None:
         """Raise ValueError if a question and its answers may not fit into the context: better now than in an hour."""
@@ -218,7 +217,7 @@ class Evaluation:
         prompt = self.text.prompt_ids(messages, config.template)
         reader = Reader(self.text, config.stop)
         request = Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
-        answer, stream = self.decoders[contender].watch(request)
+        answer, stream = self.decoders[contender].submit(request, waits=False)
         turn = Turn(prompt, answer, self.requests)
         accepted: Counter[int] = Counter()
         with self.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]

@@ -20,8 +20,7 @@ from config.schema.untrusted import harmless
 from launch.generation import Generation
 from launch.pipeline import Pipeline
 from launch.run import Command
-from pipeline.concurrent import Job, abreast
-from pipeline.decode import Answer
+from pipeline.decode import Answer, Job, concurrent
 
 Bar = Any  # of tqdm
 Place = Tuple[int, int]  # of an answer: the number of its question, and its turn
@@ -141,7 +140,7 @@ def ask_many(pipeline: Pipeline) -> None:
             bar = shown.enter_context(tqdm(total=turns, unit="answer", file=sys.stderr))
             bars = [shown.enter_context(bar_of_answer(place, config)) for place in range(config.max_requests)]
             jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
-            for place, about, generation in abreast(jobs, pipeline.decoder, config.max_requests):
+            for place, about, generation in concurrent(jobs, pipeline.decoder, config.max_requests):
                 done[place] = generation.answer, {**about, **record(config, about["prompt"], generation)}
                 if at_once:
                     save(config.output, records())

@@ -28,12 +28,11 @@ from model.llama import LlamaConfig, Slice, fill
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, assign, check_model
 from model.weights.quant import Recast, compress, load, probe
-from pipeline.clock import REAL
 from pipeline.decode import Decoder
 from pipeline.drafters import Drafter, Drafters
-from pipeline.interfaces import Clock, Draft
+from pipeline.interfaces import REAL, Clock, Draft
 from pipeline.replicas import Replicas
-from pipeline.ring import Ring
+from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF, NoTrace, TracedDraft

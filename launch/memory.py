@@ -22,8 +22,8 @@ from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint, Form
 from model.weights.parts import EMBED, HEAD, read_sizes, translate
 from model.weights.quant import PIECE, Recast
-from pipeline import batcher as outbox
 from pipeline import replicas
+from pipeline.pacing import MESSAGE_ROWS
 from tp.shares import shares
 
 GB = 1e9
@@ -191,7 +191,7 @@ def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> int:
 
 def _rows(spec: RankSpec) -> int:
     """The rows of the largest message that is to be expected; several requests may fill one."""
-    return max(_rows_of_one(spec), outbox.MOST if spec.config.max_requests > 1 else 0)
+    return max(_rows_of_one(spec), MESSAGE_ROWS if spec.config.max_requests > 1 else 0)
 
 
 def _rows_of_one(spec: RankSpec) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, Union
 
@@ -31,7 +31,7 @@ from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
 from pipeline.failure import PeerLost
 from pipeline.interfaces import Draft
-from pipeline.ring import Ring
+from pipeline.requests import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop
 
@@ -157,9 +157,9 @@ class Pipeline:
     def watch(self, prompt: Prompt, **options: Any) -> Generation:
         """The same for who reads several answers: its pieces are empty for as long as it waits.
 
-        Then `turn` lets all go on; `pipeline/concurrent.py` does so for several jobs.
+        Then `turn` lets all go on; `pipeline/decode.py` does so for several jobs.
         """
-        return self._generation(prompt, options, self.decoder.watch)
+        return self._generation(prompt, options, partial(self.decoder.submit, waits=False))
 
     def turn(self) -> None:
         """Let all requests that were submitted go on, or wait until one of them can. Raises PeerLost."""

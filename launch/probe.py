@@ -13,9 +13,8 @@ from config.trees import Growth, TreeConfig
 from model.drafts.batch import Passes, at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.interfaces import Draft
-from pipeline.ring import Ring
-from pipeline.target import RequestTarget
+from pipeline.interfaces import Draft, Terms
+from pipeline.requests import RequestTarget, Ring
 
 SIZES = (16, 32, 64)  # rows
 FLAT = 1.1  # a pass that takes at most so many times as long as one of the fewest rows counts as just as long
@@ -110,7 +109,7 @@ def level_share(ring: Ring, network: Draft, passes: Passes, growth: Growth, cont
 def _guess(ring: Ring, network: Draft, passes: Passes, growth: Growth = TreeConfig.chain) -> float:
     """The seconds of one more level of a tree, or guess of a chain; 0 if the network guesses nothing."""
     tree = TokenTree([0] * GUESSED, 2 * GUESSED + 2, ring.ids)
-    target = ring.open(tree, Sampler(), network.inner)
+    target = ring.open(tree, Sampler(), Terms(network.inner))
     network.begin(Sampler())
     _send(ring, tree, target)
     verify(tree)

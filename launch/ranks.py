@@ -23,11 +23,10 @@ from launch.shutdown import show
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.wiring import Wires, between_processes, between_threads
-from pipeline.clock import REAL
 from pipeline.drafters import run_drafter
 from pipeline.failure import PeerLost, explain, guarded
 from pipeline.heartbeat import Heartbeat
-from pipeline.interfaces import Clock
+from pipeline.interfaces import REAL, Clock
 from pipeline.stage import run_stage
 from pipeline.trace import NoTrace
 from tp.links import Placement

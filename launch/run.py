@@ -35,9 +35,9 @@ from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
 from launch.virtual import as_virtual
 from launch.wiring import between_processes
-from pipeline.clock import REAL
 from pipeline.failure import PeerLost, explain, foreseen
 from pipeline.heartbeat import Heartbeat
+from pipeline.interfaces import REAL
 from tp.links import Placement
 
 

@@ -17,8 +17,7 @@ from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from model.text import BROKEN, Text
 from model.weights.parts import Part
-from pipeline.clock import REAL
-from pipeline.interfaces import Clock
+from pipeline.interfaces import REAL, Clock
 from pipeline.trace import OFF, NoTrace, Trace, merge, read
 
 SPACE = "\u2581"  # how sentencepiece writes the space before a word

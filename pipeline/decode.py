@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Generator, Iterator, List, Sequence
+from itertools import islice
+from typing import Any, Callable, Generator, Iterable, Iterator, List, NamedTuple, Sequence, TypeVar, Union
 
 from config.run_config import TreeConfig
 from model.drafts.batch import Passes, read_all
 from model.logprobs import Logprob, Telling
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import Draft, Progress
-from pipeline.ring import Ring
+from pipeline.interfaces import Draft, Progress, Terms
+from pipeline.requests import RequestTarget, Ring
 from pipeline.scheduler import Scheduler, Task
 from pipeline.strategies import Strategy
-from pipeline.target import RequestTarget
 
 Stream = Generator[List[int], None, None]
 
@@ -105,7 +105,7 @@ class Decoder:
         self.ring, self.draft = ring, draft
         self.strategy, self.cfg = strategy, cfg
         self.max_length = max_length
-        self.scheduler = Scheduler(ring, draft, passes, cfg.prunes, cfg.thrifty)
+        self.scheduler = Scheduler(ring, draft, passes, Terms(prunes=cfg.prunes, thrifty=cfg.thrifty))
 
     def decode(self, request: Request) -> tuple[Answer, Settled]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up.
@@ -115,20 +115,17 @@ class Decoder:
         answer, task = self._task(request)
         return answer, Settled(task, self._later(task))
 
-    def submit(self, request: Request) -> tuple[Answer, Settled]:
-        """The same for a request that begins at once, or as soon as there is a place for it."""
-        answer, task = self._task(request)
-        return answer, Settled(task, self._begun(task))
+    def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
+        """The same for a request that begins at once, or as soon as there is a place for it.
 
-    def watch(self, request: Request) -> tuple[Answer, Settled]:
-        """The same for who reads several streams: this one is empty lists for as long as it waits, and `turn` goes on.
+        Without `waits` the stream is empty lists for as long as nothing has settled, and `turn` lets all go on.
         """
         answer, task = self._task(request)
-        return answer, Settled(task, self._begun(task, waits=False))
+        return answer, Settled(task, self._begun(task, waits))
 
-    def turn(self) -> None:
-        """Let all requests go on, or wait until one of them can."""
-        self.scheduler.turn()
+    def turn(self, until: float | None = None) -> None:
+        """Let all requests go on, or wait until one of them can, or until this moment of the ring's clock."""
+        self.scheduler.turn(until)
 
     def whole(self, request: Request) -> Answer:
         """The answer, once it is there."""
@@ -146,7 +143,10 @@ class Decoder:
         tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first)
         answer = Answer(prompt_tokens=tokens)
         begin = partial(self._steps, request, tree, answer)
-        return answer, Task(tree, request.sampler, begin, request.priority, shares=not request.echo)
+        telling = None
+        if request.likeliest is not None:
+            telling = Telling(request.likeliest, tokens - 1 if request.echo else 0)
+        return answer, Task(tree, request.sampler, begin, request.priority, not request.echo, telling)
 
     def _later(self, task: Task) -> Stream:
         yield from self._begun(task)
@@ -179,15 +179,14 @@ class Decoder:
         """The strategy's steps up to the end of the answer, which fills."""
         clock = self.ring.clock
         start = clock.now()
-        if request.likeliest is not None:
-            target.telling = Telling(request.likeliest, answer.prompt_tokens - 1 if request.echo else 0)
         strategy = self.strategy(tree, target, draft, self.cfg)
         said: Any = None
         while not answer.finish_reason:
             step = strategy.send(said)
-            if not step or not isinstance(step, list):
+            if not isinstance(step, list):
                 said = yield step
                 continue
+            assert step, "a strategy settled no token"
             said = None
             tree.release(draft.consumed)
             room = tree.limit - answer.prompt_tokens - answer.new_tokens
@@ -225,3 +224,49 @@ class Decoder:
             return settled, ""
         wished = len(request.prompt) + request.max_new_tokens
         return settled[:room], "length" if wished <= self.max_length else "context"
+
+
+T = TypeVar("T")
+
+class Until(NamedTuple):
+    """What a job yields that waits for a moment of the ring's clock."""
+
+    moment: float
+
+
+Job = Generator[Union[T, Until, None], None, None]
+
+
+def concurrent(jobs: Iterable[Job[T]], decoder: Decoder, places: int) -> Iterator[T]:
+    """The results of all jobs as they come; the jobs begin in their order, and at most `places` are under way at once.
+
+    A job is a generator that yields None where it waits for its request, `Until` where it waits for a moment, and
+    results as they come. When this is closed, or a job fails, those that are under way are closed.
+    """
+    left = iter(jobs)
+    under_way: list[Job[T]] = []
+    try:
+        while True:
+            new = islice(left, max(0, places - len(under_way)))
+            under_way += new
+            if not under_way:
+                return
+            went_on = False
+            moments: list[float] = []
+            for job in list(under_way):
+                try:
+                    result = next(job)
+                except StopIteration:
+                    under_way.remove(job)
+                    went_on = True
+                    continue
+                if isinstance(result, Until):
+                    moments.append(result.moment)
+                elif result is not None:
+                    went_on = True
+                    yield result
+            if not went_on:
+                decoder.turn(min(moments, default=None))
+    finally:
+        for job in under_way:
+            job.close()

@@ -4,18 +4,27 @@ It knows no tensors, so that strategies can be read, tested and simulated withou
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Generator, List, Protocol, Sequence, Union
+import time
+from typing import TYPE_CHECKING, Any, Callable, Generator, List, NamedTuple, Protocol, Sequence, Union
 
 from config.run_config import Growth
 from model.tree import TokenTree
 
 if TYPE_CHECKING:
     from model.drafts.batch import Reading, Steps
+    from model.logprobs import Telling
     from model.sample import Sampler
 
-# What a strategy yields: the tokens that it settled; none of them when it waits for its target; or what its draft wants
-# read, and is sent what was read.
-Progress = Generator[Union[List[int], "Reading"], Any, None]
+
+class Waiting:
+    """What a strategy yields while it waits for its target."""
+
+
+WAIT = Waiting()
+
+# What a strategy yields: the tokens that it settled, that it waits, or what its draft wants read; for the last it is
+# sent what was read.
+Progress = Generator[Union[List[int], Waiting, "Reading"], Any, None]
 
 Spares = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
 
@@ -33,6 +42,37 @@ class Clock(Protocol):
 
     def sleep_until(self, due: float) -> None:
         """Return once `now()` is `due` or later."""
+
+
+class RealClock:
+    """The machine's monotonic clock, in seconds."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep_until(self, due: float) -> None:
+        while (left := due - time.monotonic()) > 0:
+            time.sleep(left)
+
+
+REAL = RealClock()
+
+
+class Terms(NamedTuple):
+    """How a request is run.
+
+    `inner`: the draft's features are the inputs of inner layers, which segments must ask the stages for. Without
+    `prunes`, stages compute guesses to the end that died on their way, and forget them when they have come back.
+    """
+
+    inner: bool = False
+    prunes: bool = True
+    thrifty: bool = True  # whether only those guesses are sent, and drafted, that pay
+    priority: float = 1.0  # how much its guesses count beside those of others
+    telling: Telling | None = None  # which log-probabilities are wanted
+
+
+USUAL = Terms()
 
 
 class Draft(Protocol):
@@ -114,8 +154,7 @@ class Target(Protocol):
     def wait(self) -> Progress:
         """Yield until something has happened to this request, and note in the tree what it says: a segment came back.
 
-        `yield from` it: whoever runs the strategy sees an empty list for as long as there is nothing to do, and may
-        serve other requests meanwhile.
+        `yield from` it: the scheduler sees `WAIT` for as long as there is nothing to do, and serves other requests.
         """
 
     def rest(self) -> Progress:

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.clock import REAL
-from pipeline.interfaces import Clock, Progress
+from pipeline.interfaces import REAL, USUAL, WAIT, Clock, Progress, Terms
 from pipeline.messages import Prune, Reset, Segment
-from pipeline.ring import Ring, sending
-from pipeline.target import RequestTarget
+from pipeline.requests import RequestTarget, Ring, sending
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 
@@ -38,9 +36,9 @@ class Replicas(Ring):
         super().__init__(links[0], lm_head, stages * len(links), device, trace, clock)
         self.links, self.stages = list(links), stages
 
-    def open(self, tree: TokenTree, sampler: Sampler, inner: bool = False, prunes: bool = True) -> RequestTarget:
+    def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
         copies = [Copy(link, next(self._numbers), tree, self.ids) for link in self.links]
-        target = ReplicaTarget(self, copies, tree, sampler, inner, prunes)
+        target = ReplicaTarget(self, copies, tree, sampler, terms)
         self._open.update((copy.request, target) for copy in copies)
         return target
 
@@ -175,9 +173,9 @@ class ReplicaTarget(RequestTarget):
     If none is free, it goes to the one that has the least to do.
     """
 
-    def __init__(self, replicas: Replicas, copies: Sequence[Copy], tree: TokenTree, sampler: Sampler, inner: bool,
-                 prunes: bool) -> None:
-        super().__init__(replicas, copies[0].request, tree, sampler, inner, prunes)
+    def __init__(self, replicas: Replicas, copies: Sequence[Copy], tree: TokenTree, sampler: Sampler,
+                 terms: Terms) -> None:
+        super().__init__(replicas, copies[0].request, tree, sampler, terms)
         self._stages = replicas.stages
         self._copies = {copy.request: copy for copy in copies}
         self._prompt = set(tree.trunk)
@@ -218,7 +216,7 @@ class ReplicaTarget(RequestTarget):
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
             while not self.ready and self.in_flight and not (pending and self.free):
-                yield []
+                yield WAIT
 
     def take(self, segment: Segment, message: int) -> None:
         copy = self._copies[segment.request]
@@ -230,7 +228,7 @@ class ReplicaTarget(RequestTarget):
     def prune(self) -> None:
         with self._span("prune"):
             for copy in self._copies.values():
-                prune = copy.prune(spare=not self.prunes)
+                prune = copy.prune(spare=not self.terms.prunes)
                 if prune is not None:
                     copy.link.broadcast(prune)
 

@@ -1,34 +1,39 @@
 """The scheduler: requests by turns over one ring. It alone knows who waits for what.
 
 It knows nothing about strategies, text or what is drafted. A request is a generator that yields the tokens that
-settled, nothing while it waits for its target, and what its draft wants read.
+settled, `WAIT` while it waits for its target, and what its draft wants read. A request may begin behind a text that the
+stages hold: texts of requests that are over lie in places that nobody else needs now, and the one that was used least
+recently makes room.
 """
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Callable, Iterable, Iterator, Sequence
 
 from model.drafts.batch import Passes, Read, Reading
+from model.logprobs import Telling
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import Draft, Progress
-from pipeline.prefixes import Held, Prefixes
-from pipeline.ring import Ring
-from pipeline.target import RequestTarget
+from pipeline.interfaces import USUAL, Draft, Progress, Terms, Waiting
+from pipeline.requests import RequestTarget, Ring
 
 Begin = Callable[[RequestTarget, Draft], Progress]
+LEAST = 16  # tokens: of a text that shares fewer, nothing is taken over
 
 
 class Task:
     """A request: its tree, how its tokens are chosen, and the steps that `begin` makes of its target and its draft.
 
-    `shares` says whether it may begin behind what it has in common with others.
+    `shares` says whether it may begin behind what it has in common with others, `telling` which log-probabilities are
+    wanted of it.
     """
 
-    def __init__(self, tree: TokenTree, sampler: Sampler, begin: Begin, priority: float = 1.0,
-                 shares: bool = True) -> None:
+    def __init__(self, tree: TokenTree, sampler: Sampler, begin: Begin, priority: float = 1.0, shares: bool = True,
+                 telling: Telling | None = None) -> None:
         self.tree, self.sampler, self.begin = tree, sampler, begin
-        self.priority, self.shares = priority, shares
+        self.priority, self.shares, self.telling = priority, shares, telling
         self.settled: deque[list[int]] = deque()  # what nobody has taken yet
         self.over = False
         self.error: BaseException | None = None  # what it ended with
@@ -50,7 +55,6 @@ class Task:
     def start(self, target: RequestTarget, draft: Draft) -> None:
         """It is under way."""
         self._target, self._draft = target, draft
-        target.priority = self.priority
         draft.begin(self.sampler)
         self._steps = self.begin(target, draft)
 
@@ -59,19 +63,70 @@ class Task:
         assert self._steps is not None, "the request has not begun"
         self.reading = None
         try:
-            result = self._steps.send(read)
+            step = self._steps.send(read)
         except StopIteration:
             self.over = True
             return True
         except Exception as error:  # that of this request alone, which is raised where its answer is read
             self.over, self.error = True, error
             return True
-        if isinstance(result, list):
-            if result:
-                self.settled.append(result)
-            return bool(result)
-        self.reading = result
-        return False
+        if isinstance(step, Waiting):
+            return False
+        if isinstance(step, Reading):
+            self.reading = step
+            return False
+        self.settled.append(step)
+        return bool(step)
+
+
+@dataclass
+class Held:
+    """The beginning of a text that every stage holds, by the number of its request; `draft` has read it, too."""
+
+    request: int
+    nodes: Sequence[int]
+    tokens: Sequence[int]
+    draft: Draft
+    over: bool  # whether its request is over, so that the text can be taken over; else it is copied
+
+    def shared(self, tokens: Sequence[int]) -> int:
+        """With how many of its tokens a text could begin.
+
+        One token that both have is read anew, since the target has to say what follows it, and the feature that belongs
+        to it is gone.
+        """
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens))
+        common = sum(1 for _ in alike)
+        return min(common - 1, len(self.nodes), self.draft.held)
+
+
+class Prefixes:
+    """The texts of requests that are over, that which was used least recently first."""
+
+    def __init__(self) -> None:
+        self._over: list[Held] = []
+
+    def __len__(self) -> int:
+        return len(self._over)
+
+    def add(self, held: Held) -> None:
+        """Hold a text."""
+        self._over.append(held)
+
+    def take(self, held: Held) -> None:
+        """A text is another request's from now on."""
+        self._over.remove(held)
+
+    def oldest(self) -> Held:
+        """The text that makes room."""
+        return self._over.pop(0)
+
+    def longest(self, tokens: Sequence[int], running: Iterable[Held]) -> tuple[Held | None, int]:
+        """The text that shares most tokens with this one, also among those of requests under way, and how many."""
+        everybody = [*running, *self._over]
+        best = max(everybody, key=lambda held: held.shared(tokens), default=None)
+        length = best.shared(tokens) if best else 0
+        return (best, length) if length >= LEAST else (None, 0)
 
 
 class Scheduler:
@@ -80,14 +135,14 @@ class Scheduler:
     As many are under way at once as the ring has places. The others wait, those of the highest priority in front.
     """
 
-    def __init__(self, ring: Ring, draft: Draft, passes: Passes, prunes: bool = True, thrifty: bool = True) -> None:
+    def __init__(self, ring: Ring, draft: Draft, passes: Passes, terms: Terms = USUAL) -> None:
         self.ring, self.passes = ring, passes
         self.tasks: list[Task] = []  # under way, the oldest first
         self.waiting: list[Task] = []
         self.reuses = False  # whether a request begins behind what it shares with others
         self._prefixes = Prefixes()
         self._draft, self._spare = draft, [draft]  # drafts that no request uses
-        self._prunes, self._thrifty = prunes, thrifty
+        self._terms = terms._replace(inner=draft.inner)
 
     def add(self, task: Task) -> None:
         """Let a request begin, as soon as there is a place."""
@@ -104,16 +159,16 @@ class Scheduler:
         if not self.tasks and not self.waiting:
             self._rest()
 
-    def turn(self) -> None:
-        """Let the requests go on, or wait until one of them can, or until the ring's next alarm.
+    def turn(self, until: float | None = None) -> None:
+        """Let the requests go on, or wait until one of them can, or until this moment.
 
         First those whose segments are back are judged. Once all are, everybody may send, and what they send leaves
         together; then the networks read for all of them at once.
         """
         with self.ring.meter:
-            self._turn()
+            self._turn(until)
 
-    def _turn(self) -> None:
+    def _turn(self, until: float | None) -> None:
         self._admit()
         if self._go_on([task for task in self.tasks if task.reading is None and task.target.ready]):
             return
@@ -122,8 +177,8 @@ class Scheduler:
         asking = [task for task in self.tasks if task.reading is not None]
         if asking:
             self._read(asking)
-        elif not settled and (self.tasks or self.ring.alarms):
-            self.ring.listen()
+        elif not settled and (self.tasks or until is not None):
+            self.ring.listen(until)
 
     def _admit(self) -> None:
         while self.waiting and len(self.tasks) < self.ring.places:
@@ -134,7 +189,8 @@ class Scheduler:
 
     def _start(self, task: Task) -> None:
         """Let a request begin, behind the tokens that it shares with a text that the stages hold."""
-        target = self.ring.open(task.tree, task.sampler, self._draft.inner, self._prunes)
+        terms = self._terms._replace(priority=task.priority, telling=task.telling)
+        target = self.ring.open(task.tree, task.sampler, terms)
         held, length = None, 0
         if self.reuses and task.shares:
             held, length = self._prefixes.longest(task.tree.tokens, self._running())
@@ -147,7 +203,6 @@ class Scheduler:
             draft = self._spare.pop() if self._spare else self._draft.another()
             if held is not None:
                 draft.copy(held.draft, length)
-        target.thrifty = self._thrifty
         if held is not None:
             target.begin_behind(held.request, held.nodes, length)
         task.start(target, draft)
@@ -183,7 +238,7 @@ class Scheduler:
         read = self.passes([task.reading for task in asking if task.reading is not None])
         seconds = self.ring.clock.now() - begin
         for task, said in zip(asking, read):
-            task.target.drafting.computed(seconds)
+            task.target.drafted.computed(seconds)
             task.go_on(said)
         self._end_those_over()
 

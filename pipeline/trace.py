@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, ContextManager, Generator, Iterator
 
 from config.files import fits, lines
-from pipeline.clock import REAL
-from pipeline.interfaces import Clock
+from pipeline.interfaces import REAL, Clock
 
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 RANK_FILE = re.compile(r"rank_[0-9]+\.jsonl")

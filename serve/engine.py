@@ -18,7 +18,7 @@ from launch.pipeline import Pipeline
 from launch.request_loop import LOOK, Turning
 from launch.request_loop import Job as Turned
 from pipeline.failure import explain, foreseen, guarded
-from pipeline.ring import Ring
+from pipeline.requests import Ring
 from serve.metrics import Figures
 from serve.prompts import fitting_ids
 from serve.protocol import Choice, Refused

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from config.profiles import Profile
-from pipeline.clock import REAL
-from pipeline.interfaces import Clock
+from pipeline.interfaces import REAL, Clock
 from pipeline.trace import OFF, NoTrace
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from model.tree import TokenTree
-from pipeline.batcher import MOST, Outbox
+from pipeline.interfaces import USUAL, Terms
 from pipeline.messages import Segment
-from pipeline.row_allocator import Budget
-from pipeline.stage_times import StageTimes
+from pipeline.pacing import MESSAGE_ROWS, Batcher, RowAllocator, StageTimes
 
 
 @dataclass
@@ -19,9 +18,8 @@ class Asking:
     """A request with guesses below its tip."""
 
     tree: TokenTree
-    priority: float = 1.0
+    terms: Terms = USUAL
     passed_over: int = 0
-    thrifty: bool = True
 
 
 def asking(*chances, sent=True, **kind):
@@ -30,12 +28,12 @@ def asking(*chances, sent=True, **kind):
         tree.cut()
     for token, chance in enumerate(chances, 3):
         tree.add(tree.tip, token, math.log(chance))
-    return Asking(tree, **kind)
+    return Asking(tree, Terms(**kind))
 
 
 def shares(bidders, size):
-    budget = Budget(9, StageTimes())
-    return [budget.share(bidder, bidders, size) for bidder in bidders]
+    rows = RowAllocator(9, StageTimes())
+    return [rows.share(bidder, bidders, size) for bidder in bidders]
 
 
 def test_the_best_guesses_of_all_requests_go_whose_ever_they_are():
@@ -63,8 +61,8 @@ def test_with_as_many_texts_as_rows_it_is_plain_batched_decoding():
 def test_with_more_requests_than_segments_each_has_the_rows_of_one_for_guesses_that_are_worth_them():
     crowd = [asking(.9, .5, .2, .05) for _ in range(4)]
     for segments, size, wanted in ((4, 4, 4), (2, 4, 8), (1, 4, 12), (1, 2, 8), (1, 14, 14), (1, 16, 16)):
-        budget = Budget(segments, StageTimes())
-        assert sum(budget.share(bidder, crowd, size) for bidder in crowd) == wanted, (segments, size)
+        rows = RowAllocator(segments, StageTimes())
+        assert sum(rows.share(bidder, crowd, size) for bidder in crowd) == wanted, (segments, size)
 
 
 def test_priority_counts_as_so_many_times_the_probability():
@@ -74,10 +72,10 @@ def test_priority_counts_as_so_many_times_the_probability():
 @pytest.mark.parametrize("chance", [.5, .1, .01])
 def test_whoever_is_passed_over_counts_more_each_time_until_it_is_its_turn(chance):
     rich, poor = asking(.9, .8, .7), asking(chance)
-    budget, waited = Budget(4, StageTimes()), 0
+    rows, waited = RowAllocator(4, StageTimes()), 0
     while True:
-        mine = [budget.share(bidder, [rich, poor], 3) for bidder in (rich, poor)]
-        budget.close()
+        mine = [rows.share(bidder, [rich, poor], 3) for bidder in (rich, poor)]
+        rows.close()
         if mine[1]:
             break
         waited += 1
@@ -91,31 +89,31 @@ def segment(request, rows, inner=None):
 
 
 def test_the_first_segments_of_all_requests_leave_together_and_then_the_second_ones():
-    outbox = Outbox()
+    batcher = Batcher()
     for request, rows in ((1, 5), (1, 6), (2, 7), (1, 8), (3, 9), (2, 10)):
-        outbox.put(segment(request, rows))
-    assert outbox.holds(3) and not outbox.holds(4) and len(outbox) == 3
-    leaving = [[(one.request, len(one.nodes)) for one in outbox.take()] for _ in range(3)]
-    assert leaving == [[(1, 5), (2, 7), (3, 9)], [(1, 6), (2, 10)], [(1, 8)]] and not outbox
+        batcher.put(segment(request, rows))
+    assert batcher.holds(3) and not batcher.holds(4) and len(batcher) == 3
+    leaving = [[(one.request, len(one.nodes)) for one in batcher.take()] for _ in range(3)]
+    assert leaving == [[(1, 5), (2, 7), (3, 9)], [(1, 6), (2, 10)], [(1, 8)]] and not batcher
 
 
 def test_a_message_has_a_bound_of_rows_which_only_a_single_segment_exceeds():
-    outbox = Outbox()
-    for request, rows in ((1, MOST - 5), (2, 6), (3, 5), (4, MOST + 1), (3, 1)):
-        outbox.put(segment(request, rows))
-    leaving = [[one.request for one in outbox.take()] for _ in range(len(outbox))]
+    batcher = Batcher()
+    for request, rows in ((1, MESSAGE_ROWS - 5), (2, 6), (3, 5), (4, MESSAGE_ROWS + 1), (3, 1)):
+        batcher.put(segment(request, rows))
+    leaving = [[one.request for one in batcher.take()] for _ in range(len(batcher))]
     assert leaving == [[1, 3], [2, 3], [4]]
 
 
 def test_segments_with_and_without_inner_features_do_not_mix():
-    outbox = Outbox()
-    outbox.put(segment(1, 2, torch.zeros(2, 0)))
-    outbox.put(segment(2, 2))
-    assert len(outbox) == 2
+    batcher = Batcher()
+    batcher.put(segment(1, 2, torch.zeros(2, 0)))
+    batcher.put(segment(2, 2))
+    assert len(batcher) == 2
 
 
 def test_what_a_request_has_put_in_is_dropped_with_it():
-    outbox = Outbox()
+    batcher = Batcher()
     for request in (1, 2, 1, 1):
-        outbox.put(segment(request, 1))
-    assert outbox.drop(1) == 3 and [one.request for one in outbox.take()] == [2] and not outbox
+        batcher.put(segment(request, 1))
+    assert batcher.drop(1) == 3 and [one.request for one in batcher.take()] == [2] and not batcher

@@ -87,7 +87,7 @@ def test_the_prefill_ends_with_the_first_token_and_decoding_with_the_last():
 
     def timed(*given):
         for settled in autoregressive(*given):
-            clock.time += next(moves) if settled else 0.0
+            clock.time += next(moves) if isinstance(settled, list) else 0.0
             yield settled
 
     with pipeline(TINY, 2, "autoregressive") as decoder:

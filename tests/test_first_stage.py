@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pipeline.first_stage import FADING, SLACK, FirstStage
+from pipeline.pacing import FADING, SLACK, FirstStage
 
 
 def taught(seconds, share=0.25):

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from config.run_config import Growth
-from eval.bench import command as bench
 from eval.bench.branches import draw, text_art
 from eval.bench.draft import table
 from eval.bench.hits import BEST, DEPTHS, Hits, hits
@@ -14,6 +13,7 @@ from model.drafts.batch import at_once
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
+from scripts import bench
 from tests.saved import models
 from tests.tiny import CONFIG, Tiny, pipeline
 

@@ -24,7 +24,7 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
           "scripts": 8, "toy": 8, "split_and_save_models": 8}
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
-FUNCTION, ARGUMENTS, FILE, TEST_FILE = 40, 6, 350, 450
+FUNCTION, ARGUMENTS = 40, 6
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
 DENSE = 0.025  # of the lines of code, those that may have more tokens than LINE
 TOKENS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
@@ -125,9 +125,6 @@ def uses_tensors(source: Source) -> Iterator[str]:
 
 
 def sprawls(source: Source) -> Iterator[str]:
-    lines, limit = len(source.text.splitlines()), TEST_FILE if source.parts[0] == "tests" else FILE
-    if lines > limit:
-        yield f"has {lines} lines, more than {limit}"
     for node in ast.walk(source.tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -250,7 +247,7 @@ def test_every_laboratory_is_there() -> None:
     assert [room for room in LABORATORIES if not (ROOT / room).is_dir()] == []
 
 
-def test_functions_have_at_most_40_lines_and_files_at_most_350() -> None:
+def test_functions_have_at_most_40_lines() -> None:
     assert problems(sprawls, sources()) == []
 
 
@@ -298,7 +295,6 @@ BROKEN = [
     (distributes, "model/llama.py", "from torch import distributed as d"),
     (distributes, "model/llama.py", "import torch\ntorch.distributed.barrier()"),
     (uses_tensors, "model/tree.py", "from torch import Tensor"),
-    (sprawls, "model/tree.py", "x = 1\n" * (FILE + 1)),
     (sprawls, "model/tree.py", "def f():\n" + "    x = 1\n" * FUNCTION),
     (asks_much, "model/tree.py", "class A:\n    def f(self, a, b, c, d, *e, f, g): ..."),
     (is_vague, "model/tensor_utils.py", ""),
@@ -318,7 +314,7 @@ BROKEN = [
 ]
 SOUND = [
     (climbs, "toy/recipe/train.py", "from model.llama import Slice\nfrom launch import run\nimport torch"),
-    (climbs, "tp/group.py", "from pipeline.target import Target\nimport torch"),
+    (climbs, "tp/group.py", "from pipeline.requests import Target\nimport torch"),
     (asks_much, "model/tree.py", "class A:\n    def f(self, a, b, c, d, e, f): ..."),
     (asks_for_a_role, "launch/run.py", "if rank == 0: pass"),
     (asks_for_a_role, "pipeline/heartbeat.py", "others = [peer for peer in range(world) if peer != rank]"),

@@ -1,4 +1,4 @@
-"""Requests side by side: jobs abreast write what each writes alone, and a load takes what a person counts by hand."""
+"""Concurrent jobs write what each writes alone, and a load takes what a person counts by hand."""
 from __future__ import annotations
 
 import csv
@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from eval.bench import command as bench
 from eval.command import evaluate
 from eval.load.arrivals import Served, arriving, at_once, figures, poisson, unequal
 from eval.load.keys import moments
@@ -15,11 +14,11 @@ from eval.metrics import total_speed
 from eval.report import report
 from model.drafts.none import NoDraft
 from model.sample import Sampler
-from pipeline.concurrent import abreast
-from pipeline.decode import Decoder, Request
-from pipeline.ring import Ring
+from pipeline.decode import Decoder, Request, concurrent
+from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
+from scripts import bench
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.stages import Work
@@ -42,7 +41,7 @@ def saved(tmp_path_factory):
 
 
 def job(decoder, prompt, under_way):
-    answer, stream = decoder.watch(Request(prompt, Sampler(), NEW))
+    answer, stream = decoder.submit(Request(prompt, Sampler(), NEW), waits=False)
     under_way.append(prompt)
     try:
         for _ in stream:
@@ -53,11 +52,11 @@ def job(decoder, prompt, under_way):
 
 
 @pytest.mark.parametrize("places", [1, 2, 5])
-def test_jobs_abreast_write_what_each_writes_alone_and_no_more_are_under_way_than_places(places):
+def test_concurrent_jobs_write_what_each_writes_alone_and_no_more_are_under_way_than_places(places):
     under_way, most = [], []
     with pipeline(TINY, 2, "streaming", TINY.eagle()) as decoder:
         texts = []
-        for text in abreast((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, places):
+        for text in concurrent((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, places):
             most.append(len(under_way))
             texts.append(text)
         assert sorted(texts) == sorted(TEXTS) and max(most) == places and not under_way
@@ -71,12 +70,12 @@ def test_jobs_that_are_given_up_or_fail_leave_nothing_under_way():
 
     under_way: list[list[int]] = []
     with pipeline(TINY, 2, "continuous", TINY.eagle()) as decoder:
-        works = abreast((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, 4)
+        works = concurrent((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, 4)
         assert next(works) in TEXTS and under_way
         works.close()
         assert not under_way and not decoder.scheduler.tasks
         with pytest.raises(ValueError, match="of its own"):
-            list(abreast([job(decoder, PROMPTS[0], under_way), failing(decoder)], decoder, 2))
+            list(concurrent([job(decoder, PROMPTS[0], under_way), failing(decoder)], decoder, 2))
         assert not under_way and not decoder.scheduler.tasks
         assert decoder.whole(Request(PROMPTS[2], Sampler(), NEW)).token_ids == TEXTS[2]
 

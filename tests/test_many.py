@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.sample import Sampler
-from pipeline import prefixes
+from pipeline import scheduler as prefixes
 from pipeline.decode import Request
 from tests.test_prunes import delaying, losing
 from tests.tiny import Tiny, pipeline

@@ -5,10 +5,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eval.bench import command as bench
 from model.weights.checkpoint import Checkpoint
 from model.whole import Whole
-from scripts import make_toy
+from scripts import bench, make_toy
 from toy.recipe.llama import ATTENTION, OptShape, Shape, export, words_of
 
 SMALL = ["--layers", "1", "--hidden", "8", "--heads", "2", "--intermediate", "8", "--context", "2", "--rows", "1", "2"]

@@ -8,7 +8,7 @@ import pytest
 from config.profiles import PROFILES
 from launch.probe import SIZES, segment_rows
 from model.sample import Sampler
-from pipeline.clock import RealClock
+from pipeline.interfaces import RealClock
 from pipeline.stage import Stage
 from sim.devices import SlowSlice
 from sim.emulation import Pace

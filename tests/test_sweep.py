@@ -18,7 +18,7 @@ from eval.sweep_command import commands
 from model.drafts.batch import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.target import RingTarget
+from pipeline.requests import RingTarget
 from tests.test_report import put
 from tests.tiny import TREE, Oracle, Tiny, pipeline, write
 

@@ -13,8 +13,9 @@ import torch
 from config.profiles import Profile
 from model.sample import Sampler
 from model.tree import TokenTree, verify
+from pipeline.interfaces import WAIT
 from pipeline.messages import Prune, Reset, Segment
-from pipeline.ring import Ring
+from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.trace import OFF
 from pipeline.transport import Inbox, LocalLink, PeerLost
@@ -74,8 +75,8 @@ def link():
 def ring(link):
     """Two stages, in each of which a segment of one row takes a second."""
     ring = Ring(link, lambda x: x, depth=3, clock=link.clock)
-    ring.first_stage.send([-1], 0.0)
-    ring.first_stage.back(1, 2.0)
+    ring.pacing.first_stage.send([-1], 0.0)
+    ring.pacing.first_stage.back(1, 2.0)
     link.clock.sleep_until(10.0)
     return ring
 
@@ -97,7 +98,7 @@ def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, lin
     assert list(target.wait()) == [] and tree.target_token[tree.tip] == 2
     assert target.in_flight == 1
     waits = target.wait()
-    assert next(waits) == [] and next(waits) == []
+    assert next(waits) is WAIT and next(waits) is WAIT
     link.back(20.3)
     assert list(waits) == [] and tree.target_token.keys() == {tree.trunk[1], third}
     assert target.in_flight == 0
@@ -119,10 +120,10 @@ def test_a_rest_ends_when_the_first_stage_is_free_if_there_is_something_to_send(
     assert not target.free
     tree.add(tree.tip, 5, -1.0)
     rests = target.rest()
-    assert next(rests) == []
+    assert next(rests) is WAIT
     ring.listen()
     assert list(rests) == [] and target.free and not target.ready
-    assert link.clock.now() == ring.first_stage.ready_at
+    assert link.clock.now() == ring.pacing.first_stage.ready_at
 
 
 def test_a_rest_ends_with_a_message_that_comes_before(ring, link):
@@ -142,7 +143,7 @@ def test_who_has_nothing_to_send_rests_until_a_message_comes(ring, link):
     rests = target.rest()
     next(rests)
     link.clock.sleep_until(15.0)
-    assert target.free and next(rests) == []
+    assert target.free and next(rests) is WAIT
     link.back(16.0)
     ring.listen()  # hears what has come; there is no moment to rest until
     assert list(rests) == [] and target.ready
@@ -153,7 +154,7 @@ def test_a_request_with_nothing_under_way_rests_until_the_segments_of_others_hav
     busy.send(other.cut())
     ring.depart()
     rests = target.rest()
-    assert next(rests) == []
+    assert next(rests) is WAIT
     link.back(11.5)
     ring.listen()
     assert busy.ready and list(rests) == [] and target.free
@@ -182,11 +183,11 @@ def test_a_prune_of_one_request_frees_the_stage_of_no_row_of_another(ring, link,
     if together:
         busy.send(other.cut())
     ring.depart()
-    assert ring.first_stage.free_at == pytest.approx(13.0)
+    assert ring.pacing.first_stage.free_at == pytest.approx(13.0)
     link.clock.sleep_until(12.5)
     assert list(target.wait()) == [] and verify(tree) == [2]
     target.prune()
-    assert ring.first_stage.free_at == pytest.approx(13.0 if together else 12.5)
+    assert ring.pacing.first_stage.free_at == pytest.approx(13.0 if together else 12.5)
 
 
 def test_a_request_that_is_given_up_in_its_rest_ends_at_its_reset(ring, link):

@@ -9,11 +9,8 @@ import pytest
 from config.boards import Boards
 from eval.plan.candidates import Candidate
 from model.tree import TokenTree
-from pipeline.draft_gate import LAST, Leisure
-from pipeline.first_stage import FirstStage
 from pipeline.messages import Visit
-from pipeline.row_allocator import Budget
-from pipeline.stage_times import NEWS, StageTimes
+from pipeline.pacing import LAST, NEWS, DraftGate, FirstStage, RowAllocator, StageTimes
 from sim.heat import Heat
 from tests.test_budget import Asking
 from tests.test_plan import SITE, bench_of, book
@@ -62,7 +59,7 @@ def rows_of(times, *chances, text=True):
     for token, chance in enumerate(chances, 3):
         tree.add(tree.tip, token, math.log(chance))
     bidder = Asking(tree)
-    return Budget(4, times).share(bidder, [bidder], 16)
+    return RowAllocator(4, times).share(bidder, [bidder], 16)
 
 
 def test_a_guess_goes_along_if_it_gains_more_than_the_rows_beside_it_lose():
@@ -88,21 +85,21 @@ def test_the_next_answer_is_due_after_the_time_that_segments_were_on_their_way_o
 @pytest.mark.parametrize("promise, due, pays", [(.1, 6.0, True), (.1, 4.0, False), (3.9, 4.0, False), (4.1, 4.0, True),
                                                 (4.1, 0.0, False), (.01, math.inf, True)])
 def test_a_level_pays_that_is_done_before_the_next_answer_or_promises_more_than_waits_for_it(promise, due, pays):
-    leisure = Leisure()
-    assert leisure.pays(0.0, 0.0, 0.0), "nothing is known yet"
-    leisure.drafted(2.0)
-    leisure.settled(0, 0.0)
-    leisure.settled(2, 1.0)  # two tokens a second
-    assert leisure.pays(promise, due, 3.0) is pays
+    gate = DraftGate()
+    assert gate.pays(0.0, 0.0, 0.0), "nothing is known yet"
+    gate.drafted(2.0)
+    gate.settled(0, 0.0)
+    gate.settled(2, 1.0)  # two tokens a second
+    assert gate.pays(promise, due, 3.0) is pays
 
 
 def test_what_was_settled_long_ago_counts_little():
-    leisure = Leisure()
-    leisure.drafted(1.0)
-    leisure.settled(0, 0.0)
-    leisure.settled(100, 1.0)
-    leisure.settled(0, 1.0 + 5 * LAST)
-    assert leisure.pays(5.0, 0.0, 20.0)
+    gate = DraftGate()
+    gate.drafted(1.0)
+    gate.settled(0, 0.0)
+    gate.settled(100, 1.0)
+    gate.settled(0, 1.0 + 5 * LAST)
+    assert gate.pays(5.0, 0.0, 20.0)
 
 
 def speeds(site: Boards, right: float) -> list[float]:

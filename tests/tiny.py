@@ -21,7 +21,7 @@ from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
 from pipeline.interfaces import Draft
-from pipeline.ring import Ring
+from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF

@@ -11,8 +11,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from pipeline.concurrent import Job, abreast
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Decoder, Job, Request, Until, concurrent
 
 TAIL = 0.95
 
@@ -58,10 +57,9 @@ def arriving(decoder: Decoder, asked: Sequence[Request], moments: Sequence[float
     ring = decoder.ring
     ring.places = places
     start = ring.clock.now()
-    ring.alarms = sorted(start + moment for moment in moments)
     jobs = (_job(decoder, request, number, start, start + moment)
             for number, (request, moment) in enumerate(zip(asked, moments)))
-    return sorted(abreast(jobs, decoder, len(asked)))
+    return sorted(concurrent(jobs, decoder, len(asked)))
 
 
 def at_once(decoder: Decoder, asked: Sequence[Request], places: int) -> list[Served]:
@@ -70,17 +68,17 @@ def at_once(decoder: Decoder, asked: Sequence[Request], places: int) -> list[Ser
     ring.places = places
     start = ring.clock.now()
     jobs = (_job(decoder, request, number, start) for number, request in enumerate(asked))
-    return sorted(abreast(jobs, decoder, places))
+    return sorted(concurrent(jobs, decoder, places))
 
 
 def _job(decoder: Decoder, request: Request, number: int, start: float, arrival: float = 0.0) -> Job[Served]:
     """Serve one request from its arrival on, or at once if that has passed."""
     clock = decoder.ring.clock
     while clock.now() < arrival:
-        yield None
+        yield Until(arrival)
     arrived = arrival or clock.now()
     settled: list[float] = []
-    answer, stream = decoder.watch(request)
+    answer, stream = decoder.submit(request, waits=False)
     with closing(stream):  # type: ignore[type-var]
         for new in stream:
             if new:

@@ -14,8 +14,7 @@ from typing import Any, Iterator
 from config.files import lines
 from eval.metrics import COMPUTING
 from eval.observe.replay import Heard, Record, Sent, replay
-from pipeline.clock import REAL
-from pipeline.interfaces import Clock
+from pipeline.interfaces import REAL, Clock
 from pipeline.trace import OFF, NoTrace, rank_files
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …

@@ -20,7 +20,7 @@ from model.sample import Sampler
 from pipeline.decode import Answer, Decoder, Request
 from pipeline.interfaces import Draft
 from pipeline.replicas import Replicas
-from pipeline.ring import Ring
+from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import NoTrace
 from sim.clock import VirtualClock

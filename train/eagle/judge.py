@@ -17,7 +17,7 @@ from model.cache import TreeCache
 from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.weights.checkpoint import Checkpoint
 from pipeline.decode import Decoder, Request
-from pipeline.ring import Ring
+from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import serial
 from tp.links import Loop

@@ -1,72 +1,28 @@
-"""The target: where a strategy streams segments, and where the tree learns what follows each node.
+"""Rank 0's requests: the ring of stages, which all requests share, and the target of each one.
 
-It is the ring (`ring.py`) as one request sees it. It knows nothing about strategies, and strategies know nothing else
-about the pipeline.
+A strategy streams segments through its target, and there the tree learns what follows each node. The ring knows nothing
+about trees or what is said of their nodes; neither knows strategies, and strategies know nothing else of the pipeline.
 """
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Callable, ContextManager, Protocol, Sequence
+from itertools import chain, count
+from typing import Any, Callable, ContextManager, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from model.cache import upload
-from model.logprobs import Telling
 from model.rules import rule_of
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.batcher import Outbox
-from pipeline.draft_gate import Drafting, Leisure
-from pipeline.first_stage import FirstStage
-from pipeline.interfaces import Clock, Progress, Target
-from pipeline.messages import NOBODY, Prune, Reset, Segment, Start
-from pipeline.trace import NoTrace
+from pipeline.interfaces import REAL, USUAL, WAIT, Clock, Progress, Target, Terms
+from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
+from pipeline.pacing import Drafted, Pacing
+from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
-
-
-class Shared(Protocol):
-    """What requests share: the ring (`pipeline/ring.py`), as their targets use it."""
-
-    lm_head: Callable[[Tensor], Tensor]
-    outbox: Outbox
-    first_stage: FirstStage
-    leisure: Leisure
-    depth: int
-    device: torch.device | str
-    trace: NoTrace
-    clock: Clock
-    segments: int  # sent since the start
-    shared: int  # how often the rows of the next segment were shared out anew
-
-    @property
-    def link(self) -> Link:
-        """Where everything that comes back is heard."""
-
-    @property
-    def running(self) -> Sequence[RequestTarget]:
-        """The requests that have not ended, the oldest first."""
-
-    @property
-    def free(self) -> bool:
-        """Whether a segment that leaves now would hardly wait for the first stage."""
-
-    def share(self, target: RequestTarget, size: int | None) -> int | None:
-        """How many of `size` rows of the next segment are for this request."""
-
-    def put(self, segment: Segment) -> None:
-        """Send a segment, alone or with those of others."""
-
-    def poll(self) -> None:
-        """Hand out the messages that have come already."""
-
-    def listen(self) -> None:
-        """Wait until there is a message, or something else that a request waits for; hand out messages."""
-
-    def forget(self, request: int) -> None:
-        """Forget a request that is closed."""
+from pipeline.utilization import Meter
 
 
 @dataclass
@@ -83,21 +39,17 @@ class Returned:
 class RequestTarget(Target):
     """What one request hears: the segments that came back for it, and what the target says of their rows."""
 
-    def __init__(self, ring: Shared, request: int, tree: TokenTree, sampler: Sampler, inner: bool,
-                 prunes: bool) -> None:
+    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, terms: Terms) -> None:
         self.ring, self.tree, self.rule = ring, tree, rule_of(sampler)
         self.request = request  # the number of its messages
-        self.inner, self.prunes = inner, prunes
+        self.terms = terms
         self._returned: deque[Returned] = deque()
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
         self.ended = False  # whether nothing is sent any more
         self.segments = 0  # sent so far
         self.reused = 0  # tokens of the prompt that the stages held already
-        self.priority = 1.0  # how much its guesses count beside those of others
-        self.telling: Telling | None = None  # what it wants told of log-probabilities
         self.passed_over = 0  # segments that left without any of its guesses, since one left with some
-        self.thrifty = True  # whether only those guesses are sent, and drafted, that pay
-        self.drafting = Drafting(ring.leisure, len(tree.trunk))
+        self.drafted = Drafted(ring.pacing.gate, len(tree.trunk))
 
     @property
     def depth(self) -> int:
@@ -118,7 +70,7 @@ class RequestTarget(Target):
         with self.ring.trace.span("wait"):
             under_way = self.in_flight
             while not self.ready and self.in_flight == under_way:
-                yield []
+                yield WAIT
         if self._returned:
             self._judge()
 
@@ -126,7 +78,8 @@ class RequestTarget(Target):
         return size
 
     def spares(self, promise: float) -> bool:
-        return self.drafting.pays(promise, self.ring.first_stage.due, self.ring.clock.now()) or not self.thrifty
+        due = self.ring.pacing.first_stage.due
+        return self.drafted.pays(promise, due, self.ring.clock.now()) or not self.terms.thrifty
 
     @property
     def closed(self) -> bool:
@@ -165,7 +118,7 @@ class RequestTarget(Target):
 
     def alive(self, segment: Segment) -> Segment:
         """The rows that are worth sending, of a segment that has waited to leave."""
-        if not self.prunes:
+        if not self.terms.prunes:
             return segment
         known = [i for i, node in enumerate(segment.nodes) if node in self.tree.token]
         return segment.take(known)
@@ -180,7 +133,7 @@ class RequestTarget(Target):
 
     def asks(self, segment: Segment) -> list[int]:
         """The nodes about which the LM head is to be asked: those, and nodes of a prompt of which something is told."""
-        judged, telling = self.judges(segment), self.telling
+        judged, telling = self.judges(segment), self.terms.telling
         if telling is None:
             return judged
         return judged + [node for node in segment.nodes if telling.echoes(self.tree, node)]
@@ -206,8 +159,8 @@ class RequestTarget(Target):
                 logits_TV = torch.stack([logits[node] for node in judged])
                 said.update(zip(judged, self.rule(self.tree, judged, logits_TV)))
                 self.tree.target_token.update(said)
-            if self.telling is not None:
-                self.telling.keep(self.tree, logits, said)
+            if self.terms.telling is not None:
+                self.terms.telling.keep(self.tree, logits, said)
 
     def _ask(self, message: int) -> None:
         """Ask the LM head, in one pass, about all segments of a message whose requests have not ended, once."""
@@ -244,16 +197,15 @@ class RequestTarget(Target):
         pos = [tree.pos[node] for node in nodes]
         text = sum(node not in tree.live for node in nodes)
         token_T = torch.tensor([tree.token[node] for node in nodes])
-        inner_T0 = token_T.new_empty(len(nodes), 0) if self.inner else None
+        inner_T0 = token_T.new_empty(len(nodes), 0) if self.terms.inner else None
         return Segment(request, list(nodes), parents, pos, text, token_T, inner_T0)
 
 
 class RingTarget(RequestTarget):
     """The ring as one request sees it."""
 
-    def __init__(self, ring: Shared, request: int, tree: TokenTree, sampler: Sampler, inner: bool,
-                 prunes: bool) -> None:
-        super().__init__(ring, request, tree, sampler, inner, prunes)
+    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, terms: Terms) -> None:
+        super().__init__(ring, request, tree, sampler, terms)
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._closed = False
         self._prompt = len(tree.trunk)
@@ -270,7 +222,7 @@ class RingTarget(RequestTarget):
     @property
     def _may_send(self) -> bool:
         """Whether it may add to the segments that leave next: once, and its prompt behind those of older requests."""
-        if self._left_out == self.ring.shared or self.ring.outbox.holds(self.request):
+        if self._left_out == self.ring.shared or self.ring.pacing.batcher.holds(self.request):
             return False
         reads = len(self.tree.unsent) > 1
         return not reads or self is next(other for other in self.ring.running if len(other.tree.unsent) > 1)
@@ -291,8 +243,8 @@ class RingTarget(RequestTarget):
         assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
         with self.ring.trace.span("wait"):
             while not self.ready and (self.in_flight or pending) and not (pending and self.free):
-                self.wakes = self.ring.first_stage.ready_at if pending and self._may_send else None
-                yield []
+                self.wakes = self.ring.pacing.first_stage.ready_at if pending and self._may_send else None
+                yield WAIT
         self.wakes = None
 
     def take(self, segment: Segment, message: int) -> None:
@@ -300,13 +252,13 @@ class RingTarget(RequestTarget):
         self._hear(segment, message)
 
     def prune(self) -> None:
-        self.drafting.settled(len(self.tree.trunk), self.ring.clock.now())
+        self.drafted.settled(len(self.tree.trunk), self.ring.clock.now())
         with self._span("prune"):
-            spared = () if self.prunes else chain.from_iterable(self._flying)
+            spared = () if self.terms.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)
             self._broadcast(list(keep))
             dead = set(chain.from_iterable(self._flying)).difference(keep, [self.tree.tip])
-            self.ring.first_stage.prune(dead, self.ring.clock.now())
+            self.ring.pacing.first_stage.prune(dead, self.ring.clock.now())
 
     @property
     def closed(self) -> bool:
@@ -318,7 +270,7 @@ class RingTarget(RequestTarget):
         nodes = self.tree.trunk[:-1] if keep and self.read else []  # the answer for the last of them has made the tip
         with self._span("reset"):
             self._broadcast([])
-            for _ in range(self.ring.outbox.drop(self.request)):
+            for _ in range(self.ring.pacing.batcher.drop(self.request)):
                 self._flying.pop()
             self.ring.link.send(Reset(self.request, nodes[-1] if nodes else NOBODY))
         return nodes
@@ -344,3 +296,182 @@ class RingTarget(RequestTarget):
         tree, tip = self.tree, self.tree.tip
         prune = Prune(self.request, tip, tree.parent[tip], tree.horizon, keep)
         self.ring.link.broadcast(prune)
+
+
+class Ring:
+    """The stages in a ring: rank 0 sends to the first and hears from the last; it alone holds the LM head.
+
+    Requests share it, each through a target of its own. `depth` is how many segments fill it.
+    """
+
+    def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
+                 trace: NoTrace = OFF, clock: Clock = REAL) -> None:
+        self.links = [link]  # to each ring; what comes back is heard at the first
+        self.lm_head = lm_head
+        self.depth, self.device = depth, device
+        self.places = 1  # for requests that are under way at once
+        self.trace, self.clock = trace, clock
+        self.meter = Meter()  # of rank 0's work
+        self.pacing = Pacing(depth)
+        self.segments = 0  # sent since the start
+        self.shared = 0  # how often rows were shared out
+        self.requests = 0  # closed since the start
+        self.heard = 0  # messages that have come back since the start
+        self.unanswered = 0  # of those that `ask` has sent
+        self.stopped = False  # whether it was ended
+        self.ids: Iterator[int] = count()  # of the nodes of all requests, so that no id ever means two nodes
+        self._numbers: Iterator[int] = count()  # of the requests
+        self._question = -1  # the number of what `ask` has sent last
+        self._open: dict[int, RequestTarget] = {}  # by the numbers that their messages have
+
+    @property
+    def link(self) -> Link:
+        """Where everything that comes back is heard."""
+        return self.links[0]
+
+    @property
+    def running(self) -> list[RequestTarget]:
+        """The requests that have not ended, the oldest first."""
+        return [target for target in self._open.values() if not target.ended]
+
+    @property
+    def closing(self) -> bool:
+        """Whether a request has ended that some stage has not forgotten yet."""
+        return any(target.ended for target in self._open.values())
+
+    def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
+        """The target of a new request."""
+        request = next(self._numbers)
+        target = RingTarget(self, request, tree, sampler, terms)
+        self._open[request] = target
+        return target
+
+    def evict(self, request: int) -> None:
+        """Let every stage forget the text that it holds of a request that is over."""
+        self.link.send(Reset(request))
+
+    def forget(self, request: int) -> None:
+        """Forget a request that is closed."""
+        del self._open[request]
+        self.requests += 1
+
+    # --- out ----------------------------------------------------------------------------------------------------------
+
+    def put(self, segment: Segment) -> None:
+        """Send a segment at once, if its request is alone; else together with those of others, at the next departure.
+        """
+        self.pacing.batcher.put(segment)
+        if len(self.running) == 1:
+            self.depart()
+
+    def share(self, target: RequestTarget, size: int | None) -> int | None:
+        """How many of `size` rows of the next segment are for this request; None is no bound."""
+        running = self.running
+        if size is None or (len(running) < 2 and not target.terms.thrifty):
+            return size
+        return self.pacing.rows.share(target, running, size)
+
+    def share_again(self) -> None:
+        """Let everybody ask for rows of the next segment, who was left out of this one, too."""
+        self.pacing.rows.close()
+        self.shared += 1
+
+    @property
+    def free(self) -> bool:
+        """Whether a segment that leaves now would hardly wait for the first stage."""
+        return self.clock.now() >= self.pacing.first_stage.ready_at
+
+    def depart(self) -> None:
+        """Let leave what was put together, one message after the other, each as the first stage gets free for it."""
+        batcher = self.pacing.batcher
+        while batcher and (self.free or len(self.running) < 2):
+            segments = [self._open[segment.request].alive(segment) for segment in batcher.take()]
+            nodes = [node for segment in segments for node in segment.nodes]
+            self.pacing.first_stage.send(nodes, self.clock.now())
+            for segment in segments[:-1]:
+                with sending(self.trace, segment):
+                    pass
+            with sending(self.trace, segments[-1]):
+                self.link.send(joined(segments))
+            self.segments += len(segments)
+            self.share_again()
+
+    # --- back ---------------------------------------------------------------------------------------------------------
+
+    def listen(self, until: float | None = None) -> None:
+        """Wait for a message, for something else that an open request waits for, or a moment; hand out messages."""
+        self.depart()
+        moments = [target.wakes for target in self.running if target.wakes is not None]
+        if until is not None:
+            moments.append(until)
+        if self.pacing.batcher:
+            moments.append(self.pacing.first_stage.ready_at)
+        if moments:
+            self.link.rest(min(moments))
+            self.poll()
+        elif self.closing or any(target.in_flight for target in self.running):
+            self._hand_out(self.link.recv())
+        else:
+            self.share_again()  # everybody was left out for somebody who has nothing to send any more
+
+    def poll(self) -> None:
+        """Hand out the messages that have come already, without waiting for others."""
+        while self.link.ready:
+            self._hand_out(self.link.recv())
+
+    def _hand_out(self, message: Message) -> None:
+        """Hand a message to the requests that it is of."""
+        assert not isinstance(message, (Prune, Stop)), f"a {type(message).__name__} came back instead of a segment"
+        self.heard += 1
+        if isinstance(message, Reset) and message.request in self._open:  # else a text was evicted, or nothing
+            self._open[message.request].reset(message.request)
+        elif isinstance(message, Reset) and message.request == self._question:
+            self.unanswered -= 1
+        segments = segments_of(message)
+        if segments:
+            self._is_back(segments)
+        for segment in segments:
+            self._target(segment.request).take(segment, self.heard)
+
+    def _target(self, request: int) -> RequestTarget:
+        assert request in self._open, f"a message for request {request}, which is not open"
+        return self._open[request]
+
+    def _is_back(self, segments: Sequence[Segment]) -> None:
+        """Note that the oldest message has come round."""
+        rows = sum(len(segment.nodes) for segment in segments)
+        self.pacing.first_stage.back(rows, self.clock.now())
+        self.pacing.times.learn(max((segment.visits for segment in segments), key=len))
+
+    # --- all of it ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Wait until every stage has passed a first message on, which shows that it is there."""
+        self._round(Reset(next(self._numbers)))
+
+    def ask(self) -> None:
+        """Send round what changes nothing, to hear whether all stages pass on what comes; for when nothing else does.
+        """
+        self._question = next(self._numbers)
+        self.unanswered = len(self.links)
+        for link in self.links:
+            link.send(Reset(self._question))
+
+    def stop(self) -> None:
+        """End the pipeline: every stage has passed the message on when this returns."""
+        self.stopped = True
+        self._round(Stop())
+
+    def _round(self, msg: Message) -> None:
+        """Send a message round every ring, and drop what comes back before it."""
+        for link in self.links:
+            link.send(msg)
+        under_way = len(self.links)
+        while under_way:
+            under_way -= isinstance(self.link.recv(), type(msg))
+
+
+def sending(trace: NoTrace, segment: Segment, **facts: Any) -> ContextManager[object]:
+    """The span in which a segment leaves."""
+    facts.update(nodes=segment.nodes, tokens=segment.x.tolist(), parents=segment.parents, text=segment.text)
+    return trace.span("send", **facts)

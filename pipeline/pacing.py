@@ -1,0 +1,394 @@
+"""Pacing: when a segment leaves, with which rows, and whether a level is drafted before the next answer.
+
+It is fed by what was sent and by the seconds that stages report. It knows nothing about strategies, or how guesses are
+made.
+
+- `FirstStage`: when the first stage is free. A segment spends about as long in each stage, so the first one is busy for
+  a share of the time after which a segment comes back that waited for no other. It needs no message.
+- `StageTimes`: what each stage takes by rows. A stage is a curve that rises with rows.
+- `RowAllocator`: which guesses of all requests go into the next segment. Text goes before guesses, the prompt of the
+  oldest request first. Guesses go by their probability times the priority of their request, which counts once more for
+  each segment that left without any of its guesses: nobody is passed over for ever. Segments take turns, so each is for
+  a share of the requests, and has as many rows for each of those as a request alone would send; beyond the rows of one
+  request a guess must be worth its row.
+- `Batcher`: segments of several requests that leave together. The first segments that requests have put in make the
+  first message, their second ones the next.
+- `DraftGate`: whether to draft a level now: what it promises, against what would wait for it meanwhile.
+"""
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+from typing import AbstractSet, Iterator, Protocol, Sequence, Tuple
+
+from model.tree import TokenTree
+from pipeline.interfaces import Terms
+from pipeline.messages import Segment, Visit
+
+SLACK = 0.1  # of a segment's time in the stage: as early as that, a segment may be sent
+NEWS = 0.25  # the weight of a new time on the way beside all before it
+FADING = 1.02  # by which the shortest time seen grows with each new one, so that a slower pipeline is believed
+STEP = (0.5, 2.0)  # by which a single new time may move the times for other numbers of rows
+POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows for which sums over stages are kept
+GOOD = math.log(0.1)  # the worth from which a guess may go beyond the rows of one request
+HALF = 0.5  # of the stages are passed by a guess that proves wrong, in the mean
+MESSAGE_ROWS = 256  # rows of a message of several segments
+LAST = 3.0  # seconds; what lies as far back counts 1 / e
+DOUBT = 0.97  # by which it shrinks whenever it speaks against a level, so that one is tried again now and then
+MARGIN = 2.0  # tokens that a level must promise for each token that would be settled while others wait for it
+Point = Tuple[float, float]  # rows, seconds
+
+
+@dataclass
+class Stay:
+    """A segment in the first stage."""
+
+    nodes: frozenset[int]
+    rows: int
+    sent: float
+    begins: float
+    ends: float
+
+
+class FirstStage:
+    """The stays that are not over. `share` is the part of a segment's way that it spends in the first stage."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._seconds: dict[int, float] = {}  # rows -> the shortest time seen
+        self._stays: deque[Stay] = deque()  # of the segments that are not back
+        self._left = 0.0  # when the newest of the others had left the stage
+        self._way: float | None = None  # how long segments were on their way of late
+
+    def send(self, nodes: list[int], now: float) -> None:
+        """A segment was sent."""
+        begins = max(now, self.free_at)
+        ends = begins + self._takes(len(nodes))
+        stay = Stay(frozenset(nodes), len(nodes), now, begins, ends)
+        self._stays.append(stay)
+
+    def back(self, rows: int, now: float) -> None:
+        """The oldest segment is back, with so many of its rows."""
+        stay = self._stays.popleft()
+        self._left = min(stay.ends, now)
+        begins = stay.begins if stay.ends <= now else stay.sent  # what was reckoned too late is not believed
+        if rows:
+            way = now - begins if self._way is None else self._way
+            self._way = way + NEWS * (now - begins - way)
+        if rows == stay.rows:
+            took = (now - begins) * self._share
+            known = self._seconds.get(rows, took)
+            self._seconds[rows] = min(took, FADING * known)
+
+    def prune(self, dead: AbstractSet[int], now: float) -> None:
+        """These nodes died: a segment without others is given up, and those behind it come earlier."""
+        free = self._left
+        for stay in self._stays:
+            takes = stay.ends - stay.begins
+            given_up = stay.ends > now and stay.nodes <= dead
+            stay.begins = max(stay.sent, free)
+            stay.ends = max(stay.begins, now) if given_up else stay.begins + takes
+            free = stay.ends
+
+    @property
+    def free_at(self) -> float:
+        """The moment at which everything that was sent has left the stage."""
+        return self._stays[-1].ends if self._stays else 0.0
+
+    @property
+    def due(self) -> float:
+        """The moment at which the oldest segment should be back; infinite if none is under way."""
+        if not self._stays or self._way is None:
+            return math.inf
+        return self._stays[0].begins + self._way
+
+    @property
+    def ready_at(self) -> float:
+        """The moment from which on a segment may be sent, since it would hardly wait."""
+        if not self._stays:
+            return 0.0
+        last = self._stays[-1]
+        return last.ends - SLACK * (last.ends - last.begins)
+
+    def _takes(self, rows: int) -> float:
+        """Seconds of a segment: the shortest known of one with as many rows or more, else the longest known."""
+        larger = [seconds for known, seconds in self._seconds.items() if known >= rows]
+        return min(larger) if larger else max(self._seconds.values(), default=0.0)
+
+
+class Curve:
+    """Seconds of one stage by rows; numbers of rows between the same two powers of two count as alike."""
+
+    def __init__(self) -> None:
+        self._points: dict[int, Point] = {}
+
+    def learn(self, visit: Visit) -> None:
+        """The stage has computed so many rows in so many seconds."""
+        place = visit.rows.bit_length()
+        rows, seconds = self._points.get(place, visit)
+        newer = seconds + NEWS * (visit.seconds - seconds)
+        pace = min(max(newer / seconds, STEP[0]), STEP[1]) if seconds > 0 else 1.0
+        for other, (at, took) in self._points.items():
+            self._points[other] = at, took * pace
+        self._points[place] = rows + NEWS * (visit.rows - rows), newer
+
+    def of(self, rows: Sequence[int]) -> list[float]:
+        """Seconds for each of these numbers of rows.
+
+        Between two that are known the curve goes on as it did before them, up to the height of the second: a stage is
+        not taken to be slower for more rows before it was.
+        """
+        rising: list[Point] = []
+        for place in sorted(self._points):
+            at, seconds = self._points[place]
+            least = rising[-1][1] if rising else 0.0
+            rising.append((at, max(seconds, least)))
+        return [_foreseen(rising, count) for count in rows]
+
+
+class StageTimes:
+    """The curves of all stages of a ring."""
+
+    def __init__(self) -> None:
+        self._curves: list[Curve] = []
+        self._slowest: list[Point] = []  # of the stages; empty: not reckoned since the last news
+        self._whole: list[Point] = []  # all stages together
+
+    def learn(self, visits: Sequence[Visit]) -> None:
+        """A message has come back that was computed by the first of the stages, as these tell."""
+        while len(self._curves) < len(visits):
+            self._curves.append(Curve())
+        for curve, visit in zip(self._curves, visits):
+            curve.learn(visit)
+        self._slowest = []
+
+    def slowest(self, rows: int) -> float:
+        """Seconds of the slowest stage for so many rows; 0 before any is known."""
+        self._reckon()
+        return _between(self._slowest, rows)
+
+    def more(self, rows: int) -> float:
+        """Seconds that one row more takes in all stages together, beside so many rows."""
+        self._reckon()
+        place = min(max(bisect_right(POINTS, rows), 1), len(POINTS) - 1)
+        (first, before), (last, behind) = self._whole[place - 1:place + 1]
+        return (behind - before) / (last - first)
+
+    def _reckon(self) -> None:
+        if self._slowest:
+            return
+        curves = [curve.of(POINTS) for curve in self._curves]
+        columns = list(zip(*curves)) or [(0.0,)] * len(POINTS)
+        self._slowest = list(zip(POINTS, map(max, columns)))
+        self._whole = list(zip(POINTS, map(sum, columns)))
+
+
+def _between(points: Sequence[Point], at: float) -> float:
+    """The height at a place, on straight lines between these points."""
+    if at <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in zip(points, points[1:]):
+        if at <= right:
+            return low + (high - low) * (at - left) / (right - left)
+    return points[-1][1]
+
+
+def _foreseen(points: Sequence[Point], at: float) -> float:
+    """The height at a place, if the line through the two points before it goes on up to the height of the next."""
+    before = [point for point in points if point[0] <= at]
+    if not before:
+        return points[0][1]
+    behind = points[len(before):]
+    highest = behind[0][1] if behind else math.inf
+    left, low = before[-1]
+    slope = 0.0
+    if len(before) > 1:
+        earlier, lower = before[-2]
+        slope = (low - lower) / (left - earlier)
+    return min(low + slope * (at - left), highest)
+
+
+class Bidder(Protocol):
+    """A request that has guesses."""
+
+    tree: TokenTree
+    terms: Terms
+    passed_over: int  # segments that left without any of its guesses, since one left with some
+
+
+class RowAllocator:
+    """The rows of the segment that is being put together."""
+
+    def __init__(self, segments: int, times: StageTimes) -> None:
+        self._segments = max(1, segments)  # that are under way at once
+        self._times = times
+        self._open = False  # whether it was reckoned since the last segment left
+        self._least = 0.0  # the worth of the last guess that goes, as a logarithm
+        self._left = 0  # rows for guesses
+
+    def share(self, bidder: Bidder, bidders: Sequence[Bidder], size: int) -> int:
+        """How many of `size` rows this one of the bidders may fill; those of its text are among them."""
+        if not self._open or len(bidders) == 1:  # who is alone waits for nobody else
+            self._reckon(bidders, size)
+        among = worths(bidder, weighed=len(bidders) > 1)
+        mine = min(self._left, sum(worth >= self._least for worth in among))
+        self._left -= mine
+        bidder.passed_over = 0 if mine else bidder.passed_over + bool(bidder.tree.waiting)
+        return len(bidder.tree.unsent) + mine
+
+    def close(self) -> None:
+        """The segment has left."""
+        self._open = False
+
+    def _reckon(self, bidders: Sequence[Bidder], size: int) -> None:
+        text = sum(len(bidder.tree.unsent) for bidder in bidders)
+        served = max(1.0, len(bidders) / self._segments)
+        everything = (worth for bidder in bidders for worth in worths(bidder, len(bidders) > 1))
+        best = heapq.nlargest(max(0, int(size * served) - text), everything)
+        good = sum(worth >= GOOD for worth in best)
+        best = best[:max(size - text, good)]
+        if all(bidder.terms.thrifty for bidder in bidders):
+            tips = sum(bool(bidder.tree.unsent) for bidder in bidders)
+            best = best[:self._paying(best, text, tips)]
+        self._open, self._left = True, len(best)
+        self._least = best[-1] if best else math.inf
+
+    def _paying(self, best: Sequence[float], rows: int, certain: int) -> int:
+        """How many of these guesses pay, the best first, beside rows of text of which so many are last tokens.
+
+        One that goes along is answered earlier by the time of a segment in the slowest stage, and each other row later
+        by what one more row takes in all stages. Both count as much as the rows are likely to become text.
+        """
+        likely = float(certain)
+        for place, worth in enumerate(best):
+            chance = math.exp(min(worth, 0.0))
+            gained = chance * self._times.slowest(rows + place)
+            lost = HALF * likely * self._times.more(rows + place)
+            if likely and gained < lost:
+                return place
+            likely += chance
+        return len(best)
+
+
+def worths(bidder: Bidder, weighed: bool) -> Iterator[float]:
+    """The logarithms of what the guesses that wait are worth: their probability, and beside others what weighs it."""
+    tree = bidder.tree
+    weight = math.log(bidder.terms.priority * (1 + bidder.passed_over)) if weighed else 0.0
+    added = weight - tree.score[tree.tip]
+    return (tree.score[node] + added for node in tree.waiting)
+
+
+class Batcher:
+    """Messages that are being put together, the next one first."""
+
+    def __init__(self) -> None:
+        self._messages: deque[list[Segment]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def holds(self, request: int) -> bool:
+        """Whether a segment of this request waits."""
+        return any(segment.request == request for message in self._messages for segment in message)
+
+    def put(self, segment: Segment) -> None:
+        """Add a segment, behind all others of its request."""
+        at = 0
+        for place, message in enumerate(self._messages, 1):
+            if any(other.request == segment.request for other in message):
+                at = place
+        while at < len(self._messages) and not _fits(segment, self._messages[at]):
+            at += 1
+        if at == len(self._messages):
+            self._messages.append([])
+        self._messages[at].append(segment)
+
+    def take(self) -> list[Segment]:
+        """The segments of the next message."""
+        return self._messages.popleft()
+
+    def drop(self, request: int) -> int:
+        """Drop what a request has put in; returns how many segments that were."""
+        before = sum(map(len, self._messages))
+        left = ([segment for segment in message if segment.request != request] for message in self._messages)
+        self._messages = deque(message for message in left if message)
+        return before - sum(map(len, self._messages))
+
+
+def _fits(segment: Segment, message: list[Segment]) -> bool:
+    """Whether a message has room for a segment, and asks for inner features as it does."""
+    rows = sum(len(other.nodes) for other in message)
+    alike = all((other.inner is None) == (segment.inner is None) for other in message)
+    return alike and rows + len(segment.nodes) <= MESSAGE_ROWS
+
+
+class DraftGate:
+    """How fast the text of all requests grows, and how long a level takes, of late."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0  # settled, and passed; what is old counts less
+        self._since: float | None = None
+        self._level: float | None = None
+
+    def settled(self, tokens: int, now: float) -> None:
+        """So many tokens have become text."""
+        passed = 0.0 if self._since is None else now - self._since
+        fading = math.exp(-passed / LAST)
+        counts = LAST * (1 - fading) / passed if passed else 1.0  # of what happened since, and in the mean
+        self._tokens = self._tokens * fading + tokens * counts
+        self._seconds = self._seconds * fading + passed * counts
+        self._since = now
+
+    def drafted(self, seconds: float) -> None:
+        """The networks have computed for so long on one level."""
+        known = seconds if self._level is None else FADING * self._level
+        self._level = min(seconds, known)  # what takes longer has read a prompt, too, or was held up
+
+    def pays(self, promise: float, due: float, now: float) -> bool:
+        """Whether to begin a level that promises so many tokens, if the next answer is due at this moment."""
+        if not self._level or not self._seconds:
+            return True
+        waits = now + self._level - max(due, now)
+        rate = self._tokens / self._seconds
+        if promise >= MARGIN * rate * waits:
+            return True
+        self._level *= DOUBT
+        return False
+
+
+class Drafted:
+    """What one request tells of its levels and its text, which has so many tokens at first."""
+
+    def __init__(self, gate: DraftGate, text: int) -> None:
+        self._gate, self._text = gate, text
+        self._level = 0.0  # seconds that were computed for the newest level
+
+    def computed(self, seconds: float) -> None:
+        """Networks have computed for so long for this request."""
+        self._level += seconds
+
+    def settled(self, text: int, now: float) -> None:
+        """The text has so many tokens."""
+        self._gate.settled(text - self._text, now)
+        self._text = text
+
+    def pays(self, promise: float, due: float, now: float) -> bool:
+        """Whether the next level pays, as `DraftGate.pays` says; the one before is done."""
+        if self._level:
+            self._gate.drafted(self._level)
+        self._level = 0.0
+        return self._gate.pays(promise, due, now)
+
+
+class Pacing:
+    """All of these, of one ring that so many segments fill."""
+
+    def __init__(self, depth: int) -> None:
+        self.first_stage = FirstStage(1 / max(1, depth - 1))
+        self.times = StageTimes()
+        self.rows = RowAllocator(depth - 1, self.times)
+        self.batcher = Batcher()
+        self.gate = DraftGate()
