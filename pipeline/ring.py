@@ -42,12 +42,9 @@ class Ring:
         self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
         self.meter = Meter()  # of rank 0's work
-        self.first_stage = FirstStage(1 / max(1, depth - 1))
         self.alarms: list[float] = []  # a heap of moments at which listening ends, whatever has come
         self.outbox = Outbox()
-        self.times = StageTimes()
-        self.leisure = Leisure()
-        self._budget = Budget(depth - 1, self.times)
+        self.unlearn()
         self.segments = 0  # sent since the start
         self.shared = 0  # how often the rows of the next segment were shared out anew
         self.requests = 0  # closed since the start
@@ -73,6 +70,13 @@ class Ring:
     def closing(self) -> bool:
         """Whether a request has ended that some stage has not forgotten yet."""
         return any(target.ended for target in self._open.values())
+
+    def unlearn(self) -> None:
+        """Forget what earlier requests have taught of stages and drafts; none is open."""
+        self.first_stage = FirstStage(1 / max(1, self.depth - 1))
+        self.times = StageTimes()
+        self.leisure = Leisure()
+        self._budget = Budget(self.depth - 1, self.times)
 
     def open(self, tree: TokenTree, sampler: Sampler, inner: bool = False, prunes: bool = True) -> RequestTarget:
         """The target of a new request.
