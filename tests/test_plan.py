@@ -202,7 +202,8 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
     assert slow.link(2, 1).latency == 6 and slow.link(2, 1).mbps == 2 and slow.drafting("ssm1").level == 18
     assert site.link(0, 1) is site and site.board(2) == site
     for number, (content, told) in enumerate((
-            ({"like": "jetson-7b", "latency": -1}, "says latency=-1: write a number from 0 to"), ({"about": "x"}, "lacks layers"),
+            ({"like": "jetson-7b", "latency": -1}, "says latency=-1: write a number from 0"),
+            ({"about": "x"}, "lacks layers"),
             ([1], "is not a JSON object"), ({"like": "nothing"}, "says like=.nothing.: write one of jetson-7b"),
             ({"like": "server", "factors": [1, 1e290]}, "says factors=.1, 1e.290.: write a list"),
             ({"like": "server", "mbps": 1e-200}, "says mbps=1e-200: write a number from 0.001"),
