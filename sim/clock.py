@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import math
 
-# From here to twice as far, doubles are equally far apart: 2^-30 s. So what begins at a whole second takes the same
+# From here to twice as far, doubles are equally far apart: 2^-34 s. So what begins at a whole second takes the same
 # time wherever it begins, to the last bit.
-EVEN = 2.0 ** 22
+EVEN = 2.0 ** 18
 
 
 class VirtualClock:
