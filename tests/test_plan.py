@@ -400,7 +400,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, told
 def test_a_file_of_another_measurement_is_one_sentence_and_exit_code_2(tmp_path, capsys):
     path = tmp_path / "here.json"
     for content, told in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, and this is"),
-                          ("{", "is not JSON"), ("[]", "describes no cluster")):
+                          ("{", "is not JSON"), ("[]", "is not a JSON object")):
         path.write_text(content)
         assert command.main([f"measured={path}"]) == 2
         said = capsys.readouterr().err
