@@ -5,22 +5,27 @@ It knows nothing about how the time is spent. Such a file says what differs from
 """
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Iterator, Sequence, Tuple
 
-from config.files import fits, whole, write_json
+from config import files
 from config.profiles import PROFILES, Profile
+from config.schema.fields import COUNT, Kind, list_of, number, one_of, whole
+from config.schema.untrusted import shown
 
 Level = Tuple[str, float]  # a source of guesses, milliseconds
 ENDING = ".json"  # of a profile's name that is a file
 OTHER = "name another profile="
+EXAMPLE = '{"like": "jetson-7b", "factors": [1, 2]}'
 LONGEST = 1e7  # ms, nearly three hours; beside far longer times, doubles do not tell the short ones
 MOST = 1024  # boards
 SLOWEST = 1e4  # times as long as usual, or as short
 RATES = 0.001, 1e6  # Mbit/s
 Throttle = Tuple[int, float, float]  # a rank, seconds of computing, a factor
 Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
+Column = Tuple[str, Kind]  # what stands at a place of each row, and what it may be
 
 
 @dataclass(frozen=True)
@@ -74,38 +79,30 @@ class Boards(Profile):
         return self
 
 
-def _is_time(value: Any) -> bool:
-    return fits(value, float) and 0 <= value <= LONGEST
+def _rows(*columns: Column) -> Kind:
+    """A list of rows, each a list of these."""
+    def fits(row: Any) -> bool:
+        as_many = isinstance(row, list) and len(row) == len(columns)
+        return as_many and all(kind.fits(value) for (_, kind), value in zip(columns, row))
+
+    words = ", ".join(f"{name} ({kind.words})" for name, kind in columns)
+    return list_of(Kind(f"a list of {words}", fits), MOST)
 
 
-def _is_above(value: Any) -> bool:
-    return fits(value, float) and 1 / LONGEST <= value <= LONGEST
-
-
-def _is_factor(value: Any) -> bool:
-    return fits(value, float) and 1 / SLOWEST <= value <= SLOWEST
-
-
-def _is_rate(value: Any) -> bool:
-    return fits(value, float) and RATES[0] <= value <= RATES[1]
-
-
-def _is_rank(value: Any) -> bool:
-    return fits(value, int) and 0 <= value <= MOST
-
-
-def _is_count(value: Any) -> bool:
-    return fits(value, int) and 0 < value < 1 << 30
-
-
+TIME, RATE = number(0, LONGEST), number(*RATES)
+FACTOR, RANK = number(1 / SLOWEST, SLOWEST), whole(1, MOST)
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+SOURCE = Kind("eagle, model, ssm1, ssm2 or so on",
+              lambda value: isinstance(value, str) and bool(re.fullmatch("eagle|model|ssm[1-9][0-9]{0,2}", value)))
+END = "rank", whole(0, MOST)
 TIMES = ("row", "token", "level", "verdict", "latency", "step", "jitter", "weights")
-COUNTS = ("layers", "row_bytes", "vocab")
-FORMS: dict[str, Any] = {
-    "about": str, "model_of": str, "like": PROFILES.__contains__, "free": _is_rank, "model": _is_above,
-    "mbps": _is_rate, **dict.fromkeys(TIMES, _is_time), **dict.fromkeys(COUNTS, _is_count),
-    "factors": [_is_factor], "levels": [(str, _is_time)],
-    "memory": [_is_time], "links": [(_is_rank, _is_rank, _is_time, _is_rate)],
-    "throttles": [(_is_rank, _is_time, _is_factor)]}
+FORMS: dict[str, Kind] = {
+    "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": whole(0, MOST),
+    "model": number(1 / LONGEST, LONGEST), "mbps": RATE, **dict.fromkeys(TIMES, TIME),
+    **dict.fromkeys(("row_bytes", "vocab"), whole(1, (1 << 30) - 1)),
+    "factors": list_of(FACTOR, MOST), "memory": list_of(TIME, MOST),
+    "levels": _rows(("draft", SOURCE), ("ms", TIME)), "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE)),
+    "throttles": _rows(("rank", RANK), ("seconds", TIME), ("factor", FACTOR))}
 
 
 def is_file(name: str) -> bool:
@@ -121,18 +118,20 @@ def cluster_of(name: str) -> Profile:
 @lru_cache(maxsize=8)
 def read(path: str) -> Boards:
     """The cluster that a file describes. Raises ValueError, with the remedy, if it describes none."""
-    found = whole(path, OTHER)
+    found = files.whole(path, OTHER)
     if not isinstance(found, dict):
-        raise ValueError(f"{path} describes no cluster: {OTHER}")
+        raise ValueError(f"{path} is not a JSON object: write one as {EXAMPLE}, or {OTHER}")
     for key, value in found.items():
-        if key not in FORMS or not fits(value, FORMS[key]):
-            raise ValueError(f"{path} says of {key} what no cluster has: write the fields of config/boards.py, or "
+        if key not in FORMS:
+            raise ValueError(f"{path} says {shown(key)}, which no cluster has: write some of {', '.join(FORMS)}, or "
                              f"{OTHER}")
+        if not FORMS[key].fits(value):
+            raise ValueError(f"{path} says {key}={shown(value)}: write {FORMS[key].words}, or {OTHER}")
     base = asdict(PROFILES[found.pop("like")]) if "like" in found else {}
     values = {**base, **found}
     missing = [field.name for field in fields(Profile) if field.name not in values and field.name not in OPEN]
     if missing:
-        raise ValueError(f'{path} lacks {", ".join(missing)}: add them, or "like" with the name of a profile')
+        raise ValueError(f'{path} lacks {", ".join(missing)}: add them, or "like" with one of {", ".join(PROFILES)}')
     for key in ("factors", "memory"):
         values[key] = tuple(values.get(key, ()))
     for key in ("levels", "links", "throttles"):
@@ -148,8 +147,6 @@ def _problems(boards: Boards) -> Iterator[str]:
     """What does not fit together in a file, each in words that name the fix."""
     there, memory = len(boards.factors), len(boards.memory)
     known = max(there, memory)
-    if known > MOST:
-        yield f"has {known} boards: give {MOST} at most"
     if there and memory and there != memory:
         yield f"has factors of {there} boards and memory of {memory}: give both for every board"
     seen = set()
@@ -160,8 +157,11 @@ def _problems(boards: Boards) -> Iterator[str]:
         seen.add(pair)
     ranks = [*(rank for link in boards.links for rank in link[:2]), *(throttle[0] for throttle in boards.throttles)]
     last = max(ranks, default=0)
-    if known and last > known:
-        yield f"names board {last}, and has {known}: add its number to factors and memory"
+    if last > known:
+        yield f"names board {last}, and has {known}: give factors or memory for each board up to {last}"
+    sources = [source for source, _ in boards.levels]
+    if len(set(sources)) < len(sources):
+        yield f"gives levels of {', '.join(sources)}: give each draft one"
 
 
 OPEN = ("jitter", "vocab", "weights")  # fields that a file may leave out
@@ -169,7 +169,7 @@ OPEN = ("jitter", "vocab", "weights")  # fields that a file may leave out
 
 def write(path: str, boards: Boards) -> None:
     """Write a file that `read` reads."""
-    write_json(path, asdict(boards))
+    files.write_json(path, asdict(boards))
 
 
 def uneven(profile: Profile) -> Boards:

@@ -46,7 +46,7 @@ def answer_all(pipeline: Pipeline) -> None:
         announce(config)
     methods = next(group for group in config.groups if config.pipeline_type in group)
     decoders = _decoders(pipeline, config.contenders(methods))
-    evaluation = Evaluation(config, text, decoders, pipeline.scale, pipeline.trace)
+    evaluation = Evaluation(config, text, decoders, pipeline.scale, pipeline.trace, pipeline.unlearn)
     results = Results(config.results).open(config, pipeline.scale, pipeline.spec.part.split_id)
     try:
         evaluation.run(all_jobs(config, _sets(config), methods), results, lambda: _check_pace(config))

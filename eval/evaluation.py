@@ -105,22 +105,28 @@ def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job
     return jobs
 
 
-def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+def _batches(jobs: Sequence[Job], concurrency: int) -> Iterator[list[Job]]:
     """The jobs that may be done at once: those of a method with one draft, for one set, temperature and repeat."""
+    if concurrency == 1:
+        yield from ([job] for job in jobs)
+        return
     for _, batch in itertools.groupby(jobs, key=lambda job: job.key._replace(question=0)):
         yield list(batch)
 
 
 class Evaluation:
-    """Methods that answer questions over one pipeline; `scale` is how many seconds pass for a modelled one."""
+    """Methods that answer questions over one pipeline; `scale` is how many seconds pass for a modelled one.
+
+    `unlearn` lets the pipeline forget what earlier answers taught, so that figures do not depend on their order.
+    """
 
     def __init__(self, config: EvalConfig, text: Text, decoders: Decoders, scale: float = 1.0,
-                 trace: NoTrace = OFF) -> None:
+                 trace: NoTrace = OFF, unlearn: Callable[[], object] = int) -> None:
         self.config = config
         self.text = text
         self.decoders = decoders
         self.scale = scale
-        self.trace = trace
+        self.trace, self.unlearn = trace, unlearn
         self.end = frozenset() if config.ignore_eos else frozenset(text.end_ids)
 
     @property
@@ -145,7 +151,7 @@ class Evaluation:
         print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
         done = len(jobs) - len(left)
         with tqdm(total=len(jobs), initial=done, unit="answer", file=sys.stderr) as bar:
-            for batch in _batches(left):
+            for batch in _batches(left, self.config.concurrency):
                 job = batch[0]
                 bar.set_description(f"{job.set} t={job.temperature:g} {' '.join(job.contender)}")
                 for line in self._answers(batch, results):
@@ -155,6 +161,7 @@ class Evaluation:
     def _answers(self, batch: Sequence[Job], results: Results) -> Iterator[Line]:
         """The lines of these jobs as they are done, as many at once as the configuration says."""
         decoder = self.decoders[batch[0].contender]
+        self.unlearn()
         references = (results.texts.get(job.key._replace(method="ar", draft="none")) for job in batch)
         works = (self._answer(job, reference) for job, reference in zip(batch, references))
         yield from concurrent(works, decoder, self.config.concurrency)

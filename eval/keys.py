@@ -168,6 +168,9 @@ def _problems(c: EvalConfig) -> Iterator[str]:
         yield f"seed={c.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"
     if c.temperature:
         yield f"an evaluation has no temperature={c.temperature:g}: write temperatures={c.temperature:g}"
+    for key in ("answers", "reuse"):
+        if getattr(c, key):
+            yield f"{key}={getattr(c, key)} would let one answer change the figures of others: leave it out"
     for key in ("prompt_ids", "question_file"):
         if getattr(c, key):
             yield f"an evaluation has no {key}: name data sets with sets=, and their folder with data="

@@ -61,6 +61,7 @@ class Pipeline:
     drafts: dict[Any, Draft] = field(default_factory=dict)  # those that were built, by kind and folder
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
     busy: Callable[[], list[float]] = list  # for what share of its last seconds each rank was at work
+    restart: Callable[[], object] = int  # lets modelled time begin again, where it is only counted
 
     # --- from the start to the end ------------------------------------------------------------------------------------
 
@@ -90,7 +91,8 @@ class Pipeline:
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
         ring.meter = rank.wires.meter
-        pipeline = Pipeline(spec, ring, None, trace, lm_head, Drafters(rank.wires.drafters), busy=rank.busy)
+        pipeline = Pipeline(spec, ring, None, trace, lm_head, Drafters(rank.wires.drafters), busy=rank.busy,
+                            restart=rank.restart)
         try:
             pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
             pipeline.draft_of(spec)
@@ -168,6 +170,13 @@ class Pipeline:
     def check(self) -> None:
         """Raise PeerLost if a rank is lost; takes no time."""
         self.ring.poll()
+
+    def unlearn(self) -> None:
+        """Let the next answer be made as if it were the first one; none is under way."""
+        self.ring.unlearn()
+        for draft in self.drafts.values():
+            draft.unlearn()
+        self.restart()
 
     def _generation(self, prompt: Prompt, options: dict[str, Any],
                     decode: Callable[[Request], tuple[Answer, Settled]]) -> Generation:

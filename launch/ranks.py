@@ -37,7 +37,8 @@ Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's
 class Rank(NamedTuple):
     """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
 
-    `busy` tells for what share of its last seconds each rank was at work, where that is known.
+    `busy` tells for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
+    time begin again, where it is only counted.
     """
 
     spec: RankSpec
@@ -45,6 +46,7 @@ class Rank(NamedTuple):
     trace: NoTrace
     clock: Clock = REAL
     busy: Callable[[], list[float]] = list
+    restart: Callable[[], object] = int
 
     def compare_split(self, store: Any) -> None:
         """Tell the other ranks, through the store, which split this is; raises ValueError if it is not rank 0's."""

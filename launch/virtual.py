@@ -18,7 +18,7 @@ from launch.trace import join_traces, open_trace
 from launch.wiring import Wires
 from model.drafts.eagle import inner_layers
 from model.llama import Slice
-from sim.clock import VirtualClock
+from sim.clock import EVEN, VirtualClock
 from sim.cluster import NOTHING, Answers, Cluster, Own
 from sim.drafters import DrafterWay
 from sim.paths import Paths
@@ -45,8 +45,8 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
 
     `answers` makes what the target says out of the stages of one copy of the model.
     """
-    clock = VirtualClock()
-    clocks = {rank: VirtualClock() for rank in placement.drafters}  # they draft while time passes elsewhere
+    clock = VirtualClock(EVEN)
+    clocks = {rank: VirtualClock(EVEN) for rank in placement.drafters}  # they draft while time passes elsewhere
     traces = [tracing(config, rank, clocks.get(rank, clock)) for rank in range(placement.world)]
     groups = [[RankSpec(config, open_part(folder, rank)) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
@@ -62,7 +62,13 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
         for rank, its_clock in clocks.items():
             drafter = build_drafter(RankSpec(config, open_part(folder, rank, config)), traces[rank], its_clock)
             drafters.append(DrafterWay(spec.cluster, drafter, clock, its_clock, traces[0]))
-        yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock)
+
+        def restart() -> None:
+            cluster.restart()
+            for way in drafters:
+                way.restart()
+
+        yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock, restart=restart)
     for trace in traces:
         trace.close()
     join_traces(config, spec.part)

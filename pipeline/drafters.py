@@ -163,6 +163,9 @@ class Drafters:
         self._told = 0  # how many tokens of the text the small models know
         self._tip = -1  # below which the last tree was grown
 
+    def unlearn(self) -> None:
+        """Small models learn nothing from requests."""
+
     def refresh(self) -> None:
         """Every tree begins at the tip."""
 

@@ -117,6 +117,9 @@ class Draft(Protocol):
     def reset(self) -> None:
         """Forget the request."""
 
+    def unlearn(self) -> None:
+        """Forget what earlier requests have taught."""
+
 
 class Target(Protocol):
     """The pipeline, as the strategy of one request sees it."""

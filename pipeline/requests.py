@@ -312,7 +312,7 @@ class Ring:
         self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
         self.meter = Meter()  # of rank 0's work
-        self.pacing = Pacing(depth)
+        self.unlearn()
         self.segments = 0  # sent since the start
         self.shared = 0  # how often rows were shared out
         self.requests = 0  # closed since the start
@@ -338,6 +338,10 @@ class Ring:
     def closing(self) -> bool:
         """Whether a request has ended that some stage has not forgotten yet."""
         return any(target.ended for target in self._open.values())
+
+    def unlearn(self) -> None:
+        """Forget what earlier requests have taught of stages and drafts; none is open."""
+        self.pacing = Pacing(self.depth)
 
     def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
         """The target of a new request."""

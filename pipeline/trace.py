@@ -151,6 +151,9 @@ class TracedDraft:
         self._live = set()
         self.draft.reset()
 
+    def unlearn(self) -> None:
+        self.draft.unlearn()
+
 
 def rank_files(folder: str | Path) -> list[Path]:
     """The files of all ranks in the folder of a trace; what else lies there is somebody else's."""

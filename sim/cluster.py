@@ -16,9 +16,9 @@ from typing import Callable, Protocol, Sequence
 from torch import Tensor
 
 from config.profiles import Profile
-from pipeline.interfaces import Clock
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, joined, segments_of
 from pipeline.trace import NoTrace
+from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, size
 
@@ -62,14 +62,16 @@ class Cluster:
     one trace only, rank 0 is in the one stage itself, and computes while it sends.
     """
 
-    def __init__(self, profile: Profile, clock: Clock, rings: Sequence[Sequence[Work]], paths: Answers,
+    def __init__(self, profile: Profile, clock: VirtualClock, rings: Sequence[Sequence[Work]], paths: Answers,
                  traces: Sequence[NoTrace], own: Own = NOTHING) -> None:
         self.profile, self._clock, self._own = profile, clock, own
         self._alone = len(traces) == 1
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._inbox: deque[Message] = deque()
-        self._memory = Memory(paths)
+        self._paths, self._memory = paths, Memory(paths)
+        self._works = [work for works in rings for work in works]
+        self._wires: list[Wire] = []
         self._trace = traces[0]
         of_stages = iter(traces[1:] or traces)
         self.links = [self._ring(works, [next(of_stages) for _ in works]) for works in rings]
@@ -77,15 +79,32 @@ class Cluster:
     def _ring(self, works: Sequence[Work], traces: Sequence[NoTrace]) -> Way:
         """The stages of one ring, and rank 0's link to them."""
         ranks = [0, *(work.rank for work in works)]
-        send = self._back(traces[-1], Wire(self.profile.link(ranks[-1], 0)))
+        send = self._back(traces[-1], self._wire(ranks[-1], 0))
         stages: list[VirtualStage] = []
         befores = [self._trace, *traces]
         for work, trace, before, rank in reversed(list(zip(works, traces, befores, ranks))):
             stage = VirtualStage(self, work, send, trace)
             stages.append(stage)
-            send = self._onward(stage.hear, before, Wire(self.profile.link(rank, work.rank)))
-        controls = [Wire(self.profile.link(0, work.rank)) for work in reversed(works)]
+            send = self._onward(stage.hear, before, self._wire(rank, work.rank))
+        controls = [self._wire(0, work.rank) for work in reversed(works)]
         return Way(self, send, list(zip(stages, controls)))
+
+    def _wire(self, sender: int, receiver: int) -> Wire:
+        wire = Wire(self.profile.link(sender, receiver))
+        self._wires.append(wire)
+        return wire
+
+    def restart(self) -> None:
+        """Begin at a whole second what takes as long as at any other, to the last bit; no request is open.
+
+        What the target says is computed again, since its last bits depend on the rows that are computed together.
+        """
+        self._clock.even()
+        self._paths.clear()
+        for wire in self._wires:
+            wire.restart()
+        for work in self._works:
+            work.cool()
 
     # --- what rank 0 does ---------------------------------------------------------------------------------------------
 

@@ -29,6 +29,11 @@ class DrafterWay:
         self._there, self._back = Wire(profile), Wire(profile)
         self._answers: deque[tuple[float, Message]] = deque()  # with the moments at which they come
 
+    def restart(self) -> None:
+        """Let the wires draw their jitter from its beginning on."""
+        self._there.restart()
+        self._back.restart()
+
     def send(self, msg: Message) -> None:
         """Hand over a message; the rank obeys it once it has come and those before it are done."""
         self._own.sleep_until(self._carry(self._there, msg, self._clock.now(), self._trace))

@@ -13,6 +13,10 @@ class Heat:
 
     def __init__(self, throttles: Sequence[tuple[float, float]]) -> None:
         self._throttles = throttles
+        self.cool()
+
+    def cool(self) -> None:
+        """The board is as at the start."""
         self._computed = 0.0
 
     def takes(self, seconds: float) -> float:

@@ -35,7 +35,7 @@ def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
         def alone(rows: int, text: int) -> float:
             return heat.takes(extra + board.stage(held.share, rows, text))
 
-        return Work(alone, max(1, round(layers)), held.kept, leader)
+        return Work(alone, max(1, round(layers)), held.kept, leader, heat.cool)
     times = Times(board, held.largest, members)
 
     def together(rows: int, text: int) -> float:

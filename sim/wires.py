@@ -22,9 +22,13 @@ class Wire:
 
     def __init__(self, profile: Profile, takes: float = 0.0) -> None:
         self._profile, self._takes = profile, takes
-        self._jitter = random.Random(0)
+        self.restart()
         self._free = 0.0  # when the last message has left
         self._arrived = 0.0  # when it has come
+
+    def restart(self) -> None:
+        """Draw the jitter from its beginning on."""
+        self._jitter = random.Random(0)
 
     def arrival(self, msg: Message, asked: float) -> float:
         """The moment at which a message arrives that is handed over at `asked`, in seconds of one clock.

@@ -202,16 +202,17 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
     assert slow.link(2, 1).latency == 6 and slow.link(2, 1).mbps == 2 and slow.drafting("ssm1").level == 18
     assert site.link(0, 1) is site and site.board(2) == site
     for number, (content, told) in enumerate((
-            ({"like": "jetson-7b", "latency": -1}, "says of latency"), ({"about": "x"}, "lacks layers"),
-            ([1], "describes no cluster"), ({"like": "nothing"}, "says of like"),
-            ({"like": "server", "factors": [1, 1e290]}, "says of factors"),
-            ({"like": "server", "mbps": 1e-200}, "says of mbps"),
+            ({"like": "jetson-7b", "latency": -1}, "says latency=-1: write a number from 0"),
+            ({"about": "x"}, "lacks layers"),
+            ([1], "is not a JSON object"), ({"like": "nothing"}, "says like=.nothing.: write one of jetson-7b"),
+            ({"like": "server", "factors": [1, 1e290]}, "says factors=.1, 1e.290.: write a list"),
+            ({"like": "server", "mbps": 1e-200}, "says mbps=1e-200: write a number from 0.001"),
             ({"like": "server", "factors": [1, 1], "links": [[1, 3, 2, 10]]}, "names board 3, and has 2"),
             ({"like": "server", "factors": [1], "throttles": [[2, 1, 3]]}, "names board 2, and has 1"),
             ({"like": "server", "links": [[1, 1, 2, 10]]}, "a link between 1 and 1 that is none"),
             ({"like": "server", "links": [[1, 2, 2, 10], [2, 1, 3, 10]]}, "between 2 and 1 that it had before"),
             ({"like": "server", "factors": [1, 1], "memory": [8]}, "factors of 2 boards and memory of 1"),
-            ({"like": "server", "factors": [1] * 2000}, "has 2000 boards: give 1024 at most"))):
+            ({"like": "server", "factors": [1] * 2000}, "write a list of at most 1024"))):
         other = tmp_path / f"other{number}.json"
         other.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=told):
@@ -399,7 +400,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, told
 def test_a_file_of_another_measurement_is_one_sentence_and_exit_code_2(tmp_path, capsys):
     path = tmp_path / "here.json"
     for content, told in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, and this is"),
-                          ("{", "is not JSON"), ("[]", "describes no cluster")):
+                          ("{", "is not JSON"), ("[]", "is not a JSON object")):
         path.write_text(content)
         assert command.main([f"measured={path}"]) == 2
         said = capsys.readouterr().err

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Any, Iterable, Union
 
@@ -99,9 +100,12 @@ def decoded(data: bytes, where: object, remedy: str) -> str:
 
 
 def parse_json(text: str, where: object, remedy: str = AGAIN) -> Any:
-    """What a text of JSON says. A ValueError that begins with `where` if it is none, or is nested without end."""
+    """What a text of JSON says.
+
+    A ValueError that begins with `where` if it is none, repeats a key, or is nested without end.
+    """
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_once)
         deep = _is_deep(found)
     except RecursionError:
         deep = True
@@ -127,6 +131,15 @@ def parse_object(data: bytes, where: object, remedy: str = AGAIN) -> dict[str, A
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object that a file of a model's folder holds."""
     return parse_object(read_bytes(path, WHOLE_FOLDER, LARGEST), path)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which no key stands twice: readers would differ in which of its values they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(name, count)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {shown(name)} stands there {count} times")
+    return found
 
 
 def _is_deep(content: Any) -> bool:

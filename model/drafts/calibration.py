@@ -41,6 +41,10 @@ class Blend:
     """
 
     def __init__(self) -> None:
+        self.unlearn()
+
+    def unlearn(self) -> None:
+        """Begin again with the weights of the beginning."""
         self._sums: dict[Bucket, dict[str, float]] = {}  # responsibilities by source
         self._worth: dict[tuple[Bucket, int], Worth] = {}
 

@@ -101,7 +101,7 @@ class Mixture:
     def __init__(self, networks: Sequence[TreeDraft], suffix: Suffix | None = None) -> None:
         self.networks, self._suffix = networks, suffix
         self._tree: TokenTree | None = None  # of the request, once there was a growth
-        self._blend = Blend()  # learns for as long as the pipeline lives
+        self._blend = Blend()  # learns from one request to the next
         self.inner = any(network.inner for network in networks)
         self.reset()
 
@@ -116,6 +116,10 @@ class Mixture:
         twin = Mixture([network.another() for network in self.networks], suffix)
         twin._blend = self._blend
         return twin
+
+    def unlearn(self) -> None:
+        """Forget who was right in earlier requests."""
+        self._blend.unlearn()
 
     def begin(self, sampler: Sampler) -> None:
         """A request begins, whose tokens this sampler chooses."""

@@ -127,6 +127,9 @@ class TreeDraft:
         self.cache.clear()
         self._begin_behind(0)
 
+    def unlearn(self) -> None:
+        """A network learns nothing from requests."""
+
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 
     def restart(self) -> None:
@@ -287,7 +290,7 @@ class TreeDraft:
         self._level += 1
         if growth.gain:
             tip = tree.score[tree.tip]
-            expected = sum(math.exp(tree.score[node] - tip) for node in tree.live)
+            expected = math.fsum(math.exp(tree.score[node] - tip) for node in tree.live)  # a set has no order
             self._pays = expected - self._expected > growth.gain
             self._expected = expected
 

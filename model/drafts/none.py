@@ -40,3 +40,6 @@ class NoDraft:
 
     def reset(self) -> None:
         pass
+
+    def unlearn(self) -> None:
+        pass

@@ -1,0 +1,101 @@
+"""Figures in virtual time, which depend on the question and on who answers it, and on nothing that came before."""
+from __future__ import annotations
+
+import json
+from shutil import copytree
+
+import pytest
+
+from eval.command import evaluate
+from eval.keys import EvalConfig
+from eval.results import read_answers
+from pipeline.trace import OFF
+from sim.clock import EVEN, VirtualClock
+from sim.cluster import Cluster
+from sim.stage_cost import Held, work_of
+from tests.checkpoints import refused
+from tests.saved import models
+from tests.test_virtual import HOT, paths, segment
+
+ASKED = ["what is it?", "who are you? who are you?", "where is it? where is it?"]
+OTHERS = ("tstamp", "launch", "requests")  # what is another at every start
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """The answers to some questions by two methods over wires that jitter, in the order in which they were written."""
+    split = models(tmp_path.parent.parent / "saved") / "0+2+2"
+    monkeypatch.setattr("eval.bench.WARM_UP", 2)
+    monkeypatch.setattr("scripts.evaluate.report", lambda folder: f"{folder}/report.md")
+
+    def ask(results, methods="continuous,streaming", questions=ASKED):
+        numbered = ({"question_id": ASKED.index(words), "category": "", "turns": [words]} for words in questions)
+        (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, numbered)))
+        words = (f"results={tmp_path / results}", f"methods={methods}", f"data={tmp_path}", "sets=asked",
+                 f"model_dir={split}", "time=virtual", "profile=wifi", "temperatures=0", "draft=eagle+suffix",
+                 "max_new_tokens=12", "template=none", "dtype=float64", "ignore_eos=true")
+        assert evaluate("emulated", words) == 0
+        found = (line for path in tmp_path.glob(f"{results}/answers/*/*.jsonl") for line in read_answers(path))
+        return sorted(found, key=lambda line: line["tstamp"])
+
+    return ask
+
+
+def figures(answers):
+    """All that is said of each answer, by method and question, but when it was made."""
+    return {(line["method"], line["question_id"]): {name: line[name] for name in line if name not in OTHERS}
+            for line in answers}
+
+
+def test_an_evaluation_that_is_resumed_after_any_answer_has_the_figures_of_one_that_was_not(ask, tmp_path):
+    whole = ask("whole")
+    assert len(whole) == 6
+    for count in range(1, len(whole)):
+        folder = copytree(tmp_path / "whole", tmp_path / f"cut{count}")
+        for path in folder.glob("answers/*/*.jsonl"):
+            kept = [line for line in whole[:count] if line["method"] == path.parent.name]
+            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        assert figures(ask(folder.name)) == figures(whole), count
+
+
+def test_the_order_of_questions_and_methods_changes_no_figure(ask):
+    whole = figures(ask("whole"))
+    assert figures(ask("back", "streaming,continuous", ASKED[::-1])) == whole
+    assert figures(ask("alone", "streaming", ASKED[2:])).items() <= whole.items()
+
+
+def test_a_cluster_that_restarts_is_cool_draws_the_same_jitter_and_has_forgotten_what_the_target_said():
+    clock, known = VirtualClock(EVEN), paths()
+    work = work_of(HOT, Held([1], 1.0))
+    cluster = Cluster(HOT, clock, [[work]], known, [OFF] * 2)
+    [link] = cluster.links
+
+    def spent(request):
+        begin = clock.now()
+        for first in (0, 3):
+            link.send(segment(first, 3, request))
+            link.recv()
+        return clock.now() - begin
+
+    first = spent(0)
+    assert spent(1) != first
+    cluster.restart()
+    assert known.after(known.root, 30) == 0
+    assert spent(2) == first
+
+
+def test_what_begins_at_a_whole_second_takes_the_same_time_to_the_last_bit():
+    clock, took = VirtualClock(EVEN), []
+    for _ in range(3):
+        clock.even()
+        begin = clock.now()
+        clock.sleep_until(begin + 3 * 2.0 ** -35)  # between two doubles
+        took.append(clock.now() - begin)
+        clock.sleep_until(clock.now() + 0.1)
+    assert took[0] == took[1] == took[2] and begin == EVEN + 3
+
+
+@pytest.mark.parametrize("key", [{"reuse": True}, {"answers": "FILE", "draft": "eagle+suffix"}])
+def test_what_carries_from_answer_to_answer_is_refused(key):
+    with refused("would let one answer change the figures of others: leave it out"):
+        EvalConfig(**key)
