@@ -45,7 +45,7 @@ def _open_streams() -> None:
 _open_streams()
 sys.excepthook = _tell
 _check_memory()
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a command, no debugger
-    signal.signal(signal.SIGINT, interrupt)
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):
+    signal.signal(signal.SIGINT, interrupt)  # a command, no debugger; a shell's background ignores it
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="backslashreplace")

@@ -97,9 +97,11 @@ def name_of(argv: Sequence[str], config: ServeConfig) -> str:
 
 
 def run(engine: Engine, listener: Listener) -> int:
-    """Serve until Ctrl-C, or SIGTERM, which does the same. The exit code."""
+    """Serve until Ctrl-C, or SIGTERM, or SIGHUP without nohup, which do the same. The exit code."""
     sockets = listener.bound()
     signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # which uvicorn listens to
     thread = guarded("engine", partial(_work, engine, listener), partial(_died, engine, listener))
     interrupted = False
     try:

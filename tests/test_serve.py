@@ -422,7 +422,8 @@ def test_whoever_is_still_answered_when_the_server_ends_is_told_so(monkeypatch):
     assert (got[0].status_code, got[0].json()["error"]["code"]) == (503, "stopped")
 
 
-def test_a_server_that_is_told_to_end_while_it_loads_waits_for_nobody(monkeypatch, capfd):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_server_that_is_told_to_end_while_it_loads_waits_for_nobody(monkeypatch, capfd, number):
     class Loading:
         health, error = Health("loading"), None
         run = staticmethod(threading.Event().wait)
@@ -430,14 +431,16 @@ def test_a_server_that_is_told_to_end_while_it_loads_waits_for_nobody(monkeypatc
 
     class Interrupted:
         bound = staticmethod(list)
-        run = staticmethod(lambda sockets: signal.raise_signal(signal.SIGTERM))
+        run = staticmethod(lambda sockets: signal.raise_signal(number))
 
     monkeypatch.setattr("serve.running.LEAVE", 0.0)
     monkeypatch.setattr("serve.running.die", sys.exit)
-    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("launch.interrupt.AT_ONCE", 0)  # the test before may have pressed it just now
+    before = {asked: signal.getsignal(asked) for asked in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with pytest.raises(SystemExit) as ended:
             running.run(Loading(), Interrupted())
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for asked, handler in before.items():
+            signal.signal(asked, handler)
     assert ended.value.code == 130 and capfd.readouterr().err.strip() == "flowspec: stopped"

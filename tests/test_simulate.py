@@ -23,8 +23,10 @@ def test_whoever_stops_reading_ends_a_command_quietly(words: list[str]) -> None:
     assert ran.wait() == 128 + signal.SIGPIPE
 
 
-def test_an_interrupt_ends_a_command_without_a_traceback() -> None:
-    ran = subprocess.Popen([*COMMAND, "online"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])  # SIG_IGN: from a shell's background
+def test_an_interrupt_ends_a_command_without_a_traceback(inherited: signal.Handlers) -> None:
+    ran = subprocess.Popen([*COMMAND, "online"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, inherited))
     assert ran.stdout is not None and ran.stderr is not None
     shown = ran.stderr.read(1)  # the bar of the real clock
     ran.send_signal(signal.SIGINT)
