@@ -15,9 +15,10 @@ from typing import Sequence
 
 from config.cli import parse
 from config.drafts import parts
-from config.eval_config import Contender, EvalConfig, first, words
+from config.eval_config import PROTOCOLS, Contender, EvalConfig, first, words
 from config.files import check_folder
 from config.foreign import plain
+from config.keys import ASKS
 from config.questions import BUNDLED, Question, load
 from eval.bench import Evaluation, all_jobs
 from eval.report import TOO_LATE, report
@@ -152,6 +153,9 @@ def _apart(config: EvalConfig) -> bool:
 
 def evaluate(protocol: str, argv: Sequence[str]) -> int:
     """The whole life of the command; its exit code. Each group of methods has a start of the pipeline of its own."""
+    if protocol in ASKS:
+        print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
+        return 0
     try:
         argv = words(protocol, argv)
         config = _read(argv)

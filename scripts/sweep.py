@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from config.foreign import plain
+from config.keys import ASKS, check_name
 from config.presets import ROOT
 from eval.found import NoAnswers
 from eval.sweep import SWEEPS, Sweep, place, write
@@ -55,7 +56,11 @@ def _key(word: str) -> str:
 
 def run(name: str, argv: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
+    if name in ASKS:
+        print(f"{__doc__}\n{listing()}")
+        return 0
     try:
+        check_name(name, SWEEPS, "sweep")
         folder, points = commands(name, SWEEPS[name], argv)
     except ValueError as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)
@@ -81,8 +86,4 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    chosen = "".join(sys.argv[1:2])
-    if chosen in SWEEPS:
-        sys.exit(run(chosen, sys.argv[2:]))
-    print(f"{__doc__}\n{listing()}")
-    sys.exit(0 if chosen in ("-h", "--help") else WRONG)
+    sys.exit(run("".join(sys.argv[1:2]), sys.argv[2:]))

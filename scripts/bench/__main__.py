@@ -41,6 +41,7 @@ from __future__ import annotations
 import sys
 
 from config.foreign import plain
+from config.keys import ASKS, check_name
 from launch.processes import WRONG
 from scripts.bench.acceptance import acceptance
 from scripts.bench.clocks import clocks
@@ -65,11 +66,13 @@ COMMANDS = {"overhead": overhead, "clocks": clocks, "conversation": conversation
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] not in COMMANDS:
+    name = "".join(argv[:1])
+    if name in ASKS:
         print(__doc__)
-        return 0 if argv[:1] in (["-h"], ["--help"]) else WRONG
+        return 0
     try:
-        return COMMANDS[argv[0]](argv[1:])
+        check_name(name, COMMANDS, "measurement")
+        return COMMANDS[name](argv[1:])
     except ValueError as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return WRONG
