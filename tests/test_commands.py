@@ -60,7 +60,7 @@ class Clone:
         python.chmod(0o755)
         return python
 
-    def run(self, command: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
         typed = [command] if command.endswith(".py") else ["-m", command]
         env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "FLOWSPEC"))}
         return subprocess.run([BASE, "-S", *typed, *words], cwd=self.root, env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
