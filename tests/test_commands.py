@@ -108,3 +108,17 @@ def test_a_package_of_the_server_that_is_not_there_is_told_with_the_command_that
     assert "has no fastapi: type bash run_server.sh once" in environment.lacks("fastapi")
     assert "has no torch: type bash run_pipe.sh once" in environment.lacks("torch")
     assert environment.lacks("") == ""
+
+
+@pytest.mark.parametrize("name", ["check_clients", "check_legacy", "check_setup", "netem", "netns_cluster", "push"])
+def test_a_script_shows_all_that_stands_at_its_top(name):
+    script = ROOT / "scripts" / f"{name}.sh"
+    head = script.read_text(encoding="utf-8").partition("\nset -e")[0].splitlines()[1:]
+    shown = subprocess.run(["bash", script, "--help"], text=True, capture_output=True)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines() == [line[2:] for line in head]
+
+
+def test_netem_refuses_a_word_that_it_does_not_know():
+    refused = subprocess.run(["bash", ROOT / "scripts" / "netem.sh", "stop", "eth0"], text=True, capture_output=True)
+    assert (refused.returncode, refused.stderr) == (2, "flowspec: unknown word stop: say set, show or clear\n")
