@@ -2,5 +2,5 @@
 # Serves a model that is split over a pipeline, by OpenAI's protocol: bash run_server.sh [PRESET] [key=value ...], or --help.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/env.sh"
-if [ -x "$ROOT/board/bin/python" ]; then PY="$ROOT/board/bin/python"; else make_env; fi  # a board has a torch of its own
+if [ -x "$ROOT/board/bin/python" ]; then PY="$ROOT/board/bin/python"; else make_env serve/requirements.txt; fi  # a board has a torch of its own
 exec "$PY" -m scripts.serve "$@"

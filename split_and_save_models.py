@@ -10,6 +10,11 @@ from typing import Sequence
 
 from config.schema.untrusted import plain
 from config.tensor_parallel import TensorParallel
+from launch.environment import NEEDED, enter
+
+if __name__ == "__main__":
+    enter(*NEEDED)
+
 from launch.split.plan import Layout
 from launch.split.write import check, split
 from model.weights.parts import Part

@@ -23,6 +23,7 @@ TITLE = re.compile(r"    # (.+)")  # a line of the dataclass that begins a group
 ENTRY = re.compile(r"    (\w+): \w+ = .+?  # (.+)")  # and one that is a key
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 HELP = ("-h", "--help", "help")
+ASKS = ("", *HELP)  # the first word of a command that has commands, when its help is what is wanted
 
 
 class Option(NamedTuple):
@@ -114,6 +115,12 @@ def nearest(word: str, names: Iterable[str]) -> str:
     word, known = word.lstrip("-"), list(names)
     near = get_close_matches(word, known, cutoff=ALIKE) or get_close_matches(word, known, cutoff=SIMILAR)
     return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def check_name(name: str, names: Collection[str], kind: str) -> None:
+    """Raise ValueError for a name that is none of `names`, which are of this kind."""
+    if name not in names:
+        raise ValueError(f"unknown {kind} {name}: {nearest(name, names) or 'choose one of ' + ', '.join(names)}")
 
 
 def _pair(word: str, keys: Mapping[str, Option]) -> tuple[str, str]:

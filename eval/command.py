@@ -16,10 +16,11 @@ from typing import Sequence
 from config.cli import parse
 from config.drafts import parts
 from config.files import check_folder
+from config.keys import ASKS
 from config.questions import BUNDLED, Question, load
 from config.schema.untrusted import plain
 from eval.evaluation import Evaluation, all_jobs
-from eval.keys import Contender, EvalConfig, first, words
+from eval.keys import PROTOCOLS, Contender, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
@@ -152,6 +153,9 @@ def _apart(config: EvalConfig) -> bool:
 
 def evaluate(protocol: str, argv: Sequence[str]) -> int:
     """The whole life of the command; its exit code. Each group of methods has a start of the pipeline of its own."""
+    if protocol in ASKS:
+        print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
+        return 0
     try:
         argv = words(protocol, argv)
         config = _read(argv)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
 from config.drafts import ComparedDrafts, listed
+from config.keys import check_name
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
 from config.ranges import NUMBER, Range, number, outside
@@ -193,8 +194,7 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     `paper-7b`, `paper-13b`: the comparison of the paper; its questions are the 30th to 49th of the real data sets.
     `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need the model split another way.
     """
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"unknown protocol {protocol}: choose one of {', '.join(PROTOCOLS)}")
+    check_name(protocol, PROTOCOLS, "protocol")
     preset, keys = PROTOCOLS[protocol]
     given, named = typed(argv), preset_of(argv)
     defaults = dict(keys)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
+from config.keys import ASKS, check_name
 from config.presets import ROOT
 from config.schema.untrusted import plain
 from eval.results_index import NoAnswers
@@ -55,7 +56,11 @@ def _key(word: str) -> str:
 
 def run(name: str, argv: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
+    if name in ASKS:
+        print(f"{__doc__}\n{listing()}")
+        return 0
     try:
+        check_name(name, SWEEPS, "sweep")
         folder, points = commands(name, SWEEPS[name], argv)
     except ValueError as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)
@@ -81,8 +86,5 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    chosen = "".join(argv[:1])
-    if chosen in SWEEPS:
-        return run(chosen, argv[1:])
-    print(f"{__doc__}\n{listing()}")
-    return 0 if chosen in ("-h", "--help") else WRONG
+    """The command."""
+    return run("".join(argv[:1]), argv[1:])

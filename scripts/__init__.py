@@ -1,5 +1,7 @@
 """The commands. Ctrl-C ends them with a sentence, even while their modules are still being imported.
 
+A Python that lacks the packages gives way to that of the environment.
+
 What a terminal has no sign for is shown escaped, so no answer ends in the midst of a word.
 """
 from __future__ import annotations
@@ -11,6 +13,7 @@ import signal
 import sys
 from typing import Any
 
+from launch.environment import NEEDED, enter, lacks
 from launch.interrupt import interrupt
 from pipeline.failure import SPACE, limited, want
 
@@ -18,7 +21,8 @@ LIBRARIES = 1 << 30  # bytes of addresses that torch and transformers take befor
 
 
 def _tell(kind: Any, error: Any, trace: Any) -> None:
-    told = "stopped" if issubclass(kind, KeyboardInterrupt) else want(error)
+    lacking = (error.name or "").partition(".")[0] if issubclass(kind, ModuleNotFoundError) else ""
+    told = "stopped" if issubclass(kind, KeyboardInterrupt) else lacks(lacking) or want(error)
     if not told:
         sys.__excepthook__(kind, error, trace)
         return
@@ -45,7 +49,9 @@ def _open_streams() -> None:
 _open_streams()
 sys.excepthook = _tell
 _check_memory()
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):
-    signal.signal(signal.SIGINT, interrupt)  # a command, no debugger; a shell's background ignores it
+if sys.argv[:1] == ["-m"]:  # a command, no debugger
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    enter(*NEEDED)
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="backslashreplace")

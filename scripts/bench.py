@@ -41,6 +41,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from config.keys import ASKS, check_name
 from config.schema.untrusted import plain
 from launch.processes import WRONG
 
@@ -64,12 +65,14 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] not in COMMANDS:
+    name = "".join(argv[:1])
+    if name in ASKS:
         print(__doc__)
-        return 0 if argv[:1] in (["-h"], ["--help"]) else WRONG
+        return 0
     try:
-        module, name = COMMANDS[argv[0]].split(":")
-        code: int = getattr(import_module(module), name)(argv[1:])
+        check_name(name, COMMANDS, "measurement")
+        module, function = COMMANDS[name].split(":")
+        code: int = getattr(import_module(module), function)(argv[1:])
         return code
     except ValueError as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)

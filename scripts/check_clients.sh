@@ -22,7 +22,7 @@ make_clients() {
     echo "$sum" >"$stamp"
 }
 
-make_env tests/requirements.txt
+make_env serve/requirements.txt tests/requirements.txt
 make_clients
 cd "$ROOT"
 exec env FLOWSPEC_CLIENTS="$CLIENTS" "$PY" -m pytest -q tests/test_clients.py "$@"

@@ -10,6 +10,7 @@
 # (PYTHON310=FILE). Further keys go to every run.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+case "${1:-}" in help | -h | --help) sed -n '2,/^set/s/^#\( \|$\)//p' "${BASH_SOURCE[0]}" && exit ;; esac
 case "${BOARD:-jetpack5}" in
     jetpack5) LEGACY="$ROOT/.venv-legacy" VERSION=3.8 TORCH=1.11.0 NAMED=PYTHON38 ;;
     jetpack6) LEGACY="$ROOT/.venv-jetpack6" VERSION=3.10 TORCH=2.3.0 NAMED=PYTHON310 ;;

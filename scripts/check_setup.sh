@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Whether a first start installs all it needs, whatever pip a distribution has: scripts/env.sh is tried in fresh folders.
+# Whether a first start installs all it needs, whatever pip a distribution has: scripts/env.sh is tried in fresh folders,
+# with the server's packages. At last the index of packages is asked for every line of all lists, also for Pythons that
+# are not here.
 #
 #   bash scripts/check_setup.sh [torch=false] [PYTHON ...]
 #
@@ -43,23 +45,24 @@ read_words() {
 # What a first start needs of the project, in a folder whose name has a space.
 copy_project() {
     rm -rf "$CLONE"
-    mkdir -p "$CLONE/scripts"
+    mkdir -p "$CLONE/scripts" "$CLONE/serve"
     cp "$ROOT/scripts/env.sh" "$CLONE/scripts/"
     cp "$ROOT/requirements.txt" "$CLONE/"
+    cp "$ROOT/serve/requirements.txt" "$CLONE/serve/"
     if [ "$TORCH" = true ]; then return; fi
     sed -i -e 's/^torch==.*/setuptools>=77.0.3/' -e '/^\(accelerate\|bitsandbytes\)==/d' "$CLONE/requirements.txt"
 }
 
 # first_start PYTHON [PIP SETUPTOOLS]: whether it ends well, and what it installed can be imported
 first_start() {
-    local python="$1" own="$CLONE/.venv/bin/python" modules="fastchat.conversation, matplotlib, tokenizers, wavedrom"
+    local python="$1" own="$CLONE/.venv/bin/python" modules="fastapi, fastchat.conversation, matplotlib, tokenizers, wavedrom"
     shift
     if [ "$TORCH" = true ]; then modules+=", bitsandbytes, torch"; fi
     copy_project
     if [ $# -gt 0 ]; then
         "$python" -m venv "$CLONE/.venv" && "$own" -I -m pip install -q "$@" || return
     fi
-    PYTHON="$python" bash -c 'set -euo pipefail; source "$1/scripts/env.sh"; make_env' start "$CLONE" &&
+    PYTHON="$python" bash -c 'set -euo pipefail; source "$1/scripts/env.sh"; make_env serve/requirements.txt' start "$CLONE" &&
         "$own" -I -c "import $modules"
 }
 
@@ -76,6 +79,12 @@ try() {
     fi
 }
 
+# The tests ask for lines that this machine has not installed; with $FLOWSPEC_INDEX for all of them.
+ask_index() (
+    make_env serve/requirements.txt tests/requirements.txt
+    FLOWSPEC_INDEX=all exec "$PY" -m pytest -q -n 0 -rs "$ROOT/tests/test_requirements.py"
+)
+
 read_words "$@"
 OUT="$(mktemp -d)" CLONE="$OUT/a clone"
 trap 'rm -rf "$OUT"' EXIT
@@ -86,4 +95,5 @@ for python in "${PYTHONS[@]}"; do
         for old in "${OLD_PIPS[@]}"; do try "$python" $old; done
     fi
 done
-[ $FAILED = 0 ] || fail "$FAILED of the first starts failed, for the reasons above."
+ask_index || FAILED=$((FAILED + 1))
+[ $FAILED = 0 ] || fail "$FAILED of these checks failed, for the reasons above."

@@ -58,7 +58,8 @@ set_it() {
 
 case "${1:-}" in
     set | clear | show) ;;
-    *) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit $(($# ? 2 : 0)) ;;
+    "" | -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+    *) fail "unknown word $1: say set, show or clear" ;;
 esac
 command -v tc >/dev/null || fail "tc is missing: install it (sudo apt install iproute2)"
 [ -n "${2:-}" ] || fail "which interface? There are: $(ls /sys/class/net | xargs)"

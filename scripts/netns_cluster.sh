@@ -41,7 +41,7 @@ read_words() {
             delay_ms=*) DELAY="${1#*=}" ;;
             logs=*) LOGS="$(realpath -m "${1#*=}")" ;;
             --) shift && WORDS=("$@") && HAS_WORDS=1 && return ;;
-            -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" | head -n -1 && exit 0 ;;
+            -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
             *) fail "unknown word $1: give boards=, rate_mbps=, delay_ms=, logs=, then -- and what is for run_jetson.sh" ;;
         esac
         shift

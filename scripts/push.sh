@@ -37,7 +37,7 @@ read_words() {
             code=true) CODE=1 ;;
             replicas=true) REPLICAS=1 ;;
             dry=false | code=false | replicas=false) ;;
-            -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" | head -n -1 && exit 0 ;;
+            -h | --help | help) sed -n '2,/^set -e/s/^# \{0,1\}//p' "$0" && exit 0 ;;
             *) fail "unknown word $word: give hosts=FILE, split=DIR, ranks=0,3, replicas=true, ssm=DIR, code=true or dry=true" ;;
         esac
     done

@@ -3,7 +3,7 @@
 # As many processes as there are cores take the files of tests by turns; `-n 0` runs all in one, as a debugger needs it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-make_env tests/requirements.txt
+make_env serve/requirements.txt tests/requirements.txt
 cd "$ROOT"
 "$PY" -m ruff check .
 "$PY" -m mypy

@@ -5,12 +5,8 @@ import re
 import subprocess
 import sys
 
-from config.keys import options
 from config.methods import METHODS
 from config.presets import ROOT
-from config.run_config import RunConfig
-from config.serve_config import ServeConfig
-from eval.keys import EvalConfig
 from tests.test_layers import FLOORS
 
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,16 +29,6 @@ def test_methods_md_has_a_section_for_every_method_and_the_lines_that_it_quotes_
 def test_the_readme_lists_every_method():
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
     assert [row for row in rows if row in METHODS] == list(METHODS)
-
-
-def test_every_key_that_a_command_of_the_documentation_gives_exists():
-    for command, kind in ((r"run_pipe\.sh", RunConfig), (r"run_server\.sh", ServeConfig),
-                          (r"(?:run_eval|scripts/run_\w+_eval\w*)\.sh", EvalConfig)):
-        known = {option.name for option in options(kind)}
-        for path in DOCS:
-            for line in re.findall(rf"bash {command}[^`\n]*", path.read_text(encoding="utf-8")):
-                for key in re.findall(r"(?<![\w-])([a-z_]+)=", line):
-                    assert key in known, f"{path.name}: {line}"
 
 
 def test_every_file_that_the_documentation_links_to_exists():

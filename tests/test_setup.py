@@ -38,7 +38,7 @@ case "$*" in
 esac
 """
 TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "flock", "mkdir", "rm", "sed", "sleep", "touch", "uname")
-START = 'set -euo pipefail; source scripts/env.sh; make_env "$@"; echo "$PY"'
+START = ("bash", "-c", 'set -euo pipefail; source scripts/env.sh; make_env "$@"; echo "$PY"', "start")
 
 
 def end(begun: subprocess.Popen[str]) -> tuple[str, str, int]:
@@ -57,7 +57,9 @@ class Clone:
         self.top, self.root, self.bin = top, top / "a clone", top / "bin"
         (self.root / "scripts").mkdir(parents=True)
         (self.root / "tests").mkdir()
-        for name in ("scripts/env.sh", "requirements.txt", "tests/requirements.txt"):
+        (self.root / "serve").mkdir()
+        for name in ("run_server.sh", "scripts/env.sh", "requirements.txt", "serve/requirements.txt",
+                     "tests/requirements.txt"):
             shutil.copy(ROOT / name, self.root / name)
         self.python("python3")
         (self.bin / "tools").mkdir()  # without this machine's Pythons
@@ -74,9 +76,9 @@ class Clone:
             (folder / lack).touch()
         return folder / name
 
-    def begin(self, *lists: str, **options) -> subprocess.Popen[str]:
+    def begin(self, *lists: str, command=START, **options) -> subprocess.Popen[str]:
         env = {"PATH": os.pathsep.join(map(str, self.bin.iterdir())), "TOP": str(self.top), **options.pop("env", {})}
-        return subprocess.Popen(["bash", "-c", START, "start", *lists], cwd=self.root, env=env, text=True,
+        return subprocess.Popen([*command, *lists], cwd=self.root, env=env, text=True,
                                 start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
     def start(self, *lists: str, **options) -> tuple[int, str]:
@@ -120,6 +122,14 @@ def test_the_first_start_installs_each_list_once_and_later_ones_ask_nobody(clone
         file.write("more\n")
     assert clone.start() == clone.ready and clone.asked == lists
     assert clone.start("tests/requirements.txt")[0] == 0 and clone.asked == [*lists, lists[1]]
+
+
+def test_the_packages_of_the_server_are_installed_by_its_own_start(clone):
+    clone.start()
+    assert clone.asked == [f"1 {clone.root}/requirements.txt"] and "fastapi" not in Path(clone.asked[0][2:]).read_text()
+    code, said = clone.start(command=["bash", "run_server.sh"])
+    assert (code, said) == (9, "the stand-in was asked -m scripts.serve")
+    assert clone.asked[1:] == [f"1 {clone.root}/serve/requirements.txt"]
 
 
 @pytest.mark.skipif(os.uname()[::4] != ("Linux", "x86_64") or Path("/dev/nvidia0").exists() or

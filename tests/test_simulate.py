@@ -40,7 +40,7 @@ def test_a_command_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr()
     assert shown.err == ("flowspec: unknown command heatmpa: did you mean heatmap?\n"
                          f"flowspec: unknown command ?: choose one of {', '.join(COMMANDS)}\n")
-    assert main([]) == 2 and main(["--help"]) == 0
+    assert main([]) == 0 and main(["--help"]) == 0
     told = capsys.readouterr().out
     assert all(told.count(f"\n{name} ") == 2 for name in COMMANDS)
 

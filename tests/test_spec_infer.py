@@ -174,8 +174,8 @@ def test_a_wrong_flag_is_told_with_the_fix(typed_words, capsys):
 
 
 def test_another_program_is_told(capsys):
-    assert program("", ["-prompt", "p.json"]) == program("--help", []) == 2
-    assert "nothing is no program of SpecInfer: write spec_infer or incr_decoding first" in capsys.readouterr().err
+    assert program("specinfer", ["-prompt", "p.json"]) == 2
+    assert "unknown program of SpecInfer specinfer: did you mean spec_infer?" in capsys.readouterr().err
 
 
 def test_weights_that_flexflow_has_converted_are_named(tmp_path):

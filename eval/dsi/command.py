@@ -21,7 +21,7 @@ import signal
 import sys
 from importlib import import_module
 
-from config.keys import nearest
+from config.keys import ASKS, check_name
 from config.schema.untrusted import plain
 from launch.processes import INTERRUPTED, STOPPED, WRONG
 
@@ -39,14 +39,13 @@ COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] in ([], ["-h"], ["--help"], ["help"]):
+    name = "".join(argv[:1])
+    if name in ASKS:
         print(__doc__)
-        return 0 if argv else WRONG
+        return 0
     try:
-        if argv[0] not in COMMANDS:
-            meant = nearest(argv[0], COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
-            raise ValueError(f"unknown command {argv[0]}: {meant}")
-        code: int = import_module(COMMANDS[argv[0]]).main(argv[1:])
+        check_name(name, COMMANDS, "command")
+        code: int = import_module(COMMANDS[name]).main(argv[1:])
         return code
     except ValueError as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)

@@ -9,7 +9,7 @@ import sys
 from typing import Any, Sequence
 
 from config.files import check_output
-from config.keys import HELP
+from config.keys import ASKS, HELP, check_name
 from config.methods import METHODS
 from config.questions import Question
 from config.run_config import RunConfig
@@ -68,9 +68,11 @@ START = Command(MODULE, answer_all, SpecInferConfig)
 
 def program(name: str, argv: Sequence[str]) -> int:
     """The whole life of one of SpecInfer's programs; its exit code."""
+    if name in ASKS:
+        print(__doc__)
+        return 0
     try:
-        if name not in PROGRAMS:
-            raise ValueError(f"{name or 'nothing'} is no program of SpecInfer: write {' or '.join(PROGRAMS)} first")
+        check_name(name, PROGRAMS, "program of SpecInfer")
         if any(word in HELP for word in argv):
             print(help_text(name))
             return 0

@@ -1,0 +1,126 @@
+"""Commands as they are typed: with a Python that lacks the packages, without a word, with a wrong name."""
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config.presets import ROOT
+from eval import command as evaluate
+from eval import sweep_command
+from eval.dsi import command as simulate
+from eval.specinfer import command as spec_infer
+from launch import environment
+from scripts import bench
+
+COMMANDS = {  # of which each has commands
+    "bench": bench.main,
+    "simulate": simulate.main,
+    "sweep": sweep_command.main,
+    "evaluate": evaluate.main,
+    "spec_infer": spec_infer.main,
+}
+MODULES = ["scripts.generate", "scripts.plan", "eval.report", "serve.fastchat", "split_and_save_models.py"]
+BASE = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}"
+# Says what it was started with, and goes on like the Python that was typed, which has no packages.
+OTHER = f"""#!/bin/sh
+echo "again: $*"
+exec {BASE} "$@"
+"""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_of_commands_lists_them_and_refuses_another(name, capsys):
+    assert [COMMANDS[name](words) for words in ([], ["--help"], ["-h"], ["help"])] == [0] * 4
+    shown = capsys.readouterr()
+    assert shown.out.count(f"scripts.{name}") + shown.out.count(f"scripts/{name}") >= 4 and shown.err == ""
+    assert COMMANDS[name](["~"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith("flowspec: unknown ") and "~: choose one of " in shown.err
+
+
+class Clone:
+    """The project's Python files, which a Python without packages runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("config", "eval", "model", "pipeline", "scripts", "serve", "train"):
+            (root / name).symlink_to(ROOT / name)
+        # These look for what lies beside them.
+        shutil.copy(ROOT / "split_and_save_models.py", root)
+        shutil.copytree(ROOT / "launch", root / "launch", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def environment(self, name: str, program: str) -> Path:
+        """An environment of that name, with this as its Python."""
+        python = self.root / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(program)
+        python.chmod(0o755)
+        return python
+
+    def run(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+        typed = [command] if command.endswith(".py") else ["-m", command]
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "FLOWSPEC"))}
+        return subprocess.run([BASE, "-S", *typed, *words], cwd=self.root, env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
+                              text=True, capture_output=True)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_a_python_without_packages_gives_way_to_that_of_the_environment(clone, command):
+    ran = clone.run(command, "a word")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("flowspec: ") and ran.stderr.count("\n") == 1
+    assert "has no torch: type bash run_pipe.sh once" in ran.stderr
+    clone.environment(".venv", "#!/bin/sh\nprintf '%s,' \"$@\"\n")
+    typed = command if command.endswith(".py") else f"-m,{command}"
+    assert clone.run(command, "a word").stdout == f"-S,{typed},a word,"
+
+
+def test_an_environment_that_lacks_packages_too_is_asked_once(clone):
+    clone.environment("board", OTHER)
+    clone.environment(".venv", OTHER)
+    ran = clone.run("scripts.plan")
+    assert ran.stdout == "again: -S -m scripts.plan\n" and ran.returncode == 2
+    assert "has no torch" in ran.stderr and ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["scripts.doctor", "scripts.timeline"])
+def test_what_needs_no_packages_runs_in_the_python_that_was_typed(clone, command):
+    clone.environment(".venv", OTHER)
+    ran = clone.run(command, "--help")
+    assert ran.returncode == 0 and ran.stdout.startswith(f"usage: python -m {command}"), ran.stderr
+
+
+def test_a_python_that_has_the_packages_is_used_whatever_environments_there_are(monkeypatch):
+    monkeypatch.setattr(environment.os, "execv", lambda *_: pytest.fail("another Python was started"))
+    environment.enter(*environment.NEEDED, *environment.SERVED)
+
+
+def test_a_package_of_the_server_that_is_not_there_is_told_with_the_command_that_installs_it(monkeypatch, capsys):
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    assert "has no fastapi: type bash run_server.sh once" in environment.lacks("fastapi")
+    assert "has no torch: type bash run_pipe.sh once" in environment.lacks("torch")
+    assert environment.lacks("") == ""
+
+
+@pytest.mark.parametrize("name", ["check_clients", "check_legacy", "check_setup", "netem", "netns_cluster", "push"])
+def test_a_script_shows_all_that_stands_at_its_top(name):
+    script = ROOT / "scripts" / f"{name}.sh"
+    head = script.read_text(encoding="utf-8").partition("\nset -e")[0].splitlines()[1:]
+    shown = subprocess.run(["bash", script, "--help"], text=True, capture_output=True)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines() == [line[2:] for line in head]
+
+
+def test_netem_refuses_a_word_that_it_does_not_know():
+    refused = subprocess.run(["bash", ROOT / "scripts" / "netem.sh", "stop", "eth0"], text=True, capture_output=True)
+    assert (refused.returncode, refused.stderr) == (2, "flowspec: unknown word stop: say set, show or clear\n")
