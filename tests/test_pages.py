@@ -74,7 +74,8 @@ def typed(tmp_path_factory):
     clone = tmp_path_factory.mktemp("clone")
     furnish(clone)
     with pytest.MonkeyPatch.context() as patch:
-        replaced = {cli.parse: reading(cli.parse), keys.read_keys: reading(keys.read_keys), results_index.read: reading(str)}
+        replaced = {cli.parse: reading(cli.parse), keys.read_keys: reading(keys.read_keys),
+                    results_index.read: reading(str)}
         for module in [module for name, module in sys.modules.items() if name.partition(".")[0] in FLOORS]:
             for name, value in list(vars(module).items()):
                 if callable(value) and getattr(value, "__hash__", None) and value in replaced:
