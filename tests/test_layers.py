@@ -26,7 +26,7 @@ ORDER = {  # in its own folder, a file imports only files that are named before 
               "small_models run_config presets drafts questions prompts words auto spec_flags spec_infer simulation "
               "online heatmap measures eval_config load predict_config plan_config serve_config serve_load cli",
     "model": "tree suffix blend answers attention cache logprobs reading llama sample rules checkpoint stages weights "
-             "isolate text spelling no_draft drafts small eagle mixture quant whole",
+             "isolate own_template text spelling no_draft drafts small eagle mixture quant whole",
     "pipeline": "clock interfaces loss trace proposals messages wire meter heartbeat transport stage drafters "
                 "first_stage stage_times leisure outbox budget target ring replicas strategies prefixes "
                 "scheduler decode abreast",

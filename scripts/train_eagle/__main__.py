@@ -24,7 +24,8 @@ from scripts.train_eagle.course import Course, Hyperparameters
 from scripts.train_eagle.data import Row, draw
 from scripts.train_eagle.ending import ended
 from scripts.train_eagle.judge import DEPTHS, accepted_length, answered, open_decoder
-from scripts.train_eagle.lessons import NEW_TOKENS, Lessons, read_lessons
+from scripts.train_eagle.kept import FILE, Lessons
+from scripts.train_eagle.lessons import NEW_TOKENS, read_lessons
 from scripts.train_eagle.loss import Objective, Task, task_of
 from scripts.train_eagle.options import CHECKPOINT, check, parser
 from scripts.train_eagle.parts import PASSES, Part, own_part, part_at, teacher_parts
@@ -122,6 +123,7 @@ def train(args: Namespace) -> None:
     config["unrolled_passes"] = parts[-1].method.passes
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
+    (args.out_dir / FILE).unlink(missing_ok=True)
 
 
 def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
