@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from model.isolate import Sandbox
 
 PATIENCE = 10.0  # seconds for one text, which takes a thousandth of one
+Talk = List[Dict[str, str]]
 OTHERS = "use template=vicuna, template=llama-2 or template=none"
 
 
@@ -40,6 +41,6 @@ class OwnTemplate:
                              f"{OTHERS}, or mend it") from error
 
 
-def _wrapped(tokenizer: Any, talk: list[dict[str, str]], variables: dict[str, Any]) -> str:
+def _wrapped(tokenizer: Any, talk: Talk, variables: Mapping[str, Any]) -> str:
     text: str = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **variables)
     return text

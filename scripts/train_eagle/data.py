@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Sequence
 
@@ -114,11 +115,13 @@ def _rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> Iter
     """The row of each conversation."""
     finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # "?": so that the last answer ends
     for talk, words, (ids, reach) in zip(talks, finished, text.spans(finished, template)):
-        prompts = (text.prompt_text(talk[:turns], template) for turns in range(1, len(talk), 2))
+        asked = (talk[:turns] for turns in range(1, len(talk), 2))
+        prompts = (text.prompt_text(turns, template) for turns in asked)
         if reach:
             begins = (bisect_right(reach, _shared(prompt, words)) for prompt in prompts)
         else:
-            begins = (_shared(next(text.spans([prompt], template))[0], ids) for prompt in prompts)
+            begun = map(itemgetter(0), text.spans(list(prompts), template))
+            begins = (_shared(some, ids) for some in begun)
         yield _row(torch.tensor(ids), begins, text.end_ids, length)
 
 
@@ -126,7 +129,8 @@ def _shared(some: Sequence[Any], others: Sequence[Any]) -> int:
     """How many elements two sequences begin with alike."""
     if others[:len(some)] == some:
         return len(some)
-    return next((place for place, pair in enumerate(zip(some, others)) if pair[0] != pair[1]), len(others))
+    same = [a == b for a, b in zip(some, others)]
+    return [*same, False].index(False)
 
 
 def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int) -> Row | None:
@@ -147,11 +151,11 @@ def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int
 
 def make_rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> list[Row]:
     """The rows of all conversations that have an answer. Raises ValueError if none has."""
-    found = []
+    found: list[Row] = []
     with tqdm(total=len(talks), desc="tokens", unit="talk", leave=False) as bar:
         for begin in range(0, len(talks), AT_ONCE):
             some = talks[begin:begin + AT_ONCE]
-            found += [row for row in _rows(text, some, template, length) if row is not None]
+            found += filter(None, _rows(text, some, template, length))
             bar.update(len(some))
     if not found:
         raise ValueError(f"no conversation has an answer among its first {length} tokens that ends with an end token: "

@@ -57,7 +57,8 @@ def load(path: Path, mark: Tensor) -> Lessons | None:
         sizes = found["sizes"].tolist()
         rows = map(Row, found["ids"].split(sizes), found["answers"].split(sizes))
         prompts = found["prompts"].split(found["prompt_sizes"].tolist())
-        return Lessons(list(rows), [prompt.tolist() for prompt in prompts], frozenset(found["ends"].tolist()))
+        ends = frozenset(found["ends"].tolist())
+        return Lessons(list(rows), [prompt.tolist() for prompt in prompts], ends)
     except Exception:  # what safetensors raises on a broken file is written nowhere
         return None
 
@@ -70,13 +71,15 @@ def store(path: Path, mark: Tensor, lessons: Lessons) -> None:
         "prompt_sizes": [len(prompt) for prompt in prompts],
         "prompts": [token for prompt in prompts for token in prompt],
         "ends": sorted(lessons.ends)}
-    tensors = {name: torch.tensor(some, dtype=torch.long) for name, some in numbers.items()}
+    tensors = {name: torch.tensor(some, dtype=torch.long)
+               for name, some in numbers.items()}
     tensors["ids"] = torch.cat([row.ids for row in rows])
     tensors["answers"] = torch.cat([row.answers for row in rows])
     tensors["mark"] = mark
     try:
         make_private(f"{path}.part")  # which the writer fills
-        with Writer(path, {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}) as file:
+        forms = {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+        with Writer(path, forms) as file:
             for name, x in tensors.items():
                 file.write(name, x)
     except OSError as error:
