@@ -160,7 +160,8 @@ class Text:
         """
         fast = self.tokenizer.is_fast
         try:
-            found = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=fast)
+            found = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=fast,
+                                   return_attention_mask=False)
         except Exception as error:  # a tokenizer that contradicts itself is found out only now
             raise ValueError(f"the tokenizer in {self.folder} fails ({shown(error)}); copy it again from the model, "
                              "or give token ids with prompt_ids=") from error
