@@ -11,6 +11,7 @@ import torch
 from model.text import Text
 from scripts.train_eagle import lessons as made
 from scripts.train_eagle.data import make_rows
+from scripts.train_eagle.ending import sweep
 from scripts.train_eagle.kept import FILE, fingerprint
 from scripts.train_eagle.lessons import read_lessons
 from scripts.train_eagle.options import parser
@@ -121,6 +122,13 @@ def test_lessons_of_anything_else_are_made_again(args, change, capsys):
     assert same(fresh.rows, read_lessons(args, 512).rows)
     (args.out_dir / FILE).unlink()
     assert same(fresh.rows, read_lessons(args, 512).rows)
+
+
+def test_halves_of_files_that_a_killed_training_left_are_removed_and_others_stay(tmp_path):
+    for name in ("texts.json.12.part", "texts.json", "film.mp4.part", "other.json.7.part"):
+        (tmp_path / name).touch()
+    sweep(tmp_path, "texts.json", "training.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4.part", "other.json.7.part", "texts.json"]
 
 
 def test_every_word_that_decides_what_the_lessons_are_is_in_their_fingerprint(args):

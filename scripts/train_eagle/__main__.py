@@ -22,7 +22,7 @@ from model.llama import LlamaConfig
 from scripts.train_eagle import heads
 from scripts.train_eagle.course import Course, Hyperparameters
 from scripts.train_eagle.data import Row, draw
-from scripts.train_eagle.ending import ended
+from scripts.train_eagle.ending import ended, sweep
 from scripts.train_eagle.judge import DEPTHS, accepted_length, answered, open_decoder
 from scripts.train_eagle.kept import FILE, Lessons
 from scripts.train_eagle.lessons import NEW_TOKENS, read_lessons
@@ -104,6 +104,7 @@ def look(args: Namespace) -> LlamaConfig:
 def train(args: Namespace) -> None:
     """The whole training: the head and the record of its worth are in OUT_DIR at the end."""
     check(args)
+    sweep(args.out_dir, "config.json", RECORD)
     sizes = look(args)
     lessons = read_lessons(args, sizes.context)
     rows = lessons.rows

@@ -26,7 +26,7 @@ from launch.split.plan import TEXT_FILES
 from model.checkpoint import Checkpoint
 from model.sample import Sampler
 from scripts.train_eagle.course import Course, Hyperparameters
-from scripts.train_eagle.ending import ended
+from scripts.train_eagle.ending import ended, sweep
 from scripts.train_eagle.teacher import mark
 from scripts.train_ssm.boost import Lesson, right, still_left
 from scripts.train_ssm.judge import Figures, Judge
@@ -148,6 +148,7 @@ def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
 def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
+    sweep(args.out, TEXTS, RECORD)
     if args.threads:
         torch.set_num_threads(args.threads)
     training = Training(args)
