@@ -23,6 +23,7 @@ OWN = re.compile(r"/dev/std(out|err)$")  # names of what all ranks have open
 MEND = "mend it"
 ANOTHER = "name a file that you may read"
 SAVE = "save it as UTF-8"
+PRIVATE = 0o600
 ROOM = "make room there, or let this user write there, and give the same command again"
 LARGE = 1e300  # a number beyond is none that anybody measured
 
@@ -117,6 +118,12 @@ def open_lock(path: Name) -> BinaryIO:
         lock.close()
         raise OSError(0, "it is no file", str(path))
     return lock
+
+
+def make_private(path: Name) -> None:
+    """A file that only its user may read, made if it is not there; what then takes its place keeps that."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
+    os.chmod(path, PRIVATE)
 
 
 def check_folder(path: Name, remedy: str) -> None:

@@ -5,52 +5,124 @@ bound of time is a signal to another process.
 """
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
 import resource
+import signal
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Callable
+from threading import Lock
+from typing import Any, Callable
+from weakref import finalize
 
 MEMORY = 1 << 30  # bytes that it may take beside what this process has
 LONGEST = 1 << 20  # characters of what it says
+START = 60.0  # seconds for a copy of a large process on a busy machine
 FINE, FAILED = b"+", b"-"
 
 
-def isolated(work: Callable[[], str], seconds: float) -> str:
-    """What `work` returns in another process.
+class Sandbox:
+    """A function that runs in a process of its own, call after call.
 
-    Raises TimeoutError after `seconds`, and ValueError, with the error in words, if it fails or says too much.
+    The process is a copy of this one as it is at the first call. It ends with the sandbox, with this process, or with a
+    call that fails; the next call starts another one. Threads may share a sandbox: their calls wait for each other.
     """
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_report, args=(work, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(seconds):
-            raise TimeoutError(f"no end after {seconds:g} seconds")
-        said = ours.recv_bytes(4 * LONGEST + 1)
-    except (EOFError, OSError) as error:
-        if isinstance(error, TimeoutError):
+
+    def __init__(self, work: Callable[..., str]) -> None:
+        self._work, self._lock = work, Lock()
+        self._close: Callable[[], Any] = _nothing  # ends the process
+        self._process: Any = None
+
+    def call(self, seconds: float, *given: Any) -> str:
+        """What the function returns for these arguments, which must be such that `pickle` takes them.
+
+        Raises TimeoutError after `seconds`, and ValueError, with the error in words, if it fails or says too much.
+        """
+        with self._lock:
+            if self._process is None or not self._process.is_alive():
+                self._start()
+            try:
+                self._link.send(given)
+                said = _heard(self._link, seconds)
+                if said[:1] == FAILED:
+                    raise ValueError(said[1:].decode("utf-8", "replace"))
+            except BaseException:  # Ctrl-C too: a late answer must not be taken for that of the next call
+                self._end()
+                raise
+            return said[1:].decode("utf-8")
+
+    def _start(self) -> None:
+        self._end()
+        self._link, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_serve, args=(self._work, theirs), daemon=True)
+        self._process.start()
+        self._close = finalize(self, _stop, self._process, self._link)
+        theirs.close()
+        try:
+            _heard(self._link, START)
+        except BaseException:
+            self._end()
             raise
-        raise ValueError("it ended without a word, as for want of memory") from None
-    finally:
-        process.kill()
-        process.join()
-    if said[:1] == FAILED:
-        raise ValueError(said[1:].decode("utf-8", "replace"))
-    return said[1:].decode("utf-8")
+
+    def _end(self) -> None:
+        self._close()
+        self._process = None
 
 
-def _report(work: Callable[[], str], theirs: Connection) -> None:
+def _nothing() -> None:
+    """There is no process yet."""
+
+
+def _stop(process: Any, link: Connection) -> None:
+    link.close()
+    process.kill()
+    process.join()
+
+
+def _heard(link: Connection, seconds: float) -> bytes:
+    """The next message. Raises TimeoutError if there is none after `seconds`, ValueError if the process has ended."""
     try:
-        _limit_memory()
-        text = work()
+        if link.poll(seconds):
+            return link.recv_bytes(4 * LONGEST + 1)
+    except (EOFError, OSError):
+        raise ValueError("it ended without a word, as for want of memory") from None
+    raise TimeoutError(f"no end after {seconds:g} seconds")
+
+
+def _serve(work: Callable[..., str], link: Connection) -> None:
+    """Answer calls until the other end of the link is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _close_others(link.fileno())
+    gc.freeze()  # a collector that walks over the copied memory would make it ours
+    _limit_memory()
+    link.send_bytes(FINE)
+    with suppress(EOFError, OSError):
+        while True:
+            given = link.recv()
+            link.send_bytes(_said(work, given))
+
+
+def _said(work: Callable[..., str], given: Any) -> bytes:
+    try:
+        text = work(*given)
         if len(text) > LONGEST:
             raise ValueError(f"it makes a text of {len(text)} characters")
-        said = FINE + text.encode("utf-8")
+        return FINE + text.encode("utf-8")
     except BaseException as error:  # it may do whatever it likes
-        told = f"{type(error).__name__}: {error}"
-        said = FAILED + told[:LONGEST].encode("utf-8", "backslashreplace")
-    theirs.send_bytes(said)
+        words = f"{type(error).__name__}: {error}"
+        return FAILED + words[:LONGEST].encode("utf-8", "backslashreplace")
+
+
+def _close_others(kept: int) -> None:
+    """Close every file but this one and the standard ones: a copied socket would hide from others that ours closed."""
+    for name in os.listdir("/proc/self/fd"):
+        file = int(name)
+        if file > 2 and file != kept:
+            with suppress(OSError):
+                os.close(file)
 
 
 def _limit_memory() -> None:

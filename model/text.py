@@ -5,15 +5,16 @@ because a rank that only computes never needs them.
 """
 from __future__ import annotations
 
+from functools import cached_property
 from importlib import import_module
 from inspect import signature
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
-from typing import Any, Callable, Iterable, Mapping, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
 from config.files import HALF
-from model.sandbox import isolated
+from model.own_template import OwnTemplate, shown
 from model.weights.checkpoint import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
@@ -34,19 +35,11 @@ ROLES = ("system", "user", "assistant", "tool")  # of a message
 TURN_ENDS = ("<|eot_id|>",)  # end tokens that some Llama-3 configs forget
 BROKEN = "\ufffd"  # what half a character decodes to
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
-PATIENCE = 10.0  # seconds for a chat template, which takes a thousandth of one
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
 Message = Mapping[str, str]  # with `role`, one of ROLES, and `content`
 Stops = Union[str, Sequence[str]]  # texts that end an answer, or one of them
-
-
-def _shown(error: Exception) -> str:
-    """What an error says, in one line that does nothing to a terminal: a stranger may have written it."""
-    first = (str(error).splitlines() or [""])[0]
-    escaped = repr(first[:200])[1:-1]
-    return f"{type(error).__name__}: {escaped}"
 
 
 def conversation_of(template: str) -> Any:
@@ -81,6 +74,7 @@ class Text:
         present = [name for name in SETTINGS if (self.folder / name).is_file()]
         self._held = {name: read_json(self.folder / name) for name in present}
         self.tokenizer = self._open()
+        self._own = OwnTemplate(self.tokenizer, self.folder)
         configs = ("generation_config.json", "config.json")
         self._configs = [self._held[name] for name in configs if name in self._held]
         has = self._configs[-1].get("vocab_size") if self._configs else None
@@ -100,11 +94,11 @@ class Text:
             for name in VOCABULARIES:
                 if name.endswith(".json") and (self.folder / name).is_file():
                     read_json(self.folder / name)  # which says what is wrong with it
-            raise ValueError(f"the tokenizer in {self.folder} cannot be read ({_shown(error)}); copy it again from the "
+            raise ValueError(f"the tokenizer in {self.folder} cannot be read ({shown(error)}); copy it again from the "
                              f"model, or give token ids with prompt_ids=") from error
 
-    @property
-    def end_ids(self) -> set[int]:
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
         """Every token that ends an answer, wherever the model says so."""
         found = [config.get("eos_token_id") for config in self._configs] + [self.tokenizer.eos_token_id]
         lists = [entry if isinstance(entry, list) else [entry] for entry in found]
@@ -118,10 +112,14 @@ class Text:
         if not ends:
             raise ValueError(f"{self.folder} names no end token; add eos_token_id to its generation_config.json, "
                              f"or use ignore_eos=true")
-        return ends
+        return frozenset(ends)
 
     def prompt_ids(self, turns: Sequence[str], template: str) -> list[int]:
-        """The token ids of a conversation, which the assistant's next answer continues.
+        """The token ids of `prompt_text`."""
+        return self._ids(self.prompt_text(turns, template), template)
+
+    def prompt_text(self, turns: Sequence[str], template: str) -> str:
+        """The text of a conversation, which the assistant's next answer continues.
 
         `turns` are what the user and the assistant said, alternately, from the user's first to the user's last; the
         model's template wraps them. ValueError, with the remedy, if that cannot be done.
@@ -132,7 +130,7 @@ class Text:
             raise ValueError(f"the conversation has {len(turns)} turns, so the assistant would answer itself; "
                              f"end it with a turn of the user")
         talk = [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns)]
-        return self.chat_ids(talk, template)
+        return self._chat_text(talk, template, NO_VARIABLES)
 
     def chat_ids(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any] = NO_VARIABLES
                  ) -> list[int]:
@@ -141,41 +139,52 @@ class Text:
         The last message is the user's or a tool's. `variables` are what the tokenizer's own template reads beside them.
         Raises ValueError for what the template has no place for.
         """
+        return self._ids(self._chat_text(messages, template, variables), template)
+
+    def _chat_text(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
         check_messages(messages)
         if messages[-1]["role"] not in ("user", "tool"):
             raise ValueError(f"the last message is of the role {messages[-1]['role']}, so there is nothing to answer; "
                              "end with a message of the role user")
         if any(HALF.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
-        text = self._wrap(messages, template, variables)
-        ids = self._encode(text)
-        first = self.tokenizer.bos_token_id
-        begins = first in self.tokenizer("")["input_ids"]  # whether texts begin with a token of their own
-        # The tokenizer's own template has its first token in it, if there is one.
-        if template != "own" and begins and ids[:1] != [first]:
-            ids = [first, *ids]
-        return ids
+        return self._wrap(messages, template, variables)
 
-    def _encode(self, text: str) -> list[int]:
-        """The token ids of a text that has its template already."""
+    def _ids(self, text: str, template: str) -> list[int]:
+        return next(self.spans([text], template))[0]
+
+    def spans(self, texts: Sequence[str], template: str) -> Iterator[tuple[list[int], list[int]]]:
+        """For each text that has its template already its token ids, and behind which character each token ends.
+
+        Tokenizers that are written in Python do not know the latter: they give no ends.
+        """
+        fast = self.tokenizer.is_fast
         try:
-            ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            found = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=fast,
+                                   return_attention_mask=False)
         except Exception as error:  # a tokenizer that contradicts itself is found out only now
-            raise ValueError(f"the tokenizer in {self.folder} fails ({_shown(error)}); copy it again from the model, "
+            raise ValueError(f"the tokenizer in {self.folder} fails ({shown(error)}); copy it again from the model, "
                              "or give token ids with prompt_ids=") from error
-        if not ids:
-            raise ValueError(f"the tokenizer in {self.folder} makes no token of this prompt, template and all; use "
-                             "another template=, or copy the tokenizer again from the model")
-        return ids
+        for place, ids in enumerate(found["input_ids"]):
+            if not ids:
+                raise ValueError(f"the tokenizer in {self.folder} makes no token of this prompt, template and all; use "
+                                 "another template=, or copy the tokenizer again from the model")
+            # The tokenizer's own template has its first token in it, if there is one.
+            added = [] if template == "own" or ids[:1] == self._first else self._first
+            ends = [end for _, end in found["offset_mapping"][place]] if fast else []
+            yield [*added, *ids], ends and [0] * len(added) + ends
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """The token that all texts begin with, if there is one."""
+        first = self.tokenizer.bos_token_id
+        return [first] if first in self.tokenizer("")["input_ids"] else []
 
     def _wrap(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
         if template == "none":
             return "".join(message["content"] for message in messages)
         if template == "own":
-            if not self.tokenizer.chat_template:
-                raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; "
-                                 f"use template=vicuna, template=llama-2 or template=none")
-            return self._own(messages, variables)
+            return self._own.wrap(messages, variables)
         if template not in CONVERSATIONS:
             raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
         conversation = conversation_of(template)
@@ -186,21 +195,6 @@ class Text:
             conversation.append_message(conversation.roles[i % 2], turn)
         prompt: str = conversation.get_prompt()
         return prompt + " " if template == "llama-2" else prompt  # the space as in the original
-
-    def _own(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        """The template that came with the tokenizer: a program of a stranger, in the sandbox of `transformers`."""
-        talk = [dict(message) for message in messages]
-
-        def wrap() -> str:
-            text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True,
-                                                           **variables)
-            return text
-
-        try:
-            return isolated(wrap, PATIENCE)
-        except Exception as error:  # it may do whatever it likes
-            raise ValueError(f"the chat template of the tokenizer in {self.folder} fails ({_shown(error)}); "
-                             "use template=vicuna, template=llama-2 or template=none, or mend it") from error
 
     def stream(self) -> Stream:
         return Stream(self.tokenizer)

@@ -1,10 +1,16 @@
 """Prompts become the right ids, and streamed text is the text, never half a character."""
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
+import os
 import re
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -277,21 +283,70 @@ ATTACK = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     ("{{ 1 / 0 }}", "ZeroDivisionError"), ("{{ messages.nothing.more }}", "UndefinedError"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"), ("{{ messages + 1 }}", "TypeError"),
 ], ids=["syntax", "raise", "range", "attack", "division", "undefined", "recursion", "type"])
-def test_a_chat_template_that_fails_is_told_in_one_line(llama3, monkeypatch, template, sentence):
-    monkeypatch.setattr(llama3.tokenizer, "chat_template", template)
+def test_a_chat_template_that_fails_is_told_in_one_line(llama3, tmp_path, template, sentence):
+    text = Text(copied(llama3, tmp_path / "new", chat_template=template))
     with refused(sentence) as error:
-        llama3.prompt_ids(["Hi"], "own")
+        text.prompt_ids(["Hi"], "own")
     told = str(error.value)
     assert told.startswith("the chat template of the tokenizer in") and "use template=vicuna" in told
     assert told.isprintable()
 
 
-def test_a_chat_template_without_an_end_is_given_up(llama3, monkeypatch):
-    loop = "{% for i in range(9999) %}{% for j in range(999) %}{% endfor %}{% endfor %}"
-    monkeypatch.setattr(llama3.tokenizer, "chat_template", loop)
-    monkeypatch.setattr("model.text.PATIENCE", 0.01)
-    with refused("TimeoutError: no end after 0.01 seconds"):
-        llama3.prompt_ids(["Hi"], "own")
+GREEDY = """{% set said = messages[0].content %}{% if said == "loop" %}
+{%- for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
+{%- elif said == "eat" %}{{ "x" * 10**10 }}{% elif said == "babble" %}{{ "x" * 10**7 }}{% endif %}{{ said }}"""
+
+
+@pytest.fixture(scope="module")
+def greedy(llama3, tmp_path_factory):
+    return Text(copied(llama3, tmp_path_factory.mktemp("greedy") / "new", chat_template=GREEDY))
+
+
+@pytest.mark.parametrize(("said", "seconds", "sentence"), [
+    ("loop", 0.01, "TimeoutError: no end after 0.01 seconds"), ("eat", 60.0, "MemoryError"),
+    ("babble", 60.0, "it makes a text of 10000006 characters")])
+def test_a_chat_template_is_bounded_each_time_and_works_the_next_time(greedy, monkeypatch, said, seconds, sentence):
+    for _ in range(2):
+        with monkeypatch.context() as patch, refused(sentence):
+            patch.setattr("model.own_template.PATIENCE", seconds)
+            greedy.prompt_ids([said], "own")
+        assert greedy.tokenizer.decode(greedy.prompt_ids(["dog"], "own")) == "dog"
+
+
+def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
+    text = Text(llama3.folder)
+    before = set(multiprocessing.active_children())
+    talks = [["Hi", "Ho", str(i)] for i in range(20)]
+    told = [text.prompt_ids(talk, "own") for talk in talks]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(partial(text.prompt_ids, template="own"), talks)) == told
+    (process,) = set(multiprocessing.active_children()) - before
+    os.kill(process.pid, signal.SIGKILL)  # as the system does when memory is short
+    process.join()
+    assert text.prompt_ids(talks[0], "own") == told[0]
+    (process,) = set(multiprocessing.active_children()) - before
+    assert len(os.listdir(f"/proc/{process.pid}/fd")) == 4, "the standard ones, and its link"
+    del text
+    gc.collect()
+    assert set(multiprocessing.active_children()) == before
+
+
+KILLED = """
+import multiprocessing, sys
+from model.text import Text
+text = Text(sys.argv[1])
+text.prompt_ids(["Hi"], "own")
+print(len(multiprocessing.active_children()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_process_of_a_template_ends_with_a_program_that_is_killed(llama3):
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(llama3.folder)], cwd=ROOT, text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout and program.stdout.readline() == "1\n"
+        program.kill()
+        assert program.stdout.read() == "", "this ends when nobody has the pipe open any more"
 
 
 def test_half_a_character_is_refused(llama):

@@ -4,9 +4,11 @@ It knows nothing about models. What a conversation looks like to the model is sa
 """
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from model.text import Text
 
 USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
 SHARED, CHAT = {"from": str, "value": str}, {"role": str, "content": str}  # a turn, as ShareGPT and OpenAI write it
+AT_ONCE = 64  # conversations; a tokenizer is faster with several, and uses all cores
 LINE = "write one JSON object a line"
 FORMS = ('{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
          '{"messages": [{"role": "user", "content": "..."}, ...]} or {"turns": [...], "reference": [...]}')
@@ -105,14 +108,36 @@ def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
 
     An answer begins where the prompt that asks for it ends, and ends with the first end token.
     """
-    ids = torch.tensor(text.prompt_ids([*talk, "?"], template))  # one more question, so that the last answer ends
+    return next(_rows(text, [talk], template, length))
+
+
+def _rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> Iterator[Row | None]:
+    """The row of each conversation."""
+    finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # "?": so that the last answer ends
+    for talk, words, (ids, reach) in zip(talks, finished, text.spans(finished, template)):
+        asked = (talk[:turns] for turns in range(1, len(talk), 2))
+        prompts = (text.prompt_text(turns, template) for turns in asked)
+        if reach:
+            begins = (bisect_right(reach, _shared(prompt, words)) for prompt in prompts)
+        else:
+            begun = map(itemgetter(0), text.spans(list(prompts), template))
+            begins = (_shared(some, ids) for some in begun)
+        yield _row(torch.tensor(ids), begins, text.end_ids, length)
+
+
+def _shared(some: Sequence[Any], others: Sequence[Any]) -> int:
+    """How many elements two sequences begin with alike."""
+    if others[:len(some)] == some:
+        return len(some)
+    same = [a == b for a, b in zip(some, others)]
+    return [*same, False].index(False)
+
+
+def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int) -> Row | None:
+    """The row of these ids `[N]`, whose answers begin at these places."""
     answers, last = torch.zeros(len(ids), dtype=torch.bool), 0
-    ends = torch.isin(ids, torch.tensor(sorted(text.end_ids)))
-    for turns in range(1, len(talk), 2):
-        prompt = torch.tensor(text.prompt_ids(talk[:turns], template))
-        size = min(len(prompt), len(ids))
-        different = (prompt[:size] != ids[:size]).nonzero()
-        begin = int(different[0]) if len(different) else size  # a token may straddle the border
+    ends = torch.isin(ids, torch.tensor(sorted(end_ids)))
+    for begin in begins:  # a token may straddle the border, and counts to the answer
         end = ends[begin:].nonzero()
         if begin >= length or not len(end):
             break
@@ -126,9 +151,12 @@ def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
 
 def make_rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> list[Row]:
     """The rows of all conversations that have an answer. Raises ValueError if none has."""
-    shown = tqdm(talks, desc="tokens", unit="talk", leave=False)
-    rows = [make_row(text, talk, template, length) for talk in shown]
-    found = [row for row in rows if row is not None]
+    found: list[Row] = []
+    with tqdm(total=len(talks), desc="tokens", unit="talk", leave=False) as bar:
+        for begin in range(0, len(talks), AT_ONCE):
+            some = talks[begin:begin + AT_ONCE]
+            found += filter(None, _rows(text, some, template, length))
+            bar.update(len(some))
     if not found:
         raise ValueError(f"no conversation has an answer among its first {length} tokens that ends with an end token: "
                          "raise --length, or choose the --template that the model was trained with")

@@ -1,8 +1,19 @@
-"""How a training ends: with its work, in one sentence on what is wrong, or with how to go on."""
+"""How a training ends: with its work, in one sentence on what is wrong, or with how to go on.
+
+A training that was killed may leave a half of a file, which the next one removes.
+"""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Callable
+
+
+def sweep(folder: Path, *names: str) -> None:
+    """Remove what a killed process left of files of these names, which `config.files.replace` was writing."""
+    for name in names:
+        for half in folder.glob(f"{name}.*.part"):
+            half.unlink(missing_ok=True)
 
 
 def ended(name: str, work: Callable[[], None]) -> int:

@@ -11,10 +11,9 @@ import os
 from pathlib import Path
 from typing import Iterable
 
-from config.files import ROOM, fits, lines, open_lock, replace
+from config.files import ROOM, fits, lines, make_private, open_lock, replace
 from config.schema.untrusted import Name, shown
 
-PRIVATE = 0o600
 AFRESH = "delete the file, which begins a new one, or name another"
 
 
@@ -56,8 +55,7 @@ def add_texts(path: Name, texts: Iterable[list[int]], vocabulary: int, limit: in
         with open_lock(f"{path}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             kept = _newest([*load_texts(path, vocabulary, limit), *texts], limit)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
-            os.chmod(path, PRIVATE)  # which the file that takes its place inherits
+            make_private(path)
             content = [{"vocabulary": vocabulary}, *kept]
             replace(path, "".join(f"{json.dumps(line)}\n" for line in content).encode())
     except OSError as error:

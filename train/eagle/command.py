@@ -22,12 +22,13 @@ from train.course import Course, Hyperparameters
 from train.data import Row, draw
 from train.eagle import heads
 from train.eagle.judge import DEPTHS, accepted_length, answered, open_decoder
-from train.eagle.lessons import NEW_TOKENS, Lessons, read_lessons
+from train.eagle.kept import FILE, Lessons
+from train.eagle.lessons import NEW_TOKENS, read_lessons
 from train.eagle.loss import Objective, Task, task_of
 from train.eagle.options import CHECKPOINT, check, parser
 from train.eagle.parts import PASSES, Part, own_part, part_at, teacher_parts
 from train.eagle.teacher import Teacher, mark
-from train.interruption import ended
+from train.interruption import ended, sweep
 
 RECORD = "training.json"
 # The rates that EAGLE's authors give a head of size 4096; Adam's step has one size whatever the width, and so a layer
@@ -102,6 +103,7 @@ def look(args: Namespace) -> LlamaConfig:
 def train(args: Namespace) -> None:
     """The whole training: the head and the record of its worth are in OUT_DIR at the end."""
     check(args)
+    sweep(args.out_dir, "config.json", RECORD)
     sizes = look(args)
     lessons = read_lessons(args, sizes.context)
     rows = lessons.rows
@@ -121,6 +123,7 @@ def train(args: Namespace) -> None:
     config["unrolled_passes"] = parts[-1].method.passes
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
+    (args.out_dir / FILE).unlink(missing_ok=True)
 
 
 def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:

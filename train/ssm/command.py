@@ -26,7 +26,7 @@ from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from train.course import Course, Hyperparameters
 from train.eagle.teacher import mark
-from train.interruption import ended
+from train.interruption import ended, sweep
 from train.ssm.boost import Lesson, right, still_left
 from train.ssm.judge import Figures, Judge
 from train.ssm.options import check, parser
@@ -147,6 +147,7 @@ def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
 def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
+    sweep(args.out, TEXTS, RECORD)
     if args.threads:
         torch.set_num_threads(args.threads)
     training = Training(args)

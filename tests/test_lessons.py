@@ -1,0 +1,139 @@
+"""Lessons of a training: conversations become tokens with one process and one vocabulary, once."""
+from __future__ import annotations
+
+import json
+import multiprocessing.process
+import stat
+
+import pytest
+import torch
+
+from model.text import Text
+from tests.test_text import bytelevel, copied, sentencepiece
+from train.data import make_rows
+from train.eagle import lessons as made
+from train.eagle.kept import FILE, fingerprint
+from train.eagle.lessons import read_lessons
+from train.eagle.options import parser
+from train.interruption import sweep
+
+WORDS = ["the dog", "  def add(a, b):", "naïve café 世界", "\n\n", " fine", "How are you?", "🎉", "x"]
+TALKS = [[WORDS[(i * k + k) % len(WORDS)] + WORDS[i % 5] for k in range(2 * (1 + i % 3))] for i in range(150)]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    from transformers import LlamaTokenizer
+
+    folder = tmp_path_factory.mktemp("lessons")
+    slow = Text(sentencepiece(folder / "llama"))
+    slow.tokenizer = LlamaTokenizer.from_pretrained(str(slow.folder))
+    own = Text(bytelevel(folder / "own"))
+    return {"sentencepiece": Text(slow.folder), "slow sentencepiece": slow, "byte level": own}
+
+
+@pytest.fixture
+def args(texts, tmp_path):
+    data = tmp_path / "talks.jsonl"
+    data.write_text("".join(json.dumps({"turns": talk[::2], "reference": talk[1::2]}) + "\n" for talk in TALKS))
+    (tmp_path / "out").mkdir()
+    folder = copied(texts["byte level"], tmp_path / "model")
+    return parser().parse_args([str(folder), str(tmp_path / "out"), "--data", str(data), "--template", "own"])
+
+
+def same(some, others) -> bool:
+    return len(some) == len(others) and all(
+        torch.equal(a.ids, b.ids) and torch.equal(a.answers, b.answers) for a, b in zip(some, others))
+
+
+@pytest.mark.parametrize(("kind", "template"), [
+    ("sentencepiece", "vicuna"), ("sentencepiece", "llama-2"), ("slow sentencepiece", "vicuna"), ("byte level", "own")])
+def test_an_answer_begins_where_its_prompt_ends_as_the_prompt_alone_is_read(texts, monkeypatch, kind, template):
+    text, spans = texts[kind], Text.spans
+    rows = make_rows(text, TALKS, template, 4096)
+    assert len(rows) == len(TALKS)
+    half = sorted(len(row.ids) for row in rows)[len(rows) // 2]
+    cut = make_rows(text, TALKS, template, half)
+    assert max(len(row.ids) for row in cut) == half
+    monkeypatch.setattr(Text, "spans", lambda *given: ((ids, []) for ids, _ in spans(*given)))
+    assert same(rows, make_rows(text, TALKS, template, 4096))
+    assert same(cut, make_rows(text, TALKS, template, half))
+
+
+def test_many_conversations_take_one_process_and_one_vocabulary(args, monkeypatch):
+    text, counts = Text(args.model_dir), {"processes": 0, "vocabularies": 0}
+    start, vocabulary = multiprocessing.process.BaseProcess.start, type(text.tokenizer).get_vocab
+
+    def starts(process):
+        counts["processes"] += 1
+        start(process)
+
+    def builds(tokenizer):
+        counts["vocabularies"] += 1
+        return vocabulary(tokenizer)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", starts)
+    monkeypatch.setattr(type(text.tokenizer), "get_vocab", builds)
+    assert len(make_rows(text, TALKS, "own", 4096)) == len(TALKS)
+    assert counts == {"processes": 1, "vocabularies": 1}
+
+
+def test_lessons_are_kept_for_this_user_alone_and_made_once(args, monkeypatch, capsys):
+    path = args.out_dir / FILE
+    first = read_lessons(args, 512)
+    assert "conversations became tokens" in capsys.readouterr().out
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "Text", lambda folder: pytest.fail("a tokenizer was opened"))
+        again = read_lessons(args, 512)
+    assert f"from {path}" in capsys.readouterr().out
+    assert same(first.rows, again.rows) and (first.prompts, first.ends) == (again.prompts, again.ends)
+
+
+def shorter(args):
+    lines = args.data.read_text().splitlines(keepends=True)
+    args.data.write_text("".join(lines[1:]))
+
+
+def other_tokenizer(args):
+    path = args.model_dir / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("assistant:", "bot:"))
+
+
+def broken(args):
+    path = args.out_dir / FILE
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(args):
+    (args.out_dir / FILE).write_bytes(b"")
+
+
+def seed(args):
+    args.seed = 5
+
+
+@pytest.mark.parametrize("change", [shorter, other_tokenizer, broken, empty, seed])
+def test_lessons_of_anything_else_are_made_again(args, change, capsys):
+    read_lessons(args, 512)
+    change(args)
+    fresh = read_lessons(args, 512)
+    assert capsys.readouterr().out.count("conversations became tokens") == 2
+    assert same(fresh.rows, read_lessons(args, 512).rows)
+    (args.out_dir / FILE).unlink()
+    assert same(fresh.rows, read_lessons(args, 512).rows)
+
+
+def test_halves_of_files_that_a_killed_training_left_are_removed_and_others_stay(tmp_path):
+    for name in ("texts.json.12.part", "texts.json", "film.mp4.part", "other.json.7.part"):
+        (tmp_path / name).touch()
+    sweep(tmp_path, "texts.json", "training.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4.part", "other.json.7.part", "texts.json"]
+
+
+def test_every_word_that_decides_what_the_lessons_are_is_in_their_fingerprint(args):
+    marks = [fingerprint(args, 512), fingerprint(args, 511)]
+    for name, value in {"template": "vicuna", "limit": 9, "held_out": 0.5, "judged": 3, "seed": 5}.items():
+        setattr(args, name, value)
+        marks.append(fingerprint(args, 512))
+    assert len({tuple(mark.tolist()) for mark in marks}) == 7
