@@ -19,6 +19,7 @@ from config.measures import Measured
 from config.predict_config import PredictConfig
 from config.questions import load
 from config.run_config import RunConfig
+from config.templates import chosen, tokenizer_folder
 from eval.pairs import answer, check_pair, open_model, record
 from model.sample import Sampler
 from model.text import Text
@@ -97,6 +98,8 @@ def check_room(prompts: Sequence[Sequence[int]], context: int, config: PredictCo
 def settings_of(config: RunConfig, keys: Sequence[str]) -> dict[str, Any]:
     """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
     values = {key: getattr(config, key) for key in keys}
+    if "template" in keys:
+        values["template"] = chosen(config.template, tokenizer_folder(config))
     return {key: ",".join(map(_content, value.split(","))) if key in FOLDERS else value
             for key, value in values.items()}
 

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 from config.files import HALF
+from config.templates import chosen
 from model.checkpoint import read_json
 from model.isolate import isolated
 
@@ -147,12 +148,12 @@ class Text:
                              "end with a message of the role user")
         if any(HALF.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
+        template = chosen(template, self.folder)
         text = self._wrap(messages, template, variables)
         ids = self._encode(text)
         first = self.tokenizer.bos_token_id
         begins = first in self.tokenizer("")["input_ids"]  # whether texts begin with a token of their own
-        # The tokenizer's own template has its first token in it, if there is one.
-        if template != "own" and begins and ids[:1] != [first]:
+        if template != "own" and begins and ids[:1] != [first]:  # its own template has its first token in it
             ids = [first, *ids]
         return ids
 
@@ -192,9 +193,8 @@ class Text:
         talk = [dict(message) for message in messages]
 
         def wrap() -> str:
-            text: str = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True,
-                                                           **variables)
-            return text
+            return str(self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True,
+                                                          **variables))
 
         try:
             return isolated(wrap, PATIENCE)

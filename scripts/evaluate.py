@@ -23,6 +23,7 @@ from eval.bench import Evaluation, all_jobs
 from eval.report import TOO_LATE, report
 from eval.results import Results
 from eval.tally import Tally, lateness
+from launch.auto import settled
 from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
 from launch.processes import STOPPED, WRONG
@@ -119,6 +120,7 @@ def announce(config: EvalConfig) -> None:
         "model": config.model_dir or config.base_dir,
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.chosen_drafts),
+        "template": config.template,
         "questions": ", ".join(counts),
         "from": config.data or str(BUNDLED),
         "temperatures": config.temperatures,
@@ -153,7 +155,7 @@ def _apart(config: EvalConfig) -> bool:
 def evaluate(protocol: str, argv: Sequence[str]) -> int:
     """The whole life of the command; its exit code. Each group of methods has a start of the pipeline of its own."""
     try:
-        argv = words(protocol, argv)
+        argv = settled(words(protocol, argv), EvalConfig)
         config = _read(argv)
         find_board(config, os.environ)
     except (ValueError, OSError) as error:

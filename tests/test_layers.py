@@ -23,8 +23,9 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
           "scripts": 7, "toy": 7, "split_and_save_models": 7}
 ORDER = {  # in its own folder, a file imports only files that are named before it
     "config": "foreign files fields ranges keys families heads methods tensor_parallel profiles boards trees "
-              "small_models run_config presets drafts questions prompts words auto spec_flags spec_infer simulation "
-              "online heatmap measures eval_config load predict_config plan_config serve_config serve_load cli",
+              "small_models run_config templates presets drafts questions prompts words auto spec_flags spec_infer "
+              "simulation online heatmap measures eval_config load predict_config plan_config serve_config serve_load "
+              "cli",
     "model": "tree suffix blend answers attention cache logprobs reading llama sample rules checkpoint stages weights "
              "isolate text spelling no_draft drafts small eagle mixture quant whole",
     "pipeline": "clock interfaces loss trace proposals messages wire meter heartbeat transport stage drafters "

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from config.files import write_json
 from config.measures import Measured
+from config.templates import chosen
 from eval.pairs import check_pair
 from eval.pairs import open_model as open_pair
 from launch.devices import usable
@@ -148,6 +149,7 @@ def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
 def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
+    args.template = chosen(args.template, args.target)
     if args.threads:
         torch.set_num_threads(args.threads)
     training = Training(args)
