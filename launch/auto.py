@@ -60,7 +60,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
     compares = hasattr(kind, "chosen_methods")  # several methods, which are named
     if any(word in HELP for word in words) or (planned and compares):
         return list(argv)
-    added, _ = left_open(words)
+    added, _ = left_open(words, kind)
     if not planned:
         return [*argv, *added]
     words += added
@@ -81,7 +81,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
     return with_chosen(words, choice["keys"])
 
 
-def left_open(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def left_open(words: Sequence[str], kind: type[RunConfig] = RunConfig) -> tuple[list[str], list[str]]:
     """Words for the template and the draft, if these leave them open, and the reasons for a model that they name.
 
     Both are judged by the files of the model, as far as they are here.
@@ -99,7 +99,8 @@ def left_open(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if {"model_dir", "base_dir"} & given.keys():
             has = "a chat template" if name == OWN else "no chat template"
             reasons.append(f"template={name}, since the tokenizer of {model} has {has}")
-    names = listed(given.get("methods", given.get("pipeline_type", RunConfig.pipeline_type)))
+    methods = given.get("methods", getattr(kind, "methods", ""))
+    names = listed(methods or given.get("pipeline_type", RunConfig.pipeline_type))
     guesses = any(METHODS[name].draft == "eagle" for name in names if name in METHODS)
     if guesses and headless(config) and not {"draft", "drafts"} & given.keys():
         found.append("draft=suffix")

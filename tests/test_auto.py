@@ -13,6 +13,8 @@ import config.auto
 from config.auto import question, with_chosen
 from config.cli import parse
 from config.eval_config import EvalConfig
+from config.eval_config import words as evaluation
+from config.files import write_json
 from config.plan_config import PlanConfig
 from config.run_config import RunConfig
 from config.serve_config import ServeConfig
@@ -124,6 +126,11 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     assert auto.settled([*words, "prompt_ids=1"])[2:] == found[1:]
     assert auto.settled([*words, "pipeline_type=ar"])[2:] == found[:1] == auto.settled([*words, "drafts=none"])[2:]
     assert auto.settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
+    write_json(tmp_path / "ours.json", {"preset": "toy", "keys": {"base_dir": str(model), "pipeline_type": "ar"}})
+    file = [str(tmp_path / "ours.json")]
+    assert auto.settled(file) == [*file, *found[:1]]
+    evaluated = parse(auto.settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
+    assert (evaluated.drafts, evaluated.draft, evaluated.template, evaluated.profile) == ("", "suffix", "own", "none")
     assert PlanConfig(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
     auto.tell_left_open(["toy"])
     auto.tell_left_open([*words, "template=none"])
