@@ -81,7 +81,8 @@ class PlanConfig(RunConfig):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of networks that are there to draft."""
-        there = {"eagle": not headless(self), "model": self.draft_dir, "ssm": self.ssm}
+        head = "" if headless(self) else self.eagle_dir or self.model_dir
+        there = {"eagle": head, "model": self.draft_dir, "ssm": self.ssm}
         asked = {source for name in listed(self.drafts) for source in name.split("+")}
         asked.update(METHODS[name].draft for name in self.chosen_methods if METHODS[name].draft == "ssm")
         return tuple(kind for kind, folder in there.items() if folder and (not self.drafts or kind in asked))

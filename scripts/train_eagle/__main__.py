@@ -58,7 +58,7 @@ def beginning(args: Namespace, teacher: Teacher) -> str:
     told = f"{args.model_dir}: template {args.template}, {name} on {teacher.device}"
     fast = FAST.intersection(CPU.read_text().split()) if CPU.is_file() else ()
     if args.dtype == "auto" and teacher.device.type == "cpu" and fast:
-        return f"{told}; --dtype bfloat16 takes about 0.4 of the time on this processor ({', '.join(sorted(fast))})"
+        return f"{told}; --dtype bfloat16 takes about half the time on this processor ({', '.join(sorted(fast))})"
     return told
 
 

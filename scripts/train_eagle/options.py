@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
     add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
         help="of the arithmetic; auto: bfloat16 on cuda, else float32. Weights that learn are float32. On processors "
-        "with avx512_bf16 or amx_bf16, bfloat16 takes about 0.4 of float32's time")
+        "with avx512_bf16 or amx_bf16, bfloat16 takes about half the time of float32")
     add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
     return made
 
