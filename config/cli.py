@@ -8,7 +8,7 @@ import os
 from typing import Any, Mapping, Sequence
 
 from config.boards import is_file
-from config.drafts import ComparedDrafts
+from config.drafts import ComparedDrafts, headless, needs_head, no_head
 from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, under
@@ -60,6 +60,9 @@ def _check_draft(config: RunConfig, typed: Mapping[str, Any]) -> None:
     compared = config.chosen_drafts if isinstance(config, ComparedDrafts) else ()  # the drafts of other methods
     if own and not compared and typed.get("draft", "ssm") != "ssm":
         raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={typed['draft']} out")
+    guesses = any(METHODS[name].draft == "eagle" for name in config.asked_methods)
+    if guesses and needs_head(typed.get("draft", "")) and headless(config):
+        raise ValueError(no_head(config))
     if "ssm" in typed and not own and "ssm" not in (compared or config.sources):
         raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={config.pipeline_type} with "
                          f"draft={config.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, Sequence, TypeVar
 
 from config.presets import ROOT
@@ -55,6 +56,8 @@ class ComparedDrafts(RunConfig):
                 used.add(self.with_draft(name).draft_dir)
             except ValueError as error:
                 found.append(f"drafts={self.drafts}: {error}")
+        if any(needs_head(name) for name in listed(self.drafts)) and headless(self):
+            found.append(f"drafts={self.drafts}: {no_head(self)}")
         if self.drafts and not listed(self.drafts):
             found.append("drafts is empty: name at least one, or leave it out")
         if self.drafts and self.draft_dir and self.draft_dir not in used:
@@ -83,6 +86,26 @@ def _found(folder: str) -> str:
     if folder.startswith("toy/") and not os.path.isdir(folder) and bundled.is_dir():
         return str(bundled)
     return os.path.abspath(os.path.expanduser(folder))
+
+
+def headless(config: RunConfig) -> bool:
+    """Whether no draft head is there: not in rank 0's part of the split, and none is named for a split to be made."""
+    if not config.model_dir:
+        return not config.eagle_dir and Path(config.base_dir or os.devnull).is_dir()
+    part = Path(config.model_dir) / "stage_0"  # which other boards than rank 0's do not have
+    return part.is_dir() and not (part / "eagle" / "config.json").is_file()
+
+
+def needs_head(draft: str) -> bool:
+    """Whether a draft of this name needs the head that belongs to the split."""
+    return "eagle" in draft.split("+")
+
+
+def no_head(config: RunConfig) -> str:
+    """The sentence that refuses a draft head that is not there, with the remedies."""
+    remedy = "split the model again with --eagle DIR" if config.model_dir else "add eagle_dir=DIR"
+    model = config.model_dir or config.base_dir
+    return f"{model} has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or {remedy}"
 
 
 def starting(names: Sequence[str]) -> str:

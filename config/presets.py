@@ -23,7 +23,7 @@ def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
 
 PRESETS = {
     "toy": RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
-                     stages="0+2+2+2+2", template="vicuna", prompt=PROMPT,
+                     stages="0+2+2+2+2", prompt=PROMPT,
                      # on a processor each row and each drafted level of so small a model costs time, and only likely
                      # guesses pay for it (`python -m scripts.bench overhead` compares)
                      min_probability=0.1, expand_depth=2, none_expand=False),

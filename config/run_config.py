@@ -24,7 +24,7 @@ CHOICES = {
               "none"),
     "verify": ("match", "naive", "mss", "eagle1"),
     "policy": ("auto", "eagle2", "static", "opt", "expansion"),
-    "template": ("vicuna", "llama-2", "own", "none"),
+    "template": ("auto", "vicuna", "llama-2", "own", "none"),
     "profile": ("none", *PROFILES),
     "time": ("real", "virtual"),
     "dtype": ("auto", "float64", "float32", "float16", "bfloat16"),
@@ -75,7 +75,7 @@ class RunConfig(Checked):
     model_dir: str = ""  # folder of a split model; empty: base_dir, split at the first start
     base_dir: str = ""  # folder of the whole model in Hugging Face form
     eagle_dir: str = ""  # folder of the EAGLE draft head of that model
-    draft: str = "eagle"  # eagle (the head), model (draft_dir), ssm, suffix (copies), sums as eagle+suffix, or none
+    draft: str = "eagle"  # eagle (the head; without one suffix), model, ssm, suffix (copies), eagle+suffix, none
     draft_dir: str = ""  # folder of a small whole model that has the same vocabulary, for drafts with model
     ssm: str = ""  # folders of such models, as DIR,DIR, for specinfer and draft=ssm; empty: rank 0's draft
     ssm_ranks: bool = False  # a rank for each model of ssm, so that all draft at once; false: all on rank 0, by turns
@@ -94,7 +94,7 @@ class RunConfig(Checked):
     question_file: str = ""  # questions in the format of MT-bench, one JSON object a line
     question_begin: int = 0  # first line of question_file that is asked, from 0
     question_end: int = -1  # line before which to stop; -1: ask all
-    template: str = "vicuna"  # how a question is wrapped: vicuna, llama-2, own (the tokenizer's) or none
+    template: str = "auto"  # around a question: own (the tokenizer's), vicuna, llama-2, none; auto: own or vicuna
 
     # How the answer is chosen, and when it ends
     temperature: float = 0.0  # 0: always the likeliest token; above: sampled

@@ -24,6 +24,7 @@ from eval.keys import PROTOCOLS, Contender, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
+from launch.auto import settled
 from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
 from launch.processes import STOPPED, WRONG
@@ -120,6 +121,7 @@ def announce(config: EvalConfig) -> None:
         "model": config.model_dir or config.base_dir,
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.chosen_drafts),
+        "template": config.template,
         "questions": ", ".join(counts),
         "from": config.data or str(BUNDLED),
         "temperatures": config.temperatures,
@@ -157,7 +159,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
     try:
-        argv = words(protocol, argv)
+        argv = settled(words(protocol, argv), EvalConfig)
         config = _read(argv)
         find_board(config, os.environ)
     except (ValueError, OSError) as error:

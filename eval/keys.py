@@ -13,7 +13,7 @@ from config.methods import METHODS
 from config.presets import PRESETS, ROOT
 from config.ranges import NUMBER, Range, number, outside
 from config.run_config import RANGES
-from config.typed import over, preset_of, typed
+from config.typed import opened, over, preset_of, typed
 
 # The trees of the paper, whatever a preset is tuned to.
 TREES = {"min_probability": "0", "expand_depth": "6", "none_expand": "true"}
@@ -196,7 +196,8 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     """
     check_name(protocol, PROTOCOLS, "protocol")
     preset, keys = PROTOCOLS[protocol]
-    given, named = typed(argv), preset_of(argv)
+    all_words = opened(argv)
+    given, named = typed(all_words), preset_of(all_words)
     defaults = dict(keys)
     if protocol in EMULATED:
         other_preset = named in PRESETS and named != preset
@@ -215,4 +216,5 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
         defaults.pop("drafts", None)
     if BASELINE not in listed(given.get("methods", BASELINE)):
         defaults.pop("baseline_draft", None)
-    return over(argv, defaults, preset)
+    left = {key: value for key, value in defaults.items() if key not in given}
+    return over(argv, left, preset)

@@ -48,7 +48,7 @@ class Measured(Checked):
     sets: str = SETS  # NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)
     data: str = ""  # folder of the sets with a NAME; empty: the bundled ones
     num_examples: int = 5  # prompts of each set, drawn with the seed; 0: all
-    template: str = "vicuna"  # around the questions of a set with a NAME: vicuna, llama-2, own or none
+    template: str = "auto"  # around the questions of a set with a NAME, as the key template of a run
     max_new_tokens: int = 64  # that are written behind a prompt, at most
 
     # How a token is chosen

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from config.run_config import RunConfig
+from config.templates import chosen, tokenizer_folder
 
 FOLDERS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data")  # of such keys, those that name folders
 BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shapes, and the first of them
@@ -15,6 +16,8 @@ BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shape
 def settings_of(config: RunConfig, keys: Sequence[str]) -> dict[str, Any]:
     """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
     values = {key: getattr(config, key) for key in keys}
+    if "template" in keys:
+        values["template"] = chosen(config.template, tokenizer_folder(config))
     return {key: ",".join(map(_content, value.split(","))) if key in FOLDERS else value
             for key, value in values.items()}
 

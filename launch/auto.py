@@ -1,4 +1,7 @@
-"""`pipeline_type=auto`: the method that a plan chooses at the first start, and that later starts remember.
+"""Keys that the words of a command leave open, settled before anything starts.
+
+The template is that of the model's tokenizer, and without a draft head `suffix` drafts. For `pipeline_type=auto` a plan
+chooses the method at the first start, and later starts remember.
 
 A plan measures this machine, or takes the given profile, in a process of its own. Its choice is kept in the user's
 cache, under a name made of all that it depends on: model, drafts, split, machine or profile, and the code.
@@ -19,24 +22,28 @@ import torch
 
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
 from config.cli import parse
+from config.drafts import headless, listed
 from config.files import fits, whole, write_json
 from config.keys import HELP
 from config.methods import METHODS
 from config.presets import absent
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
-from config.typed import opened, typed
+from config.templates import AUTO, OWN, chosen, tokenizer_folder
+from config.typed import opened, preset_of, typed
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
 from launch.prepare import open_part
 from launch.processes import INTERRUPTED, LOST
+from model.text import VOCABULARIES
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import plan_stages
 from pipeline.failure import PeerLost
 
 PLAN = "eval.plan.command"  # the command that makes plans
 OURS = b"flowspec: "  # begins a sentence of it
+JUDGED = ("model_dir", "base_dir", "eagle_dir", "models", "template")  # keys by which left_open judges
 USUAL = "4"  # stages, if nothing says how many
 FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]), "kind": str,
         "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
@@ -44,14 +51,19 @@ Choice = Mapping[str, Any]  # of FORM
 
 
 def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]:
-    """The words of a command, with the chosen keys in place of pipeline_type=auto; all others as they are.
+    """The words of a command, with words for the keys that they leave open; pipeline_type=auto makes room for a plan's.
 
-    What is chosen, and why, is told on stderr. Raises ValueError, with the fix, where nothing can be planned.
+    What a plan chooses, and why, is told on stderr. Raises ValueError, with the fix, where nothing can be planned.
     """
     words = opened(argv)
+    planned = is_asked(words)
     compares = hasattr(kind, "chosen_methods")  # several methods, which are named
-    if not is_asked(words) or compares or any(word in HELP for word in words):
+    if any(word in HELP for word in words) or (planned and compares):
         return list(argv)
+    added, _ = left_open(words, kind)
+    if not planned:
+        return [*argv, *added]
+    words += added
     if "RANK" in os.environ or os.environ.get(BOARD) or typed(words).get("hosts"):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
@@ -67,6 +79,40 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
         kept = f"remembered in {path} since {choice['when']}: delete it to plan anew"
         print(f"flowspec: {_told(words, config, choice, kept)}", file=sys.stderr)
     return with_chosen(words, choice["keys"])
+
+
+def left_open(words: Sequence[str], kind: type[RunConfig] = RunConfig) -> tuple[list[str], list[str]]:
+    """Words for the template and the draft, if these leave them open, and the reasons for a model that they name.
+
+    Both are judged by the files of the model, as far as they are here.
+    """
+    given, preset = typed(words), preset_of(words)
+    own = [word for word in words if word.partition("=")[0] in JUDGED]
+    config = parse([preset, *own] if preset else own)
+    model = plain(config.model_dir or config.base_dir)
+    found, reasons = [], []
+    folder = tokenizer_folder(config)
+    here = any((folder / name).is_file() for name in VOCABULARIES)
+    if config.template == AUTO and "prompt_ids" not in given and here:
+        name = chosen(AUTO, folder)
+        found.append(f"template={name}")
+        if {"model_dir", "base_dir"} & given.keys():
+            has = "a chat template" if name == OWN else "no chat template"
+            reasons.append(f"template={name}, since the tokenizer of {model} has {has}")
+    methods = given.get("methods", getattr(kind, "methods", ""))
+    names = listed(methods or given.get("pipeline_type", RunConfig.pipeline_type))
+    guesses = any(METHODS[name].draft == "eagle" for name in names if name in METHODS)
+    if guesses and headless(config) and not {"draft", "drafts"} & given.keys():
+        found.append("draft=suffix")
+        reasons.append(f"draft=suffix, since {model} has no draft head")
+    return found, reasons
+
+
+def tell_left_open(argv: Sequence[str]) -> None:
+    """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
+    _, reasons = left_open(opened(argv))
+    if reasons and os.environ.get("RANK", "0") == "0":
+        print(f"flowspec: {plain('; '.join(reasons))}", file=sys.stderr)
 
 
 def _checked(argv: Sequence[str], kind: type[RunConfig]) -> RunConfig:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
+from config.drafts import no_head
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from launch.spec import RankSpec
@@ -170,8 +171,7 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
     part = spec.part
     folder = Path(spec.head) if spec.head else part.eagle
     if folder is None:
-        raise ValueError(f"{part.folder} has no draft head: split the model again with --eagle DIR, "
-                         "or use pipeline_type=ar, draft=none or draft=model")
+        raise ValueError(no_head(spec.config))
 
     def embed() -> Tensor:
         name = HEAD if spec.sizes.tied else EMBED

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from config.cli import parse
 from config.run_config import RunConfig
-from launch.auto import settled
+from launch.auto import settled, tell_left_open
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.clock import learn_time, machine, tell_time
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
@@ -85,8 +85,9 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     """Be one rank, or start all of them and wait for their end."""
     typed = os.environ.get(COMMAND, "bash run_pipe.sh")
     _check_environment()
-    argv = settled(argv, command.kind)
-    start = _prepare(parse(argv, typed, command.kind))
+    words = settled(argv, command.kind)
+    start = _prepare(parse(words, typed, command.kind))
+    tell_left_open(argv)
     if "RANK" in os.environ:
         if start.config.virtual:
             raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add "
@@ -96,7 +97,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         with as_virtual(start.config, start.folder, start.placement, command.trace) as rank_0:
             return _lead(rank_0, command.main)
     if start.config.processes:
-        return spawn([*command.module.split(), *argv], start.placement.world)
+        return spawn([*command.module.split(), *words], start.placement.world)
     with as_threads(start.config, start.folder, start.placement, command.trace) as rank_0:
         return _lead(rank_0, command.main)
 

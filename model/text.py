@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
 from config.files import HALF
+from config.templates import chosen
 from model.own_template import OwnTemplate, shown
 from model.weights.checkpoint import read_json
 
@@ -158,6 +159,7 @@ class Text:
 
         Tokenizers that are written in Python do not know the latter: they give no ends.
         """
+        template = chosen(template, self.folder)
         fast = self.tokenizer.is_fast
         try:
             found = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=fast,
@@ -181,6 +183,7 @@ class Text:
         return [first] if first in self.tokenizer("")["input_ids"] else []
 
     def _wrap(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
+        template = chosen(template, self.folder)
         if template == "none":
             return "".join(message["content"] for message in messages)
         if template == "own":

@@ -12,7 +12,7 @@ from typing import Sequence
 from config.cli import parse
 from config.serve_config import ServeConfig
 from config.typed import typed
-from launch.auto import settled
+from launch.auto import settled, tell_left_open
 from serve.app import Server
 from serve.engine import Engine
 from serve.running import Listener, engine_of, name_of, run, told
@@ -34,9 +34,11 @@ def read(argv: Sequence[str]) -> ServeConfig:
 
 def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     """The engine and the listener of these words; neither of them runs yet."""
-    config = read(argv)
-    engine = engine_of(argv, config)
+    words = settled(argv, ServeConfig)
+    config = read(words)
+    engine = engine_of(words, config)
     server = Server(engine, config, name_of(argv, config))
+    tell_left_open(argv)
     return engine, Listener(server.app, config, _begun, engine.stop)
 
 
@@ -53,7 +55,7 @@ def serve(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """The command."""
-    return told(lambda words: serve(settled(words, ServeConfig)), argv)
+    return told(serve, argv)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 from config.cli import parse
 from config.files import fits
 from config.serve_config import WorkerConfig
+from launch.auto import settled, tell_left_open
 from model.text import conversation_of
 from serve.answering import Asking
 from serve.app import GONE, as_json, body_of, ids_read, unless_gone
@@ -206,9 +207,11 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     """The engine and the listener of these words; neither of them runs yet."""
-    config = parse(argv, COMMAND, WorkerConfig)
+    words = settled(argv, WorkerConfig)
+    config = parse(words, COMMAND, WorkerConfig)
     assert isinstance(config, WorkerConfig)
-    engine = engine_of(argv, config)
+    engine = engine_of(words, config)
+    tell_left_open(argv)
     worker = Worker(engine, config, name_of(argv, config))
     return engine, Listener(worker.app, config, worker.begun, engine.stop)
 

@@ -55,6 +55,10 @@ def test_every_key_must_agree_unless_it_is_said_to_be_local(config):
             assert "type the same keys on all boards" in sentence and sentence.isprintable()
 
 
+def test_suffix_that_stands_in_on_rank_0_for_a_head_that_is_not_there_agrees():
+    assert judged(RunConfig(draft="suffix", template="own"), RunConfig()) == ""
+
+
 def test_what_is_said_to_be_local_exists():
     assert LOCAL | GIVEN <= {option.name for option in fields(EvalConfig)}
     assert not LOCAL & GIVEN

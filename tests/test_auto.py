@@ -12,15 +12,20 @@ import pytest
 import config.auto
 from config.auto import question, with_chosen
 from config.cli import parse
+from config.files import write_json
+from config.run_config import RunConfig
 from config.serve_config import ServeConfig
 from eval.keys import EvalConfig
+from eval.keys import words as evaluation
 from eval.plan import plan as planning
 from eval.plan.candidates import Candidate
 from eval.plan.check import Checked, check
+from eval.plan.keys import PlanConfig
 from launch import auto
 from launch.pipeline import Pipeline
 from launch.run import run
 from scripts import generate
+from tests.checkpoints import refused
 from tests.test_plan import SITE, book, config_of
 
 SERIAL = {"pipeline_type": "serial", "draft": "suffix", "stages": "0+8", "init_depth": "3"}
@@ -49,13 +54,14 @@ def kept(folder):
 
 def test_the_first_start_plans_and_says_so_and_later_ones_remember(asked, tmp_path, capsys):
     words = auto.settled(["toy", "pipeline_type=auto", "prompt=Hello", "temperature=1"])
-    assert words == ["toy", "prompt=Hello", "temperature=1", *(f"{key}={value}" for key, value in SERIAL.items())]
+    chosen = [f"{key}={value}" for key, value in SERIAL.items()]
+    assert words == ["toy", "prompt=Hello", "temperature=1", "template=vicuna", *chosen]
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2 and "is measured on this machine" in told[0] and "planned for temperature 0" in told[1]
     assert "20 tokens/s measured, 10 with ar" in told[1] and str(kept(tmp_path)[0]) in told[1]
     assert auto.settled(["toy", "pipeline_type=auto", "max_new_tokens=9"])[-1] == "init_depth=3"
     assert "remembered in" in capsys.readouterr().err and len(asked) == 1
-    assert auto.settled(["toy", "pipeline_type=serial"]) == ["toy", "pipeline_type=serial"]
+    assert auto.settled(["toy", "pipeline_type=serial"]) == ["toy", "pipeline_type=serial", "template=vicuna"]
     assert auto.settled(["pipeline_type=auto", "--help"]) == ["pipeline_type=auto", "--help"]
 
 
@@ -106,6 +112,39 @@ def test_a_pipeline_a_command_and_a_server_take_the_chosen_method(asked, capsys)
     assert text.text.strip() in capsys.readouterr().out
     assert "pipeline_type=serial" in auto.settled(["pipeline_type=auto", "port=0"], ServeConfig)
     assert auto.settled(["pipeline_type=auto"], EvalConfig) == ["pipeline_type=auto"], "which names its methods"
+
+
+# --- the template and the draft ---------------------------------------------------------------------------------------
+
+def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_are_left_open(tmp_path, capsys):
+    model = tmp_path / "llama"
+    shutil.copytree(parse([]).base_dir, model)
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    words, found = [f"base_dir={model}"], ["template=own", "draft=suffix"]
+    for kind in (RunConfig, ServeConfig, EvalConfig):
+        assert auto.settled(words, kind) == [*words, *found]
+    assert auto.settled([*words, "prompt_ids=1"])[2:] == found[1:]
+    assert auto.settled([*words, "pipeline_type=ar"])[2:] == found[:1] == auto.settled([*words, "drafts=none"])[2:]
+    assert auto.settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
+    write_json(tmp_path / "ours.json", {"preset": "toy", "keys": {"base_dir": str(model), "pipeline_type": "ar"}})
+    file = [str(tmp_path / "ours.json")]
+    assert auto.settled(file) == [*file, *found[:1]]
+    evaluated = parse(auto.settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
+    assert (evaluated.drafts, evaluated.draft, evaluated.template, evaluated.profile) == ("", "suffix", "own", "none")
+    assert PlanConfig(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
+    auto.tell_left_open(["toy"])
+    auto.tell_left_open([*words, "template=none"])
+    told, = capsys.readouterr().err.splitlines()
+    assert told == f"flowspec: draft=suffix, since {model} has no draft head"
+
+
+def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
+    for kind, draft in ((RunConfig, "draft=eagle"), (EvalConfig, "drafts=suffix,eagle"), (PlanConfig, "drafts=eagle"),
+                        (ServeConfig, "draft=eagle+suffix")):
+        with refused("has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or add eagle"):
+            parse([f"base_dir={tmp_path}", draft, *["measure=true"] * (kind is PlanConfig)], kind=kind)
+    parse([f"base_dir={tmp_path}", "draft=eagle", "pipeline_type=ar"])
+    parse([f"base_dir={tmp_path}", "drafts=suffix,eagle:toy/eagle"], kind=EvalConfig)
 
 
 # --- what the plan is asked -------------------------------------------------------------------------------------------

@@ -118,15 +118,24 @@ def test_without_a_tokenizer_or_with_a_wrong_one_a_text_is_refused_and_ids_are_n
     assert "has no tokenizer" in sentence(capsys.readouterr().err)
     save_tokenizer(own / "stage_0", more=20)
     assert here(f"model_dir={own}", "prompt=hello") == 2
-    assert "but the model knows 53; take the tokenizer of this model" in sentence(capsys.readouterr().err)
+    assert "but the model knows 53; take the tokenizer of this model" in capsys.readouterr().err
     assert here(f"model_dir={own}", "prompt_ids=5", "max_new_tokens=3") == 0
 
 
-def test_a_split_without_a_draft_head_can_only_be_decoded_without_one(saved, tmp_path, capsys):
-    split(saved / "base", tmp_path / "headless", "0+4", progress=False)
-    assert here(f"model_dir={tmp_path / 'headless'}", "prompt_ids=5", "pipeline_type=continuous") == 2
-    assert "has no draft head: split the model again with --eagle DIR" in sentence(capsys.readouterr().err)
-    assert here(f"model_dir={tmp_path / 'headless'}", "prompt_ids=5", "pipeline_type=ar", "max_new_tokens=3") == 0
+def test_without_a_draft_head_suffix_drafts_and_a_head_that_is_named_is_refused(saved, tmp_path, capsys):
+    headless = tmp_path / "headless"
+    split(saved / "base", headless, "0+4", progress=False)
+    words = [f"model_dir={headless}", "prompt_ids=5", "max_new_tokens=9"]
+    assert here(*words, "pipeline_type=ar") == 0
+    plain = capsys.readouterr()
+    assert plain.err == ""
+    assert here(*words) == 0
+    shown = capsys.readouterr()
+    assert sentence(shown.err) == f"flowspec: draft=suffix, since {headless} has no draft head"
+    assert shown.out.split("tokens ")[0] == plain.out.split("tokens ")[0]
+    (headless / "stage_1" / "model.safetensors").unlink()  # what is refused now was refused before loading
+    assert here(*words, "draft=eagle+suffix") == 2
+    assert "has no draft head: take draft=suffix, which needs none" in sentence(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("key", ["output", "trace"])

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from config.presets import ROOT
+from config.templates import chosen
 from model.text import LLAMA2_SYSTEM, Reader, Stream, Text
 from tests.checkpoints import refused
 
@@ -186,6 +187,14 @@ def test_the_tokenizers_own_template_and_raw_text(llama, llama3):
     assert llama.prompt_ids(["the dog"], "none") == llama.tokenizer("the dog")["input_ids"]
     assert llama.prompt_ids(["<s>the dog"], "none").count(1) == 1
     assert llama3.tokenizer.decode(llama3.prompt_ids(["the dog"], "none")) == "the dog"
+
+
+def test_a_template_that_is_left_open_is_the_tokenizers_own_or_else_vicunas(llama, llama3, tmp_path):
+    assert llama3.prompt_ids(["Hi"], "auto") == llama3.prompt_ids(["Hi"], "own") != llama3.prompt_ids(["Hi"], "vicuna")
+    assert llama.prompt_ids(["Hi"], "auto") == llama.prompt_ids(["Hi"], "vicuna")
+    assert chosen("auto", tmp_path) == "vicuna" and chosen("none", llama3.folder) == "none"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert chosen("auto", tmp_path) == "own"
 
 
 def test_every_end_token_that_the_model_names_counts(llama, llama3, folder):

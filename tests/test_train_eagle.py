@@ -27,6 +27,7 @@ from train.eagle import command as train_eagle
 from train.eagle import heads
 from train.eagle.judge import accepted_length, answered, open_decoder
 from train.eagle.loss import FeatureTask, Objective, WordTask
+from train.eagle.options import parser
 from train.eagle.parts import own_part, part_at
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
@@ -397,6 +398,16 @@ def test_data_without_conversations_is_refused(tmp_path, content, sentence):
     (tmp_path / "data").write_text(content)
     with refused(sentence):
         read_conversations(tmp_path / "data")
+
+
+def test_a_start_tells_template_and_arithmetic_and_what_is_faster_here(base, teacher, tmp_path, monkeypatch):
+    options = [str(base), str(tmp_path), "--data", "x", "--template", "own"]
+    monkeypatch.setattr(train_eagle, "CPU", tmp_path / "cpuinfo")
+    plain = train_eagle.beginning(parser().parse_args(options), teacher)
+    assert plain == f"{base}: template own, float64 on cpu"
+    (tmp_path / "cpuinfo").write_text("flags : fpu avx512_bf16")
+    assert "--dtype bfloat16 takes" in train_eagle.beginning(parser().parse_args(options), teacher)
+    assert train_eagle.beginning(parser().parse_args([*options, "--dtype", "float32"]), teacher) == plain
 
 
 def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path, capsys):

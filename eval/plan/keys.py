@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Iterator, Sequence
 
-from config.drafts import listed
+from config.drafts import headless, listed, needs_head, no_head
 from config.files import check_output
 from config.methods import METHODS
 from config.ranges import NUMBER, Range, outside, unknown
@@ -81,7 +81,8 @@ class PlanConfig(RunConfig):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of networks that are there to draft."""
-        there = {"eagle": self.eagle_dir or self.model_dir, "model": self.draft_dir, "ssm": self.ssm}
+        head = "" if headless(self) else self.eagle_dir or self.model_dir
+        there = {"eagle": head, "model": self.draft_dir, "ssm": self.ssm}
         asked = {source for name in listed(self.drafts) for source in name.split("+")}
         asked.update(METHODS[name].draft for name in self.chosen_methods if METHODS[name].draft == "ssm")
         return tuple(kind for kind, folder in there.items() if folder and (not self.drafts or kind in asked))
@@ -126,6 +127,8 @@ def _problems(c: PlanConfig) -> Iterator[str]:
     """What is wrong with a plan, each in a sentence that names the fix."""
     yield from outside(vars(c), COUNTS)
     yield from unknown(vars(c), SPLITS)
+    if headless(c) and any(map(needs_head, listed(c.drafts))):
+        yield no_head(c)
     yield from problems_of_sets(listed(c.sets))
     for number in listed(c.memory):
         if not NUMBER.fullmatch(number) or float(number) <= 0:

@@ -23,7 +23,7 @@ CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what de
 LOCAL = frozenset({
     "model_dir", "base_dir", "eagle_dir", "draft_dir", "ssm", "models",  # its folders …
     "data", "output", "results", "hosts",  # … and files
-    "prompt", "prompt_ids", "question_file",  # what rank 0 alone is asked
+    "prompt", "prompt_ids", "question_file", "template",  # what rank 0 alone is asked
     "device", "threads_per_rank", "debug",  # of one machine
     "master_addr", "master_port", "wait",  # how it comes to the rendezvous
     "launch",  # which start of an evaluation it is, by the files of rank 0
@@ -61,6 +61,8 @@ def settings(config: RunConfig, **found: Any) -> dict[str, Any]:
     """The keys that must agree, as they were typed; `found` is what a key turned out to mean on this board."""
     names = [option.name for option in fields(config) if option.name not in LOCAL]
     typed = {name: getattr(config, name) for name in names}
+    if config.draft == "suffix":
+        typed["draft"] = RunConfig.draft  # for which it stands in where rank 0, which alone knows, has no head
     for name in GIVEN:
         typed[name] = "FOLDER" if typed[name] else ""
     return {**typed, **found}

@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from config.files import check_folder
+from config.templates import AUTO
 from launch.devices import usable
 from model.text import CONVERSATIONS
 from model.weights.checkpoint import SOURCES
@@ -61,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
     add("out_dir", metavar="OUT_DIR", type=Path, help="where the head goes, and the checkpoint of its training")
     add("--data", metavar="FILE", type=Path, required=True, help="conversations, one JSON object a line")
     add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
-    add("--template", choices=[*CONVERSATIONS, "own"], default="vicuna", help="how the model wants its questions")
+    add("--template", choices=[AUTO, *CONVERSATIONS, "own"], default=AUTO,
+        help="how the model wants its questions; auto: own, the tokenizer's chat template, or else vicuna")
     _add_parts(made)
     add("--batch", type=int, default=4, metavar="N", help="conversations in a step (4)")
     add("--length", type=int, default=2048, metavar="N", help="longer ones are cut after so many tokens (2048)")
@@ -75,7 +77,8 @@ def parser() -> argparse.ArgumentParser:
     add("--save-every", type=int, default=100, metavar="N", help="steps between two checkpoints (100)")
     add("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
     add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
-        help="of the arithmetic; auto: bfloat16 on cuda, else float32. Weights that learn are float32")
+        help="of the arithmetic; auto: bfloat16 on cuda, else float32. Weights that learn are float32. On processors "
+        "with avx512_bf16 or amx_bf16, bfloat16 takes about half the time of float32")
     add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
     return made
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from config.files import write_json
+from config.templates import chosen
 from eval.pair_keys import Measured
 from eval.pairs import check_pair
 from eval.pairs import open_model as open_pair
@@ -148,6 +149,7 @@ def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
     sweep(args.out, TEXTS, RECORD)
+    args.template = chosen(args.template, args.target)
     if args.threads:
         torch.set_num_threads(args.threads)
     training = Training(args)

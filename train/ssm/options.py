@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from config.files import check_folder
+from config.templates import AUTO
 from config.trees import wrong_widths
 from launch.devices import usable
 from model.text import CONVERSATIONS
@@ -55,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
     add("--out", metavar="OUT", type=Path, required=True, help="where the drafters go, and the checkpoints")
     add("--data", metavar="FILE", type=Path, help="prompts; default: the bundled models' grammar")
     add("--prompts", type=int, default=2000, metavar="N", help="prompts that are taken, by chance (2000)")
-    add("--template", choices=[*CONVERSATIONS, "own", "none"], default="vicuna", help="around a prompt (vicuna)")
+    add("--template", choices=[AUTO, *CONVERSATIONS, "own", "none"], default=AUTO,
+        help="around a prompt; auto: own, the tokenizer's, or else vicuna")
     add("--new-tokens", type=int, default=64, metavar="N", help="of a text, at most (64)")
     add("--temperature", type=float, default=0.0, metavar="T", help="at which the target writes; 0: likeliest tokens")
     add("--stretch", type=int, default=8, metavar="N", help="tokens of a stretch (8)")
