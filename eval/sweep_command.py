@@ -69,7 +69,7 @@ def run(name: str, argv: Sequence[str]) -> int:
     code = 0
     for number, (point, words) in enumerate(points.items(), 1):
         print(f"\n{name}: point {number} of {len(points)}, {point}", flush=True)
-        evaluation = subprocess.run([sys.executable, "-m", "eval.command", "emulated", *words])
+        evaluation = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words])
         code = evaluation.returncode
         if code:
             code = code if code > 0 else STOPPED - code

@@ -41,7 +41,7 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.parts import plan_stages
 from pipeline.failure import PeerLost
 
-PLAN = "eval.plan.command"  # the command that makes plans
+PLAN = "scripts.plan"  # the command that makes plans
 OURS = b"flowspec: "  # begins a sentence of it
 JUDGED = ("model_dir", "base_dir", "eagle_dir", "models", "template")  # keys by which left_open judges
 USUAL = "4"  # stages, if nothing says how many

@@ -217,7 +217,7 @@ def test_the_help_has_every_flag_and_so_has_the_page(capsys):
 def test_the_commands_stand_beside_the_others(name):
     words = (ROOT / "scripts" / f"{name}.sh").read_text(encoding="utf-8")
     assert words.endswith(f'exec "$PY" -m scripts.spec_infer {name} "$@"\n')
-    ran = subprocess.run([sys.executable, "-m", "eval.specinfer.command", name, "-h"], cwd=ROOT, capture_output=True,
+    ran = subprocess.run([sys.executable, "-m", "scripts.spec_infer", name, "-h"], cwd=ROOT, capture_output=True,
                          text=True)
     assert ran.returncode == 0 and ran.stdout.startswith(f"usage: bash scripts/{name}.sh")
 
