@@ -12,31 +12,62 @@ from dataclasses import dataclass
 class Method:
     """One row: names of a strategy (pipeline/strategies.py), a target and a draft; `about` is one line for people.
 
-    The draft `eagle` gives way to what the key `draft` says; `none` and `ssm`, the small models, do not.
+    The draft `eagle` gives way to what the key `draft` says; `none` and `ssm`, the small models, do not. The rest has
+    defaults that suit any method. `sizes` are what a plan varies, by the names of eval/plan/candidates.py.
     """
 
     strategy: str
     target: str
     draft: str
     about: str
+    tree: str = "grown"  # none; round: drafted and verified whole; whole: drafted whole; chain; grown at any time
+    sizes: tuple[str, ...] = ()
+    look: tuple[str, str] = ("white", "")  # tone and hatch on maps
     measured: bool = False  # whether it has many segments under way, whose size is measured if nothing is said
+    planned: bool = True  # whether plans try it without being asked
+
+    @property
+    def drafts_whole(self) -> bool:
+        """Whether a whole tree is drafted from the tip before any of it is sent."""
+        return self.tree in ("round", "whole")
 
 
 METHODS = {
-    "ar": Method("autoregressive", "ring", "none", "one token per round of the pipeline, no guesses"),
-    "serial": Method("serial", "ring", "eagle", "a token tree sent whole: one stage works, the others wait"),
-    "naive": Method("naive", "ring", "eagle", "equal shares of a tree, one per rank, verified once all are back"),
-    "pruned": Method("pruned", "ring", "eagle", "a tree in segments, each verified as it returns, what is dead pruned",
-                     measured=True),
-    "continuous": Method("continuous", "ring", "eagle", "FlowSpec: verify, prune and regrow at every return",
-                         measured=True),
-    "pipedec": Method("pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step"),
-    "pipeinfer": Method("pipeinfer", "ring", "eagle", "PipeInfer: the tip alone, then short runs of one drafted chain"),
-    "streaming": Method("streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
-                        measured=True),
-    "dsi": Method("dsi", "replicas", "eagle", "DSI: a drafter that never waits, copies of the model verify by turns"),
-    "specinfer": Method("serial", "ring", "ssm", "SpecInfer: trees of small models, merged into one and sent whole"),
-    "tp": Method("naive", "tp", "eagle", "no pipeline: all ranks compute each layer together (Megatron)"),
-    "galaxy": Method("naive", "galaxy", "eagle", "as tp, but rows are shared between blocks, and travel under matmuls"),
+    "ar": Method(
+        "autoregressive", "ring", "none", "one token per round of the pipeline, no guesses",
+        tree="none", look=("#ededed", "")),
+    "serial": Method(
+        "serial", "ring", "eagle", "a token tree sent whole: one stage works, the others wait",
+        tree="round", sizes=("init_depth",), look=("#e8a33d", "////")),
+    "naive": Method(
+        "naive", "ring", "eagle", "equal shares of a tree, one per rank, verified once all are back",
+        tree="round", sizes=("init_depth",), look=("#d9a5c7", "xxx")),
+    "pruned": Method(
+        "pruned", "ring", "eagle", "a tree in segments, each verified as it returns, what is dead pruned",
+        tree="whole", sizes=("rows", "init_depth"), look=("#f7e26b", "...."), measured=True),
+    "continuous": Method(
+        "continuous", "ring", "eagle", "FlowSpec: verify, prune and regrow at every return",
+        sizes=("rows", "depths"), look=("#1b9e77", "---"), measured=True),
+    "pipedec": Method(
+        "pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step",
+        sizes=("init_topk_pipedec",), look=("#8ccbea", "\\\\\\\\")),
+    "pipeinfer": Method(
+        "pipeinfer", "ring", "eagle", "PipeInfer: the tip alone, then short runs of one drafted chain",
+        tree="chain", sizes=("run_pipeinfer",), look=("#cfe8cf", "++"), planned=False),
+    "streaming": Method(
+        "streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
+        sizes=("stream_subseq_token",), look=("#5b6fb5", "||"), measured=True),
+    "dsi": Method(
+        "dsi", "replicas", "eagle", "DSI: a drafter that never waits, copies of the model verify by turns",
+        tree="chain", sizes=("lookahead",), look=("#20639b", "oo")),
+    "specinfer": Method(
+        "serial", "ring", "ssm", "SpecInfer: trees of small models, merged into one and sent whole",
+        tree="round", sizes=("expansion",), look=("#c7b299", "**")),
+    "tp": Method(
+        "naive", "tp", "eagle", "no pipeline: all ranks compute each layer together (Megatron)",
+        tree="round", sizes=("init_depth",), look=("white", "//")),
+    "galaxy": Method(
+        "naive", "galaxy", "eagle", "as tp, but rows are shared between blocks, and travel under matmuls",
+        tree="round", sizes=("init_depth",), look=("white", "\\\\")),
 }
 SHARINGS = ("tp", "galaxy")  # targets without a pipeline; also how the ranks of a pipeline's stage may share it

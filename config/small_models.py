@@ -9,8 +9,6 @@ from typing import Iterator, Protocol, Sequence
 from config.methods import METHODS
 from config.trees import FIXED
 
-WHOLE = ("serial", "naive", "pruned")  # strategies that draft a whole tree from the tip before they send any of it
-
 
 class Asked(Protocol):
     """What a configuration says of small models."""
@@ -68,7 +66,7 @@ def problems(c: Asked) -> Iterator[str]:
         yield (f"ssm_ranks=true has no meaning for {', '.join(c.asked_methods)} with draft={c.draft}, where no small "
                "models draft: take pipeline_type=specinfer, or leave it out")
     for method in using:
-        if METHODS[method].strategy not in WHOLE or c.policy_of(method) not in FIXED:
+        if not METHODS[method].drafts_whole or c.policy_of(method) not in FIXED:
             yield (f"ssm_ranks=true wants trees that are drafted whole, in a shape that is known before, and {method} "
                    f"with policy={c.policy_of(method)} has none: take pipeline_type=specinfer, or leave it out")
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from config.methods import METHODS
 from eval.plan.chart import ALONG, STAGES, Cell, ChartConfig, cell, load, sites, summary, table
-from eval.plan.chart_plot import LOOKS, draw
+from eval.plan.chart_plot import draw
 from eval.plan.judge_emulated import EmulatedConfig, drawn
 from eval.plan.map import planner_map
 from tests.test_plan import book, config_of
@@ -56,7 +56,7 @@ def test_a_table_is_read_as_it_was_written_and_draws_a_picture(tmp_path, axes, c
     assert planner_map([f"load={path}", f"output={tmp_path / 'again'}"]) == 0
     assert "56 cells: " in capsys.readouterr().out
     picture = Image.open(io.BytesIO((tmp_path / "again.png").read_bytes()))
-    assert picture.size[0] > 800 and len(picture.getcolors(1 << 24)) > len(LOOKS)
+    assert picture.size[0] > 800 and len(picture.getcolors(1 << 24)) > len(METHODS)
     assert draw(config, cells[:1]) != draw(config, [replace(cells[0], method="galaxy")])
     assert summary(cells).endswith("2.00 to 2.00 times as fast as ar; simulated")
     path.write_text(path.read_text().rpartition("\n2")[0])
@@ -65,7 +65,7 @@ def test_a_table_is_read_as_it_was_written_and_draws_a_picture(tmp_path, axes, c
 
 
 def test_every_method_has_a_look_of_its_own():
-    assert LOOKS.keys() == METHODS.keys() and len(set(LOOKS.values())) == len(METHODS)
+    assert len({method.look for method in METHODS.values()}) == len(METHODS)
 
 
 def test_clusters_for_real_emulation_are_drawn_within_the_bounds_and_always_the_same():

@@ -15,9 +15,6 @@ from eval.plan.candidates import Candidate
 from eval.plan.record import Written, kind_of
 from sim.stage_cost import Held, work_of
 
-ROUNDS = ("serial", "naive")  # strategies that wait for a whole tree
-CHAINS = ("dsi", "pipeinfer")  # and those that guess one token at a place
-
 
 class Bounds:
     """The bounds of candidates on one cluster."""
@@ -36,13 +33,13 @@ class Bounds:
         """The fewest seconds that an answer takes."""
         row = self.row(candidate, len(one.prompt))
         method = METHODS[candidate.method]
-        if method.strategy == "autoregressive":
+        if method.tree == "none":
             return tokens * row
-        chain = method.strategy in CHAINS
+        chain = method.tree == "chain"
         draft = "ssm" if method.draft == "ssm" else candidate.draft
         foreseen = self._foreseen(one, draft, chain)[:tokens]
         level = 0.0 if "suffix" in draft else self._level(draft) / 1e3
-        if method.strategy in ROUNDS:
+        if method.tree == "round":
             depth = candidate.levels
             return _rounds(foreseen, depth) * (row + level)
         missed = tokens - sum(foreseen[1:])

@@ -15,11 +15,6 @@ Groups = Tuple[Tuple[int, ...], ...]  # the ranks of boards that share each stag
 Keys = Tuple[Tuple[str, str], ...]
 FEW = 8  # up to so many boards every number of them is tried …
 COUNTS = (*range(1, FEW + 1), 12, 16, 24, 32, 48, 64, 96, 128)  # … and of more only these
-SIZES = {  # what of each method is varied
-    "serial": ("init_depth",), "naive": ("init_depth",), "tp": ("init_depth",), "galaxy": ("init_depth",),
-    "pruned": ("rows", "init_depth"), "continuous": ("rows", "depths"), "streaming": ("stream_subseq_token",),
-    "dsi": ("lookahead",), "pipeinfer": ("run_pipeinfer",), "pipedec": ("init_topk_pipedec",),
-    "specinfer": ("expansion",)}
 VALUES = {  # the first one is tried first
     "init_depth": ("6", "3", "1"), "depths": ("6", "3", "1"), "rows": ("16", "32", "64", "8"),
     "stream_subseq_token": ("16", "32", "64", "8", "4"), "lookahead": ("3", "1", "2", "5", "8", "12"),
@@ -42,7 +37,7 @@ class Candidate:
     draft: str
     groups: Groups
     layers: tuple[int, ...]
-    sizes: tuple[tuple[str, str], ...] = ()  # by the names of SIZES
+    sizes: tuple[tuple[str, str], ...] = ()  # by the names of VALUES
 
     @property
     def boards(self) -> tuple[int, ...]:
@@ -118,7 +113,7 @@ class Candidate:
     def varied(self) -> Iterator[Candidate]:
         """The same with one size changed."""
         sizes = dict(self.sizes)
-        for name in SIZES.get(self.method, ()):
+        for name in METHODS[self.method].sizes:
             for value in VALUES[name]:
                 if sizes[name] != value:
                     yield replace(self, sizes=tuple({**sizes, name: value}.items()))
@@ -134,7 +129,7 @@ def families(site: Boards, boards: int, layers: int, methods: Sequence[str], dra
     found = []
     for method in methods:
         target = METHODS[method].target
-        sizes = tuple((name, VALUES[name][0]) for name in SIZES.get(method, ()))
+        sizes = tuple((name, VALUES[name][0]) for name in METHODS[method].sizes)
         own = METHODS[method].draft
         for draft in drafts if own == "eagle" else [own]:
             places: list[tuple[Groups, tuple[int, ...]]]

@@ -11,6 +11,7 @@ matplotlib.use("Agg")  # no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.patches import Patch, Rectangle  # noqa: E402
 
+from config.methods import METHODS  # noqa: E402
 from config.profiles import PROFILES  # noqa: E402
 from eval.plan.chart import ALONG, STAGES, Cell, ChartConfig  # noqa: E402
 from eval.plots import STYLE  # noqa: E402
@@ -18,11 +19,6 @@ from eval.plots import STYLE  # noqa: E402
 SIZE = (7.6, 6.0)
 DOTS = 160  # an inch
 INK = "0.35"  # of hatches
-LOOKS = {  # tone and hatch, as in the maps of speculative decoding where a method is in both
-    "ar": ("#ededed", ""), "serial": ("#e8a33d", "////"), "naive": ("#d9a5c7", "xxx"), "pruned": ("#f7e26b", "...."),
-    "continuous": ("#1b9e77", "---"), "pipedec": ("#8ccbea", "\\\\\\\\"), "streaming": ("#5b6fb5", "||"),
-    "pipeinfer": ("#cfe8cf", "++"), "dsi": ("#20639b", "oo"), "specinfer": ("#c7b299", "**"), "tp": ("white", "//"),
-    "galaxy": ("white", "\\\\")}
 TITLES = {"row": "a row above the free ones, % of the stage's time", "latency": "a message, ms"}
 
 
@@ -57,7 +53,7 @@ def _about(config: ChartConfig) -> str:
 
 
 def _fill(axes: Any, one: Cell, x: int, y: int) -> None:
-    tone, hatch = LOOKS[one.method]
+    tone, hatch = METHODS[one.method].look
     corner = x - 0.5, y - 0.5
     axes.add_patch(Rectangle(corner, 1, 1, facecolor=tone, edgecolor=INK, hatch=hatch, linewidth=0.5))
     gain = one.tokens_per_second / one.plain_tokens_per_second
@@ -67,7 +63,8 @@ def _fill(axes: Any, one: Cell, x: int, y: int) -> None:
 
 def _legend(figure: Any, cells: Sequence[Cell]) -> None:
     handles = []
-    for name, (tone, hatch) in LOOKS.items():
+    for name, method in METHODS.items():
+        tone, hatch = method.look
         count = sum(one.method == name for one in cells)
         if count:
             label = f"{name}: {count} cells"

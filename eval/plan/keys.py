@@ -17,7 +17,6 @@ from eval.prompts import problems as problems_of_sets
 
 COMMAND = "python -m scripts.plan"
 USUAL = {"max_new_tokens": "48", "question_end": "2"}
-LEFT_OUT = ("pipeinfer",)  # methods that are simulated only if they are named
 COUNTS = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
           "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
           "check": Range(1, 64, {0: "none"})}
@@ -97,7 +96,7 @@ class PlanConfig(RunConfig):
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods that may be chosen; plain decoding always may, small models only if there are any."""
         there = (name for name in METHODS if self.ssm or METHODS[name].draft != "ssm")
-        named = listed(self.methods) or tuple(name for name in there if name not in LEFT_OUT)
+        named = listed(self.methods) or tuple(name for name in there if METHODS[name].planned)
         return ("ar", *(name for name in named if name != "ar"))
 
     def gigabytes(self, boards: int) -> tuple[float, ...]:
