@@ -9,15 +9,21 @@ Shapes: T rows, V vocabulary.
 """
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
+from config.run_config import RunConfig
 from model.cache import Admitted, TreeCache
 from model.drafts.small import ModelDraft
 
 ASIDE = -2  # every path that has left the text
+FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # of such keys, those that name folders
+BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shapes, and the first of them
 
 
 class Record(NamedTuple):
@@ -89,3 +95,37 @@ class Recorded:
         """The token of the text behind a position; any, where there is none."""
         place = position + 1 - len(self.record.prompt)
         return self.record.text[place] if 0 <= place < len(self.record.text) else 0
+
+
+# --- which keys made a record -----------------------------------------------------------------------------------------
+
+def settings_of(config: RunConfig, keys: Sequence[str]) -> dict[str, Any]:
+    """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
+    values = {key: getattr(config, key) for key in keys}
+    for key in FOLDERS & values.keys():
+        folders = values[key].split(",")
+        values[key] = ",".join(map(_content, folders))
+    return values
+
+
+def _content(folder: str) -> str:
+    """A folder by its name, and by names, sizes and beginnings of its files; as it is, if there is none."""
+    if not folder or not Path(folder).is_dir():
+        return folder
+    digest = hashlib.sha256()
+    files = (path for path in Path(folder).rglob("*") if path.is_file())
+    for name in sorted(path.relative_to(folder) for path in files):
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        with open(Path(folder, name), "rb") as file:
+            begins = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+            digest.update(f"{name.as_posix()} {os.fstat(file.fileno()).st_size} {begins}\n".encode())
+    return f"{Path(folder).name} ({digest.hexdigest()[:12]})"
+
+
+def check_settings(path: Path, recorded: Mapping[str, Any], asked: Mapping[str, Any], other: str) -> None:
+    """Refuse a record that was made with other keys than are asked for; `other` is what to do then."""
+    for key, value in asked.items():
+        if recorded.get(key) != value:
+            raise ValueError(f"{path} was recorded with {key}={recorded.get(key)}, and {key}={value} is asked for: "
+                             f"{other}")

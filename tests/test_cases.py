@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
+from eval.dsi.cases import half_unit
 from eval.dsi.command import main
-from eval.dsi.commands.cases import half_unit
 
 FILE = ROOT / "tests" / "golden" / "dsi" / "cases.json"
 GROUPS = json.loads(FILE.read_text())["groups"]

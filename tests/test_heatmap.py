@@ -13,9 +13,8 @@ from config.keys import options
 from config.presets import ROOT
 from eval.dsi import command as simulate
 from eval.dsi import formulas
-from eval.dsi.heatmap_keys import RANGES, Heatmap
-from eval.dsi.heatmap_plots import FORMS, NAMES, _edges, bands, draw
-from eval.dsi.heatmaps import (
+from eval.dsi.heatmap import FORMS, NAMES, _edges, bands, draw
+from eval.dsi.heatmap_costs import (
     COLUMNS,
     MAPS,
     METHODS,
@@ -33,6 +32,7 @@ from eval.dsi.heatmaps import (
     summary,
     table,
 )
+from eval.dsi.keys import Heatmap
 
 SMALL = Heatmap(ndim=3)
 MAP = {one.name: one for one in MAPS}
@@ -339,7 +339,7 @@ def test_what_is_wrong_is_told_in_one_sentence(words: list[str], said: str, caps
 
 
 def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("eval.dsi.commands.heatmap.costs", None)
+    monkeypatch.setattr("eval.dsi.heatmap_costs.costs", None)
     (tmp_path / "maps").write_text("mine")
     assert simulate.main(["heatmap", f"output={tmp_path / 'maps'}"]) == 2
     assert "cannot be written" in capsys.readouterr().err and (tmp_path / "maps").read_text() == "mine"
@@ -347,4 +347,5 @@ def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path
 
 def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:
     numbers = {option.name: option.default for option in options(Heatmap) if option.kind in ("int", "float")}
-    assert numbers.keys() == RANGES.keys() and all(RANGES[name].holds(value) for name, value in numbers.items())
+    assert numbers.keys() == Heatmap.RANGES.keys()
+    assert all(Heatmap.RANGES[name].holds(value) for name, value in numbers.items())

@@ -8,11 +8,10 @@ import json
 import pytest
 
 from eval.dsi.command import main
-from eval.dsi.commands.table import Measuring
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
-from eval.dsi.model_latency import paces, passes, spread
-from eval.dsi.predict_formulas import Measures, predict
-from eval.pair_keys import LatencyConfig, TableConfig
+from eval.dsi.latency import paces, passes, spread
+from eval.dsi.model_keys import LatencyConfig, TableConfig
+from eval.dsi.table import Measures, Measuring, predict
 from eval.pairs import open_model
 from model.sample import Sampler
 from tests.saved import save_model
@@ -114,7 +113,7 @@ def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(
     assert [line["servers"] for line in lines] == ["2", "2"] and {line["flat_best"] for line in lines} <= {
         "dsi", "si", "nonsi"}
     assert main([*words, "seed=1"]) == 2
-    assert "was measured with seed=42, and seed=1 is asked for" in capsys.readouterr().err
+    assert "was recorded with seed=42, and seed=1 is asked for" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "told"), [

@@ -10,8 +10,8 @@ import pytest
 
 from eval.dsi import cost_model as rounds
 from eval.dsi.command import main
+from eval.dsi.cost_model import moments
 from eval.dsi.counting import recorded, resampled, simulate
-from eval.dsi.expectation import moments
 
 NAMES = ["non-SI", "SI", "DSI", "ar", "naive", "pruned", "pipedec", "continuous"]
 

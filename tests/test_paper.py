@@ -6,7 +6,8 @@ import pytest
 
 from config.presets import ROOT
 from eval.dsi.command import main
-from eval.dsi.commands.paper import TABLE, Paper, recomputed, table
+from eval.dsi.keys import Paper
+from eval.dsi.paper import TABLE, recomputed, table
 from eval.dsi.published import Latencies, online_mean
 
 ONLINE = (1.74, 1.77, 1.61, 1.52, 1.58, 1.53, 1.71, 1.74, 1.68, 1.69)

@@ -1,21 +1,17 @@
-"""What a calibrated prediction is: methods that draft one chain each, foretold out of a record, and measured.
-
-It knows nothing about how either is done; all other keys are those of a single run.
-"""
+"""The keys of a prediction, whose methods draft one chain each; all others are those of a single run."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import ClassVar, Iterator, Sequence
 
 from config.drafts import listed
-from config.files import check_output
 from config.presets import TOY
 from config.ranges import WHOLE
 from config.run_config import RunConfig
 from config.typed import over, preset_of, typed
+from eval.dsi.keys import COMMAND, problems_of_files
 from eval.prompts import problems as problems_of_sets
 
-COMMAND = "python -m scripts.simulate predict"
 METHODS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfer", "dsi")
 LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
 USUAL = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
@@ -24,18 +20,17 @@ NARROW = {  # of every level the likeliest guess alone, however unlikely it is
 SEGMENTS = ("run_pipeinfer", "init_subseq_token", "expand_subseq_token")
 LEVELS = ("init_depth", "expand_depth")  # after the first
 MEASURED = {"lookahead": "auto", **dict.fromkeys(SEGMENTS[1:], 0)}  # keys, and what asks for a measurement
-EXAMPLES = """\
-  python -m scripts.simulate predict
-  python -m scripts.simulate predict profile=lan-1g slowdown=8 output=lan.json
-  python -m scripts.simulate predict methods=serial,continuous,dsi sets=gsm8k question_end=4 temperature=1 seed=3
-  python -m scripts.simulate predict toy draft_dir=toy/draft_b lookahead=4 traces=draft_b.json"""
 
 
 @dataclass(frozen=True)
 class PredictConfig(RunConfig):
-    """One prediction and its measurement. The comments are what `--help` prints, as those of `RunConfig` are."""
+    """One prediction and its measurement."""
 
-    EXAMPLES: ClassVar[str] = EXAMPLES
+    EXAMPLES: ClassVar[str] = f"""\
+  {COMMAND} predict
+  {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
+  {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k question_end=4 temperature=1 seed=3
+  {COMMAND} predict toy draft_dir=toy/draft_b lookahead=4 traces=draft_b.json"""
 
     # What is compared
     methods: str = ",".join(METHODS)  # those that are predicted and measured (commas between); ar always is
@@ -46,11 +41,13 @@ class PredictConfig(RunConfig):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        yield from _problems(self)
+        yield from _problems_of_methods(self)
+        yield from _problems_of_chains(self)
+        yield from _problems_of_runs(self)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
-        """The methods, `ar` first, in whose run Python's own time is measured."""
+        """The methods, `ar` first, with which all others are compared."""
         return ("ar", *(name for name in listed(self.methods) if name != "ar"))
 
     def run(self, method: str, virtual: bool) -> RunConfig:
@@ -83,8 +80,7 @@ def words(argv: Sequence[str]) -> list[str]:
     return over(argv, defaults, "toy")
 
 
-def _problems(c: PredictConfig) -> Iterator[str]:
-    """What is wrong with a prediction, each in a sentence that names the fix."""
+def _problems_of_methods(c: PredictConfig) -> Iterator[str]:
     chosen = listed(c.methods)
     for name in chosen:
         if name not in METHODS:
@@ -92,9 +88,12 @@ def _problems(c: PredictConfig) -> Iterator[str]:
     if len(set(chosen)) < len(chosen):
         yield f"methods={c.methods} names something twice: leave one of them out"
     yield from problems_of_sets(c.chosen_sets)
+
+
+def _problems_of_chains(c: PredictConfig) -> Iterator[str]:
     if c.draft != "model":
-        yield (f"draft={c.draft} is not told by a record of the text alone, as a small model is: add draft=model "
-               "draft_dir=FOLDER")
+        yield (f"draft={c.draft} guesses by more than a record of the text holds: add draft=model draft_dir=FOLDER, a "
+               "small model")
     elif not c.draft_dir:
         yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
     for key, value in NARROW.items():
@@ -104,13 +103,12 @@ def _problems(c: PredictConfig) -> Iterator[str]:
         if getattr(c, key) == open_value:
             yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
                    "number from 1")
-    if c.cluster is None:
-        yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
-    yield from _problems_of_runs(c)
 
 
 def _problems_of_runs(c: PredictConfig) -> Iterator[str]:
     """What a single run may have, but not a prediction."""
+    if c.cluster is None:
+        yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
     if c.virtual:
         yield "time=virtual is that of the prediction, and time=real that of the measurement: leave time out"
     if c.pipeline_type != RunConfig.pipeline_type:
@@ -118,9 +116,4 @@ def _problems_of_runs(c: PredictConfig) -> Iterator[str]:
     for key in ("model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "trace", "hosts"):
         if getattr(c, key):
             yield f"a prediction has no {key}: leave it out (base_dir and sets name the model and the questions)"
-    try:
-        for key in ("output", "traces"):
-            if getattr(c, key):
-                check_output(getattr(c, key), f"choose another {key}=")
-    except ValueError as error:
-        yield str(error)
+    yield from problems_of_files(c, "output", "traces")

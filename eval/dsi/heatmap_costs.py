@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from config.files import SAVE
 from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 from eval.dsi import formulas
-from eval.dsi.heatmap_keys import Heatmap
+from eval.dsi.keys import Heatmap
 
 SCHEMA = "flowspec heatmap 1"
 COLUMNS = ("c", "a", "algorithm", "k", "cost", "best", "si_wins")
@@ -38,9 +38,9 @@ class Grid(NamedTuple):
 
 
 class Best(NamedTuple):
-    """A method at its best lookahead in every cell, both `[C, A]`; NaN and 0 where no lookahead is possible.
+    """The cost of a token in target forwards and the best lookahead of a method, both `[C, A]`.
 
-    The cost is that of a token, in target forwards. Plain decoding has the lookahead 0.
+    They are NaN and 0 where no lookahead is possible. Plain decoding has the lookahead 0.
     """
 
     cost: Array
@@ -48,10 +48,9 @@ class Best(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A comparison: how many times faster one method is than the best of others.
+    """How many times faster one method is than the best of others.
 
-    What is faster is shown in bands that are `step` wide, from 1 up to `most`. Without a step, bands are as the values
-    need them, and 1 is nothing special.
+    Bands are `step` wide, from 1 up to `most`; without a step they are as the values need them.
     """
 
     name: str
@@ -122,10 +121,7 @@ ONE_COPY = tuple(name for name in METHODS if name != "DSI")  # those that hold t
 
 
 def costs(config: Heatmap, lookaheads: Iterable[int]) -> dict[str, Array]:
-    """What a token costs by each method but plain decoding, `[K, C, A]` for K lookaheads; NaN for what is impossible.
-
-    `lookaheads` are those of the grid, as a bar of progress may hand them out.
-    """
+    """What a token costs by each method but plain decoding, `[K, C, A]` for K lookaheads; NaN if impossible."""
     drafters, acceptances, _ = grid(config)
     c, a = drafters[:, None], acceptances[None, :]
     shape = len(drafters), len(acceptances)
@@ -176,15 +172,15 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
     """A line for each map: the largest, the middle and the smallest speed-up, and how often it is a slow-down."""
     drafters, acceptances, _ = grid(config)
 
-    def told(ratio: Array, place: int) -> str:
+    def cell(ratio: Array, place: int) -> str:
         i, j = np.unravel_index(place, ratio.shape)
         return f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})"
 
     for one in MAPS:
         ratio = speed_up(one, found)
         there = ratio[~np.isnan(ratio)]
-        most = told(ratio, int(np.nanargmax(ratio)))
-        least = told(ratio, int(np.nanargmin(ratio)))
+        most = cell(ratio, int(np.nanargmax(ratio)))
+        least = cell(ratio, int(np.nanargmin(ratio)))
         slower = 100 * np.mean(there < 1)
         yield (f"{one.method} over {one.compared}: max {most}, median {np.median(there):.3f}, min {least}, "
                f"{slower:.2f} % of {there.size} cells below 1")
@@ -195,8 +191,7 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
 def table(config: Heatmap, every: dict[str, Array], found: Bests) -> str:
     """The table as text: a line that says how it was made, the names of the columns, and the rows.
 
-    A row is a cell, a method and a lookahead, in this order. The paper's grid has the best lookahead alone. `best`
-    marks that one, `si_wins` the cells in which SI at its best is faster than DSI at its best.
+    A row is a cell, a method and a lookahead; the paper's grid has the best lookahead alone.
     """
     body = io.StringIO()
     out = csv.writer(body, lineterminator="\n")
