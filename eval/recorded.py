@@ -1,8 +1,8 @@
 """A recorded text in the place of a target, and recorded matches in the place of a drafter: no model is computed.
 
-What the target says of a row that stands on the text is the next token of the text. What it says of other rows is never
-read, since a row that stands on a wrong guess is dead when its answer is judged. The drafter foresees the next token
-where it did so in the record, and guesses another one elsewhere. A chain of guesses is right as long as it equals the
+The target says the next token of the text for a row on the text. What it says of other rows is never read, since a row
+below a wrong guess is dead when its answer is judged. The drafter guesses the next token where it did so in the record,
+and another one elsewhere. A chain of guesses is right as long as it equals the
 text, so for a chain the record is all that there is to know. Neither knows anything about time.
 
 Shapes: T rows, V vocabulary.
@@ -37,7 +37,7 @@ class Record(NamedTuple):
 class Recorded:
     """The target as `sim/cluster.py` asks for it, over the record of one request; `vocab` is how many tokens there are.
 
-    A path that stands on the text is known by the position of its last token.
+    A path along the text is known by the position of its last token.
     """
 
     root = -1
@@ -61,7 +61,7 @@ class Recorded:
         return said_T1, said_T1.new_empty(len(tokens), 0)
 
     def lm_head(self, said_T1: Tensor) -> Tensor:
-        """Logits `[T, V]` that leave no choice, out of the tokens that `said` tells."""
+        """Logits `[T, V]` that leave no choice, out of the tokens of `said`."""
         logits_TV = said_T1.new_full((len(said_T1), self.vocab), float("-inf"))
         return logits_TV.scatter(1, said_T1.long(), 0.0)
 
@@ -73,7 +73,7 @@ class Recorded:
     def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         """The guess after each row `[T, 1]`.
 
-        Below a wrong guess all are wrong. So a token that equals the text at its position stands on nothing but text.
+        Below a wrong guess all are wrong. So a token that equals the text at its position has only text before it.
         """
         guesses = list(map(self._guess, pos_T.tolist(), token_T.tolist()))
         return torch.tensor(guesses, dtype=torch.float64)[:, None]

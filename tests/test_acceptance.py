@@ -207,7 +207,7 @@ def test_what_cannot_be_measured_is_one_sentence(words, told, capsys):
 
 
 @pytest.mark.parametrize("command", ["acceptance", "latency", "table"])
-def test_a_set_that_will_not_do_is_told_before_a_model_is_loaded(command, tmp_path, monkeypatch, capsys):
+def test_a_set_that_will_not_do_is_refused_before_a_model_is_loaded(command, tmp_path, monkeypatch, capsys):
     spoiled = tmp_path / "tasks.jsonl"
     spoiled.write_text('{"instruction": "Name a bird."}')
     monkeypatch.setattr(importlib.import_module(f"eval.dsi.{command}"), "open_model", None)

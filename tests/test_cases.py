@@ -131,7 +131,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_file_that_makes_no_sense_is_told_in_one_sentence(name: str, tmp_path: Path,
+def test_a_file_that_makes_no_sense_is_refused_in_one_sentence(name: str, tmp_path: Path,
                                                             capsys: pytest.CaptureFixture[str]) -> None:
     groups, said = WRONG[name]
     assert main(["cases", write(tmp_path, groups)]) == 2

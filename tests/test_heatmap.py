@@ -263,7 +263,7 @@ def test_a_foreign_file_is_refused_in_one_sentence(tmp_path, capsys, content: by
 
 # --- the maps ---------------------------------------------------------------------------------------------------------
 
-def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_told() -> None:
+def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_labelled() -> None:
     wide = bands(MAP["si_over_nonsi"], np.array([[0.5, 67]]))
     assert wide.borders.tolist() == [0, *range(1, 11)] and wide.labels[0] == "0" and wide.labels[-1] == "> 10"
     fine = bands(MAP["dsi_over_si"], np.array([[np.nan, 1.0, 1.55]]))
@@ -330,7 +330,7 @@ def test_the_command_computes_and_draws_and_draws_the_same_from_its_table(tmp_pa
     (["load_csv=nowhere/heatmap.csv"], "nowhere/heatmap.csv: name a heatmap.csv that"),
     (["levels=3"], "unknown key levels"),
 ])
-def test_what_is_wrong_is_told_in_one_sentence(words: list[str], said: str, capsys, tmp_path, monkeypatch) -> None:
+def test_a_mistake_is_one_sentence(words: list[str], said: str, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert simulate.main(["heatmap", *words]) == 2
     printed = capsys.readouterr()

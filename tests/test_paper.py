@@ -84,7 +84,7 @@ def test_texts_that_would_never_end_are_refused(acceptance: float, most: int) ->
     ("num_target_servers=0", "give a number from 1"),
     ("num_target_servers=1", "for Vicuna-13B / 68M on CNN-DM: add 16 or more"),
 ])
-def test_a_mistake_is_told_in_one_sentence(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", word]) == 2
     shown = capsys.readouterr()
     assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""

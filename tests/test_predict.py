@@ -9,8 +9,8 @@ from config.cli import parse
 from config.presets import TOY
 from eval.dsi import command as simulate
 from eval.dsi.keys import COMMAND
+from eval.dsi.model_keys import METHODS, NARROW, PredictConfig, words
 from eval.dsi.predict import Spent, closed_form, numbers_of, predicted, request_of, speed, spent_on
-from eval.dsi.predict_keys import METHODS, NARROW, PredictConfig, words
 from eval.dsi.records import Book, Written, book_of
 from eval.recorded import ASIDE, Record, Recorded
 from launch.pipeline import Pipeline

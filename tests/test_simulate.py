@@ -34,7 +34,7 @@ def test_an_interrupt_ends_a_command_without_a_traceback() -> None:
     assert b"Traceback" not in shown + err
 
 
-def test_a_command_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["heatmpa"]) == 2 and main(["?"]) == 2
     shown = capsys.readouterr()
     assert shown.err == ("flowspec: unknown command heatmpa: did you mean heatmap?\n"

@@ -1,7 +1,7 @@
 """How often a drafter is right: matches along a target's texts, rates out of them, and the lengths of their runs.
 
 A record has a 1 for each place of the target's text where the drafter, which has read the text up to there, foresees
-the target's token, and a 0 for each other place. A run is what stands between two misses; the text's end may cut off
+the target's token, and a 0 for each other place. A run is the matches between two misses; the text's end may cut off
 the last one.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eval.summary import number
 Record = Sequence[int]
 Records = Sequence[Record]
 ALL = "all"
-LONGEST = 16  # runs from this length on stand in one line
+LONGEST = 16  # runs from this length on share one line
 CUT_OFF: dict[str, Any] = {"color": "white", "edgecolor": "black", "hatch": "////"}  # the bars of such runs
 
 

@@ -23,14 +23,14 @@ class Cases:
 
     Exits with 0 if all agree, with 1 if one does not, and with 2 if the file makes no sense. A counted cost agrees
     within the relative tolerance of its case (rel_tol, or 1e-9), an analytic value also if it rounds to the digits that
-    the file shows. The deviation of such a rounded value says nothing, and is not counted.
+    the file shows. The deviation of such a rounded value is not counted.
     """
 
     EXAMPLES: ClassVar[str] = f"  {COMMAND} cases tests/golden/dsi/cases.json"
     PATHS: ClassVar[Sequence[str]] = ("file",)
 
     # What is read
-    file: str = ""  # the JSON file; it may also stand alone as the first word
+    file: str = ""  # the JSON file; also the first word alone
 
     def __post_init__(self) -> None:
         if not self.file:
@@ -134,7 +134,7 @@ def compared(case: Case, group: str) -> Found:
 
 
 def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
-    """The expected numbers of a case beside those that were computed, whatever they stand in."""
+    """The expected numbers of a case beside those that were computed, at any depth."""
     if isinstance(expected, dict) and isinstance(got, dict):
         for key, value in expected.items():
             if key not in got:

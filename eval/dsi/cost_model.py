@@ -4,7 +4,7 @@ The costs are those of `formulas.py` (with its symbols), cut off where the text 
 target's, so with `left` tokens to go at most left - 1 drafts are of use, and none is drafted beyond them.
 
 A *round* (SI, naive, pruned; ar is a round without drafts) ends at its lookahead; a *run* (DSI, pipedec, continuous)
-ends with a rejection or the text. Arrays: C configurations; R what stands beside each, as outcomes or repeats.
+ends with a rejection or the text. Arrays: C configurations; R outcomes or repeats of each.
 """
 from __future__ import annotations
 

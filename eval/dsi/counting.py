@@ -59,7 +59,7 @@ def count_dsi(times: Times, lookahead: int, tokens: int, draws: Iterable[int], p
     """DSI along `draws`: how many drafts of each window are accepted; `padding` once there are no more.
 
     A run costs its windows and one forward of the target, or plain decoding if that is less. The windows of a run are
-    those with an accepted draft, since what was verified before tells of a rejected first draft; `original` counts the
+    those with an accepted draft, since the verification before shows a rejected first draft; `original` counts the
     last window all the same. A run without an accepted draft costs one forward in both, since plain decoding does.
     """
     check_accounting(accounting)

@@ -42,7 +42,7 @@ TABLE = "heatmap.csv"
 BAR: dict[str, Any] = {"delay": 1, "leave": False}  # what takes less than a second shows no bar
 FORMS = ("png", "pdf")
 SIZE = (6.4, 5.4)
-RARE = 0.005  # of the cells: a draw in fewer of them is not told
+RARE = 0.005  # of the cells: a draw in fewer of them is left out
 INK = "0.25"  # of the hatches of methods
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
 ALONE = 0.05  # half the width of the only cell of an axis
@@ -176,8 +176,8 @@ def _winners(config: Heatmap, names: Sequence[str], is_fastest: Mask, title: str
 def _draws(others: Sequence[str], alike: Mask) -> str:
     """Which other methods are as fast, and in how many of all cells `[others, C, A]`; nothing if they are few."""
     shares = zip(others, alike.mean((1, 2)))
-    told = ", ".join(f"{other} {share:.1%}" for other, share in shares if share > RARE)
-    return f" (as fast: {told})" if told else ""
+    listed = ", ".join(f"{other} {share:.1%}" for other, share in shares if share > RARE)
+    return f" (as fast: {listed})" if listed else ""
 
 
 def _axes(config: Heatmap, title: str) -> Any:

@@ -219,7 +219,7 @@ def _rows(config: Heatmap, every: dict[str, Array], found: Bests) -> Iterator[tu
 
 
 def _digest(about: Mapping[str, Any], body: str) -> str:
-    """What tells whether a table is as it was written, both how it was made and its rows."""
+    """A checksum of how a table was made and of its rows."""
     return hashlib.sha256(f"{json.dumps(about, sort_keys=True)}\n{body}".encode()).hexdigest()
 
 

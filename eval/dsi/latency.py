@@ -37,7 +37,7 @@ class Spread(NamedTuple):
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """What is told of times in seconds: milliseconds."""
+    """Median and quartiles of times in seconds, in milliseconds."""
     low, median, high = 1e3 * np.percentile(seconds, [25, 50, 75])
     return Spread(float(median), float(low), float(high), len(seconds))
 

@@ -22,7 +22,7 @@ from eval.columns import in_columns
 from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.predict_keys import PredictConfig, words
+from eval.dsi.model_keys import PredictConfig, words
 from eval.dsi.records import Book, book_of, sampler_of
 from eval.metrics import NAN
 from eval.recorded import Recorded

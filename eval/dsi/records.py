@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from config.files import fits, whole, write_json
 from config.questions import load
-from eval.dsi.predict_keys import PredictConfig
+from eval.dsi.model_keys import PredictConfig
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
 from eval.recorded import Record, check_settings, settings_of

@@ -88,7 +88,7 @@ class Method:
         self._commits.append((self.events.now, count))
 
     def forget(self) -> None:
-        """No cache holds what is not settled, or the token that was settled last, which nobody has computed with."""
+        """No cache holds what is not settled, or the token that was settled last."""
         for worker in [self.drafter, *self.servers]:
             worker.truncate(self.settled - 1)
 
