@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 import json
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ DIGITS = 12  # after the point, of a cost: of lookaheads that differ by less the
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Rate = Callable[[Heatmap, Array, Array, int], Array]
 
 
 class Grid(NamedTuple):
@@ -95,29 +94,19 @@ def legal(config: Heatmap, drafters: Array, lookahead: int) -> Mask:
     return needed <= config.num_target_servers
 
 
-def _dsi(config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
-    cost = formulas.dsi_rate(1.0, c, a, lookahead, config.accounting)
-    return np.where(legal(config, c, lookahead), cost, np.nan)
-
-
-def _piped(rate: Callable[..., Array]) -> Rate:
-    """A method on a pipeline of as many stages as DSI has target servers."""
-    def on_stages(config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
-        return rate(1.0, c, a, lookahead, config.num_target_servers, config.hop)
-
-    return on_stages
-
-
-RATES: dict[str, Rate] = {
-    "SI": lambda config, c, a, lookahead: formulas.si_rate(1.0, c, a, lookahead),
-    "DSI": _dsi,
-    "continuous": _piped(formulas.continuous_rate),
-    "pipedec": _piped(formulas.pipedec_rate),
-    "pruned": _piped(formulas.pruned_rate),
-    "naive": _piped(formulas.naive_rate),
-}
-METHODS = ("non-SI", *RATES)
+METHODS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
+RATES = METHODS[1:]  # those whose cost depends on the drafter
 ONE_COPY = tuple(name for name in METHODS if name != "DSI")  # those that hold the target's weights once
+
+
+def _rate(name: str, config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
+    """The cost of a token; a pipeline has as many stages as DSI has target servers."""
+    if name == "SI":
+        return formulas.si_rate(1.0, c, a, lookahead)
+    if name == "DSI":
+        cost = formulas.dsi_rate(1.0, c, a, lookahead, config.accounting)
+        return np.where(legal(config, c, lookahead), cost, np.nan)
+    return formulas.PIPELINES[name](1.0, c, a, lookahead, config.num_target_servers, config.hop)
 
 
 def costs(config: Heatmap, lookaheads: Iterable[int]) -> dict[str, Array]:
@@ -127,8 +116,8 @@ def costs(config: Heatmap, lookaheads: Iterable[int]) -> dict[str, Array]:
     shape = len(drafters), len(acceptances)
     found: dict[str, list[Array]] = {name: [] for name in RATES}
     for lookahead in lookaheads:
-        for name, rate in RATES.items():
-            cost = np.broadcast_to(rate(config, c, a, lookahead), shape)
+        for name in RATES:
+            cost = np.broadcast_to(_rate(name, config, c, a, lookahead), shape)
             found[name].append(np.round(cost, DIGITS))
     return {name: np.array(every) for name, every in found.items()}
 
@@ -137,23 +126,14 @@ def best(config: Heatmap, every: dict[str, Array]) -> Bests:
     """Every method at its best lookahead, of what `costs` found: DSI's among the legal ones, the others' among all."""
     lookaheads = np.array(grid(config).lookaheads)
     shape = next(iter(every.values())).shape[1:]
-    plain = _impossible(shape)
-    plain.cost[:] = 1
-    found = {"non-SI": plain}
+    found = {"non-SI": Best(np.ones(shape), np.zeros(shape, dtype=int))}
     for name, cost in every.items():
         filled = np.where(np.isnan(cost), np.inf, cost)
-        place = filled.argmin(0)
         least = filled.min(0)
-        found[name] = _impossible(shape)
         possible = np.isfinite(least)
-        found[name].cost[possible] = least[possible]
-        found[name].lookahead[possible] = lookaheads[place][possible]
+        chosen = lookaheads[filled.argmin(0)]
+        found[name] = Best(np.where(possible, least, np.nan), np.where(possible, chosen, 0))
     return found
-
-
-def _impossible(shape: tuple[int, ...]) -> Best:
-    """No cost, and no lookahead, in any cell."""
-    return Best(np.full(shape, np.nan), np.zeros(shape, dtype=int))
 
 
 def speed_up(one: Map, found: Bests) -> Array:
@@ -246,7 +226,7 @@ def _found(config: Heatmap, rows: Iterable[dict[str, str]]) -> Bests:
     across = {str(c): i for i, c in enumerate(drafters.tolist())}
     along = {str(a): j for j, a in enumerate(acceptances.tolist())}
     shape = len(across), len(along)
-    found = {name: _impossible(shape) for name in METHODS}
+    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in METHODS}
     for row in rows:
         if row["best"] == "1":
             cell = across[row["c"]], along[row["a"]]
