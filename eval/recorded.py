@@ -1,23 +1,30 @@
 """A recorded text in the place of a target, and recorded matches in the place of a drafter: no model is computed.
 
-What the target says of a row that stands on the text is the next token of the text. What it says of other rows is never
-read, since a row that stands on a wrong guess is dead when its answer is judged. The drafter foresees the next token
-where it did so in the record, and guesses another one elsewhere. A chain of guesses is right as long as it equals the
+The target says the next token of the text for a row on the text. What it says of other rows is never read, since a row
+below a wrong guess is dead when its answer is judged. The drafter guesses the next token where it did so in the record,
+and another one elsewhere. A chain of guesses is right as long as it equals the
 text, so for a chain the record is all that there is to know. Neither knows anything about time.
 
 Shapes: T rows, V vocabulary.
 """
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
+from config.run_config import RunConfig
+from config.templates import chosen, tokenizer_folder
 from model.cache import Admitted, TreeCache
 from model.drafts.small import ModelDraft
 
 ASIDE = -2  # every path that has left the text
+FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # of such keys, those that name folders
+BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shapes, and the first of them
 
 
 class Record(NamedTuple):
@@ -31,7 +38,7 @@ class Record(NamedTuple):
 class Recorded:
     """The target as `sim/cluster.py` asks for it, over the record of one request; `vocab` is how many tokens there are.
 
-    A path that stands on the text is known by the position of its last token.
+    A path along the text is known by the position of its last token.
     """
 
     root = -1
@@ -55,7 +62,7 @@ class Recorded:
         return said_T1, said_T1.new_empty(len(tokens), 0)
 
     def lm_head(self, said_T1: Tensor) -> Tensor:
-        """Logits `[T, V]` that leave no choice, out of the tokens that `said` tells."""
+        """Logits `[T, V]` that leave no choice, out of the tokens of `said`."""
         logits_TV = said_T1.new_full((len(said_T1), self.vocab), float("-inf"))
         return logits_TV.scatter(1, said_T1.long(), 0.0)
 
@@ -67,7 +74,7 @@ class Recorded:
     def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         """The guess after each row `[T, 1]`.
 
-        Below a wrong guess all are wrong. So a token that equals the text at its position stands on nothing but text.
+        Below a wrong guess all are wrong. So a token that equals the text at its position has only text before it.
         """
         guesses = list(map(self._guess, pos_T.tolist(), token_T.tolist()))
         return torch.tensor(guesses, dtype=torch.float64)[:, None]
@@ -89,3 +96,39 @@ class Recorded:
         """The token of the text behind a position; any, where there is none."""
         place = position + 1 - len(self.record.prompt)
         return self.record.text[place] if 0 <= place < len(self.record.text) else 0
+
+
+# --- which keys made a record -----------------------------------------------------------------------------------------
+
+def settings_of(config: RunConfig, keys: Sequence[str]) -> dict[str, Any]:
+    """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
+    values = {key: getattr(config, key) for key in keys}
+    if "template" in keys:
+        values["template"] = chosen(config.template, tokenizer_folder(config))
+    for key in FOLDERS & values.keys():
+        folders = values[key].split(",")
+        values[key] = ",".join(map(_content, folders))
+    return values
+
+
+def _content(folder: str) -> str:
+    """A folder by its name, and by names, sizes and beginnings of its files; as it is, if there is none."""
+    if not folder or not Path(folder).is_dir():
+        return folder
+    digest = hashlib.sha256()
+    files = (path for path in Path(folder).rglob("*") if path.is_file())
+    for name in sorted(path.relative_to(folder) for path in files):
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        with open(Path(folder, name), "rb") as file:
+            begins = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+            digest.update(f"{name.as_posix()} {os.fstat(file.fileno()).st_size} {begins}\n".encode())
+    return f"{Path(folder).name} ({digest.hexdigest()[:12]})"
+
+
+def check_settings(path: Path, recorded: Mapping[str, Any], asked: Mapping[str, Any], other: str) -> None:
+    """Refuse a record that was made with other keys than are asked for; `other` is what to do then."""
+    for key, value in asked.items():
+        if recorded.get(key) != value:
+            raise ValueError(f"{path} was recorded with {key}={recorded.get(key)}, and {key}={value} is asked for: "
+                             f"{other}")

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.presets import TOY
-from eval.dsi.acceptance_rates import DEFINITIONS, _expected, ended_runs, lengths, rate, rate_after, runs
+from eval.dsi.acceptance import DEFINITIONS, _expected, ended_runs, lengths, rate, rate_after, runs
 from eval.dsi.command import main
-from eval.pair_keys import AcceptanceConfig
+from eval.dsi.model_keys import AcceptanceConfig
 from eval.pairs import answer, check_pair, open_model, record, sampler_of
 from model.sample import Sampler
 from tests.checkpoints import refused
@@ -207,9 +207,9 @@ def test_what_cannot_be_measured_is_one_sentence(words, told, capsys):
 
 
 @pytest.mark.parametrize("command", ["acceptance", "latency", "table"])
-def test_a_set_that_will_not_do_is_told_before_a_model_is_loaded(command, tmp_path, monkeypatch, capsys):
+def test_a_set_that_will_not_do_is_refused_before_a_model_is_loaded(command, tmp_path, monkeypatch, capsys):
     spoiled = tmp_path / "tasks.jsonl"
     spoiled.write_text('{"instruction": "Name a bird."}')
-    monkeypatch.setattr(importlib.import_module(f"eval.dsi.commands.{command}"), "open_model", None)
+    monkeypatch.setattr(importlib.import_module(f"eval.dsi.{command}"), "open_model", None)
     assert main([command, f"sets=qa,mbpp:{spoiled}", "num_examples=1"]) == 2
     assert f"line 1 of {spoiled} is none of mbpp" in capsys.readouterr().err

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
+from eval.dsi.cases import half_unit
 from eval.dsi.command import main
-from eval.dsi.commands.cases import half_unit
 
 FILE = ROOT / "tests" / "golden" / "dsi" / "cases.json"
 GROUPS = json.loads(FILE.read_text())["groups"]
@@ -131,7 +131,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_file_that_makes_no_sense_is_told_in_one_sentence(name: str, tmp_path: Path,
+def test_a_file_that_makes_no_sense_is_refused_in_one_sentence(name: str, tmp_path: Path,
                                                             capsys: pytest.CaptureFixture[str]) -> None:
     groups, said = WRONG[name]
     assert main(["cases", write(tmp_path, groups)]) == 2

@@ -1,14 +1,9 @@
-"""The core of tasks: when they end, in which order, and what cancels them, on the virtual clock and on the real one."""
+"""The core of tasks: when they end, in which order, and what cancels them."""
 from __future__ import annotations
-
-import threading
 
 import pytest
 
-from eval.dsi.events import Events, Task, Virtual, Wall
-from eval.dsi.forwards import Forward, Worker
-
-TICK = 0.02  # seconds, far more than a thread takes to wake up
+from eval.dsi.events import Events, Forward, Worker
 
 
 def told(events: Events, log: list, name: str, after=lambda: None):
@@ -18,16 +13,16 @@ def told(events: Events, log: list, name: str, after=lambda: None):
     return done
 
 
-def story(driver) -> list:
+def story() -> list:
     """Tasks that end, follow one another, and are cancelled: moments and names of those that ended."""
-    events, log = Events(driver), []
-    long = events.start(1, 50, told(events, log, "never"))
+    events, log = Events(), []
+    long = events.start(50, told(events, log, "never"))
 
     def stop_it() -> None:
-        events.cancel(long)
-        events.start(1, 2, told(events, log, "in its place"))
-    events.start(0, 3, told(events, log, "first", lambda: events.start(0, 3, told(events, log, "second", stop_it))))
-    events.start(2, 4, told(events, log, "beside"))
+        long.cancelled = True
+        events.start(2, told(events, log, "in its place"))
+    events.start(3, told(events, log, "first", lambda: events.start(3, told(events, log, "second", stop_it))))
+    events.start(4, told(events, log, "beside"))
     events.run()
     return log
 
@@ -36,54 +31,14 @@ STORY = [(3, "first"), (4, "beside"), (6, "second"), (8, "in its place")]
 
 
 def test_tasks_end_at_their_moments_and_one_that_is_cancelled_never_does():
-    assert story(Virtual()) == STORY
-
-
-@pytest.mark.parametrize("chained", [False, True])
-def test_threads_that_sleep_tell_the_same_story_and_no_moment_comes_too_early(chained: bool):
-    with Wall(3, TICK, chained) as wall:
-        log = story(wall)
-        elapsed, late = wall.elapsed, wall.late
-    assert [name for _, name in log] == [name for _, name in STORY]
-    assert elapsed >= 8 * TICK and len(late) == len(wall.handling) == 4 and min(late) >= 0
-    if chained:
-        assert all(moment >= due for (moment, _), (due, _) in zip(log, STORY))
-    else:
-        assert log == STORY
-
-
-def test_the_threads_are_those_of_the_start_until_the_end():
-    before = threading.active_count()
-    with Wall(3, 0.0001) as wall:
-        threads = set(threading.enumerate())
-        for _ in range(5):
-            wall.restart()
-            assert story(wall) == STORY
-            assert set(threading.enumerate()) == threads
-        assert len(threads) == before + 3
-    assert threading.active_count() == before
-
-
-def test_a_moment_that_has_passed_ends_at_once_and_lateness_does_not_add_up():
-    with Wall(1, 0.001) as wall:
-        events, log = Events(wall), []
-
-        def again() -> None:
-            log.append(events.now)
-            if len(log) == 1:
-                threading.Event().wait(0.05)  # the coordinator is late by 50 ticks
-            if len(log) < 100:
-                events.start(0, 1, again)
-        events.start(0, 1, again)
-        events.run()
-    assert log == list(range(1, 101)) and max(wall.late) >= 0.048
+    assert story() == STORY
 
 
 def test_chance_orders_what_ends_at_one_moment_and_a_seed_repeats_it():
     def order(seed: int) -> list:
-        events, log = Events(Virtual(), seed), []
+        events, log = Events(seed), []
         for worker in range(6):
-            events.start(worker, 5, told(events, log, str(worker)))
+            events.start(5, told(events, log, str(worker)))
         events.run()
         return log
     assert order(1) == order(1)
@@ -92,10 +47,10 @@ def test_chance_orders_what_ends_at_one_moment_and_a_seed_repeats_it():
 
 
 def test_stop_leaves_nothing_to_end():
-    events, log = Events(Virtual()), []
-    events.start(0, 1, told(events, log, "the end", lambda: (events.start(0, 1, told(events, log, "no")),
+    events, log = Events(), []
+    events.start(1, told(events, log, "the end", lambda: (events.start(1, told(events, log, "no")),
                                                              events.stop())))
-    events.start(1, 2, told(events, log, "no"))
+    events.start(2, told(events, log, "no"))
     events.run()
     assert log == [(1, "the end")]
 
@@ -103,8 +58,8 @@ def test_stop_leaves_nothing_to_end():
 @pytest.mark.parametrize(("parts", "at", "free"), [
     (0, 5, 5), (1, 0, 12), (1, 5, 12), (3, 0, 4), (3, 4, 4), (3, 5, 8), (3, 11, 12), (5, 3, 5), (5, 0, 3)])
 def test_a_forward_is_given_up_at_the_next_border_of_its_parts(parts: int, at: int, free: int):
-    events, log = Events(Virtual()), []
-    server = Worker(events, 1, Forward(12, (12,)), parts)
+    events, log = Events(), []
+    server = Worker(events, Forward(12, (12,)), parts)
     server.compute(0, told(events, log, "unwanted"))
 
     def give_up() -> None:
@@ -112,14 +67,14 @@ def test_a_forward_is_given_up_at_the_next_border_of_its_parts(parts: int, at: i
         server.give_up(told(events, log, "twice"))
         if server.free:
             log.append((events.now, "free"))
-    events.start(0, at, give_up)
+    events.start(at, give_up)
     events.run()
     assert log == [(free, "free")] and server.free and server.held == 0
 
 
 def test_a_forward_takes_what_the_rows_take_that_the_cache_lacks_and_the_first_one_what_a_first_one_takes():
-    events, ends = Events(Virtual()), []
-    server = Worker(events, 1, Forward(100, (10, 12, 15)), 0, hop=1)
+    events, ends = Events(), []
+    server = Worker(events, Forward(100, (10, 12, 15)), 0, hop=1)
     for length in (3, 4, 6, 9, 30, 30):
         server.compute(length, lambda: ends.append(events.now))
         events.run()
@@ -128,12 +83,12 @@ def test_a_forward_takes_what_the_rows_take_that_the_cache_lacks_and_the_first_o
 
 
 def test_what_a_server_computes_is_given_up_when_the_message_is_there_and_its_answer_may_be_under_way():
-    events, log = Events(Virtual()), []
-    server = Worker(events, 1, Forward(10, (10,)), parts=2, hop=3)  # answers at 16; computes from 3 to 13
+    events, log = Events(), []
+    server = Worker(events, Forward(10, (10,)), parts=2, hop=3)  # answers at 16; computes from 3 to 13
     for at, free in ((1, 5), (6, 10), (10, 10), (12, 12)):
         server.compute(0, told(events, log, "unwanted"))
         begun = events.now
-        events.start(0, at, lambda: server.give_up(told(events, log, "free")) or server.free and log.append(
+        events.start(at, lambda: server.give_up(told(events, log, "free")) or server.free and log.append(
             (events.now, "free")))
         events.run()
         assert log == [(begun + free, "free")]
@@ -141,6 +96,5 @@ def test_what_a_server_computes_is_given_up_when_the_message_is_there_and_its_an
 
 
 def test_a_task_is_under_way_from_its_begin_to_its_end():
-    events = Events(Virtual())
-    task = events.start(4, 7, lambda: None)
-    assert isinstance(task, Task) and (task.worker, task.begun, task.due, task.cancelled) == (4, 0, 7, False)
+    task = Events().start(7, lambda: None)
+    assert (task.begun, task.due, task.cancelled) == (0, 7, False)

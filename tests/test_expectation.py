@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from eval.dsi import cost_model as rounds
-from eval.dsi.cost_model import Decoding
+from eval.dsi.cost_model import Decoding, moments
 from eval.dsi.counting import Times, count_dsi, count_si, drawn, recorded, resampled, settled, simulate
-from eval.dsi.expectation import moments
 from eval.dsi.formulas import ACCOUNTINGS, PIPELINES, dsi_rate, proposition_bound, si_rate
 
 COSTS = (1.0, 0.3, 3)  # target, drafter, lookahead

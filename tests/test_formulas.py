@@ -6,27 +6,22 @@ import pytest
 
 from config.presets import ROOT
 from eval.dsi import cost_model as rounds
-from eval.dsi import formulas
-from eval.dsi.expectation import moments
+from eval.dsi import formulas, quantities
+from eval.dsi.cost_model import moments
 from eval.dsi.formulas import (
     ACCOUNTINGS,
     PIPELINES,
     dsi_rate,
     latency,
     least_lookahead,
-    nonsi_rate,
-    perfect_speedup,
     progress,
     proposition_bound,
     rows_of_share,
     servers_needed,
     shares,
-    si_forwards,
     si_rate,
     visible_fraction,
 )
-from eval.dsi.simulation import least_lookahead as least_lookahead_of_numbers
-from eval.dsi.simulation import servers_needed as servers_needed_of_numbers
 
 CASES = [(1.0, 0.1, 0.9, 5), (1.0, 0.5, 0.5, 1), (1.0, 0.33, 0.93, 5), (1.0, 0.9, 0.3, 3), (1.0, 1.0, 0.5, 1),
          (26.0, 2.5, 0.59, 5), (52.2, 34.3, 0.94, 1), (1.0, 0.97, 0.98, 7), (1.0, 0.01, 0.41, 15), (1.0, 0.6, 0.99, 40)]
@@ -126,7 +121,7 @@ def test_the_documentation_has_the_speed_ups_of_the_pipelines() -> None:
 def test_dsi_is_never_slower_than_si_or_plain_decoding_at_the_same_lookahead() -> None:
     c, a, k = np.arange(1, 21)[:, None, None] / 20, np.arange(21)[:, None] / 20, np.arange(1, 21)
     dsi = dsi_rate(1.0, c, a, k)
-    assert (dsi <= si_rate(1.0, c, a, k) * (1 + 1e-12)).all() and (dsi <= nonsi_rate(1.0) * (1 + 1e-12)).all()
+    assert (dsi <= si_rate(1.0, c, a, k) * (1 + 1e-12)).all() and (dsi <= 1 + 1e-12).all()
     assert (dsi <= dsi_rate(1.0, c, a, k, "original") * (1 + 1e-12)).all()
 
 
@@ -145,9 +140,9 @@ def test_the_servers_that_no_verification_waits_for() -> None:
     assert least_lookahead(1.0, 0.5, np.inf) == 1
     drafter, lookahead = np.array([0.01, 0.05, 0.1, 1 / 7, 0.5]), np.array([[1], [2], [7]])
     assert servers_needed(1.0, drafter, lookahead).tolist() == [
-        [servers_needed_of_numbers(1.0, d, k) for d in drafter] for k in (1, 2, 7)]
+        [servers_needed(1.0, d, k) for d in drafter] for k in (1, 2, 7)]
     assert least_lookahead(1.0, drafter, lookahead).tolist() == [
-        [least_lookahead_of_numbers(1.0, d, servers) for d in drafter] for servers in (1, 2, 7)]
+        [least_lookahead(1.0, d, servers) for d in drafter] for servers in (1, 2, 7)]
 
 
 def test_proposition_1_is_what_a_further_token_costs_by_events() -> None:
@@ -159,10 +154,10 @@ def test_proposition_1_is_what_a_further_token_costs_by_events() -> None:
 def test_the_examples_of_the_paper() -> None:
     assert visible_fraction(0.8, 2) == pytest.approx(0.36) and visible_fraction(0.0, 3) == 1
     assert visible_fraction(1.0, 3) == 0
-    counted = si_forwards(30.0, 6.0, 5, 1.5, 100)
-    assert (counted.target_forwards, counted.drafter_forwards, counted.cost) == (40, 200, 2400)
-    assert [round(float(perfect_speedup(1.0, d, k)), 6) for d, k in ((0.05, 2), (0.01, 5), (0.05, 5), (0.01, 2))] == [
-        7.333333, 17.5, 4.166667, 34]
+    counted = quantities.forwards(30.0, 6.0, 5, 1.5, 100)["expected"]
+    assert counted == {"target_forwards": 40, "drafter_forwards": 200, "si": 2400, "nonsi": 3000, "speedup": 1.25}
+    perfect = [quantities.perfect(d, k)["expected"] for d, k in ((0.05, 2), (0.01, 5), (0.05, 5), (0.01, 2))]
+    assert [round(float(one), 6) for one in perfect] == [7.333333, 17.5, 4.166667, 34]
     assert progress(0.5, 3) == 1.75 and progress(1.0, 3) == 3 and progress(0.0, 3) == 1
 
 

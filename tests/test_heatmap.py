@@ -13,9 +13,8 @@ from config.keys import options
 from config.presets import ROOT
 from eval.dsi import command as simulate
 from eval.dsi import formulas
-from eval.dsi.heatmap_keys import RANGES, Heatmap
-from eval.dsi.heatmap_plots import FORMS, NAMES, _edges, bands, draw
-from eval.dsi.heatmaps import (
+from eval.dsi.heatmap import FORMS, NAMES, _edges, bands, draw
+from eval.dsi.heatmap_costs import (
     COLUMNS,
     MAPS,
     METHODS,
@@ -33,6 +32,7 @@ from eval.dsi.heatmaps import (
     summary,
     table,
 )
+from eval.dsi.keys import Heatmap
 
 SMALL = Heatmap(ndim=3)
 MAP = {one.name: one for one in MAPS}
@@ -97,7 +97,7 @@ def test_every_method_is_taken_at_the_lookahead_that_a_search_finds() -> None:
                              if formulas.servers_needed(1.0, c, k) <= 3}}
             for name, rate in zip(ONE_COPY[2:], pipelines):
                 tried[name] = {k: rate(1.0, c, a, k, 3, 0.1) for k in lookaheads}
-            assert tried.keys() == RATES.keys()
+            assert tried.keys() == set(RATES)
             for name, each in tried.items():
                 cost, lookahead = bests[name].cost[i, j], bests[name].lookahead[i, j]
                 if each:
@@ -263,7 +263,7 @@ def test_a_foreign_file_is_refused_in_one_sentence(tmp_path, capsys, content: by
 
 # --- the maps ---------------------------------------------------------------------------------------------------------
 
-def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_told() -> None:
+def test_bands_are_the_paper_s_slow_downs_are_one_and_what_is_beyond_is_labelled() -> None:
     wide = bands(MAP["si_over_nonsi"], np.array([[0.5, 67]]))
     assert wide.borders.tolist() == [0, *range(1, 11)] and wide.labels[0] == "0" and wide.labels[-1] == "> 10"
     fine = bands(MAP["dsi_over_si"], np.array([[np.nan, 1.0, 1.55]]))
@@ -330,7 +330,7 @@ def test_the_command_computes_and_draws_and_draws_the_same_from_its_table(tmp_pa
     (["load_csv=nowhere/heatmap.csv"], "nowhere/heatmap.csv: name a heatmap.csv that"),
     (["levels=3"], "unknown key levels"),
 ])
-def test_what_is_wrong_is_told_in_one_sentence(words: list[str], said: str, capsys, tmp_path, monkeypatch) -> None:
+def test_a_mistake_is_one_sentence(words: list[str], said: str, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert simulate.main(["heatmap", *words]) == 2
     printed = capsys.readouterr()
@@ -339,7 +339,7 @@ def test_what_is_wrong_is_told_in_one_sentence(words: list[str], said: str, caps
 
 
 def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("eval.dsi.commands.heatmap.costs", None)
+    monkeypatch.setattr("eval.dsi.heatmap_costs.costs", None)
     (tmp_path / "maps").write_text("mine")
     assert simulate.main(["heatmap", f"output={tmp_path / 'maps'}"]) == 2
     assert "cannot be written" in capsys.readouterr().err and (tmp_path / "maps").read_text() == "mine"
@@ -347,4 +347,5 @@ def test_a_folder_that_is_a_file_is_refused_before_anything_is_computed(tmp_path
 
 def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:
     numbers = {option.name: option.default for option in options(Heatmap) if option.kind in ("int", "float")}
-    assert numbers.keys() == RANGES.keys() and all(RANGES[name].holds(value) for name, value in numbers.items())
+    assert numbers.keys() == Heatmap.RANGES.keys()
+    assert all(Heatmap.RANGES[name].holds(value) for name, value in numbers.items())

@@ -8,11 +8,10 @@ import json
 import pytest
 
 from eval.dsi.command import main
-from eval.dsi.commands.table import Measuring
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
-from eval.dsi.model_latency import paces, passes, spread
-from eval.dsi.predict_formulas import Measures, predict
-from eval.pair_keys import LatencyConfig, TableConfig
+from eval.dsi.latency import paces, passes, spread
+from eval.dsi.model_keys import LatencyConfig, TableConfig
+from eval.dsi.table import Measures, Measuring, predict
 from eval.pairs import open_model
 from model.sample import Sampler
 from tests.saved import save_model
@@ -80,8 +79,8 @@ def test_the_latency_command_tells_and_writes_what_it_measured(folder, tmp_path,
 
 
 @pytest.mark.parametrize(("command", "words", "told"), [
-    ("latency", ["max_new_tokens=1"], "leaves no later token whose time could be told: give 2 or more"),
-    ("table", ["max_new_tokens=1"], "leaves no later token whose time could be told: give 2 or more"),
+    ("latency", ["max_new_tokens=1"], "leaves no later token to time: give 2 or more"),
+    ("table", ["max_new_tokens=1"], "leaves no later token to time: give 2 or more"),
     ("latency", ["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
     ("latency", ["repeats=0"], "repeats=0 is not possible"), ("latency", ["rows=1,x"], "rows=1,x are no sizes"),
     ("latency", ["rows=0"], "rows=0 are no sizes"), ("latency", ["rows="], "rows= are no sizes"),
@@ -114,7 +113,7 @@ def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(
     assert [line["servers"] for line in lines] == ["2", "2"] and {line["flat_best"] for line in lines} <= {
         "dsi", "si", "nonsi"}
     assert main([*words, "seed=1"]) == 2
-    assert "was measured with seed=42, and seed=1 is asked for" in capsys.readouterr().err
+    assert "was recorded with seed=42, and seed=1 is asked for" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "told"), [

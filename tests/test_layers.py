@@ -24,6 +24,8 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
           "scripts": 8, "toy": 8, "split_and_save_models": 8}
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
+BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
+}
 FUNCTION, ARGUMENTS = 40, 6
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
 DENSE = 0.025  # of the lines of code, those that may have more tokens than LINE
@@ -142,6 +144,14 @@ def asks_much(source: Source) -> Iterator[str]:
                 yield f"{node.name} has {count} arguments, more than {ARGUMENTS}"
 
 
+def lines_by_room() -> Counter[str]:
+    """How many lines of Python each room has."""
+    counted: Counter[str] = Counter()
+    for source in sources():
+        counted[room_of(source.parts)] += len(source.text.splitlines())
+    return counted
+
+
 def is_vague(source: Source) -> Iterator[str]:
     yield from (f"is called {part}: name what it is" for part in source.parts if VAGUE & set(part.split("_")))
 
@@ -249,6 +259,14 @@ def test_every_laboratory_is_there() -> None:
 
 def test_functions_have_at_most_40_lines() -> None:
     assert problems(sprawls, sources()) == []
+
+
+def test_no_room_outgrows_its_budget() -> None:
+    counted = lines_by_room()
+    rows = [f"{room:<24}{counted[room]:>7}{most:>8}" for room, most in BUDGET.items()]
+    print("\n".join([f"{'room':<24}{'lines':>7}{'budget':>8}", *rows]))
+    assert set(BUDGET) == set(FLOORS)
+    assert [room for room, most in BUDGET.items() if counted[room] > most] == []
 
 
 def test_functions_have_at_most_6_arguments() -> None:

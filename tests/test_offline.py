@@ -10,8 +10,8 @@ import pytest
 
 from eval.dsi import cost_model as rounds
 from eval.dsi.command import main
+from eval.dsi.cost_model import moments
 from eval.dsi.counting import recorded, resampled, simulate
-from eval.dsi.expectation import moments
 
 NAMES = ["non-SI", "SI", "DSI", "ar", "naive", "pruned", "pipedec", "continuous"]
 
@@ -85,7 +85,7 @@ def test_a_picture_is_drawn(form: str, tmp_path: Path, capsys: pytest.CaptureFix
     ("traces=nowhere.json", "there is no file"),
     ("traces=x num_repeats=1000000", "give num_repeats=200000 or less"), ("S=20001", "give S=20000 or less"),
 ])
-def test_a_mistake_is_told_in_one_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["offline", *words.split()]) == 2
     shown = capsys.readouterr()
     assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""

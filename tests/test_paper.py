@@ -6,7 +6,8 @@ import pytest
 
 from config.presets import ROOT
 from eval.dsi.command import main
-from eval.dsi.commands.paper import TABLE, Paper, recomputed, table
+from eval.dsi.keys import Paper
+from eval.dsi.paper import TABLE, recomputed, table
 from eval.dsi.published import Latencies, online_mean
 
 ONLINE = (1.74, 1.77, 1.61, 1.52, 1.58, 1.53, 1.71, 1.74, 1.68, 1.69)
@@ -83,7 +84,7 @@ def test_texts_that_would_never_end_are_refused(acceptance: float, most: int) ->
     ("num_target_servers=0", "give a number from 1"),
     ("num_target_servers=1", "for Vicuna-13B / 68M on CNN-DM: add 16 or more"),
 ])
-def test_a_mistake_is_told_in_one_sentence(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", word]) == 2
     shown = capsys.readouterr()
     assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""

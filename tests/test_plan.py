@@ -28,7 +28,7 @@ from eval.plan.record import SETTINGS, Book, Written, book_of, made
 from eval.plan.replayed import Network
 from eval.plan.search import PLAIN, WORTH, Search, choice
 from eval.plan.trial import Bench, Busy, Spent, Trial
-from eval.record_settings import settings_of
+from eval.recorded import settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare

@@ -8,22 +8,20 @@ import pytest
 from config.cli import parse
 from config.presets import TOY
 from eval.dsi import command as simulate
-from eval.dsi.commands.emulate import lateness
-from eval.dsi.predict_keys import COMMAND, METHODS, NARROW, PredictConfig, words
-from eval.dsi.predict_virtual import Spent, by_events, closed_form, foretold, numbers_of, request_of, speed, spent_on
+from eval.dsi.keys import COMMAND
+from eval.dsi.model_keys import METHODS, NARROW, PredictConfig, words
+from eval.dsi.predict import Spent, closed_form, numbers_of, predicted, request_of, speed, spent_on
 from eval.dsi.records import Book, Written, book_of
 from eval.recorded import ASIDE, Record, Recorded
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
-from sim.cluster import Own
 
 SHORT = ("sets=gsm8k,qa", "max_new_tokens=20", "dtype=float64")
-OWN = Own(turn=0.004, message=0.002, segment=0.003)
 
 
 def config_of(*given):
-    return parse(words(given), COMMAND, PredictConfig)
+    return parse(words(given), f"{COMMAND} predict", PredictConfig)
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +36,25 @@ def books():
     return book
 
 
-def by_models(config, book, method, own):
+def by_models(config, book, method):
     """What target and drafter take for the same answers in virtual time, themselves."""
     run = config.run(method, virtual=True)
     folder, placement = prepare(run)
-    with as_virtual(run, folder, placement, own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(run, folder, placement) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         answers = [pipeline.decoder.whole(request_of(config, book, one.prompt)) for one in book.answers]
     assert [answer.token_ids for answer in answers] == [one.text for one in book.answers]
     return [spent_on(answer) for answer in answers]
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("given", "own"), [
-    (("lookahead=5",), Own()), (("lookahead=2", "temperature=0.8", "seed=3", "top_k=40"), OWN),
-    (("lookahead=3", "profile=lan-1g", "expand_depth=7", "run_pipeinfer=4", "prune=false"), Own())])
-def test_a_prediction_takes_what_the_models_themselves_take_in_virtual_time(books, method, given, own):
+@pytest.mark.parametrize("given", [
+    ("lookahead=5",), ("lookahead=2", "temperature=0.8", "seed=3", "top_k=40"),
+    ("lookahead=3", "profile=lan-1g", "expand_depth=7", "run_pipeinfer=4", "prune=false")])
+def test_a_prediction_takes_what_the_models_themselves_take_in_virtual_time(books, method, given):
     config = config_of(*SHORT, *given)
     book = books(config)
-    foreseen = foretold(config, book, method, own)
-    expected = by_models(config, book, method, own)
+    foreseen = predicted(config, book, method)
+    expected = by_models(config, book, method)
     assert [one.tokens for one in foreseen] == [len(one.text) for one in book.answers]
     for mine, theirs in zip(foreseen, expected):
         assert mine.tokens == theirs.tokens and mine.seconds == pytest.approx(theirs.seconds, rel=1e-9)
@@ -65,7 +63,7 @@ def test_a_prediction_takes_what_the_models_themselves_take_in_virtual_time(book
 def test_replicas_of_several_stages_too(books):
     config = config_of(*SHORT, "replicas=2", "replica_stages=2", "lookahead=4")
     book = books(config)
-    for mine, theirs in zip(foretold(config, book, "dsi"), by_models(config, book, "dsi", Own())):
+    for mine, theirs in zip(predicted(config, book, "dsi"), by_models(config, book, "dsi")):
         assert mine.seconds == pytest.approx(theirs.seconds, rel=1e-9)
 
 
@@ -111,17 +109,12 @@ def test_a_coupled_drafter_is_right_elsewhere_than_one_that_takes_the_likeliest_
 def test_figures_by_hand():
     config = config_of("lookahead=2", "delay_ms=3", "slowdown=4")
     book = Book([Written([1], [2, 3, 4], [1, 0, 1], [1, 1, 1]), Written([1], [5], [1], [1])], 9, [])
-    numbers = numbers_of(config, book, 4)
+    numbers = numbers_of(config, book)
     assert numbers == (240, 14, 3, 0.75, 4)
     assert closed_form(config, "ar", numbers) == pytest.approx(1e3 / (240 + 3 * 3))
     assert closed_form(config, "serial", numbers) == pytest.approx(1e3 * (1 + .75 + .75 ** 2) / (240 + 9 + 28))
     assert closed_form(config, "pipedec", numbers) == pytest.approx(1e3 / (.25 * (240 + 9) + .75 * 60))
-    assert by_events(config, "ar", book, numbers) == pytest.approx(1e3 / 246)  # a hop there and back
-    assert by_events(config, "naive", book, numbers) != by_events(config, "naive", book, numbers)
     assert speed([Spent(3, 1.0), Spent(1, 0.5)]) == pytest.approx(4 / 1.5)
-    spans = [{"name": "late", "t0": 1.0, "t1": 1.5}, {"name": "forward", "t0": 0.0, "t1": 2.0},
-             {"name": "grow", "t0": 0.0, "t1": 3.0}, {"name": "wait", "t0": 0.0, "t1": 9.0}]
-    assert lateness(spans) == 0.1 and lateness([]) == 0.0
 
 
 def test_the_command_predicts_without_measuring(tmp_path, capsys):
@@ -135,23 +128,22 @@ def test_the_command_predicts_without_measuring(tmp_path, capsys):
     written = json.loads(output.read_text())
     assert written["predicted"] == "simulated" and written["measured"] is None
     config, figures = config_of(*given), written["tokens_per_second"]
-    assert figures["dsi"]["predicted"] == speed(foretold(config, book_of(config), "dsi"))
+    assert figures["dsi"]["predicted"] == speed(predicted(config, book_of(config), "dsi"))
     assert figures["dsi"]["measured"] is None
 
 
-def test_the_command_measures_what_it_predicts(tmp_path, capfd):
+def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     """With a cluster that is fast forward, since only the form is looked at."""
     output = tmp_path / "out.json"
     given = ["sets=gsm8k", "max_new_tokens=6", "methods=serial,dsi", "slowdown=0.1", f"output={output}"]
     assert simulate.main(["predict", *given]) == 0
-    shown, told = capfd.readouterr()
-    assert "trace" not in told, "the trace is read and deleted"
+    shown = capsys.readouterr().out
     written = json.loads(output.read_text())
     assert written["measured"] == "emulated" and written["other_texts"] == {"ar": 0, "serial": 0, "dsi": 0}
     for name, figures in written["tokens_per_second"].items():
         [one] = written["answers"][name]
         assert one["tokens"] == 6 and figures["measured"] == pytest.approx(6 / one["seconds"])
-        assert 0 < figures["with_own"] < figures["predicted"] and figures["measured"] < figures["predicted"]
+        assert 0 < figures["measured"] < figures["predicted"]
     assert "worst deviation: predicted +" in shown.splitlines()[-1]
 
 

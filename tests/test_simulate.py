@@ -15,7 +15,7 @@ COMMAND = [sys.executable, "-m", "scripts.simulate"]
 
 
 @pytest.mark.parametrize("words", [[], ["paper", "--help"], ["cases", "tests/golden/dsi/cases.json"]], ids=" ".join)
-def test_whoever_stops_reading_ends_a_command_quietly(words: list[str]) -> None:
+def test_a_closed_output_ends_a_command_quietly(words: list[str]) -> None:
     ran = subprocess.Popen([*COMMAND, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert ran.stdout is not None and ran.stderr is not None
     ran.stdout.close()
@@ -25,17 +25,18 @@ def test_whoever_stops_reading_ends_a_command_quietly(words: list[str]) -> None:
 
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])  # SIG_IGN: from a shell's background
 def test_an_interrupt_ends_a_command_without_a_traceback(inherited: signal.Handlers) -> None:
-    ran = subprocess.Popen([*COMMAND, "online"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    words = [*COMMAND, "online", "num_repeats=2000"]
+    ran = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            preexec_fn=lambda: signal.signal(signal.SIGINT, inherited))
     assert ran.stdout is not None and ran.stderr is not None
-    shown = ran.stderr.read(1)  # the bar of the real clock
+    shown = ran.stderr.read(1)  # the bar
     ran.send_signal(signal.SIGINT)
     out, err = ran.communicate()
     assert (ran.returncode, out) == (128 + signal.SIGINT, b"")
     assert b"Traceback" not in shown + err
 
 
-def test_a_command_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["heatmpa"]) == 2 and main(["?"]) == 2
     shown = capsys.readouterr()
     assert shown.err == ("flowspec: unknown command heatmpa: did you mean heatmap?\n"

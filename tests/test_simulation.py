@@ -2,19 +2,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
 from config.keys import help_of, options, read_keys
-from eval.dsi.simulation import (
-    ONLINE_RANGES,
-    RANGES,
-    OnlineSimulation,
-    Simulation,
-    least_lookahead,
-    servers_needed,
-)
+from eval.dsi.formulas import least_lookahead, servers_needed
+from eval.dsi.keys import RANGES, Offline, Online, Simulation
 
 COMMAND = "python -m scripts.simulate any"
 
@@ -23,12 +16,11 @@ def test_nothing_said_means_the_values_of_the_paper() -> None:
     asked = read_keys([], Simulation, COMMAND)
     assert asked == Simulation()
     assert vars(asked) == {"c": 0.1, "a": 0.9, "k": 5, "failure_cost": 1.0, "S": 1000, "num_target_servers": 7,
-                           "random_seed": 42, "num_repeats": 5}
-    assert asked.servers == 7 and Simulation(num_target_servers=0).servers == math.inf
+                           "hop": 0.0, "traces": "", "random_seed": 42, "num_repeats": 5}
 
 
 def test_keys_are_read_over_the_defaults() -> None:
-    asked = read_keys(["c=.2", "S=7", "simul_type=SI"], OnlineSimulation, COMMAND)
+    asked = read_keys(["c=.2", "S=7", "simul_type=SI"], Online, COMMAND)
     assert (asked.c, asked.S, asked.simul_type, asked.k) == (0.2, 7, "SI", 5)
 
 
@@ -52,7 +44,7 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_a_mistake_is_answered_by_one_sentence_that_names_the_fix(words: str) -> None:
     with pytest.raises(ValueError) as error:
-        read_keys(words.split(), OnlineSimulation, COMMAND)
+        read_keys(words.split(), Online, COMMAND)
     assert MISTAKES[words] in str(error.value) and "\n" not in str(error.value)
 
 
@@ -70,23 +62,18 @@ def test_what_the_sentence_about_servers_names_is_enough_and_the_least() -> None
 
 
 def test_every_number_among_the_keys_has_a_range_that_its_default_is_in() -> None:
-    ranges = {**RANGES, **ONLINE_RANGES}
-    found = {option.name: option for option in options(OnlineSimulation) if option.kind in ("int", "float")}
-    assert set(found) == set(ranges)
-    assert all(ranges[name].holds(option.default) for name, option in found.items())
+    for kind in (Offline, Online):
+        ranges = {**RANGES, **kind.RANGES}
+        found = {option.name: option for option in options(kind) if option.kind in ("int", "float")}
+        assert set(found) == set(ranges)
+        assert all(ranges[name].holds(option.default) for name, option in found.items())
 
 
 def test_the_help_tells_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        read_keys(["k=3", "--help"], OnlineSimulation, COMMAND)
+        read_keys(["k=3", "--help"], Online, COMMAND)
     shown = capsys.readouterr().out
-    assert end.value.code == 0 and shown == help_of(OnlineSimulation, COMMAND) + "\n"
+    assert end.value.code == 0 and shown == help_of(Online, COMMAND) + "\n"
     assert shown.startswith(f"usage: {COMMAND} [key=value ...]\n")
-    assert all(f"\n  {field.name}=" in shown for field in dataclasses.fields(OnlineSimulation))
+    assert all(f"\n  {field.name}=" in shown for field in dataclasses.fields(Online))
     assert all(len(line) <= 120 for line in shown.splitlines())
-
-
-def test_later_forwards_are_ten_times_as_fast_if_nothing_else_is_known() -> None:
-    online = OnlineSimulation.of(Simulation(c=0.2, k=3, S=9, random_seed=1, num_repeats=9))
-    assert (online.c, online.k, online.S, online.c_sub, online.failure_cost_sub) == (0.2, 3, 9, 0.02, 0.1)
-    assert (online.random_seed, online.num_repeats) == (42, 5)

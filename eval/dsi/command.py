@@ -2,16 +2,16 @@
 
 Usage: python -m scripts.simulate COMMAND [key=value ...]
 
-cases FILE  computes the reference cases of a file anew, those of the paper's offline simulator and of its analysis, and
+cases FILE  computes the reference cases of a file, those of the paper's offline simulator and of its analysis, and
             says how many agree
 heatmap     where SI, DSI and pipelines are faster than what, as maps and a table
 offline     what a text costs by plain, speculative and distributed decoding and by pipelines of the same devices, by
             counting forwards: exactly, and over texts that are drawn or made of recorded matches
-paper       Table 2 of the paper, computed anew by three accountings
+paper       Table 2 of the paper, recomputed by three accountings
 acceptance  how often a drafter foresees the next token of a target, measured with both models on data sets
 latency     how long a model takes for its first token, for each later one, and for m tokens at once
 table       both of these for pairs of models, and what follows for plain decoding, SI and DSI by formulas
-online      SI and DSI by events with modelled acceptance, on the real clock and on a virtual one with the same draws
+online      SI and DSI by events with modelled acceptance, on a virtual clock
 predict     how fast dsi, serial and the pipelines are, out of a profile and recorded acceptance, and as it is emulated
 """
 from __future__ import annotations
@@ -25,17 +25,7 @@ from config.keys import ASKS, check_name
 from config.schema.untrusted import plain
 from launch.processes import INTERRUPTED, STOPPED, WRONG
 
-COMMANDS = {  # what is typed -> its module, whose `main` returns the exit code
-    "cases": "eval.dsi.commands.cases",
-    "heatmap": "eval.dsi.commands.heatmap",
-    "offline": "eval.dsi.commands.offline",
-    "paper": "eval.dsi.commands.paper",
-    "acceptance": "eval.dsi.commands.acceptance",
-    "latency": "eval.dsi.commands.latency",
-    "table": "eval.dsi.commands.table",
-    "online": "eval.dsi.commands.online",
-    "predict": "eval.dsi.commands.predict",
-}
+COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online", "predict")  # modules
 
 
 def main(argv: list[str]) -> int:
@@ -45,7 +35,7 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         check_name(name, COMMANDS, "command")
-        code: int = import_module(COMMANDS[name]).main(argv[1:])
+        code: int = import_module(f"eval.dsi.{name}").main(argv[1:])
         return code
     except ValueError as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)
@@ -53,13 +43,13 @@ def main(argv: list[str]) -> int:
 
 
 def in_a_shell(argv: list[str]) -> int:
-    """The exit code of a command that somebody may interrupt, or stop reading."""
+    """The exit code of a command that may be interrupted, or whose output may be closed."""
     try:
         try:
             return main(argv)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has had enough; nothing is to be flushed there
+    except BrokenPipeError:  # nothing is to be flushed there
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         return STOPPED + signal.SIGPIPE

@@ -1,22 +1,23 @@
-"""What decoding a text consists of: rounds or runs, each with accepted drafts, one token more, and a cost.
+"""What a text costs: rounds or runs, each with accepted drafts, one token more, and a cost; mean and deviation.
 
-It knows nothing about chances: `expectation.py` sums over them, `counting.py` draws them. The costs are those of
-`formulas.py` (its words and symbols hold here), cut off where the text ends: the last token is always the target's, so
-with `left` tokens to go at most left - 1 drafts are of use, and none is drafted beyond them.
+The costs are those of `formulas.py` (with its symbols), cut off where the text ends: the last token is always the
+target's, so with `left` tokens to go at most left - 1 drafts are of use, and none is drafted beyond them.
 
 A *round* (SI, naive, pruned; ar is a round without drafts) ends at its lookahead; a *run* (DSI, pipedec, continuous)
-ends with a rejection or the text. Arrays: C configurations; R what stands beside each, as outcomes or repeats.
+ends with a rejection or the text. Arrays: C configurations; R outcomes or repeats of each.
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-from eval.dsi.formulas import Array, Numbers, check_accounting, latency, rows_of_share, shares
+from eval.dsi.formulas import Array, Numbers, check_accounting, doubles, latency, rows_of_share, shares
 
 ENDLESS = 1 << 40  # more drafts than any text has tokens
+NEGLIGIBLE = 1e-20  # chance of outcomes that change no digit of a double
 
 
 @dataclass(frozen=True)
@@ -117,3 +118,53 @@ def _columns(*values: Numbers) -> list[Any]:
     """Numbers or arrays [C] as arrays [C, 1] of doubles."""
     alike = np.broadcast_arrays(*values)
     return [np.reshape(value, (-1, 1)).astype(np.float64) for value in alike]
+
+
+# --- mean and deviation -----------------------------------------------------------------------------------------------
+
+class Moments(NamedTuple):
+    """Of the cost of a whole text, [C] each."""
+
+    mean: Array
+    deviation: Array
+
+
+def moments(decoding: Decoding, acceptance: Numbers, tokens: int) -> Moments:
+    """Mean and standard deviation of the cost of so many tokens, for C configurations.
+
+    `acceptance` is a number or [C]: the chance that a draft is right, for each draft alike and independent. A round or
+    a run depends on nothing before it, so mean E and variance V with `left` tokens to go are sums over its outcomes,
+    which have costs C and chances p:
+
+        E(left) = sum p (C + E(left - tokens))
+        V(left) = sum p (V(left - tokens) + (C + E(left - tokens) - E(left))^2)
+    """
+    count = decoding.drafter.shape[0]
+    a = np.broadcast_to(doubles(acceptance), (count,))[:, None]
+    mean = np.zeros((count, tokens + 1))  # by the tokens that are left
+    variance = np.zeros_like(mean)
+    widest = _widest(a, decoding, tokens)
+    rows = np.arange(count)[:, None]
+    for left in range(1, tokens + 1):
+        most = np.minimum(decoding.most, left - 1)
+        last = np.broadcast_to(most, (count, 1)).astype(np.int64)
+        width = min(widest, left)
+        short = np.broadcast_to(np.arange(width), (count, width))
+        accepted = np.concatenate([np.minimum(short, last), last], axis=1)
+        rejected = np.where(short < last, (1 - a) * a ** short, 0.0)
+        chance = np.concatenate([rejected, a ** last], axis=1)
+        after = left - 1 - accepted
+        cost = decoding.cost(left, accepted) + mean[rows, after]
+        mean[:, left] = (chance * cost).sum(axis=1)
+        spread = variance[rows, after] + (cost - mean[:, left, None]) ** 2
+        variance[:, left] = (chance * spread).sum(axis=1)
+    return Moments(mean[:, tokens], np.sqrt(variance[:, tokens]))
+
+
+def _widest(acceptance: Array, decoding: Decoding, tokens: int) -> int:
+    """How many numbers of accepted drafts, from 0, are likely enough to count, beside the largest."""
+    between = acceptance[(acceptance > 0) & (acceptance < 1)]
+    if not between.size:
+        return 1
+    likely = math.ceil(math.log(NEGLIGIBLE) / math.log(between.max()))
+    return int(max(1, min(likely, np.max(decoding.most), tokens)))

@@ -1,7 +1,7 @@
 """Simulation by counting forwards: one text along given draws, or many at once with drawn or recorded acceptance.
 
 One text is counted window by window, as the offline simulator published with the paper does it. Many texts are counted
-round by round or run by run (`rounds.py`), all configurations and repeats in step.
+round by round or run by run (`cost_model.py`), all configurations and repeats in step.
 """
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from config.files import fits, whole
+from config.schema.untrusted import Name
 from eval.dsi.cost_model import Decoding
-from eval.dsi.formulas import Array, Numbers, check_accounting
-from eval.dsi.simulation import SLACK
+from eval.dsi.formulas import SLACK, Array, Numbers, check_accounting
 
 Positions = npt.NDArray[np.int64]
 Matches = npt.NDArray[np.bool_]
@@ -58,7 +59,7 @@ def count_dsi(times: Times, lookahead: int, tokens: int, draws: Iterable[int], p
     """DSI along `draws`: how many drafts of each window are accepted; `padding` once there are no more.
 
     A run costs its windows and one forward of the target, or plain decoding if that is less. The windows of a run are
-    those with an accepted draft, since what was verified before tells of a rejected first draft; `original` counts the
+    those with an accepted draft, since the verification before shows a rejected first draft; `original` counts the
     last window all the same. A run without an accepted draft costs one forward in both, since plain decoding does.
     """
     check_accounting(accounting)
@@ -170,6 +171,15 @@ def simulate(decoding: Decoding, ahead: Ahead, tokens: int, repeats: int) -> Sam
         costs += np.where(going, decoding.cost(left, accepted), 0.0)
         iterations += np.where(going, decoding.iterations(left, accepted), 0.0)
         done += np.where(going, accepted + 1, 0)
+
+
+def read_traces(path: Name) -> list[list[bool]]:
+    """The recorded matches of each text in a JSON file, empty ones left out. Raises ValueError if it holds none."""
+    found = whole(path)
+    if not fits(found, [[lambda value: value in (0, 1)]]) or not any(found):
+        raise ValueError(f"{path} holds no matches: write a JSON list with a list of 0 and 1 for each text, "
+                         "as [[1, 1, 0, 1], [0, 1]]")
+    return [list(map(bool, text)) for text in found if text]
 
 
 def resampled(traces: Sequence[Matches], block: int, tokens: int, repeats: int, seed: int) -> Matches:

@@ -16,17 +16,15 @@ drafts runs beside them, and a run costs no more than (n + 1) T.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from eval.dsi import simulation
-from eval.dsi.simulation import SLACK
-
 Array = npt.NDArray[np.float64]
 Numbers = Union[float, npt.NDArray[Any]]
 ACCOUNTINGS = ("corrected", "original")
+SLACK = 1e-9  # relative: quotients that are whole but for rounding count as whole
 NEGLIGIBLE = 1e-18  # share of a cost that no double of it shows
 
 
@@ -34,35 +32,26 @@ NEGLIGIBLE = 1e-18  # share of a cost that no double of it shows
 
 def servers_needed(target: Numbers, drafter: Numbers, lookahead: Numbers) -> npt.NDArray[np.int64]:
     """The target servers with which no verification waits: ceil(T / (k d)) (Eq. 1)."""
-    return _each(simulation.servers_needed)(target, drafter, lookahead)[()]
+    return _ceil(doubles(target) / (lookahead * np.asarray(drafter)))
 
 
 def least_lookahead(target: Numbers, drafter: Numbers, servers: Numbers) -> npt.NDArray[np.int64]:
     """The smallest lookahead for which this many target servers are enough (Eq. 1); `servers` may be infinite."""
-    return _each(simulation.least_lookahead)(target, drafter, servers)[()]
+    return np.maximum(1, _ceil(doubles(target) / (servers * np.asarray(drafter))))
 
 
 # --- cost per token ---------------------------------------------------------------------------------------------------
 
-def nonsi_rate(target: Numbers) -> Array:
-    """Plain decoding: one forward of the target for each token."""
-    return doubles(target)[()]
-
-
 def si_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers) -> Array:
-    """Draft k tokens, then verify them: rounds of k d + T.
-
-    A round yields min(n, k) + 1 tokens, in the mean the sum of acceptance^i for i from 0 to k.
-    """
+    """Draft k tokens, then verify them: rounds of k d + T, each of which yields min(n, k) + 1 tokens."""
     return (target + lookahead * drafter) / progress(acceptance, lookahead + 1)
 
 
 def dsi_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers,
              accounting: str = "corrected", bare: bool = True) -> Array:
-    """DSI with servers enough for Eq. 1, in one of the two accountings; `bare` bounds every run by plain decoding.
+    """DSI with servers enough for Eq. 1; `bare` bounds every run by plain decoding.
 
-    Derived by summing the cost of a run over n (module docstring). At lookahead 1, corrected, it is what a further
-    token costs in Proposition 1. Raises ValueError for an accounting that there is not.
+    It is the cost of a run (module docstring), summed over n. Raises ValueError for an unknown accounting.
     """
     check_accounting(accounting)
     original = accounting == "original"
@@ -81,58 +70,29 @@ def dsi_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: 
 
 
 def check_accounting(accounting: str) -> None:
-    """Raise ValueError for an accounting that there is not."""
+    """Raise ValueError for an unknown accounting."""
     if accounting not in ACCOUNTINGS:
         raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
-
-
-def perfect_speedup(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Array:
-    """How much faster DSI is than SI if every draft is accepted: (T + k d) / ((k + 1) d), out of the rates."""
-    return si_rate(target, drafter, 1.0, lookahead) / dsi_rate(target, drafter, 1.0, lookahead)
 
 
 # --- bounds and examples of the paper ---------------------------------------------------------------------------------
 
 def proposition_bound(target: Numbers, drafter: Numbers, acceptance: Numbers, tokens: Numbers) -> Array:
-    """Proposition 1: what DSI with lookahead 1 takes for `tokens` tokens, at most, in the mean.
-
-    The cost by events equals it if there are servers enough.
-    """
+    """Proposition 1: the most that DSI with lookahead 1 takes for so many tokens, in the mean."""
     later = np.asarray(tokens) - 1
     return drafter * acceptance * later + target * ((1 - np.asarray(acceptance)) * later + 1)
 
 
 def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
-    """The share of the target's forwards that DSI does not hide: 1 - acceptance^lookahead.
-
-    Its inverse is the speed-up that model parallelism on the same devices must exceed.
-    """
+    """The share of the target's forwards that DSI does not hide: 1 - acceptance^lookahead."""
     with np.errstate(divide="ignore"):  # the logarithm of 0
         logarithm = np.log1p(doubles(acceptance) - 1)
     return np.abs(np.expm1(lookahead * logarithm))  # not -0.0, whose inverse is below all numbers
 
 
-class Forwards(NamedTuple):
-    """Forwards of speculative decoding, and what they cost one after the other."""
-
-    target_forwards: Array
-    drafter_forwards: Array
-    cost: Array
-
-
-def si_forwards(target: Numbers, drafter: Numbers, lookahead: Numbers, accepted: Numbers,
-                tokens: Numbers) -> Forwards:
-    """SI by counting forwards (appendix F.3): with `accepted` drafts in the mean a round settles one token more."""
-    rounds = tokens / (doubles(accepted) + 1)
-    round_cost = target + lookahead * drafter
-    return Forwards(rounds, rounds * lookahead, rounds * round_cost)
-
-
 # --- pipelines --------------------------------------------------------------------------------------------------------
-# The target is cut into `stages` of T/P each, and what goes from one to the next takes `hop`, so that a segment comes
-# back after T + (P-1) hop. A stage takes T/P for a segment of any number of rows, as a forward takes T for any number
-# of drafts above. Drafting is one chain of tokens on a device of its own, each right with the chance `acceptance`. What
-# was pruned takes no more time. What a round of a method is stands in docs/methods.md.
+# The target is cut into `stages` of T/P each, and a hop to the next takes `hop`. A stage takes T/P for any number of
+# rows. Drafting is one chain of tokens on a device of its own. What was pruned takes no more time.
 
 def latency(target: Numbers, stages: Numbers, hop: Numbers) -> Array:
     """From sending a segment to its answer: T + (P - 1) hop, in an empty pipeline."""
@@ -142,7 +102,7 @@ def latency(target: Numbers, stages: Numbers, hop: Numbers) -> Array:
 
 def ar_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: Numbers, stages: Numbers,
             hop: Numbers) -> Array:
-    """`ar`: one token, once round the pipeline; nothing is drafted, so only `target`, `stages` and `hop` count."""
+    """`ar`: one token, once round the pipeline; nothing is drafted."""
     return latency(target, stages, hop)
 
 
@@ -267,11 +227,6 @@ def _saved_in_window(runs: _Runs, number: int, late: int) -> Array:
 def doubles(values: Numbers) -> Array:
     """Numbers of any type as an array of doubles."""
     return np.asarray(values, dtype=np.float64)
-
-
-def _each(function: Callable[..., int]) -> Callable[..., npt.NDArray[np.int64]]:
-    """A function of numbers as one of arrays that broadcast."""
-    return np.vectorize(function, otypes=[np.int64])
 
 
 def _ceil(quotients: Array) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """The accounting of the online simulator that was published with the paper on DSI: mean cost of a text, exactly.
 
-It differs from what decoding costs. A run of n accepted drafts settles n tokens: nobody gets the target's own token
-after them. Every run begins with a verification of no drafts, which SI waits for too. Runs are drawn until they have
+It differs from what decoding costs. A run of n accepted drafts settles n tokens: the target's own token after them is
+lost. Every run begins with a verification of no drafts, which SI waits for too. Runs are drawn until they have
 more than the wanted tokens, and the last one costs one verification. The first forward of every server takes longer,
 and that of the drafter until something is settled. Nothing else takes time: a process is started for nothing.
 

@@ -1,8 +1,7 @@
 """Records for predictions: the texts that a target writes to questions, and which of their tokens a drafter foresees.
 
-A drafter reads a text in one pass (teacher forcing). Two things are noted of each token: whether it is the drafter's
-likeliest, which is what drafting level by level guesses; and whether the drafter would choose it with the noise of its
-position, as DSI drafts above temperature 0.
+A drafter reads a text in one pass. Noted is whether each token is the drafter's likeliest, which drafting level by
+level guesses, and whether the drafter would choose it with the noise of its position, as DSI does.
 """
 from __future__ import annotations
 
@@ -14,11 +13,10 @@ from tqdm import tqdm
 
 from config.files import fits, whole, write_json
 from config.questions import load
-from eval.dsi.predict_keys import PredictConfig
+from eval.dsi.model_keys import PredictConfig
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
-from eval.record_settings import check_settings, settings_of
-from eval.recorded import Record
+from eval.recorded import Record, check_settings, settings_of
 from model.sample import Sampler
 from model.text import Text
 
@@ -51,11 +49,8 @@ def _is_id(value: Any) -> bool:
     return fits(value, int) and value >= 0
 
 
-def _is_bit(value: Any) -> bool:
-    return fits(value, int) and value in (0, 1)
-
-
-ANSWER = {**dict.fromkeys(("prompt", "text"), [_is_id]), **dict.fromkeys(("likeliest", "coupled"), [_is_bit])}
+BITS = [lambda value: fits(value, int) and value in (0, 1)]
+ANSWER = {"prompt": [_is_id], "text": [_is_id], "likeliest": BITS, "coupled": BITS}
 FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "answers": [ANSWER]}
 
 
@@ -101,14 +96,12 @@ def _kept(path: Path, settings: dict[str, Any]) -> Book:
 
 
 def _are_sound(answers: Sequence[dict[str, list[int]]], vocab: int) -> bool:
-    """Whether there are answers, and each has a prompt, tokens of the vocabulary, and a bit of each kind for a token.
-    """
-    for one in answers:
-        sizes = {len(one[name]) for name in ("text", "likeliest", "coupled")}
-        known = all(token < vocab for token in one["prompt"] + one["text"])
-        if not one["prompt"] or not one["text"] or len(sizes) > 1 or not known:
-            return False
-    return bool(answers)
+    """Whether there are answers, each with a prompt, tokens of the vocabulary, and a bit of each kind for a token."""
+    def is_sound(one: dict[str, list[int]]) -> bool:
+        even = len(one["text"]) == len(one["likeliest"]) == len(one["coupled"])
+        return bool(one["prompt"] and one["text"]) and even and max(one["prompt"] + one["text"]) < vocab
+
+    return bool(answers) and all(map(is_sound, answers))
 
 
 # --- with both models -------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Plain decoding, speculative decoding (SI) and its distributed form (DSI) with modelled acceptance, by events.
 
-There are no models: whether the draft of a position would be right is given for each position, the same for every
-method. Positions are those of the new tokens, from 0; moments are ticks of `Events`. The algorithm is that of the paper
-on DSI (arXiv 2405.14105), with its lookahead (appendix D).
+Whether the draft of a position would be right is given, the same for every method. Positions are those of the new
+tokens, from 0; moments are ticks of `Events`. The algorithm is that of the paper (arXiv 2405.14105, appendix D).
 """
 from __future__ import annotations
 
@@ -10,30 +9,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Sequence
 
-from eval.dsi.events import Done, Driver, Events, Virtual
-from eval.dsi.forwards import Forward, Worker
+from eval.dsi.events import Done, Events, Forward, Worker
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is decoded, and by whom.
+    """What is decoded, and by which workers.
 
-    `tokens` are settled with `lookahead` drafts in a verification, by one drafter and `servers` copies of the target.
-    `parts` is between how many equal parts of a target's forward it can be given up (0: anywhere, 1: not at all), and
-    `hop` the ticks of a message between the coordinator and a server; the drafter is where the coordinator is, and ends
-    at once. `merge` is whether verifications that wait for a server become one, or the newest goes first. `seed` is of
-    the order of what happens at one moment.
+    The drafter is where the coordinator is, and ends at once.
     """
 
     tokens: int
-    lookahead: int
-    servers: int
+    lookahead: int  # drafts of a verification
+    servers: int  # copies of the target
     target: Forward
     drafter: Forward
-    parts: int = 0
-    hop: int = 0
-    merge: bool = False
-    seed: int = 0
+    parts: int = 0  # between which a forward of the target can be given up; 0: anywhere, 1: not at all
+    hop: int = 0  # ticks of a message between the coordinator and a server
+    merge: bool = False  # whether verifications that wait for a server become one, or the newest goes first
+    seed: int = 0  # of the order of what happens at one moment
 
 
 class Outcome(NamedTuple):
@@ -57,11 +51,11 @@ class Outcome(NamedTuple):
 class Method:
     """What all methods have: workers, the count of settled tokens, and when they were settled."""
 
-    def __init__(self, plan: Plan, right: Sequence[bool], driver: Driver) -> None:
-        self.plan, self.right, self.events = plan, right, Events(driver, plan.seed)
-        self.drafter = Worker(self.events, 0, plan.drafter, 0)
-        self.servers = [Worker(self.events, number, plan.target, plan.parts, plan.hop)
-                        for number in range(1, plan.servers + 1)]
+    def __init__(self, plan: Plan, right: Sequence[bool]) -> None:
+        self.plan, self.right, self.events = plan, right, Events(plan.seed)
+        self.drafter = Worker(self.events, plan.drafter, 0)
+        server = partial(Worker, self.events, plan.target, plan.parts, plan.hop)
+        self.servers = [server() for _ in range(plan.servers)]
         self.settled = self.rejections = self.most = 0
         self._commits: list[tuple[int, int]] = []
 
@@ -94,7 +88,7 @@ class Method:
         self._commits.append((self.events.now, count))
 
     def forget(self) -> None:
-        """No cache holds what is not settled, or the token that was settled last, which nobody has computed with."""
+        """No cache holds what is not settled, or the token that was settled last."""
         for worker in [self.drafter, *self.servers]:
             worker.truncate(self.settled - 1)
 
@@ -102,8 +96,8 @@ class Method:
 class SI(Method):
     """Draft k tokens, verify them on one server, and again; the last token of all needs no draft."""
 
-    def __init__(self, plan: Plan, right: Sequence[bool], driver: Driver) -> None:
-        super().__init__(replace(plan, servers=1), right, driver)
+    def __init__(self, plan: Plan, right: Sequence[bool]) -> None:
+        super().__init__(replace(plan, servers=1), right)
 
     def begin(self) -> None:
         left = self.plan.tokens - self.settled
@@ -158,7 +152,7 @@ class DSI(Method):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Give work to whoever is free."""
+        """Give work to workers that are free."""
         if self.drafter.free and self.drafted < self.plan.tokens - 1:
             self.drafter.compute(self.drafted, self._draft_made)
         if self._due:
@@ -221,10 +215,9 @@ class DSI(Method):
 METHODS: dict[str, type[Method]] = {"non-SI": NonSI, "SI": SI, "DSI": DSI}
 
 
-def decode(method: str, plan: Plan, right: Sequence[bool],
-           driver: Driver | None = None) -> Outcome:
-    """What comes of a plan, by the name of a method; nobody waits if no driver is given.
+def decode(method: str, plan: Plan, right: Sequence[bool]) -> Outcome:
+    """What comes of a plan, by the name of a method.
 
     `right` says for each position but the last whether its draft would be the target's token.
     """
-    return METHODS[method](plan, right, driver or Virtual()).run()
+    return METHODS[method](plan, right).run()

@@ -17,7 +17,7 @@ from config.files import fits, whole, write_json
 from config.questions import load
 from eval.plan.keys import PlanConfig
 from eval.plan.replayed import Network, Table
-from eval.record_settings import check_settings, settings_of
+from eval.recorded import check_settings, settings_of
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare

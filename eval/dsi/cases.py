@@ -1,36 +1,36 @@
-"""Reference cases, computed anew: which of them agree, and how far the worst value is off."""
+"""Reference cases, recomputed: which of them agree, and how far the worst value is off."""
 from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import Any, ClassVar, Iterator, NamedTuple, Sequence
 
 from config.keys import HELP, read_keys
 from config.schema.untrusted import LARGEST, parse_object, plain, read_bytes, shown
-from eval.dsi.commands.quantities import Case, computed, named
+from eval.dsi.keys import COMMAND
+from eval.dsi.quantities import Case, computed, named
 
-COMMAND = "python -m scripts.simulate cases"
 REMEDY = "name a JSON file of reference cases, as tests/golden/dsi/cases.json"
 LARGE = 1e300  # so that differences are finite
 TOLERANCE = 1e-9  # relative, of a case that names none
 BEGINS = ("nonsi", "si", "dsi", "ideal_dsi_cost", "expected", "required_at_k", "useful_max_SP", "nonsi_cost")
-EXAMPLES = f"  {COMMAND} tests/golden/dsi/cases.json"
 
 
 @dataclass(frozen=True)
 class Cases:
-    """Computes reference cases of the paper's offline simulator and of its analysis anew, and compares.
+    """Computes reference cases of the paper's offline simulator and of its analysis, and compares.
 
     Exits with 0 if all agree, with 1 if one does not, and with 2 if the file makes no sense. A counted cost agrees
     within the relative tolerance of its case (rel_tol, or 1e-9), an analytic value also if it rounds to the digits that
-    the file shows. The deviation of such a rounded value says nothing, and is not counted.
+    the file shows. The deviation of such a rounded value is not counted.
     """
 
-    EXAMPLES: ClassVar[str] = EXAMPLES
+    EXAMPLES: ClassVar[str] = f"  {COMMAND} cases tests/golden/dsi/cases.json"
     PATHS: ClassVar[Sequence[str]] = ("file",)
 
     # What is read
-    file: str = ""  # the JSON file; it may also stand alone as the first word
+    file: str = ""  # the JSON file; also the first word alone
 
     def __post_init__(self) -> None:
         if not self.file:
@@ -71,12 +71,14 @@ def half_unit(value: float) -> float:
 
 def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree; the exit code."""
-    asked = read_keys([*map(_key, argv[:1]), *argv[1:]], Cases, COMMAND)
-    given = read(asked.file)
-    groups = {group: [compared(case, group) for case in cases] for group, cases in given.items()}
-    every = [found for cases in groups.values() for found in cases]
-    for group, cases in groups.items():
-        print(plain(line(group, cases)))
+    first = [_key(word) for word in argv[:1]]
+    asked = read_keys([*first, *argv[1:]], Cases, f"{COMMAND} cases")
+    groups = {}
+    for group, cases in read(asked.file).items():
+        groups[group] = [compared(case, group) for case in cases]
+    every = list(chain(*groups.values()))
+    for group, results in groups.items():
+        print(plain(line(group, results)))
     for found in every:
         for problem in found.problems:
             print(plain(problem))
@@ -132,7 +134,7 @@ def compared(case: Case, group: str) -> Found:
 
 
 def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
-    """The expected numbers of a case beside those that were computed, whatever they stand in."""
+    """The expected numbers of a case beside those that were computed, at any depth."""
     if isinstance(expected, dict) and isinstance(got, dict):
         for key, value in expected.items():
             if key not in got:

@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 import json
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from config.files import SAVE
 from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 from eval.dsi import formulas
-from eval.dsi.heatmap_keys import Heatmap
+from eval.dsi.keys import Heatmap
 
 SCHEMA = "flowspec heatmap 1"
 COLUMNS = ("c", "a", "algorithm", "k", "cost", "best", "si_wins")
@@ -26,7 +26,6 @@ DIGITS = 12  # after the point, of a cost: of lookaheads that differ by less the
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Rate = Callable[[Heatmap, Array, Array, int], Array]
 
 
 class Grid(NamedTuple):
@@ -38,9 +37,9 @@ class Grid(NamedTuple):
 
 
 class Best(NamedTuple):
-    """A method at its best lookahead in every cell, both `[C, A]`; NaN and 0 where no lookahead is possible.
+    """The cost of a token in target forwards and the best lookahead of a method, both `[C, A]`.
 
-    The cost is that of a token, in target forwards. Plain decoding has the lookahead 0.
+    They are NaN and 0 where no lookahead is possible. Plain decoding has the lookahead 0.
     """
 
     cost: Array
@@ -48,10 +47,9 @@ class Best(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A comparison: how many times faster one method is than the best of others.
+    """How many times faster one method is than the best of others.
 
-    What is faster is shown in bands that are `step` wide, from 1 up to `most`. Without a step, bands are as the values
-    need them, and 1 is nothing special.
+    Bands are `step` wide, from 1 up to `most`; without a step they are as the values need them.
     """
 
     name: str
@@ -96,43 +94,30 @@ def legal(config: Heatmap, drafters: Array, lookahead: int) -> Mask:
     return needed <= config.num_target_servers
 
 
-def _dsi(config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
-    cost = formulas.dsi_rate(1.0, c, a, lookahead, config.accounting)
-    return np.where(legal(config, c, lookahead), cost, np.nan)
-
-
-def _piped(rate: Callable[..., Array]) -> Rate:
-    """A method on a pipeline of as many stages as DSI has target servers."""
-    def on_stages(config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
-        return rate(1.0, c, a, lookahead, config.num_target_servers, config.hop)
-
-    return on_stages
-
-
-RATES: dict[str, Rate] = {
-    "SI": lambda config, c, a, lookahead: formulas.si_rate(1.0, c, a, lookahead),
-    "DSI": _dsi,
-    "continuous": _piped(formulas.continuous_rate),
-    "pipedec": _piped(formulas.pipedec_rate),
-    "pruned": _piped(formulas.pruned_rate),
-    "naive": _piped(formulas.naive_rate),
-}
-METHODS = ("non-SI", *RATES)
+METHODS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
+RATES = METHODS[1:]  # those whose cost depends on the drafter
 ONE_COPY = tuple(name for name in METHODS if name != "DSI")  # those that hold the target's weights once
 
 
-def costs(config: Heatmap, lookaheads: Iterable[int]) -> dict[str, Array]:
-    """What a token costs by each method but plain decoding, `[K, C, A]` for K lookaheads; NaN for what is impossible.
+def _rate(name: str, config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
+    """The cost of a token; a pipeline has as many stages as DSI has target servers."""
+    if name == "SI":
+        return formulas.si_rate(1.0, c, a, lookahead)
+    if name == "DSI":
+        cost = formulas.dsi_rate(1.0, c, a, lookahead, config.accounting)
+        return np.where(legal(config, c, lookahead), cost, np.nan)
+    return formulas.PIPELINES[name](1.0, c, a, lookahead, config.num_target_servers, config.hop)
 
-    `lookaheads` are those of the grid, as a bar of progress may hand them out.
-    """
+
+def costs(config: Heatmap, lookaheads: Iterable[int]) -> dict[str, Array]:
+    """What a token costs by each method but plain decoding, `[K, C, A]` for K lookaheads; NaN if impossible."""
     drafters, acceptances, _ = grid(config)
     c, a = drafters[:, None], acceptances[None, :]
     shape = len(drafters), len(acceptances)
     found: dict[str, list[Array]] = {name: [] for name in RATES}
     for lookahead in lookaheads:
-        for name, rate in RATES.items():
-            cost = np.broadcast_to(rate(config, c, a, lookahead), shape)
+        for name in RATES:
+            cost = np.broadcast_to(_rate(name, config, c, a, lookahead), shape)
             found[name].append(np.round(cost, DIGITS))
     return {name: np.array(every) for name, every in found.items()}
 
@@ -141,23 +126,14 @@ def best(config: Heatmap, every: dict[str, Array]) -> Bests:
     """Every method at its best lookahead, of what `costs` found: DSI's among the legal ones, the others' among all."""
     lookaheads = np.array(grid(config).lookaheads)
     shape = next(iter(every.values())).shape[1:]
-    plain = _impossible(shape)
-    plain.cost[:] = 1
-    found = {"non-SI": plain}
+    found = {"non-SI": Best(np.ones(shape), np.zeros(shape, dtype=int))}
     for name, cost in every.items():
         filled = np.where(np.isnan(cost), np.inf, cost)
-        place = filled.argmin(0)
         least = filled.min(0)
-        found[name] = _impossible(shape)
         possible = np.isfinite(least)
-        found[name].cost[possible] = least[possible]
-        found[name].lookahead[possible] = lookaheads[place][possible]
+        chosen = lookaheads[filled.argmin(0)]
+        found[name] = Best(np.where(possible, least, np.nan), np.where(possible, chosen, 0))
     return found
-
-
-def _impossible(shape: tuple[int, ...]) -> Best:
-    """No cost, and no lookahead, in any cell."""
-    return Best(np.full(shape, np.nan), np.zeros(shape, dtype=int))
 
 
 def speed_up(one: Map, found: Bests) -> Array:
@@ -176,15 +152,15 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
     """A line for each map: the largest, the middle and the smallest speed-up, and how often it is a slow-down."""
     drafters, acceptances, _ = grid(config)
 
-    def told(ratio: Array, place: int) -> str:
+    def cell(ratio: Array, place: int) -> str:
         i, j = np.unravel_index(place, ratio.shape)
         return f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})"
 
     for one in MAPS:
         ratio = speed_up(one, found)
         there = ratio[~np.isnan(ratio)]
-        most = told(ratio, int(np.nanargmax(ratio)))
-        least = told(ratio, int(np.nanargmin(ratio)))
+        most = cell(ratio, int(np.nanargmax(ratio)))
+        least = cell(ratio, int(np.nanargmin(ratio)))
         slower = 100 * np.mean(there < 1)
         yield (f"{one.method} over {one.compared}: max {most}, median {np.median(there):.3f}, min {least}, "
                f"{slower:.2f} % of {there.size} cells below 1")
@@ -195,8 +171,7 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
 def table(config: Heatmap, every: dict[str, Array], found: Bests) -> str:
     """The table as text: a line that says how it was made, the names of the columns, and the rows.
 
-    A row is a cell, a method and a lookahead, in this order. The paper's grid has the best lookahead alone. `best`
-    marks that one, `si_wins` the cells in which SI at its best is faster than DSI at its best.
+    A row is a cell, a method and a lookahead; the paper's grid has the best lookahead alone.
     """
     body = io.StringIO()
     out = csv.writer(body, lineterminator="\n")
@@ -224,7 +199,7 @@ def _rows(config: Heatmap, every: dict[str, Array], found: Bests) -> Iterator[tu
 
 
 def _digest(about: Mapping[str, Any], body: str) -> str:
-    """What tells whether a table is as it was written, both how it was made and its rows."""
+    """A checksum of how a table was made and of its rows."""
     return hashlib.sha256(f"{json.dumps(about, sort_keys=True)}\n{body}".encode()).hexdigest()
 
 
@@ -251,7 +226,7 @@ def _found(config: Heatmap, rows: Iterable[dict[str, str]]) -> Bests:
     across = {str(c): i for i, c in enumerate(drafters.tolist())}
     along = {str(a): j for j, a in enumerate(acceptances.tolist())}
     shape = len(across), len(along)
-    found = {name: _impossible(shape) for name in METHODS}
+    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in METHODS}
     for row in rows:
         if row["best"] == "1":
             cell = across[row["c"]], along[row["a"]]

@@ -2,21 +2,18 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, ClassVar, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
-from config.files import ROOM, check_output, write
+from config.files import ROOM, write
 from config.keys import read_keys
-from config.ranges import Range, outside, unknown
-from eval.bench.branches import check_form
 from eval.columns import in_columns
-from eval.dsi import cost_model as rounds
-from eval.dsi.cost_model import Decoding
+from eval.dsi import cost_model
+from eval.dsi.cost_model import Decoding, Moments, moments
 from eval.dsi.counting import (
     Ahead,
     Counted,
@@ -27,73 +24,20 @@ from eval.dsi.counting import (
     count_si,
     drawn,
     published_draws,
+    read_traces,
     recorded,
     resampled,
     simulate,
 )
-from eval.dsi.expectation import Moments, moments
-from eval.dsi.formulas import ACCOUNTINGS, PIPELINES
-from eval.dsi.runs import read_traces
-from eval.dsi.simulation import HOP, Simulation, servers_needed
+from eval.dsi.formulas import PIPELINES
+from eval.dsi.keys import COMMAND, Offline
 
-COMMAND = "python -m scripts.simulate offline"
-EXAMPLES = f"""\
-  {COMMAND}
-  {COMMAND} c=0.05 a=0.8 k=3 S=100 accounting=original picture=costs.png
-  {COMMAND} c=0.2 k=2 stages=4 hop=0.05 traces=matches.json"""
-RANGES = {
-    "block": Range(1, 1_000_000), "hop": HOP,
-    "stages": Range(1, 65536, {0: "as many as DSI has servers"}),
-}
-CHOICES = {"accounting": ACCOUNTINGS}
 PLAIN, SI, DSI = "non-SI", "SI", "DSI"
 PUBLISHED = {SI: count_si, DSI: count_dsi}
 LOW, HIGH = 2.5, 97.5  # percentiles of an interval of 95 %
-MOST = 200_000_000  # positions of all resampled texts together: a gigabyte and a half of numbers
-LONGEST = 20_000  # tokens; the exact sums take a time that grows with their square
 BINS = 30
-BAR: dict[str, Any] = {"desc": "computed", "unit": "algorithm", "delay": 1, "leave": False}
 COLUMNS = ("", "exact mean", "sd", "per token", "speed-up", "texts: mean", "sd", "interval", "off", "iterations")
 TONES = {"cost": "#bcdff5", "iterations": "#fde8b0"}  # of histograms
-
-
-@dataclass(frozen=True)
-class Offline(Simulation):
-    """Mean and standard deviation of what a text costs, exactly, beside texts that are drawn.
-
-    Compared are plain decoding (non-SI), draft-then-verify (SI), DSI, and the methods of this project on a pipeline of
-    the same devices: one for the drafter, and as many stages as DSI has servers. Nothing is run: all is computed.
-    """
-
-    EXAMPLES: ClassVar[str] = EXAMPLES
-    PATHS: ClassVar[Sequence[str]] = ("traces", "picture")
-
-    # How it is counted
-    accounting: str = "corrected"  # of DSI: corrected (by events), or original, as the simulator of the paper counts
-    traces: str = ""  # JSON file of recorded matches, a list of 0 and 1 for each text, instead of chance; empty: a
-    block: int = 32  # neighbours of a trace that stay together in a text that is made of traces
-
-    # The pipeline beside DSI
-    stages: int = 0  # devices that share the target's layers; 0: as many as DSI has servers
-    hop: float = 0.0  # time from one stage to the next
-
-    # What is written
-    picture: str = ""  # file (.png or .svg) for histograms of costs and iterations; empty: none
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        yield from outside(vars(self), RANGES)
-        yield from unknown(vars(self), CHOICES)
-        if self.S > LONGEST:
-            yield f"S={self.S} tokens would be summed over for very long: give S={LONGEST} or less"
-        if self.traces and self.num_repeats * self.S > MOST:
-            yield (f"num_repeats={self.num_repeats} texts of S={self.S} tokens are too many for the memory: give "
-                   f"num_repeats={max(1, MOST // self.S)} or less")
-
-    @property
-    def depth(self) -> int:
-        """The stages of the pipeline."""
-        return self.stages or self.num_target_servers or servers_needed(self.failure_cost, self.c, self.k)
 
 
 class Result(NamedTuple):
@@ -105,14 +49,13 @@ class Result(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    config = read_keys(argv, Offline, COMMAND)
-    if config.picture:
-        check_form(config.picture)
-        check_output(config.picture, "choose another picture=")
+    config = read_keys(argv, Offline, f"{COMMAND} offline")
     recordings = read_traces(config.traces) if config.traces else []
     traces = [np.array(text) for text in recordings]
     acceptance = float(np.mean(np.concatenate(traces))) if traces else config.a
-    found = list(tqdm(results(config, acceptance, source(config, traces)), total=len(algorithms(config)), **BAR))
+    texts = source(config, traces)
+    bar = tqdm(results(config, acceptance, texts), desc="computed", total=len(algorithms(config)), delay=1, leave=False)
+    found = list(bar)
     print(heading(config, acceptance, traces))
     print(table(found, config.S))
     if config.picture:
@@ -125,12 +68,12 @@ def algorithms(config: Offline) -> dict[str, Decoding]:
     """What is compared, by name."""
     setting = config.failure_cost, config.c, config.k
     found: dict[str, Decoding] = {
-        PLAIN: rounds.pipeline("ar", *setting, 1, 0.0),
-        SI: rounds.si(*setting),
-        DSI: rounds.dsi(*setting, config.accounting),
+        PLAIN: cost_model.pipeline("ar", *setting, 1, 0.0),
+        SI: cost_model.si(*setting),
+        DSI: cost_model.dsi(*setting, config.accounting),
     }
     for method in PIPELINES:
-        found[method] = rounds.pipeline(method, *setting, config.depth, config.hop)
+        found[method] = cost_model.pipeline(method, *setting, config.depth, config.hop)
     return found
 
 
@@ -152,7 +95,8 @@ def published(config: Offline, count: Callable[..., Counted]) -> Sample:
     """The texts that the published simulator draws with this seed."""
     times = Times(config.failure_cost, config.c)
     draws = published_draws(config.a, config.k, config.S, config.random_seed)
-    counted = [count(times, config.k, config.S, text) for text in islice(draws, config.num_repeats)]
+    texts = islice(draws, config.num_repeats)
+    counted = [count(times, config.k, config.S, text) for text in texts]
     costs, iterations = np.array(counted, dtype=np.float64).T
     return Sample(costs[None], iterations[None])
 

@@ -1,6 +1,6 @@
-"""The heat maps as pictures, readable without colour: slow-downs and cells without a value are hatched.
+"""The heat maps of the paper on DSI and those of pipelines: computed by formulas, kept as a table, drawn.
 
-They do not know how costs are computed. Every title says that they are simulated.
+They can be read without colour: slow-downs and cells without a value are hatched.
 """
 from __future__ import annotations
 
@@ -18,15 +18,31 @@ from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.colors import BoundaryNorm, ListedColormap  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
+from tqdm import tqdm  # noqa: E402
 
-from config.files import ROOM, write  # noqa: E402
-from eval.dsi.heatmap_keys import Heatmap  # noqa: E402
-from eval.dsi.heatmaps import MAPS, METHODS, ONE_COPY, Array, Bests, Map, Mask, fastest, grid, speed_up  # noqa: E402
+from config.files import ROOM, check_folder, write  # noqa: E402
+from config.keys import read_keys  # noqa: E402
+from eval.dsi import heatmap_costs  # noqa: E402
+from eval.dsi.heatmap_costs import (  # noqa: E402
+    MAPS,
+    METHODS,
+    ONE_COPY,
+    Array,
+    Bests,
+    Map,
+    Mask,
+    fastest,
+    grid,
+    speed_up,
+)
+from eval.dsi.keys import COMMAND, Heatmap  # noqa: E402
 from eval.plots import STYLE  # noqa: E402
 
+TABLE = "heatmap.csv"
+BAR: dict[str, Any] = {"delay": 1, "leave": False}  # what takes less than a second shows no bar
 FORMS = ("png", "pdf")
 SIZE = (6.4, 5.4)
-RARE = 0.005  # of the cells: a draw in fewer of them is not told
+RARE = 0.005  # of the cells: a draw in fewer of them is left out
 INK = "0.25"  # of the hatches of methods
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
 ALONE = 0.05  # half the width of the only cell of an axis
@@ -44,6 +60,35 @@ WINNERS = {"fastest": (METHODS, "The fastest method"),
            "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
 NAMES = (*(one.name for one in MAPS), *WINNERS)
 
+
+def main(argv: Sequence[str]) -> int:
+    """Compute or load the costs, draw the maps into the folder `output`, and print a line for each comparison."""
+    config = read_keys(argv, Heatmap, f"{COMMAND} heatmap")
+    folder, remedy = Path(config.output), "name another folder with output="
+    if config.loaded:
+        config, found = heatmap_costs.load(config.loaded)
+        check_folder(folder, remedy)
+    else:
+        check_folder(folder, remedy)
+        found = _computed(config, folder)
+    with tqdm(total=len(NAMES), desc="maps", unit="map", **BAR) as bar:
+        for _ in draw(config, found, folder):
+            bar.update()
+    print("\n".join(heatmap_costs.summary(config, found)))
+    print(f"The maps are in {folder}, simulated by formulas.")
+    return 0
+
+
+def _computed(config: Heatmap, folder: Path) -> Bests:
+    """Every method at its best lookahead; the table is written into a folder."""
+    lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", **BAR)
+    every = heatmap_costs.costs(config, lookaheads)
+    found = heatmap_costs.best(config, every)
+    write(folder / TABLE, heatmap_costs.table(config, every, found), ROOM)
+    return found
+
+
+# --- the maps ---------------------------------------------------------------------------------------------------------
 
 class Bands(NamedTuple):
     """The borders of the bands of a map, their colours, and the words at the borders."""
@@ -131,8 +176,8 @@ def _winners(config: Heatmap, names: Sequence[str], is_fastest: Mask, title: str
 def _draws(others: Sequence[str], alike: Mask) -> str:
     """Which other methods are as fast, and in how many of all cells `[others, C, A]`; nothing if they are few."""
     shares = zip(others, alike.mean((1, 2)))
-    told = ", ".join(f"{other} {share:.1%}" for other, share in shares if share > RARE)
-    return f" (as fast: {told})" if told else ""
+    listed = ", ".join(f"{other} {share:.1%}" for other, share in shares if share > RARE)
+    return f" (as fast: {listed})" if listed else ""
 
 
 def _axes(config: Heatmap, title: str) -> Any:

@@ -1,24 +1,17 @@
-"""Table 2 of the paper on DSI, computed anew by three accountings from the times and rates that it states."""
+"""Table 2 of the paper on DSI, recomputed by three accountings from the times and rates that it states."""
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import ClassVar, Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from config.keys import read_keys
-from config.ranges import Checked, Range, outside
-from eval.dsi import cost_model as rounds
-from eval.dsi.expectation import moments
+from eval.dsi import cost_model
+from eval.dsi.cost_model import moments
 from eval.dsi.formulas import Array, least_lookahead, servers_needed
-from eval.dsi.published import MOST, Latencies, online_mean
-from eval.dsi.simulation import COUNT
-
-COMMAND = "python -m scripts.simulate paper"
-RANGES = {"S": Range(MOST + 1, 10_000), "num_target_servers": Range(1, COUNT)}
-LOOKAHEADS = re.compile(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*")
+from eval.dsi.keys import COMMAND, Paper
+from eval.dsi.published import Latencies, online_mean
 
 Lookaheads = NDArray[np.int64]
 
@@ -53,38 +46,6 @@ TABLE = (
 )
 
 
-@dataclass(frozen=True)
-class Paper(Checked):
-    """The speed-ups of the ten rows of Table 2, beside the published ones.
-
-    online: in the accounting of the published online simulator, without its overhead; offline: in that of the
-    published offline simulator; both with the lookaheads of the paper. events: by events, each with its best lookahead.
-    Means are exact, with independent drafts. Nothing is run.
-    """
-
-    EXAMPLES: ClassVar[str] = f"  {COMMAND}\n  {COMMAND} num_target_servers=3 S=1000"
-
-    # What is computed
-    S: int = 50  # tokens to produce
-    num_target_servers: int = 7  # servers of the target that DSI has
-    lookaheads: str = "1,5,10"  # those of online and offline, with commas between
-
-    def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), RANGES)
-        if not LOOKAHEADS.fullmatch(self.lookaheads):
-            yield f"lookaheads={self.lookaheads} is no list of lookaheads: write numbers with commas between, as 1,5,10"
-        for row in TABLE:
-            least = least_lookahead(row.target, row.drafter, self.num_target_servers)
-            if least > max(self.chosen):
-                yield (f"lookaheads={self.lookaheads} has none that num_target_servers={self.num_target_servers} allow "
-                       f"for {row.pair} on {row.data}: add {least} or more")
-
-    @property
-    def chosen(self) -> tuple[int, ...]:
-        """The lookaheads of the published simulators."""
-        return tuple(map(int, self.lookaheads.split(",")))
-
-
 class Recomputed(NamedTuple):
     """Speed-ups of DSI over SI in three accountings, and over plain decoding by events; the lookaheads of the last."""
 
@@ -97,11 +58,26 @@ class Recomputed(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    config = read_keys(argv, Paper, COMMAND)
+    config = read_keys(argv, Paper, f"{COMMAND} paper")
+    check(config)
     print(f"Table 2 of the paper, {config.S} tokens, {config.num_target_servers} target servers; all but the published "
           "column is computed.\n")
     print(table(config))
     return 0
+
+
+def check(config: Paper) -> None:
+    """Raise ValueError if the servers allow none of the lookaheads for a row."""
+    for row in TABLE:
+        least = least_lookahead(row.target, row.drafter, config.num_target_servers)
+        if least > max(chosen(config)):
+            raise ValueError(f"lookaheads={config.lookaheads} has none that num_target_servers="
+                             f"{config.num_target_servers} allow for {row.pair} on {row.data}: add {least} or more")
+
+
+def chosen(config: Paper) -> Lookaheads:
+    """The lookaheads of the published simulators."""
+    return np.array(list(map(int, config.lookaheads.split(","))))
 
 
 def table(config: Paper) -> str:
@@ -119,11 +95,11 @@ def table(config: Paper) -> str:
 def recomputed(row: Row, config: Paper) -> Recomputed:
     """One row; every algorithm has the lookahead that is best for it, DSI among those that its servers allow."""
     tokens, servers = config.S, config.num_target_servers
-    chosen = np.array(config.chosen)
-    chosen_legal = _allowed(row, chosen, servers)
-    online = _online(row, chosen, None, tokens) / _online(row, chosen_legal, servers, tokens)
-    original = dsi(row, chosen_legal, tokens, "original")
-    offline = si(row, chosen, tokens).min() / original.min()
+    tried = chosen(config)
+    tried_legal = _allowed(row, tried, servers)
+    online = _online(row, tried, None, tokens) / _online(row, tried_legal, servers, tokens)
+    original = dsi(row, tried_legal, tokens, "original")
+    offline = si(row, tried, tokens).min() / original.min()
     every = np.arange(1, tokens)
     legal = _allowed(row, every, servers)
     by_si, by_dsi = si(row, every, tokens), dsi(row, legal, tokens, "corrected")
@@ -147,11 +123,11 @@ def _online(row: Row, lookaheads: Lookaheads, servers: int | None, tokens: int) 
 
 def si(row: Row, lookaheads: Lookaheads, tokens: int) -> Array:
     """The mean cost by SI for each lookahead."""
-    decoding = rounds.si(row.target, row.drafter, lookaheads)
+    decoding = cost_model.si(row.target, row.drafter, lookaheads)
     return moments(decoding, row.acceptance, tokens).mean
 
 
 def dsi(row: Row, lookaheads: Lookaheads, tokens: int, accounting: str) -> Array:
     """The mean cost by DSI for each lookahead."""
-    decoding = rounds.dsi(row.target, row.drafter, lookaheads, accounting)
+    decoding = cost_model.dsi(row.target, row.drafter, lookaheads, accounting)
     return moments(decoding, row.acceptance, tokens).mean

@@ -4,33 +4,36 @@ The times and the acceptance rate of a row are measured; its costs per token are
 """
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, Mapping, NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from config.files import fits, whole, write_json
 from config.keys import read_keys
 from eval.columns import in_columns
-from eval.dsi.acceptance_rates import rate
-from eval.dsi.commands.latency import check_context
-from eval.dsi.model_latency import Spread, paces, passes
-from eval.dsi.predict_formulas import FLAT, Measures, Prediction, predict
+from eval.dsi.acceptance import rate
+from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
+from eval.dsi.keys import COMMAND
+from eval.dsi.latency import Spread, check_context, paces, passes
+from eval.dsi.model_keys import Pair, TableConfig
 from eval.metrics import Interval
-from eval.pair_keys import Pair, TableConfig
 from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.recorded import check_settings
 from eval.summary import number, save
 
-COMMAND = "python -m scripts.simulate table"
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
 COUNTS = ("prompts", "tokens")
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
            "k", "plain/DSI", "SI/DSI", "best")
 SPREADS = Spread._fields[:3]  # median and quartiles
 Row = Dict[str, Any]  # what was measured of a pair
+LOOKAHEADS = 200  # of SI, the best of which is taken; as many as in the paper
+FLAT = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
+ROUNDS = 4  # in which the lookahead of DSI and the time of its verification settle
 
 
 def _is_bound(value: Any) -> bool:
@@ -53,6 +56,60 @@ MEASURED = {  # the form of such a row in a file
     "growth": _is_growth,
 }
 
+
+# --- what is predicted ------------------------------------------------------------------------------------------------
+
+class Measures(NamedTuple):
+    """Times of a token of target and drafter in milliseconds, and the acceptance rate."""
+
+    target: float
+    draft: float
+    acceptance: float
+
+
+class Prediction(NamedTuple):
+    """The best lookaheads, and milliseconds per token in the long run; `original` is DSI in the accounting of the
+    simulator that was published with the paper."""
+
+    dsi_lookahead: int
+    si_lookahead: int
+    nonsi: float
+    si: float
+    dsi: float
+    original: float
+
+    @property
+    def best(self) -> str:
+        """The way of decoding that costs least; the plainer one of equals."""
+        return min(("nonsi", "si", "dsi"), key=lambda name: getattr(self, name))
+
+
+def predict(measures: Measures, servers: int, growth: Mapping[int, float] = FLAT) -> Prediction:
+    """SI with its best lookahead, DSI with the smallest one for which these target servers are enough (Eq. 1).
+
+    `growth` says how many times as long a pass over m tokens takes as one over a single token: a verification of SI
+    reads k + 1 tokens, and one of DSI those that its server has not seen, about T / d + k. Between the sizes of
+    `growth` it is interpolated; SI tries no lookahead beyond them, and DSI takes the last one for all that are larger.
+    """
+    target, draft, acceptance = measures
+    rows = sorted(growth)
+    factors = [growth[size] for size in rows]
+    most = LOOKAHEADS if len(rows) == 1 else max(1, rows[-1] - 1)
+    looks = np.arange(1, min(most, LOOKAHEADS) + 1)
+    verify = target * np.interp(looks + 1, rows, factors)
+    si = si_rate(verify, draft, acceptance, looks)
+    best = int(np.argmin(si))
+    verification = target
+    for _ in range(ROUNDS):
+        lookahead = int(least_lookahead(verification, draft, servers))
+        missed = verification / draft + lookahead
+        verification = target * float(np.interp(missed, rows, factors))
+    dsi, original = (float(dsi_rate(verification, draft, acceptance, lookahead, accounting=name))
+                     for name in ("corrected", "original"))
+    return Prediction(lookahead, int(looks[best]), target, float(si[best]), dsi, original)
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
 
 class Written(NamedTuple):
     """What a target was asked on a data set, and what it wrote."""
@@ -78,7 +135,8 @@ class Measuring:
         check_pair(target, drafter)
         check_context(target, config)
         done = self._written(pair, target, drafter)
-        records = [record(drafter, *both, sampler) for both in zip(done.prompts, done.texts)]
+        read = zip(done.prompts, done.texts)
+        records = [record(drafter, prompt, text, sampler) for prompt, text in read]
         both = [target.whole, drafter.whole]
         found = paces(both, done.prompts, config.max_new_tokens, sampler, config.repeats)
         spreads = [spread for own in found for spread in own]
@@ -113,12 +171,13 @@ class Measuring:
             sizes = sorted({1, *config.chosen_rows})
             took = passes(target.whole, sizes, config.context, sampler_of(config), config.repeats)
             one = took[1].median
-            self.growths[pair.target] = {size: spread.median / one for size, spread in took.items()}
+            growth = {size: spread.median / one for size, spread in took.items()}
+            self.growths[pair.target] = growth
         return self.growths[pair.target]
 
 
 def main(argv: list[str]) -> int:
-    config = read_keys(argv, TableConfig, COMMAND)
+    config = read_keys(argv, TableConfig, f"{COMMAND} table")
     rows = kept(config)
     check_sets({pair.set for pair in config.pairs if pair not in rows}, config)
     measuring = Measuring(config)
@@ -144,14 +203,8 @@ def kept(config: TableConfig) -> dict[Pair, Row]:
     found = whole(path, other)
     if not fits(found, {"keys": dict, "rows": [MEASURED]}):
         raise ValueError(f"{path} is no file of rows: {other}")
-    mine = json.loads(json.dumps(config.settings))
-    theirs = found["keys"]
-    for name in sorted(mine.keys() | theirs.keys()):
-        if mine.get(name) != theirs.get(name):
-            raise ValueError(f"{path} was measured with {name}={theirs.get(name)}, and {name}={mine.get(name)} is "
-                             f"asked for: {other}")
-    pairs = [Pair(row["target"], row["draft"], row["set"]) for row in found["rows"]]
-    return dict(zip(pairs, found["rows"]))
+    check_settings(path, found["keys"], config.settings, other)
+    return {Pair(*map(row.get, Pair._fields)): row for row in found["rows"]}
 
 
 def keep(config: TableConfig, rows: dict[Pair, Row]) -> None:

@@ -1,0 +1,238 @@
+"""How often a drafter is right: matches along a target's texts, rates out of them, and the lengths of their runs.
+
+A record has a 1 for each place of the target's text where the drafter, which has read the text up to there, foresees
+the target's token, and a 0 for each other place. A run is the matches between two misses; the text's end may cut off
+the last one.
+"""
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+import numpy as np
+from tqdm import tqdm
+
+from config.files import ROOM, write, write_json
+from config.keys import read_keys
+from eval.columns import in_columns
+from eval.dsi.keys import COMMAND
+from eval.dsi.model_keys import AcceptanceConfig
+from eval.metrics import NAN, Interval, bootstrap
+from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.summary import number
+
+Record = Sequence[int]
+Records = Sequence[Record]
+ALL = "all"
+LONGEST = 16  # runs from this length on share one line
+CUT_OFF: dict[str, Any] = {"color": "white", "edgecolor": "black", "hatch": "////"}  # the bars of such runs
+
+
+class Runs(NamedTuple):
+    """The lengths of the runs that a miss ended, 0 too, and the length of the one that the text's end cut off."""
+
+    ended: list[int]
+    cut: int
+
+
+def runs(record: Record) -> Runs:
+    """The runs of one text."""
+    ended, length = [], 0
+    for match in record:
+        if match:
+            length += 1
+        else:
+            ended.append(length)
+            length = 0
+    return Runs(ended, length)
+
+
+class Sums(NamedTuple):
+    """The matches of some runs, and how many runs they are. With n matches in the mean, the rate is 1 - 1 / (1 + n)."""
+
+    matches: int
+    runs: int
+
+
+def prefix(record: Record) -> Sums:
+    """The paper's definition (appendix F.2): the common prefix of what target and drafter write, the first run.
+
+    A text without a miss counts with its whole length as if a miss followed.
+    """
+    ended, cut = runs(record)
+    return Sums(ended[0] if ended else cut, 1)
+
+
+def ended_runs(record: Record) -> Sums:
+    """All runs that a miss ended; the rate is too small, since long runs are cut off more often."""
+    ended, _ = runs(record)
+    return Sums(sum(ended), len(ended))
+
+
+def original_runs(record: Record) -> Sums:
+    """The runs that a branch of the paper's repository counts.
+
+    It takes the run that the text's end cuts off for one that ended, and forgets one that the last token ends.
+    """
+    ended, cut = runs(record)
+    counted = [*ended, cut] if cut else ended[:-1]
+    return Sums(sum(counted), len(counted))
+
+
+def likeliest(record: Record) -> Sums:
+    """All matches by all places: of geometric runs, some of them cut off, the rate of the greatest likelihood."""
+    return Sums(sum(record), len(record) - sum(record))
+
+
+DEFINITIONS: dict[str, Callable[[Record], Sums]] = {
+    "likeliest": likeliest, "prefix": prefix, "runs": ended_runs, "original": original_runs}
+
+
+def rate(records: Records, definition: Callable[[Record], Sums] = likeliest) -> Interval:
+    """The acceptance rate by a definition, with the bounds of a bootstrap over texts; NaN if no run counts."""
+    counted = [definition(record) for record in records if len(record)]
+    counts = np.array(counted, dtype=float).reshape(-1, 2)
+
+    def of_sums(sums: np.ndarray) -> np.ndarray:
+        matches, ended = sums[..., 0, 0], sums[..., 0, 1]
+        with np.errstate(invalid="ignore"):  # a draw of texts in which no run counts
+            return np.asarray(matches / (matches + ended))
+
+    return bootstrap([counts], of_sums)
+
+
+def rate_after(records: Records, match: int) -> float:
+    """Matches by places, of the places behind a match (1) or behind a miss (0); NaN if there is none."""
+    neighbours = [pair for record in records for pair in zip(record, record[1:])]
+    behind = [here for before, here in neighbours if before == match]
+    return sum(behind) / len(behind) if behind else NAN
+
+
+class Length(NamedTuple):
+    """How many runs of this length a miss ended, how many the text's end cut off, and how many of the former there
+    would be on average if each place matched by itself: all with one rate, or those of each text with its own."""
+
+    length: int
+    ended: int
+    cut: int
+    expected: float
+    by_text: float
+
+
+def lengths(records: Records) -> Iterator[Length]:
+    """All lengths of runs from 0 to the longest; a text that ends with a miss has no run that is cut off."""
+    found = [runs(record) for record in records]
+    ended = Counter(length for one in found for length in one.ended)
+    cut = Counter(one.cut for one in found if one.cut)
+    chance = rate(records).value
+    texts = [record for record in records if len(record)]
+    own = [(len(text), sum(text) / len(text)) for text in texts]
+    for length in range(max([*ended, *cut], default=-1) + 1):
+        expected = sum(_expected(size, length, chance) for size, _ in own)
+        by_text = sum(_expected(size, length, chance_of_text) for size, chance_of_text in own)
+        yield Length(length, ended[length], cut[length], expected, by_text)
+
+
+def _expected(size: int, length: int, chance: float) -> float:
+    """The mean number of runs of a length that end in a text of that size: one at its start, others behind a miss."""
+    later = size - length - 1  # places behind a miss at which such a run can start
+    if later < 0:
+        return 0.0
+    miss = 1 - chance
+    return chance ** length * miss * (1 + later * miss)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+def main(argv: list[str]) -> int:
+    config = read_keys(argv, AcceptanceConfig, f"{COMMAND} acceptance")
+    check_sets(config.chosen_sets, config)
+    target, drafter = (open_model(folder, config) for folder in (config.target, config.draft))
+    check_pair(target, drafter)
+    asked = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
+    found = {name: of_set(name, prompts, target, drafter, config) for name, prompts in asked.items()}
+    every = [one for records in found.values() for one in records]
+    print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens an answer, "
+          f"{_choice(config)}\n")
+    if len(found) > 1:
+        found[ALL] = every
+    print(table(found))
+    print("\nruns of matches in all texts; expected: those that end, if each place matched by itself, with the rate of "
+          f"all texts\nor of its own\n\n{histogram(every)}")
+    if config.traces:
+        write_json(config.traces, every, indent=None)
+    if config.picture:
+        draw(list(lengths(every)), f"{Path(config.draft).name} for {Path(config.target).name}", config.picture)
+    return 0
+
+
+def of_set(name: str, prompts: Sequence[list[int]], target: Model, drafter: Model,
+           config: AcceptanceConfig) -> list[list[int]]:
+    """The matches of each text that the target writes to the prompts of a data set, and the drafter reads."""
+    sampler = sampler_of(config)
+    records = []
+    for prompt in tqdm(prompts, desc=name, leave=False):
+        text = answer(target, prompt, config.max_new_tokens, sampler)
+        records.append(record(drafter, prompt, text, sampler))
+    return records
+
+
+def _choice(config: AcceptanceConfig) -> str:
+    if not config.do_sample:
+        return "the likeliest token each"
+    drawn = f"temperature {config.temperature:g}, top-p {config.top_p:g}"
+    return f"drawn by both with the noise of seed {config.seed}, {drawn}"
+
+
+def table(found: dict[str, list[list[int]]]) -> str:
+    """A line for each data set with its rates."""
+    rates = [f"{name}, 95 %" for name in DEFINITIONS]
+    heading = ["", "prompts", "tokens", *rates, "after hit", "after miss"]
+    rows = []
+    for name, records in found.items():
+        sizes = [str(len(records)), str(sum(map(len, records)))]
+        bounds = [_bounds(rate(records, definition)) for definition in DEFINITIONS.values()]
+        after = [number(rate_after(records, match), 3) for match in (1, 0)]
+        rows.append([name, *sizes, *bounds, *after])
+    return in_columns(heading, rows)
+
+
+def _bounds(found: Interval) -> str:
+    value, low, high = (number(one, 3) for one in found)
+    return f"{value} [{low}, {high}]"
+
+
+def histogram(records: Records) -> str:
+    """A line for each length of a run: how many ended, how many the text's end cut off, and how many are expected."""
+    found = list(lengths(records))
+    shown = [(str(one.length), [one]) for one in found[:LONGEST]]
+    if found[LONGEST:]:
+        shown.append((f"{LONGEST} to {found[-1].length}", found[LONGEST:]))
+    rows = []
+    for name, group in shown:
+        _, ended, cut, expected, by_text = (sum(column) for column in zip(*group))
+        rows.append([name, str(ended), str(cut), f"{expected:.1f}", f"{by_text:.1f}"])
+    return in_columns(["length", "ended", "cut off", "expected", "by text"], rows)
+
+
+def draw(found: list[Length], title: str, path: str) -> None:
+    """Draw the lengths of the runs into a file. Raises ValueError if it cannot be written."""
+    from eval.plots import STYLE, plt
+
+    x, ended, cut, expected, by_text = zip(*found)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7, 3.5))
+        axes.bar(x, ended, color="#5b6fb5", label="ended by a miss")
+        axes.bar(x, cut, bottom=ended, label="cut off by the text's end", **CUT_OFF)
+        axes.plot(x, expected, "k.-", label="expected to end, if all places have one rate")
+        axes.plot(x, by_text, "k+:", label="expected to end, if each text has its own")
+        axes.set_xlabel("matches in a row")
+        axes.set_ylabel("runs")
+        axes.set_title(f"Runs of matches, measured: {title}", loc="left", parse_math=False)
+        axes.legend()
+        picture = io.BytesIO()
+        figure.savefig(picture, format=Path(path).suffix[1:], bbox_inches="tight")
+        plt.close(figure)
+    write(path, picture.getvalue(), ROOM)

@@ -1,0 +1,143 @@
+"""How long a model takes: to its first token, for each later one, and for a pass over m tokens at once.
+
+A time ends when the chosen tokens are on the CPU, which waits for the device. What is compared is measured by turns,
+and the first turn warms up and does not count.
+"""
+from __future__ import annotations
+
+import platform
+import time
+from itertools import islice
+from typing import NamedTuple, Sequence
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from config.files import write_json
+from config.keys import read_keys
+from eval.columns import LONGEST, short
+from eval.dsi.keys import COMMAND
+from eval.dsi.model_keys import LatencyConfig, Timed
+from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
+from model.sample import Sampler
+from model.whole import Whole
+
+
+class Spread(NamedTuple):
+    """The median of some times, their quartiles, and how many they are."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.median:9.3f}  [{self.low:.3f}, {self.high:.3f}]  n={self.n}"
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Median and quartiles of times in seconds, in milliseconds."""
+    low, median, high = 1e3 * np.percentile(seconds, [25, 50, 75])
+    return Spread(float(median), float(low), float(high), len(seconds))
+
+
+class Pace(NamedTuple):
+    """The time to the first token of an answer (TTFT), and that of each later one (TPOT), in milliseconds."""
+
+    first: Spread
+    later: Spread
+
+
+def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int,
+          sampler: Sampler, repeats: int) -> list[Pace]:
+    """The pace of each model with answers of `new` tokens, at least 2; they go on behind an end token, to be as long.
+
+    TPOT is one figure per answer: the time behind its first token, by the number of tokens that follow.
+    """
+    first: list[list[float]] = [[] for _ in models]
+    later: list[list[float]] = [[] for _ in models]
+    for turn in range(1 + repeats):
+        for prompt in prompts:
+            for model, firsts, laters in zip(models, first, later):
+                begun, rest = _answer(model, prompt, new, sampler)
+                if turn:
+                    firsts.append(begun)
+                    laters.append(rest / (new - 1))
+    return list(map(Pace, map(spread, first), map(spread, later)))
+
+
+def _answer(model: Whole, prompt: Sequence[int], new: int,
+            sampler: Sampler) -> tuple[float, float]:
+    """The seconds to the first token of an answer, and from there to the last one."""
+    words = model.words(prompt, model.cache(len(prompt) + new), sampler)
+    start = time.perf_counter()
+    next(words)
+    begun = time.perf_counter()
+    for _ in islice(words, new - 1):
+        pass
+    return begun - start, time.perf_counter() - begun
+
+
+def passes(model: Whole, rows: Sequence[int], context: int, sampler: Sampler,
+           repeats: int) -> dict[int, Spread]:
+    """T(m): the milliseconds of a pass over m tokens behind `context` others, LM head and choice of each included."""
+    cache = model.cache(context + max(rows))
+    if context:
+        model.logits([0] * context, cache, 1)
+    took: dict[int, list[float]] = {size: [] for size in rows}
+    for turn in range(1 + repeats):
+        for size in rows:
+            start = time.perf_counter()
+            logits_TV = model.logits([0] * size, cache, size, text=False)
+            sampler(logits_TV, range(context, context + size))
+            seconds = time.perf_counter() - start
+            cache.drop()
+            if turn:
+                took[size].append(seconds)
+    return {size: spread(seconds) for size, seconds in took.items()}
+
+
+def main(argv: list[str]) -> int:
+    config = read_keys(argv, LatencyConfig, f"{COMMAND} latency")
+    check_sets(config.chosen_sets, config)
+    sampler = sampler_of(config)
+    model = open_model(config.model, config)
+    check_context(model, config)
+    print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {place(model)}; {config.max_new_tokens} tokens "
+          f"an answer, {config.repeats} turns; ms: median, quartiles\n")
+    found: dict[str, Pace] = {}
+    for name in tqdm(config.chosen_sets, desc="sets", leave=False):
+        prompts = prompts_of(name, config, [model])
+        [pace] = paces([model.whole], prompts, config.max_new_tokens, sampler, config.repeats)
+        tqdm.write(f"{short(name):<{LONGEST}}  TTFT {pace.first}   TPOT {pace.later}")
+        found[name] = pace
+    took = passes(model.whole, config.chosen_rows, config.context, sampler, config.repeats)
+    print(f"\nT(m) behind {config.context} tokens, and how many times as long as T({min(took)})")
+    least = took[min(took)].median
+    for size, spread in took.items():
+        rows = f"m = {size}"
+        print(f"{rows:<{LONGEST}}       {spread}   {spread.median / least:6.2f}x")
+    if config.output:
+        sets = {}
+        for name, (first, later) in found.items():
+            sets[name] = {"ttft": first._asdict(), "tpot": later._asdict()}
+        passed = {size: spread._asdict() for size, spread in took.items()}
+        about = {"model": config.model, "dtype": str(model.whole.dtype), "place": place(model)}
+        write_json(config.output, {**about, "context": config.context, "sets": sets, "passes": passed})
+    return 0
+
+
+def check_context(model: Model, config: Timed) -> None:
+    """Raise ValueError for passes that do not fit into the model's context."""
+    most = model.whole.config.context
+    if config.context + max(config.chosen_rows) > most:
+        raise ValueError(f"context={config.context} and {max(config.chosen_rows)} rows are more than the {most} "
+                         f"positions of {model.name}: give context={max(0, most - max(config.chosen_rows))} or less")
+
+
+def place(model: Model) -> str:
+    """Where a model computes, in words."""
+    if model.whole.device.type == "cuda":
+        return torch.cuda.get_device_name(model.whole.device)
+    return f"{platform.machine()} processor, {torch.get_num_threads()} threads"

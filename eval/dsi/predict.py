@@ -1,0 +1,268 @@
+"""Speeds that follow from a profile and a record of texts, beside those of the same methods in real emulation.
+
+No model is computed for a prediction. In virtual time the strategies, trees, drafts, rings and replicas are those of a
+real run; only the target's tokens and the drafter's guesses are read out of the record (`eval/recorded.py`).
+"""
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from dataclasses import asdict, fields, replace
+from typing import Any, Dict, NamedTuple, Sequence
+
+from tqdm import tqdm
+
+from config.cli import parse
+from config.files import write_json
+from config.methods import METHODS
+from config.run_config import RunConfig
+from config.schema.untrusted import plain
+from config.typed import preset_of, typed
+from eval.columns import in_columns
+from eval.dsi import formulas
+from eval.dsi.acceptance import rate
+from eval.dsi.keys import COMMAND
+from eval.dsi.model_keys import PredictConfig, words
+from eval.dsi.records import Book, book_of, sampler_of
+from eval.metrics import NAN
+from eval.recorded import Recorded
+from eval.summary import number
+from launch.build import build_decoder, build_passes, build_ring
+from launch.pipeline import Pipeline
+from launch.prepare import open_part, prepare
+from launch.processes import LOST
+from launch.ranks import Rank
+from launch.virtual import as_virtual
+from model.drafts.mixture import Mixture
+from pipeline.decode import Answer, Decoder, Request
+from pipeline.failure import PeerLost
+
+WARM = 8  # tokens of an answer that is not measured
+APART = ("output", "trace", "pipeline_type")  # keys that the start of a pipeline does not get from the command
+COLUMNS = ("", "predicted", "measured", "ratio", "closed form", "ratio")
+NOTE = """\
+tokens/s, prefill included. predicted: simulated in virtual time by the methods' own code, out of the profile and the
+record alone. measured: emulated in real time. closed form: out of T, d, a and a hop, in the long run. Ratios are to
+measured."""
+
+
+class Spent(NamedTuple):
+    """What an answer took."""
+
+    tokens: int
+    seconds: float
+
+
+class Row(NamedTuple):
+    """Tokens per second of a method; NaN: not measured."""
+
+    predicted: float
+    measured: float
+    closed: float
+
+
+Rows = Dict[str, Row]  # by method
+
+
+class Measured(NamedTuple):
+    """What came of real emulation, in modelled seconds."""
+
+    spent: dict[str, list[Spent]]  # by method, for each answer
+    other: Counter[str]  # by method, the answers that are not the recorded text
+
+
+def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Request:
+    """The request whose answer is in the record."""
+    return Request(prompt, sampler_of(config), config.max_new_tokens, frozenset(book.ends))
+
+
+def spent_on(answer: Answer, scale: float = 1.0) -> Spent:
+    """What an answer took, where `scale` seconds passed for each modelled one."""
+    return Spent(answer.new_tokens, (answer.prefill_seconds + answer.decode_seconds) / scale)
+
+
+def speed(spent: Sequence[Spent]) -> float:
+    """Tokens per second of all answers together, prefill included."""
+    return sum(one.tokens for one in spent) / sum(one.seconds for one in spent)
+
+
+# --- in virtual time --------------------------------------------------------------------------------------------------
+
+def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
+    """What each answer takes in virtual time by a method."""
+    run = config.run(method, virtual=True)
+    spent = []
+    for one in book.answers:
+        recorded = Recorded(one.record(coupled=method == "dsi"), book.vocab)
+        answer = _answer(run, recorded, request_of(config, book, one.prompt))
+        assert answer.token_ids == one.text, "the text of a prediction is the recorded one"
+        spent.append(spent_on(answer))
+    return spent
+
+
+def _answer(run: RunConfig, recorded: Recorded, request: Request) -> Answer:
+    """One answer by a cluster of its own."""
+    with as_virtual(run, *prepare(run), answers=lambda _: recorded) as rank_0:
+        decoder = _decoder(rank_0, recorded)
+        decoder.ring.start()
+        answer = decoder.whole(request)
+        decoder.ring.stop()
+    return answer
+
+
+def _decoder(rank_0: Rank, recorded: Recorded) -> Decoder:
+    """What decodes on rank 0, over the record in place of the models."""
+    spec, clock = rank_0.spec, rank_0.clock
+    ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
+    draft = Mixture([recorded.draft(spec.slots)])
+    passes = build_passes(spec, rank_0.trace, clock)
+    return build_decoder(spec, ring, draft, spec.config.tree, passes)
+
+
+# --- out of four numbers ----------------------------------------------------------------------------------------------
+
+class Numbers(NamedTuple):
+    """Milliseconds of a forward of the target, of a guess, and of a message; the acceptance rate; stages of a pipeline.
+    """
+
+    target: float
+    drafter: float
+    hop: float
+    acceptance: float
+    stages: int
+
+
+def numbers_of(config: PredictConfig, book: Book) -> Numbers:
+    """What the closed forms know of the cluster and the record."""
+    run = config.run("ar", virtual=True)
+    profile = run.cluster
+    assert profile is not None, "a prediction has an emulated cluster"
+    acceptance = rate([one.likeliest for one in book.answers]).value
+    folder, _ = prepare(run)
+    stages = len(open_part(folder, 0).stages) - 1  # rank 0 holds no layers
+    return Numbers(profile.model, profile.level, profile.latency, acceptance, stages)
+
+
+def closed_form(config: PredictConfig, method: str, numbers: Numbers) -> float:
+    """Tokens per second in the long run by the closed form of a method.
+
+    `serial` is SI over a pipeline, whose answers take the pipeline's latency. `pipeinfer` has no form of its own: that
+    of `continuous` describes it, with the tip alone at first and then window after window.
+    """
+    target, drafter, hop, acceptance, stages = numbers
+    if method == "dsi":
+        cost = formulas.dsi_rate(target, drafter, acceptance, config.tree.lookahead)
+    elif method == "serial":
+        latency = formulas.latency(target, stages, hop)
+        cost = formulas.si_rate(latency, drafter, acceptance, config.init_depth + 1)
+    else:
+        guesses = config.run_pipeinfer if method == "pipeinfer" else config.init_depth + 1
+        form = formulas.PIPELINES["continuous" if method == "pipeinfer" else method]
+        cost = form(target, drafter, acceptance, guesses, stages, hop)
+    return 1e3 / float(cost)
+
+
+# --- in real time -----------------------------------------------------------------------------------------------------
+
+def measured(config: PredictConfig, given: Sequence[str], book: Book) -> Measured:
+    """All methods over real processes; `given` are the words of the command. Methods of a ring share a start."""
+    ring = [name for name in config.chosen_methods if METHODS[name].target == "ring"]
+    copies = [name for name in config.chosen_methods if name not in ring]
+    options: dict[str, Any] = typed(given)
+    for key in options.keys() - {key.name for key in fields(RunConfig)} | set(APART):
+        options.pop(key, None)
+    found = Measured(defaultdict(list), Counter())
+    total = len(config.chosen_methods) * len(book.answers)
+    with tqdm(total=total, unit="answer", desc=f"emulated, {config.profile}", file=sys.stderr) as bar:
+        for methods in filter(None, (ring, copies)):
+            with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
+                decoders = {name: pipeline.decoder_for(config.run(name, virtual=False)) for name in methods}
+                _answer_all(config, book, decoders, found, bar)
+    return found
+
+
+def _answer_all(config: PredictConfig, book: Book, decoders: dict[str, Decoder], found: Measured, bar: Any) -> None:
+    """Every question by these methods by turns."""
+    first = request_of(config, book, book.answers[0].prompt)
+    for decoder in decoders.values():
+        decoder.whole(replace(first, max_new_tokens=min(WARM, first.max_new_tokens)))
+    for one in book.answers:
+        for name, decoder in decoders.items():
+            answer = decoder.whole(request_of(config, book, one.prompt))
+            found.spent[name].append(spent_on(answer, config.slowdown))
+            found.other[name] += answer.token_ids != one.text
+            bar.update()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+def main(argv: Sequence[str]) -> int:
+    given = words(argv)
+    config = parse(given, f"{COMMAND} predict", PredictConfig)
+    assert isinstance(config, PredictConfig), f"a prediction was read as {type(config).__name__}"
+    book = book_of(config)
+    numbers = numbers_of(config, book)
+    try:
+        found = measured(config, given, book) if config.measure else None
+    except PeerLost as loss:
+        print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
+        return LOST
+    rows = {}
+    for name in tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr):
+        simulated = speed(predicted(config, book, name))
+        taken = speed(found.spent[name]) if found else NAN
+        rows[name] = Row(simulated, taken, closed_form(config, name, numbers))
+    print(f"{heading(config, book, numbers)}\n\n{table(rows)}\n\n{NOTE}")
+    if found:
+        print("\n".join(notes(rows, found)))
+    if config.output:
+        write_json(config.output, report(config, book, rows, found))
+    return 0
+
+
+def heading(config: PredictConfig, book: Book, numbers: Numbers) -> str:
+    """What was asked, and the numbers of the closed forms."""
+    tokens = sum(len(one.text) for one in book.answers)
+    return (f"{config.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
+            f"temperature {config.temperature:g}; lookahead {config.lookahead}\n"
+            f"T {numbers.target:g} ms, d {numbers.drafter:g} ms, hop {numbers.hop:g} ms, a {numbers.acceptance:.3f}")
+
+
+def table(rows: Rows) -> str:
+    """A line for each method."""
+    lines = []
+    for name, row in rows.items():
+        speeds = [number(value) for value in row]
+        ratios = [number(value / row.measured, 3) for value in row]
+        formula = speeds[2], ratios[2]
+        lines.append([name, *speeds[:2], ratios[0], *formula])
+    return in_columns(COLUMNS, lines)
+
+
+def notes(rows: Rows, found: Measured) -> list[str]:
+    """The method whose prediction is the furthest off, and what was not answered as recorded."""
+    off = {method: row.predicted / row.measured - 1 for method, row in rows.items()}
+    method = max(off, key=lambda each: abs(off[each]))
+    lines = [f"worst deviation: predicted {off[method]:+.1%} ({method})"]
+    different = [f"{count} of {name}" for name, count in found.other.items() if count]
+    if different:
+        lines.append(f"answers that are not the recorded text: {', '.join(different)}")
+    return lines
+
+
+def report(config: PredictConfig, book: Book, rows: Rows, found: Measured | None) -> dict[str, Any]:
+    """What the output file says: the keys, and every figure; null is what was not measured."""
+    speeds = {name: row._asdict() for name, row in rows.items()}
+    if found is None:
+        speeds = {name: {**figures, "measured": None} for name, figures in speeds.items()}
+    content: dict[str, Any] = {
+        "predicted": "simulated",
+        "measured": "emulated" if found else None,
+        "keys": asdict(config),
+        "tokens_per_second": speeds,
+        "matches": [one.likeliest for one in book.answers]}
+    if found:
+        content["other_texts"] = dict(found.other)
+        content["answers"] = {name: [one._asdict() for one in taken]
+                              for name, taken in found.spent.items()}
+    return content
