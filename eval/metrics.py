@@ -268,8 +268,8 @@ def differences(answers: Answers, baseline: Answers) -> tuple[int, list[Differen
         for turn, (ids, others) in enumerate(zip(answer["token_ids"], expected)):
             position = divergence(ids, others)
             if position is not None:
-                told = answer.get("first_difference") or {}
-                found.append(Difference(answer, turn, position, told.get("margin")))
+                first = answer.get("first_difference") or {}
+                found.append(Difference(answer, turn, position, first.get("margin")))
                 break
     return compared, found
 

@@ -266,12 +266,12 @@ def _account_tables(found: Found, temperature: float) -> Iterator[str]:
 
 def _busy(found: Found, temperature: float) -> dict[str, str]:
     """Per cent of its time that each stage computed, by the label of a contender."""
-    told = {}
+    cells = {}
     for contender in found.contenders:
         ranks = summary.utilization(found, found.of_all_sets(contender, temperature))
         stages = [100 * used.computed for rank, used in ranks.items() if rank]
-        told[found.label(contender)] = _joined(stages, 0) or NONE
-    return told
+        cells[found.label(contender)] = _joined(stages, 0) or NONE
+    return cells
 
 
 def _time(used: Utilization) -> str:

@@ -78,8 +78,8 @@ def run(name: str, argv: Sequence[str]) -> int:
         path = write(folder, name, SWEEPS[name])
         print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
     except (ValueError, OSError) as error:
-        told = code and isinstance(error, NoAnswers)  # by the evaluation that failed
-        if not told:
+        reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
+        if not reported:
             print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         code = code or WRONG
     return code

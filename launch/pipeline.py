@@ -16,7 +16,7 @@ from config.keys import options as keys_of
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
-from launch.auto import settled, tell_left_open
+from launch.auto import report_left_open, settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
 from launch.generation import Generation, pieces
 from launch.open_rank0 import rank_0
@@ -77,7 +77,7 @@ class Pipeline:
         """
         typed = [preset, *(_as_word(key, value) for key, value in options.items())]
         rank = rank_0(settled(typed))
-        tell_left_open(typed)
+        report_left_open(typed)
         with ExitStack() as started:
             pipeline = Pipeline.of_rank_0(started.enter_context(rank))
             return replace(pipeline, started=started.pop_all())

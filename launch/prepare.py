@@ -124,7 +124,7 @@ def _check_memory(config: RunConfig, folder: Path, own: Part, world: int) -> Non
         check_memory(specs, [RankSpec(config, own)], config.debug)
     elif config.processes:
         on_cpu = [spec for spec in specs if spec.device.type == "cpu"]
-        check_memory(specs, on_cpu, tell=False)
+        check_memory(specs, on_cpu, report=False)
     else:
         check_memory(specs, specs, config.debug)
 

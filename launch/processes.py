@@ -182,11 +182,11 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     if not bad:
         return 0
     if WRONG in bad.values():
-        code, told = WRONG, loss  # if nothing is noted, rank 0 has told
+        code, message = WRONG, loss  # if nothing is noted, rank 0 has told
     else:
-        code, told = LOST, reason_of(bad, loss)
-    if told:
-        print(f"\nflowspec: {told}", file=sys.stderr)
+        code, message = LOST, reason_of(bad, loss)
+    if message:
+        print(f"\nflowspec: {message}", file=sys.stderr)
     return code
 
 
@@ -201,11 +201,11 @@ def reason_of(bad: Mapping[int, int], loss: str) -> str:
 
 def _death(rank: int, number: int) -> str:
     """What killed a rank, and why that may be."""
-    told = f"rank {rank} was killed ({signal.Signals(number).name})"
+    message = f"rank {rank} was killed ({signal.Signals(number).name})"
     if number == signal.SIGKILL:
-        return f"{told}: by hand, or by the system if memory ran short, as dmesg would tell"
+        return f"{message}: by hand, or by the system if memory ran short, as dmesg would tell"
     reason = limited(SPACE) if number != signal.SIGTERM else ""
-    return f"{told}: {reason}" if reason else told
+    return f"{message}: {reason}" if reason else message
 
 
 # --- what a rank knows of its launcher --------------------------------------------------------------------------------

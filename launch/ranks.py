@@ -15,7 +15,7 @@ import torch.distributed as dist
 from config.run_config import RunConfig
 from launch.build import build_drafter, build_stage
 from launch.folder import private_folder
-from launch.hosts.clock import machine, tell_time
+from launch.hosts.clock import machine, send_time
 from launch.local import join_beside
 from launch.prepare import check_split, open_part
 from launch.processes import await_ends, kill, start_ranks
@@ -142,7 +142,7 @@ def in_group(config: RunConfig, folder: Path, placement: Placement, heartbeat: H
         rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace, busy=heartbeat.busy)
         rank_0.compare_split(heartbeat.store)
         if config.trace:
-            tell_time(heartbeat.store, range(1, placement.world), machine())
+            send_time(heartbeat.store, range(1, placement.world), machine())
         yield rank_0
         if not heartbeat.lost:
             wires.close()

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 class Job:
     """One answer that is asked for, and whom to tell of it: pieces of its text, and at last what it ended with."""
 
-    tell: Callable[[Any], None]
+    report: Callable[[Any], None]
     generation: Generation | None = None  # since it has begun
     over = False
 
@@ -31,7 +31,7 @@ class Job:
         """Let the answer begin; raises ValueError for what cannot be asked."""
         raise NotImplementedError
 
-    def told(self, text: str) -> Iterable[Any]:
+    def events(self, text: str) -> Iterable[Any]:
         """What is told when the answer goes on with this text, which may be empty."""
         return [text] if text else []
 
@@ -123,15 +123,15 @@ class Turning:
                 with suppress(PeerLost):  # its stages may be lost already
                     job.generation.close()
 
-    def drop(self, told: Any) -> None:
+    def drop(self, end: Any) -> None:
         """End all jobs and questions with the same words, since nobody will answer them."""
         with self._counting:
             left, questions = list(self.jobs), list(self._questions)
         for question in questions:
             if question.set_running_or_notify_cancel():
-                question.set_exception(told)
+                question.set_exception(end)
         for job in left:
-            self._end(job, told)
+            self._end(job, end)
         self._running = []
 
     def _hear(self, pipeline: Pipeline) -> None:
@@ -170,8 +170,8 @@ class Turning:
         pieces = iter(job.generation)
         try:
             while job.generation.ready:
-                for piece in job.told(next(pieces)):
-                    job.tell(piece)
+                for piece in job.events(next(pieces)):
+                    job.report(piece)
         except StopIteration:
             self._running.remove(job)
             self._end(job, job.generation)
@@ -182,15 +182,15 @@ class Turning:
             self._end(job, error)
             job.generation.close()
 
-    def _end(self, job: Any, told: Any) -> None:
+    def _end(self, job: Any, end: Any) -> None:
         """A job is over, and its place free: once, whoever ends it first."""
         with self._counting:
             over, job.over = job.over, True
             self.jobs.discard(job)
         if not over:
-            self._tell_end(job, told)
+            self._report_end(job, end)
 
-    def _tell_end(self, job: Any, told: Any) -> None:
+    def _report_end(self, job: Any, end: Any) -> None:
         """Tell how a job has ended; nothing is told of one that was given up."""
-        if told is not None:
-            job.tell(told)
+        if end is not None:
+            job.report(end)

@@ -33,9 +33,9 @@ def join_traces(config: RunConfig, part: Part) -> None:
     if config.trace:
         describe(config, part)
         joined = merge(config.trace)
-        told = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
+        message = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
                 f"python -m scripts.timeline {config.trace})")
-        print(plain(told), file=sys.stderr)
+        print(plain(message), file=sys.stderr)
 
 
 def describe(config: RunConfig, part: Part) -> None:

@@ -33,7 +33,7 @@ def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[L
 
 
 @dataclass(frozen=True)
-class Telling:
+class LogprobRequest:
     """What a request wants told: of how many `likeliest` tokens beside each one of the answer.
 
     The same is told of the tokens of the prompt behind its first `echoed` nodes.

@@ -37,7 +37,7 @@ class Want(NamedTuple):
 
     numbers: Sequence[int]  # of system errors
     words: Sequence[str]
-    told: str
+    message: str
     limit: int  # of the resource module
     limited: str  # the remedy where this limit is set
     remedy: str  # and where it is not
@@ -60,7 +60,7 @@ def want(error: BaseException) -> str:
     for entry in (SPACE, THREADS, FILES):
         numbered = isinstance(error, OSError) and error.errno in entry.numbers
         if numbered or any(word in text for word in entry.words):
-            return f"{entry.told} ({plain(text.splitlines()[0])}): {limited(entry) or entry.remedy}"
+            return f"{entry.message} ({plain(text.splitlines()[0])}): {limited(entry) or entry.remedy}"
     return ""
 
 

@@ -36,7 +36,7 @@ class Heartbeat:
         self._others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
         self._suspect = ""  # what this rank has noticed itself
-        self._told = threading.Event()
+        self._announced = threading.Event()
         self._lost = ""
         self._answered = 0.0  # when the store did last
         self.meter = Meter()  # of this rank's work
@@ -59,13 +59,13 @@ class Heartbeat:
 
     def failed(self, thread: str, error: BaseException) -> None:
         """A thread of this rank has died: of a connection, or of an error that is this rank's own."""
-        told = str(error) if isinstance(error, PeerLost) else self._own(thread, error)
-        self.report(told)
+        lost = str(error) if isinstance(error, PeerLost) else self._own(thread, error)
+        self.report(lost)
 
     def loss(self) -> str:
         """Which peer was lost, in words, once all ranks know it; empty if none was missed in all the time it takes."""
         if not self._ended.is_set():
-            self._told.wait(self._timeout + 4 * BEAT)
+            self._announced.wait(self._timeout + 4 * BEAT)
         return self._lost
 
     @property
@@ -109,13 +109,13 @@ class Heartbeat:
                 self._busy = self.store.add(f"busy/{self._rank}", busy - self._busy)
                 # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
-                told = first_loss(self.store, loss)
+                lost = first_loss(self.store, loss)
                 self._answered = time.monotonic()
             except RuntimeError as error:
                 gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
-                told = self._suspect or str(getattr(error, "told", gone))
-            if told:
-                self._tell(told)
+                lost = self._suspect or str(getattr(error, "sentence", gone))
+            if lost:
+                self._announce(lost)
                 return
 
     def _awake(self, last: float, heard: Heard) -> tuple[float, Heard]:
@@ -133,7 +133,7 @@ class Heartbeat:
             if now - last > BEAT + self._timeout / 2:  # this rank was stopped itself
                 self._answered = now
             elif now - self._answered > self._timeout + 2 * BEAT:
-                self._tell(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
+                self._announce(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
                            f"{self._timeout:g} seconds: its program hangs, or the network between both is cut")
             last = now
 
@@ -145,12 +145,12 @@ class Heartbeat:
         loss = self._own(thread, error)
         with suppress(RuntimeError, OSError):
             loss = first_loss(self.store, loss) or loss
-        self._tell(loss)
+        self._announce(loss)
 
-    def _tell(self, loss: str) -> None:
-        if not self._told.is_set():
+    def _announce(self, loss: str) -> None:
+        if not self._announced.is_set():
             self._lost = loss
-            self._told.set()
+            self._announced.set()
             self._on_loss(loss)
 
     def _named(self, loss: str) -> str:

@@ -12,7 +12,7 @@ from model.tree import TokenTree
 
 if TYPE_CHECKING:
     from model.drafts.batch import Reading, Steps
-    from model.logprobs import Telling
+    from model.logprobs import LogprobRequest
     from model.sample import Sampler
 
 
@@ -69,7 +69,7 @@ class Terms(NamedTuple):
     prunes: bool = True
     thrifty: bool = True  # whether only those guesses are sent, and drafted, that pay
     priority: float = 1.0  # how much its guesses count beside those of others
-    telling: Telling | None = None  # which log-probabilities are wanted
+    logprobs: LogprobRequest | None = None  # which log-probabilities are wanted
 
 
 USUAL = Terms()

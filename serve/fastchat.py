@@ -20,7 +20,7 @@ from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 from config.cli import parse
 from config.files import fits
 from config.serve_config import WorkerConfig
-from launch.auto import settled, tell_left_open
+from launch.auto import report_left_open, settled
 from model.text import conversation_of
 from serve.answering import Asking
 from serve.app import GONE, as_json, body_of, ids_read, unless_gone
@@ -28,7 +28,7 @@ from serve.auth import Framing, Guard
 from serve.engine import Ended, Engine
 from serve.logprobs import in_completion
 from serve.protocol import Choice, Completion, Refused, read_body
-from serve.running import Listener, engine_of, name_of, run, told
+from serve.running import Listener, checked, engine_of, name_of, run
 from serve.text_chunks import Piece
 
 COMMAND = "python -m serve.fastchat"
@@ -147,7 +147,7 @@ class Worker:
                     await asyncio.sleep(min(LOOK, retry))
                     continue
                 try:
-                    known, lost = await self._tell(client, address, known), False
+                    known, lost = await self._beat(client, address, known), False
                 except (httpx.HTTPError, ValueError) as error:
                     if not lost:
                         print(f"flowspec: the controller at {self.config.controller} does not answer "
@@ -157,12 +157,12 @@ class Worker:
                 if known:
                     await asyncio.sleep(interval)
 
-    async def _tell(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
+    async def _beat(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
         """Tell the controller, which may know of this worker; whether it knows of it then."""
         if not known:
-            told = {"worker_name": address, "check_heart_beat": True, "worker_status": self.status,
+            facts = {"worker_name": address, "check_heart_beat": True, "worker_status": self.status,
                     "multimodal": False}
-            (await client.post("/register_worker", json=told)).raise_for_status()
+            (await client.post("/register_worker", json=facts)).raise_for_status()
             return True
         beat = {"worker_name": address, "queue_length": self.status["queue_length"]}
         answer = (await client.post("/receive_heart_beat", json=beat)).raise_for_status().json()
@@ -211,7 +211,7 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     config = parse(words, COMMAND, WorkerConfig)
     assert isinstance(config, WorkerConfig)
     engine = engine_of(words, config)
-    tell_left_open(argv)
+    report_left_open(argv)
     worker = Worker(engine, config, name_of(argv, config))
     return engine, Listener(worker.app, config, worker.begun, engine.stop)
 
@@ -222,4 +222,4 @@ def serve(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(told(serve, sys.argv[1:]))
+    sys.exit(checked(serve, sys.argv[1:]))

@@ -31,8 +31,8 @@ def _likeliest(token: Token) -> dict[str, float] | None:
     """The likeliest tokens by their names, and the token itself even if it is none of them."""
     if token.logprob is None:
         return None
-    told = {_name(other): value for other, value in token.likeliest}
-    return {**told, _name(token.spelled): token.logprob}
+    others = {_name(other): value for other, value in token.likeliest}
+    return {**others, _name(token.spelled): token.logprob}
 
 
 def _name(spelled: Spelled) -> str:

@@ -103,12 +103,12 @@ class Body(Strict):
     flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
 
     @property
-    def tells_usage(self) -> bool:
+    def wants_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def tells(self) -> bool:
+    def wants_logprobs(self) -> bool:
         """Whether log-probabilities are wanted."""
         raise NotImplementedError
 
@@ -136,8 +136,8 @@ class Body(Strict):
         numbers = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", *ANSWERED)}
         for name, value in numbers.items():
             allowed = RANGES[ANSWERED.get(name, name)]
-            told = value is not None and not (name == "top_k" and value == -1)
-            if told and not allowed.holds(value):
+            given = value is not None and not (name == "top_k" and value == -1)
+            if given and not allowed.holds(value):
                 raise Refused(f"{name}={shown(value)} is not possible: give {allowed.advice}", name)
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
             raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
@@ -162,7 +162,7 @@ class Chat(Body):
     top_logprobs: int | None = None
 
     @property
-    def tells(self) -> bool:
+    def wants_logprobs(self) -> bool:
         return self.logprobs
 
     def check(self) -> None:
@@ -205,7 +205,7 @@ class Completion(Body):
     logprobs: int | None = None  # of how many likeliest tokens to hear
 
     @property
-    def tells(self) -> bool:
+    def wants_logprobs(self) -> bool:
         return self.logprobs is not None
 
     def check(self) -> None:
@@ -213,7 +213,7 @@ class Completion(Body):
         check_likeliest("logprobs", self.logprobs)
 
     def options(self, config: RunConfig) -> list[dict[str, Any]]:
-        wanted = {"logprobs": self.logprobs, "prompt_logprobs": self.echo} if self.tells else {}
+        wanted = {"logprobs": self.logprobs, "prompt_logprobs": self.echo} if self.wants_logprobs else {}
         return [{**options, **wanted} for options in super().options(config)]
 
     @property
@@ -271,8 +271,8 @@ def read_body(data: bytes, kind: type[Any], renamed: Callable[[dict[str, Any]], 
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
-        place, told = _first(error)
-        raise Refused(f"{place}: {told}", place) from None
+        place, wrong = _first(error)
+        raise Refused(f"{place}: {wrong}", place) from None
     body.check()
     return body
 

@@ -58,8 +58,8 @@ class Pieces:
     """
 
     def __init__(self, text: Text | None, choice: Choice, ids: Sequence[int]) -> None:
-        self._tells = choice.options.get("logprobs") is not None
-        if text is None and (choice.echo or self._tells):
+        self._wants_logprobs = choice.options.get("logprobs") is not None
+        if text is None and (choice.echo or self._wants_logprobs):
             raise ValueError("this pipeline was started for token ids, so it can tell neither tokens nor the prompt: "
                              "leave out echo and logprobs, or start it without prompt_ids")
         self._text, self._ids = text, ids
@@ -67,7 +67,7 @@ class Pieces:
         if choice.echo and text is not None:
             self._echo = choice.prompt if isinstance(choice.prompt, str) else text.decode(ids)
         self._length = len(self._echo)  # of what was told, in characters
-        self._places = Places(text, self._length) if text is not None and self._tells else None
+        self._places = Places(text, self._length) if text is not None and self._wants_logprobs else None
         self._taken = 0
         self._held: list[Token] = []
 
@@ -81,7 +81,7 @@ class Pieces:
             yield Piece(text, self._tokens(generation.answer.logprobs))
 
     def _prompt(self, said: Iterable[Logprob]) -> list[Token]:
-        if self._text is None or not self._tells:
+        if self._text is None or not self._wants_logprobs:
             return []
         places = Places(self._text)
         return [places.add(self._ids[0], None), *(places.add(*one) for one in said)]
@@ -92,6 +92,6 @@ class Pieces:
             return []
         self._held += [self._places.add(*one) for one in said[self._taken:]]
         self._taken = len(said)
-        told = [token for token in self._held if token.offset < self._length]
-        self._held = self._held[len(told):]
-        return told
+        begun = [token for token in self._held if token.offset < self._length]
+        self._held = self._held[len(begun):]
+        return begun

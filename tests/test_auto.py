@@ -132,8 +132,8 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     evaluated = parse(auto.settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
     assert (evaluated.drafts, evaluated.draft, evaluated.template, evaluated.profile) == ("", "suffix", "own", "none")
     assert PlanConfig(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
-    auto.tell_left_open(["toy"])
-    auto.tell_left_open([*words, "template=none"])
+    auto.report_left_open(["toy"])
+    auto.report_left_open([*words, "template=none"])
     told, = capsys.readouterr().err.splitlines()
     assert told == f"flowspec: draft=suffix, since {model} has no draft head"
 

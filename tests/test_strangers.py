@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from config.schema.untrusted import plain
 from launch.hosts.agreement import judge_ways, open_door, reaches
-from launch.hosts.clock import learn_time, tell_time
+from launch.hosts.clock import learn_time, send_time
 from launch.hosts.entries import Junk, clean
 from launch.hosts.store import Entries, Lost, Store, StoreClient
 from launch.hosts.store_server import STRANGERS, StoreServer, hang_up
@@ -182,7 +182,7 @@ def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
     trace, noted = NoTrace(), {}
     trace.note = lambda name, since, **facts: noted.update(facts)
     own, one = Store(keeper.entries.own), follower(keeper, 1)
-    teller = threading.Thread(target=tell_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
+    teller = threading.Thread(target=send_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
     teller.start()
     learn_time(one, 1, "there", trace)
     teller.join(20)

@@ -51,8 +51,8 @@ def head_problems(config: Mapping[str, Any], third: bool, inner: Sequence[int], 
     """
     nested = config.get(NESTED) or {}
     only = {**ONLY, **dict.fromkeys(THIRD, third)}
-    told = [pair for pair in config.items() if pair[0] not in READ | {NESTED}]
-    for key, value in chain(told, nested.items()):
+    outer = [pair for pair in config.items() if pair[0] not in READ | {NESTED}]
+    for key, value in chain(outer, nested.items()):
         if value is None or key in HARMLESS or key.startswith("_"):
             continue
         if key == LAYERS:

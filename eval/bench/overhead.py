@@ -92,7 +92,7 @@ def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
     for network in networks:
         network.read = watched(network.read)
         network.guess = watched(network.guess)
-        network.foretell = watched(network.foretell)
+        network.predict = watched(network.predict)
     ring.lm_head = watched(ring.lm_head)
 
 

@@ -83,13 +83,13 @@ class Asker:
                 if event == "[DONE]":
                     error = ""
                     break
-                told = json.loads(event)
-                if "error" in told:
-                    error = told["error"]["message"]
+                chunk = json.loads(event)
+                if "error" in chunk:
+                    error = chunk["error"]["message"]
                     break
-                for choice in told["choices"]:
+                for choice in chunk["choices"]:
                     pieces.append(choice["delta"].get("content") or "")
-                tokens = (told.get("usage") or {}).get("completion_tokens", tokens)
+                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
                 if not first and any(pieces):
                     first = time.monotonic() - since
         except (OSError, HTTPException) as failed:

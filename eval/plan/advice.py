@@ -93,10 +93,10 @@ def _plain(site: Boards, chosen: Trial, trials: Sequence[Trial], boards: int) ->
     more = SEGMENT - 1
     rows = site.row * max(0, SEGMENT - site.free)
     wire = 1e3 * site.transfer(more * site.row_bytes)
-    dear = [(site.level, f"a level of guesses {site.level:.3g} ms"),
+    costs = [(site.level, f"a level of guesses {site.level:.3g} ms"),
             (rows, f"{more} more rows take {rows:.3g} ms of the stages"),
             (wire, f"{more} more rows take {wire:.3g} ms of each link")]
-    _, reason = max(dear)
+    _, reason = max(costs)
     best = ""
     if others:
         reached = others[0].speed / chosen.speed

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         config = parse(words(argv), COMMAND, PlanConfig)
         assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
         found = plan(config)
-        print("\n".join(told(config, found)))
+        print("\n".join(report(config, found)))
         _write_boards(config, found)
         if config.preset:
             write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def told(config: PlanConfig, found: Plan) -> list[str]:
+def report(config: PlanConfig, found: Plan) -> list[str]:
     """What is printed before the keys."""
     bench, chosen = found.bench, found.chosen
     answers = bench.book.answers

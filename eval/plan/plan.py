@@ -61,8 +61,8 @@ def cluster(config: PlanConfig) -> Boards:
     if config.hosts and config.profile != "none":  # else they were measured
         site = answered(site, config.hosts)
     named = len(boards_of(config.hosts)) if config.hosts else 0
-    told = len(site.factors) or len(site.memory)
-    boards = config.boards or named or told or max(len(config.gigabytes(0)), USUAL)
+    described = len(site.factors) or len(site.memory)
+    boards = config.boards or named or described or max(len(config.gigabytes(0)), USUAL)
     factors = (*site.factors, *[1.0] * boards)[:boards]
     weights = config.layer_gb * site.layers or site.weights
     memory = config.gigabytes(boards) or site.memory[:boards]

@@ -73,7 +73,7 @@ class Replayed(TreeDraft):
         tokens = [tokens[:width] for tokens, _ in listed]
         return torch.tensor(gains, dtype=torch.float64), torch.tensor(tokens)
 
-    def foretell(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
+    def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         chances = [(tokens[:width], torch.tensor(gains[:width]).exp().tolist())
                    for tokens, gains in self._listed(logits_TV)]
         return [list(zip(tokens, chance)) for tokens, chance in chances]

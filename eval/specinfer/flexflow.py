@@ -28,7 +28,7 @@ from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 
 Show = Callable[[str], Any]  # is told each piece of a text
-Told = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
+Configs = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
 
 ANOTHER = "choose another output file"
 GUIDS = count(1_000_000)  # of requests, as the original counts them
@@ -134,15 +134,15 @@ def keep(path: str, result: GenerationResult, ttft: bool) -> None:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-def init(configs: Told = None, **options: Any) -> None:
+def init(configs: Configs = None, **options: Any) -> None:
     """Say what the machine is: a dictionary, the name of a file of JSON, or options; for all models compiled later.
 
     Raises ValueError for an option that is unknown.
     """
-    told = whole(configs, TABLE) if isinstance(configs, str) else configs or {}
-    if not isinstance(told, Mapping):
+    table = whole(configs, TABLE) if isinstance(configs, str) else configs or {}
+    if not isinstance(table, Mapping):
         raise ValueError(f"{configs} is no table of options: {TABLE}")
-    given = {**told, **options}
+    given = {**table, **options}
     chosen = {name: value for name, value in given.items() if name not in OF_PROGRAMS}
     flags_of(chosen)
     _machine.clear()

@@ -176,7 +176,7 @@ class Lost(PeerLost):
     """The store is lost; `told` says so in a sentence."""
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         return str(self)
 
 

@@ -82,7 +82,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
             self.seats.setdefault(rank, address)
         return holder
 
-    def tell(self, address: str, what: str) -> None:
+    def report(self, address: str, what: str) -> None:
         """Tell that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
         with self._lock:
             if address in self._named or len(self._named) >= NAMED:
@@ -118,7 +118,7 @@ class StoreConnection(socketserver.StreamRequestHandler):
                 self.request.settimeout(None)
                 self._serve(rank, address)
         except Junk as junk:
-            self.server.tell(address, str(junk))
+            self.server.report(address, str(junk))
 
     def finish(self) -> None:
         self.server.forget(self.request)
@@ -129,7 +129,7 @@ class StoreConnection(socketserver.StreamRequestHandler):
             try:
                 self._say("ok", self.server.entries.reply(rank, parse(line)))
             except Junk as junk:
-                self.server.tell(address, f"as rank {rank}: {junk}")
+                self.server.report(address, f"as rank {rank}: {junk}")
                 self._say("junk", str(junk))
             if not line.endswith(b"\n"):
                 return

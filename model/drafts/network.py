@@ -164,9 +164,9 @@ class TreeDraft:
             read = followed
             self._made.clear()
         self._made.update(zip(nodes, read.out_TD))
-        return self.foretell(read.logits_AV, [tree.pos[node] + 1 for node in nodes], width)
+        return self.predict(read.logits_AV, [tree.pos[node] + 1 for node in nodes], width)
 
-    def foretell(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
+    def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
         logits_TV = self._sampler.warped(logits_TV)
         gain_TV = torch.log_softmax(logits_TV, -1)
