@@ -99,7 +99,7 @@ class AcceptanceConfig(Measured):
     """How often a drafter foresees the next token of a target, along texts that the target writes.
 
     The drafter reads each text in one pass, and at each place of it the token that it would choose is compared with the
-    target's. The rate is told by four definitions (docs/dsi.md).
+    target's. The rate is given by four definitions (docs/dsi.md).
     """
 
     EXAMPLES: ClassVar[str] = """\
@@ -180,7 +180,7 @@ class Timed(Measured):
         yield from super().problems()
         yield from outside(vars(self), TIMED)
         if self.max_new_tokens < 2:
-            yield "max_new_tokens=1 leaves no later token whose time could be told: give 2 or more"
+            yield "max_new_tokens=1 leaves no later token whose time could be measured: give 2 or more"
         words = listed(self.rows)
         if not words or not all(map(_is_size, words)):
             yield f"rows={self.rows} are no sizes: give {ROWS.advice}, or several with commas between"

@@ -96,7 +96,7 @@ def prompts_of(name: str, config: Measured,
                models: Sequence[Model]) -> list[list[int]]:
     """The prompts of a data set as token ids of the first of these models.
 
-    Those that leave no room for an answer in the context of one of them are left out, which is told. Raises ValueError
+    Those that leave no room for an answer in the context of one of them are left out, with a line. Raises ValueError
     if none is left.
     """
     context = min(model.whole.config.context for model in models)

@@ -55,7 +55,7 @@ class Recorded:
         return said_T1, said_T1.new_empty(len(tokens), 0)
 
     def lm_head(self, said_T1: Tensor) -> Tensor:
-        """Logits `[T, V]` that leave no choice, out of the tokens that `said` tells."""
+        """Logits `[T, V]` that leave no choice, out of the tokens in `said`."""
         logits_TV = said_T1.new_full((len(said_T1), self.vocab), float("-inf"))
         return logits_TV.scatter(1, said_T1.long(), 0.0)
 

@@ -19,7 +19,7 @@ from pipeline.failure import PeerLost, guarded
 
 
 class Asked(Job):
-    """A prompt with its options; `tell` is called on the pipeline's thread."""
+    """A prompt with its options; `report` is called on the pipeline's thread."""
 
     def __init__(self, prompt: Prompt, options: Mapping[str, Any], report: Callable[[Any], None]) -> None:
         self.prompt, self.options, self.report = prompt, options, report
@@ -91,7 +91,7 @@ class AsyncPipeline:
         return await self.generate(messages, **options)
 
     async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """What is told of a job, up to its end, which is a generation."""
+        """The events of a job, up to its end, which is a generation."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue()  # type: ignore[var-annotated]
 
         def report(event: Any) -> None:

@@ -53,7 +53,7 @@ Choice = Mapping[str, Any]  # of FORM
 def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]:
     """The words of a command, with words for the keys that they leave open; pipeline_type=auto makes room for a plan's.
 
-    What a plan chooses, and why, is told on stderr. Raises ValueError, with the fix, where nothing can be planned.
+    What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
     """
     words = opened(argv)
     planned = is_asked(words)
@@ -76,7 +76,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
         choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
         print(f"flowspec: {_sentence(words, config, choice, _kept(path, choice))}", file=sys.stderr)
     else:
-        kept = f"remembered in {path} since {choice['when']}: delete it to plan anew"
+        kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
         print(f"flowspec: {_sentence(words, config, choice, kept)}", file=sys.stderr)
     return with_chosen(words, choice["keys"])
 
@@ -127,7 +127,7 @@ def _checked(argv: Sequence[str], kind: type[RunConfig]) -> RunConfig:
     return config
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is printed --------------------------------------------------------------------------------------------------
 
 def _beginning(config: RunConfig) -> str:
     if config.profile == "none":
@@ -189,7 +189,7 @@ def _remembered(path: Path, argv: Sequence[str], kind: type[RunConfig]) -> Choic
             raise ValueError(f"{path} names no method")
         parse(with_chosen(argv, found["keys"]), kind=kind)
     except ValueError as error:
-        print(f"flowspec: {plain(str(error))}; a plan is made anew", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}; a new plan is made", file=sys.stderr)
         return None
     choice: Choice = found
     return choice
@@ -201,7 +201,7 @@ def _kept(path: Path, choice: Choice) -> str:
         write_json(path, choice)
     except ValueError as error:
         return f"not remembered, since {error}"
-    return f"remembered in {path}: delete it to plan anew"
+    return f"remembered in {path}: delete it to plan again"
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def _planned(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _followed(process: subprocess.Popen[bytes]) -> str:
-    """Pass on what a plan tells while it works; its sentence at the end, if it has one."""
+    """Pass on what a plan prints while it works; its sentence at the end, if it has one."""
     assert process.stderr is not None
     held = b""
     for chunk in iter(lambda: os.read(process.stderr.fileno(), 4096), b""):  # type: ignore[union-attr]

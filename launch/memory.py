@@ -135,7 +135,7 @@ def _folders(spec: RankSpec, name: str) -> list[Path]:
 
 
 def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
-    """The memory of one network; nothing where its folder is missing, which is told when the draft is built."""
+    """The memory of one network; nothing where its folder is missing, which is reported when the draft is built."""
     part = spec.part
     if not (folder / "config.json").is_file():
         return NOTHING
@@ -236,7 +236,7 @@ def local_ranks(world: int) -> range:
 
 
 def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bool = True) -> None:
-    """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may tell of `mine`.
+    """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may report `mine`.
 
     It is called before the rendezvous, so before any rank loads: what is free is free for all of them.
     """

@@ -37,7 +37,7 @@ Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's
 class Rank(NamedTuple):
     """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
 
-    `busy` tells for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
+    `busy` says for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
     time begin again, where it is only counted.
     """
 

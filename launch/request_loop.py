@@ -1,6 +1,6 @@
-"""A pipeline that one thread turns: others hand it jobs, and are told what comes of them, so that many may ask at once.
+"""A pipeline that one thread turns: others hand it jobs, and hear what comes of them, so that many may ask at once.
 
-It knows nothing about who asks. Whoever is told must not wait: what is told is queued at the listener's end, so a slow
+It knows nothing about who asks. A listener must not wait: what it hears is queued at the listener's end, so a slow
 reader stalls nobody.
 """
 from __future__ import annotations
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Job:
-    """One answer that is asked for, and whom to tell of it: pieces of its text, and at last what it ended with."""
+    """One answer that is asked for, and who hears of it: pieces of its text, and at last what it ended with."""
 
     report: Callable[[Any], None]
     generation: Generation | None = None  # since it has begun
@@ -32,7 +32,7 @@ class Job:
         raise NotImplementedError
 
     def events(self, text: str) -> Iterable[Any]:
-        """What is told when the answer goes on with this text, which may be empty."""
+        """What is reported when the answer goes on with this text, which may be empty."""
         return [text] if text else []
 
 
@@ -166,7 +166,7 @@ class Turning:
             job.generation.close()
 
     def _hand_out(self, job: Any, pipeline: Pipeline) -> None:
-        """Tell what has settled of an answer, and its end."""
+        """Report what has settled of an answer, and its end."""
         pieces = iter(job.generation)
         try:
             while job.generation.ready:
@@ -183,7 +183,7 @@ class Turning:
             job.generation.close()
 
     def _end(self, job: Any, end: Any) -> None:
-        """A job is over, and its place free: once, whoever ends it first."""
+        """A job is over, and its place free: once, no matter who ends it first."""
         with self._counting:
             over, job.over = job.over, True
             self.jobs.discard(job)
@@ -191,6 +191,6 @@ class Turning:
             self._report_end(job, end)
 
     def _report_end(self, job: Any, end: Any) -> None:
-        """Tell how a job has ended; nothing is told of one that was given up."""
+        """Report how a job has ended, but not of one that was given up."""
         if end is not None:
             job.report(end)

@@ -65,7 +65,7 @@ class Start(NamedTuple):
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
-    """The whole life of a command. Returns its exit code; what went wrong is told on stderr."""
+    """The whole life of a command. Returns its exit code; what went wrong is printed on stderr."""
     try:
         code = _run(command, argv)
     except KeyboardInterrupt:
@@ -122,7 +122,7 @@ def _prepare(config: RunConfig) -> Start:
 
 
 def _report(error: BaseException, debug: bool) -> None:
-    """Tell what has ended a command before its ranks were connected."""
+    """Report what has ended a command before its ranks were connected."""
     show(error, debug)
     if launched():
         note(explain(error))
@@ -216,16 +216,16 @@ def _lead(rank_0: Rank, main: Callable[[Pipeline], None]) -> int:
     try:
         pipeline.stop()
     except PeerLost:
-        if not code:  # else a reason was told already
+        if not code:  # else a reason was printed already
             raise
     return code
 
 
 def _exit_code(error: BaseException, config: RunConfig) -> int:
-    """The exit code of a command that ends with this error; what a person got wrong is told."""
+    """The exit code of a command that ends with this error; what a person got wrong is printed."""
     if isinstance(error, SystemExit):  # the command's own
         return int(error.code or 0)
-    if isinstance(error, BrokenPipeError):  # whoever reads the answer has had enough; nothing is to be flushed there
+    if isinstance(error, BrokenPipeError):  # the reader of the answer has had enough; nothing is to be flushed there
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         return STOPPED + signal.SIGPIPE

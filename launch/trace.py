@@ -39,7 +39,7 @@ def join_traces(config: RunConfig, part: Part) -> None:
 
 
 def describe(config: RunConfig, part: Part) -> None:
-    """Leave in the trace's folder what its spans do not tell, `run.json`: what ran, and the text of every token."""
+    """Leave in the trace's folder what its spans do not say, `run.json`: what ran, and the text of every token."""
     tokens = {}
     if not config.prompt_ids:
         tokens = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))

@@ -34,8 +34,8 @@ class Request:
     end: frozenset[int] = frozenset()
     stop: Callable[[int], bool] = lambda token: False
     priority: float = 1.0  # how much its guesses count beside those of other requests, and who begins first
-    likeliest: int | None = None  # tell the log-probability of each token, and of so many likeliest ones beside it
-    echo: bool = False  # tell them of the prompt, too, which is then read from its first token on
+    likeliest: int | None = None  # report the log-probability of each token, and of so many likeliest ones beside it
+    echo: bool = False  # report them of the prompt, too, which is then read from its first token on
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Settled:
 class Decoder:
     """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens.
 
-    As many requests are under way at once as the ring has places. Whoever reads one of their streams lets all go on.
+    As many requests are under way at once as the ring has places. Reading one of their streams lets all go on.
     """
 
     def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int,

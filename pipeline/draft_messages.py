@@ -1,4 +1,4 @@
-"""What rank 0 and small models on ranks of their own tell each other, and the 8-byte numbers that carry it.
+"""What rank 0 and small models on ranks of their own send each other, and the 8-byte numbers that carry it.
 
 It knows nothing about who draws a proposal, or how.
 
@@ -23,9 +23,9 @@ WORD = 1 << 64  # how many numbers 8 bytes can be
 
 @dataclass
 class Ask:
-    """Rank 0 wants a tree of this shape below its text, which goes on with `tokens` behind the first `told` ones.
+    """Rank 0 wants a tree of this shape below its text, which goes on with `tokens` behind the first `sent` ones.
 
-    Where none was told before, the text is that of a new request: of at most `limit` tokens, which `sampler` chooses.
+    Where none was sent before, the text is that of a new request: of at most `limit` tokens, which `sampler` chooses.
     `number` is that of the question, from which an answer has it.
     """
 

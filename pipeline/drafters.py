@@ -42,7 +42,7 @@ class NotedTree(TokenTree):
         self.unsent.clear()
 
     def begin(self) -> None:
-        """What is proposed from now on is noted anew."""
+        """What is proposed from now on is noted from the beginning."""
         self.noted, self.places = [], {self.tip: 0}
 
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:

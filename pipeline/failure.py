@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple, Sequence
 from config.schema.untrusted import plain
 
 GB = 1e9
-Failure = Callable[[str, BaseException], None]  # is told a thread's name, and what it died of
+Failure = Callable[[str, BaseException], None]  # is given a thread's name, and what it died of
 
 
 class PeerLost(RuntimeError):
@@ -20,7 +20,7 @@ class PeerLost(RuntimeError):
 
 
 def guarded(name: str, run: Callable[[], None], on_failure: Failure) -> threading.Thread:
-    """Start a thread. Whatever it dies of is told, for nobody waits for its end."""
+    """Start a thread. Whatever it dies of is reported, for nobody waits for its end."""
     def work() -> None:
         try:
             run()

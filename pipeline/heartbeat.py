@@ -1,7 +1,7 @@
 """The heartbeat: every rank says that it lives, and hears who does not.
 
 It knows nothing about messages. A broken connection is noticed at once by the neighbours; a peer that is silent, since
-its machine hangs or its cable is out, only by its missing heartbeat. Whoever notices first writes it down where all
+its machine hangs or its cable is out, only by its missing heartbeat. The first to notice writes it down where all
 ranks read it, so that all name the same rank.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Heartbeat:
     """A peer that is silent for `timeout` seconds counts as lost.
 
     `store` has `add`, `set` and `get`, as torch's stores. Beats are counted by `add`, so a store that keeps every
-    change would grow for as long as a pipeline lives. Where ranks have `names`, with their hosts, losses are told with
+    change would grow for as long as a pipeline lives. Where ranks have `names`, with their hosts, losses are named by
     these.
     """
 
@@ -43,17 +43,17 @@ class Heartbeat:
         self._busy = 0  # per mille of its last seconds, as all know it
 
     def start(self, on_loss: Callable[[str], None]) -> None:
-        """Begin to beat; `on_loss` is told once, in words, which peer was lost."""
+        """Begin to beat; `on_loss` hears once, in words, which peer was lost."""
         self._on_loss, self._answered = on_loss, time.monotonic()
         self._thread = guarded("heartbeat", self._beat, self._broken)
         guarded("watch", self._watch, self._broken)
 
     def report(self, loss: str) -> None:
-        """This rank has noticed a loss by itself: tell all soon."""
+        """This rank has noticed a loss by itself: all shall hear of it soon."""
         self._suspect = self._suspect or self._named(loss)
 
     def note(self, loss: str) -> None:
-        """Tell all at once, since this rank is about to end."""
+        """Let all hear of it at once, since this rank is about to end."""
         with suppress(RuntimeError, OSError):
             first_loss(self.store, self._named(loss))
 
@@ -74,10 +74,10 @@ class Heartbeat:
         return self._lost
 
     def busy(self) -> list[float]:
-        """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat told."""
+        """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat said."""
         try:
             return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in sorted([self._rank, *self._others])]
-        except (RuntimeError, OSError):  # the store is gone, and a loss is about to be told
+        except (RuntimeError, OSError):  # the store is gone, and a loss is about to be reported
             return []
 
     def stop(self, outlive: bool = False) -> None:
@@ -107,7 +107,7 @@ class Heartbeat:
                 self.store.add(f"heartbeat/{self._rank}", 1)
                 busy = round(1000 * self.meter.share())
                 self._busy = self.store.add(f"busy/{self._rank}", busy - self._busy)
-                # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
+                # A broken connection is reported a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
                 lost = first_loss(self.store, loss)
                 self._answered = time.monotonic()
@@ -119,7 +119,7 @@ class Heartbeat:
                 return
 
     def _awake(self, last: float, heard: Heard) -> tuple[float, Heard]:
-        """The time, and when each peer was heard. Whoever was stopped itself, as by Ctrl-Z, has to listen anew."""
+        """The time, and when each peer was heard. A rank that was stopped itself has to listen again."""
         now = time.monotonic()
         if now - last > BEAT + self._timeout / 2:
             heard = {peer: (beats, now) for peer, (beats, _) in heard.items()}

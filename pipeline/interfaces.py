@@ -104,7 +104,7 @@ class Draft(Protocol):
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
 
-        Who grows wherever the likeliest guess stands asks `spares` first, which is told what the level promises.
+        Who grows wherever the likeliest guess stands asks `spares` first, which hears what the level promises.
         `yield from` it: who runs the strategy lets networks read for several requests at once.
         """
 

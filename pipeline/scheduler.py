@@ -92,7 +92,7 @@ class Held:
     def shared(self, tokens: Sequence[int]) -> int:
         """With how many of its tokens a text could begin.
 
-        One token that both have is read anew, since the target has to say what follows it, and the feature that belongs
+        One token that both have is read again, as the target has to say what follows it, and the feature that belongs
         to it is gone.
         """
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens))
@@ -150,7 +150,7 @@ class Scheduler:
         self._admit()
 
     def remove(self, task: Task) -> None:
-        """Take a request back, wherever it is; whoever is the last waits until every stage has forgotten it."""
+        """Take a request back, wherever it is; the last one waits until every stage has forgotten it."""
         task.over = True
         if task in self.waiting:
             self.waiting.remove(task)

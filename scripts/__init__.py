@@ -40,7 +40,7 @@ def _check_memory() -> None:
 
 
 def _open_streams() -> None:
-    """What is told goes nowhere where the shell has closed a stream, as with >&-."""
+    """What is printed goes nowhere where the shell has closed a stream, as with >&-."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))

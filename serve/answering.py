@@ -1,4 +1,4 @@
-"""One request of HTTP while it is answered: its jobs, what they are told, and the bodies and chunks made of that.
+"""One request of HTTP while it is answered: its jobs, what they report, and the bodies and chunks made of that.
 
 It knows the shapes of OpenAI's answers, and nothing about sockets.
 """
@@ -21,7 +21,7 @@ from serve.text_chunks import Piece, Token
 class Asking:
     """The jobs of one request, begun; close it to give up what nobody reads any more.
 
-    `news` are pairs of a choice's number and what was told of it. They are queued here without a bound but that of the
+    `news` are pairs of a choice's number and its event. They are queued here without a bound but that of the
     answers' own lengths, so who reads slowly holds nobody up.
     """
 
@@ -67,7 +67,7 @@ class Asking:
 
 
 class Form:
-    """The shape of the answers of one endpoint; `tells` says whether log-probabilities are wanted."""
+    """The shape of the answers of one endpoint; `wants_logprobs`: with log-probabilities."""
 
     whole, chunk, prefix = "text_completion", "text_completion", "cmpl"
 
@@ -91,15 +91,15 @@ class Form:
         return {**self._head, "object": self.chunk, "choices": [choice]}
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """What is told of tokens, if that is wanted."""
+        """The log-probabilities of tokens, if they are wanted."""
         return self.tokens(tokens) if self.wants_logprobs else None
 
     def tokens(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """The shape in which tokens are told."""
+        """The shape in which tokens are sent."""
         return in_completion(tokens)
 
     def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The chunk that tells the usage."""
+        """The chunk that has the usage."""
         return {**self._head, "object": self.chunk, "choices": [], "usage": usage}
 
     def said(self, text: str) -> dict[str, Any]:
@@ -184,6 +184,6 @@ def _chunk(form: Form, news: tuple[int, Event], with_usage: bool) -> bytes:
 
 
 def event_of(facts: dict[str, Any], with_usage: bool = False) -> bytes:
-    """One server-sent event. Where a stream tells its usage at the end, the other chunks have none."""
+    """One server-sent event. Where a stream has its usage at the end, the other chunks have none."""
     data = json.dumps({**facts, "usage": None} if with_usage else facts)
     return f"data: {data}\n\n".encode()

@@ -204,7 +204,7 @@ def as_json(facts: dict[str, Any], status: int = 200, headers: dict[str, str] | 
 
 
 def refusal(refused: Refused) -> Response:
-    """An error as OpenAI tells it."""
+    """An error as OpenAI sends it."""
     headers = {"Retry-After": str(refused.retry)} if refused.retry else None
     return as_json(refused.body, refused.status, headers)
 
@@ -224,4 +224,4 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     """What nobody has foreseen; starlette prints where it happened."""
-    return refusal(Refused("the server has failed; its output tells where", code="failed", status=500))
+    return refusal(Refused("the server has failed; its output says where", code="failed", status=500))

@@ -1,6 +1,6 @@
 """The engine: a pipeline that is turned, with places and a queue, and that comes back when a rank is lost.
 
-It knows nothing about HTTP. How jobs take turns is told in `launch/request_loop.py`.
+It knows nothing about HTTP. How jobs take turns is explained in `launch/request_loop.py`.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ended(NamedTuple):
     prompt: int
     completion: int
     accepted: int  # of the answer, those that were guesses under way
-    rejected: int  # guesses that were sent in vain
+    rejected: int  # guesses that were sent and rejected
     cached: int  # of the prompt, those that the stages had already
 
 
@@ -54,7 +54,7 @@ Event = Any  # Piece, Sight, Ended or Refused
 
 @dataclass(eq=False)
 class Job(Turned):
-    """One answer that is asked for, and whom to tell of it."""
+    """One answer that is asked for, and who hears of it."""
 
     choice: Choice
     report: Callable[[Event], None]
@@ -146,7 +146,7 @@ class Engine(Turning):
                           f"again in {retry} s", code="queue_full", status=429, retry=retry)
 
     def stop(self) -> None:
-        """Let `run` return. Where no pipeline is there, it may last until then, so who waits is told here."""
+        """Let `run` return. Where no pipeline is there, it may last until then, so those who wait hear it here."""
         super().stop()
         if self.state.status == "restarting":
             self._end_all()
@@ -168,7 +168,7 @@ class Engine(Turning):
             self._end_all()
 
     def _live(self) -> None:
-        """Open a pipeline; answer until `stop`, or a loss, which is told before the pipeline is closed: it may last."""
+        """Open a pipeline; answer until `stop`, or a loss, which is reported before closing: that may last."""
         with self._opened() as pipeline:
             self._begin(pipeline)
             try:
@@ -178,7 +178,7 @@ class Engine(Turning):
                 self._lose(error)
 
     def _end_all(self) -> None:
-        """Take in nothing more, and tell all who are here that the server ends."""
+        """Take in nothing more, and let all who are here know that the server ends."""
         self.state = Health("stopped", "the server is being stopped")
         self.drop(Refused(self.state.reason, code="stopped", status=LOST))
 
@@ -260,7 +260,7 @@ class Engine(Turning):
             ring.ask()
 
     def _hand_out(self, job: Job, pipeline: Pipeline) -> None:
-        """Tell who watches what is to be seen, not more often than an eye sees; and what has settled."""
+        """Send what is to be seen to those who watch, not more often than an eye sees; and what has settled."""
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
@@ -269,7 +269,7 @@ class Engine(Turning):
         super()._hand_out(job, pipeline)
 
     def _report_end(self, job: Job, end: Any) -> None:
-        """Count the end of a job, and tell it as the protocol does."""
+        """Count the end of a job, and report it as the protocol does."""
         outcome = "cancelled"
         if isinstance(end, Generation):
             end, outcome = ended(end), "answered"
@@ -295,11 +295,11 @@ class Engine(Turning):
     # --- losses -------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: Exception, last: bool = False) -> None:
-        """The pipeline is gone: who was under way is told, who waits goes on waiting unless this was the `last` try."""
+        """The pipeline is gone: those under way hear of it, the others wait on unless this was the `last` try."""
         if self._stopping:
             return  # the ranks may have been ended while they loaded, and all who are here hear of the end
         reason, before = explain(error), self.state.status
-        if before != "loading":  # else whoever has started the engine tells `error`
+        if before != "loading":  # else the starter of the engine reports `error`
             say(reason, None if foreseen(error) else error)
         final = last or before == "loading" or not self.limits.restart
         self.state = Health("lost" if final else "restarting", reason)
@@ -319,7 +319,7 @@ class Engine(Turning):
 
 
 def say(message: str, error: Exception | None = None) -> None:
-    """Print for whoever has started the engine; it goes on where nobody reads any more. Of an error tell where it was.
+    """Print for the starter of the engine; it goes on where nobody reads any more. Of an error say where it was.
     """
     with suppress(OSError):
         if error is not None:
@@ -328,7 +328,7 @@ def say(message: str, error: Exception | None = None) -> None:
 
 
 def ended(generation: Generation) -> Ended:
-    """What there is to tell of an answer that is whole."""
+    """What is reported of an answer that is whole."""
     answer, accepted = generation.answer, generation.accepted
     reason = "stop" if answer.finish_reason == "stop" else "length"
     rejected = max(0, generation.tree.guessed - accepted)

@@ -1,6 +1,6 @@
 """A worker of FastChat: `python -m serve.fastchat controller=URL` adds the pipeline to a controller as a model.
 
-The controller hears of it and of its queue; prompts come from whoever the controller sends, wrapped in their template
+The controller hears of it and of its queue; prompts come by way of the controller, wrapped in their template
 already. Answers are cumulative texts in JSON, each behind the other with a zero byte between. It asks the engine that
 the server asks, by the fields that `protocol` reads.
 """
@@ -41,7 +41,7 @@ CODES = {429: ErrorCode.ENGINE_OVERLOADED, 503: ErrorCode.INTERNAL_ERROR, 500: E
 
 
 class Worker:
-    """What is answered at each address of a worker, and what its controller is told."""
+    """What is answered at each address of a worker, and what its controller hears."""
 
     def __init__(self, engine: Engine, config: WorkerConfig, model: str) -> None:
         self.engine, self.config, self.model = engine, config, model
@@ -138,7 +138,7 @@ class Worker:
     async def beat(self, address: str, interval: float = WORKER_HEART_BEAT_INTERVAL, retry: float = RETRY) -> None:
         """Tell the controller of this worker for as long as the pipeline is ready, every `interval` seconds.
 
-        A controller that has forgotten it hears of it anew; one that does not answer is asked again after `retry`.
+        A controller that has forgotten it hears of it again; one that does not answer is asked again after `retry`.
         """
         known, lost = False, False
         async with httpx.AsyncClient(base_url=self.config.controller, timeout=PATIENCE) as client:
@@ -167,7 +167,7 @@ class Worker:
         beat = {"worker_name": address, "queue_length": self.status["queue_length"]}
         answer = (await client.post("/receive_heart_beat", json=beat)).raise_for_status().json()
         if not fits(answer, HEARD):
-            raise ValueError("a controller tells whether it knows of a worker")
+            raise ValueError("a controller says whether it knows of a worker")
         return bool(answer["exist"])
 
 
@@ -191,7 +191,7 @@ async def _last(states: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
 
 
 def error_of(refused: Refused) -> dict[str, Any]:
-    """An error as FastChat tells it."""
+    """An error as FastChat sends it."""
     code = CODES.get(refused.status, ErrorCode.PARAM_OUT_OF_RANGE)
     if refused.code == "context_length_exceeded":
         code = ErrorCode.CONTEXT_OVERFLOW

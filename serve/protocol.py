@@ -20,7 +20,7 @@ MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
 MOST_LIKELIEST = {"top_logprobs": 20, "logprobs": 5}  # a field -> of how many likeliest tokens it may want to hear
 SEEDS = 1 << 64
-TEXT = "str"  # how pydantic tells of the type that comes first where a field may have several
+TEXT = "str"  # how pydantic names the type that comes first where a field may have several
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
 ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # a field -> the key of a run
@@ -44,7 +44,7 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI tells errors."""
+        """As OpenAI sends errors."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -252,7 +252,7 @@ class ToTokenize(Strict):
 
 
 def check_likeliest(field: str, number: int | None) -> None:
-    """Refuse to tell of more likeliest tokens than OpenAI's protocol has."""
+    """Refuse to report more likeliest tokens than OpenAI's protocol has."""
     most = MOST_LIKELIEST[field]
     if number is not None and not 0 <= number <= most:
         raise Refused(f"{field}={shown(number)} is not possible: give a number from 0 to {most}", field)
@@ -300,7 +300,7 @@ def _content(number: int, message: ChatMessage) -> str:
 def _first(error: ValidationError) -> tuple[str, str]:
     """Where the first field stands that is wrong, and what is wrong with it.
 
-    Of a field that may have several types, pydantic tells what is wrong with it as each of them, in a place that ends
+    Of a field that may have several types, pydantic says what is wrong with it as each of them, in a place that ends
     with the type, or goes on behind it: the type that fits the furthest is the one that was meant.
     """
     errors = error.errors(include_url=False, include_context=False)

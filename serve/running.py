@@ -28,7 +28,7 @@ from serve.engine import Engine, Limits
 
 PATIENCE = 10.0  # seconds for the pipeline to end in good order
 LEAVE = 3  # seconds for answers under way, once the server is to end
-REPORT = 5  # seconds more to tell the others that it ends
+REPORT = 5  # seconds more to let the others know that it ends
 
 
 class Listener(uvicorn.Server):

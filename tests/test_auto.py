@@ -98,7 +98,7 @@ def test_what_holds_no_choice_is_planned_anew(asked, tmp_path, capsys, damage):
     else:
         path.write_text(damage)
     assert auto.settled(["pipeline_type=auto"])[-1] == "init_depth=3"
-    assert len(asked) == 2 and "a plan is made anew" in capsys.readouterr().err
+    assert len(asked) == 2 and "a new plan is made" in capsys.readouterr().err
     auto.settled(["pipeline_type=auto"])
     assert len(asked) == 2 + (damage is None), "a folder in the way is told each time"
 

@@ -80,8 +80,8 @@ def test_the_latency_command_tells_and_writes_what_it_measured(folder, tmp_path,
 
 
 @pytest.mark.parametrize(("command", "words", "told"), [
-    ("latency", ["max_new_tokens=1"], "leaves no later token whose time could be told: give 2 or more"),
-    ("table", ["max_new_tokens=1"], "leaves no later token whose time could be told: give 2 or more"),
+    ("latency", ["max_new_tokens=1"], "leaves no later token whose time could be measured: give 2 or more"),
+    ("table", ["max_new_tokens=1"], "leaves no later token whose time could be measured: give 2 or more"),
     ("latency", ["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
     ("latency", ["repeats=0"], "repeats=0 is not possible"), ("latency", ["rows=1,x"], "rows=1,x are no sizes"),
     ("latency", ["rows=0"], "rows=0 are no sizes"), ("latency", ["rows="], "rows= are no sizes"),

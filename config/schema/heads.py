@@ -66,9 +66,9 @@ def head_problems(config: Mapping[str, Any], third: bool, inner: Sequence[int], 
 
 
 def _layer_problems(ids: Any, third: bool, inner: Sequence[int]) -> Iterator[str]:
-    """Other layers than those whose inputs a head gets; an empty list leaves them to whoever reads it.
+    """Other layers than those whose inputs a head gets; an empty list leaves them to the reader.
 
-    The first of three tells how a file counts: output of layer 1, or input of layer 2, which is the same thing.
+    The first of three shows how a file counts: output of layer 1, or input of layer 2, which is the same thing.
     """
     outputs = [layer - 1 for layer in inner]
     if not third and ids != []:

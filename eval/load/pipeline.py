@@ -48,7 +48,7 @@ def load(argv: list[str]) -> int:
 
 
 def measure(pipeline: Pipeline) -> None:
-    """On rank 0: let each method serve each load, and tell what came of it."""
+    """On rank 0: let each method serve each load, and report what came of it."""
     config = pipeline.config
     assert isinstance(config, LoadConfig)
     if config.results:

@@ -63,7 +63,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Asker:
-    """Whoever asks a server at `url`, with these options of a request."""
+    """A client of the server at `url`, with these options of a request."""
 
     url: str
     options: dict[str, Any]
@@ -71,7 +71,7 @@ class Asker:
     patience: float  # seconds
 
     def ask(self, question: int, said: str) -> Heard:
-        """Ask, and read the answer as it streams. What goes wrong is told in the answer."""
+        """Ask, and read the answer as it streams. The answer names what goes wrong."""
         messages = [{"role": "user", "content": said}]
         body = json.dumps({**self.options, "messages": messages, "stream": True,
                            "stream_options": {"include_usage": True}})
@@ -152,7 +152,7 @@ def _questions(config: ServeLoadConfig) -> list[str]:
 
 @contextmanager
 def _serving(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of these words, and its address; it ends with the `with`. It tells itself why it cannot start."""
+    """A server of these words, and its address; it ends with the `with`. It says itself why it cannot start."""
     command = [sys.executable, "-m", "scripts.serve", *words, "port=0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -33,7 +33,7 @@ class Account(NamedTuple):
 
 
 def account(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> Account | None:
-    """The account of these answers, from the lines of rank 0 that tell of flights; None if there are none.
+    """The account of these answers, from the lines of rank 0 about flights; None if there are none.
 
     The sums over all requests are divided by all their tokens, or by what the field says.
     """

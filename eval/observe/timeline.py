@@ -1,4 +1,4 @@
-"""What a run did, told from the spans of its ranks: requests, guesses with their fates, segments with their journeys.
+"""What a run did, read from the spans of its ranks: requests, guesses with their fates, segments with their journeys.
 
 It knows nothing about pages. Times are milliseconds since the first request. Rank 0's spans are followed with a small
 tree: guesses are born when the draft grows, text settles when rank 0 prunes, sends text or ends a request, and what
@@ -23,7 +23,7 @@ SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its ow
 
 
 class Story:
-    """Everything that happened; `tell` makes plain lists of it."""
+    """Everything that happened; `lists` makes plain lists of it."""
 
     def __init__(self, spans: list[Span]) -> None:
         self.spans = spans
@@ -122,7 +122,7 @@ class Story:
         return self._away.popleft() if self._away else None
 
     def _of(self, span: Span) -> int | None:
-        """The segment that a span is about, if one of its rows is left to tell."""
+        """The segment that a span is about, if one of its rows is left to show it."""
         return next(map(self._number.get, span["nodes"]), None)
 
     def _prune(self, span: Span) -> None:
@@ -142,7 +142,7 @@ class Story:
             self._note(at, "end", len(self.requests) - 1, 0)
 
     def _request(self, span: Span) -> None:
-        """The settled tokens that are the answer, as who asked tells; this span begins before all others."""
+        """The settled tokens that are the answer, as the one who asked says; this span begins before all others."""
         self._answer = span["answer"]
 
     def _settle(self, tip: int, at: float) -> None:
@@ -244,7 +244,7 @@ class Story:
             "spans": [self._bar(span) for span in shown]}
 
     def _asked(self) -> list[int]:
-        """The numbers of the requests whose answers somebody wanted; of all, if none is told to be such a one."""
+        """The numbers of the requests whose answers somebody wanted; of all, if none is marked as such."""
         wanted = [number for number, request in enumerate(self.requests) if request["answer"] is not None]
         return wanted or list(range(len(self.requests)))  # what nobody asked only measured the pipeline
 

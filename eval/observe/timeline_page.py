@@ -4,7 +4,7 @@ Usage: python -m scripts.timeline TRACE_DIR [-o PAGE.html] [--requests FIRST:LAS
 
 TRACE_DIR is what a run with trace=TRACE_DIR left behind; if it ran on several hosts, put the rank_N.jsonl files of all
 of them into one folder first. The page holds all that it needs and opens in any browser. The Chrome trace beside it,
-TRACE_DIR/trace.json, is written anew. It knows nothing about pipelines but the spans that their ranks leave.
+TRACE_DIR/trace.json, is written again. It knows nothing about pipelines but the spans that their ranks leave.
 """
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from eval.specinfer.parse import PROGRAMS, TABLE, flags_of, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 
-Show = Callable[[str], Any]  # is told each piece of a text
+Show = Callable[[str], Any]  # is given each piece of a text
 Configs = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
 
 ANOTHER = "choose another output file"
@@ -36,7 +36,7 @@ GUIDS = count(1_000_000)  # of requests, as the original counts them
 OF_PROGRAMS = ("llm_model", "cache_path", "refresh_cache", "full_precision", "ssms", "prompt", "output_file",
                "max_length", "max_requests_per_batch", "max_seq_length", "max_tokens_per_batch")
 
-_machine: dict[str, Any] = {}  # what `init` was told
+_machine: dict[str, Any] = {}  # what `init` was given
 
 
 class DataType(Enum):
@@ -87,7 +87,7 @@ class GenerationResult:
 
     def lines(self, ttft: bool) -> str:
         """What SpecInfer writes of a request: figures in microseconds, token ids, and text. Its incremental decoding
-        tells the time to the first token, too.
+        gives the time to the first token, too.
         """
         answer = self.answer
         latency = (answer.prefill_seconds + answer.decode_seconds) * 1e6

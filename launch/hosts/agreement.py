@@ -1,6 +1,6 @@
-"""What ranks on several hosts tell each other before they start, what must agree, and whether they reach each other.
+"""What ranks on several hosts exchange before they start, what must agree, and whether they reach each other.
 
-It knows nothing about how they tell it.
+It knows nothing about how they exchange it.
 """
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ MIXED = ", and dtype= too where some have CUDA and others do not"
 
 
 class Verdict(NamedTuple):
-    """What rank 0 makes of a rendezvous: all is well if nothing is `told`; `lost`: a board is missing, not wrong."""
+    """What rank 0 makes of a rendezvous: all is well without a `reason`; `lost`: a board is missing, not wrong."""
 
     reason: str = ""
     lost: bool = False
 
     def enforce(self) -> None:
-        """Raise what was told: PeerLost or ValueError."""
+        """Raise the reason, if there is one: PeerLost or ValueError."""
         if not self.reason:
             return
         if self.lost:
@@ -69,7 +69,7 @@ def settings(config: RunConfig, **found: Any) -> dict[str, Any]:
 
 
 def judge_facts(written: dict[int, Facts], board: Board) -> str:
-    """The first thing that does not fit, in one sentence; empty if all fits. `told` may lack ranks if one is wrong."""
+    """The first thing that does not fit, in one sentence; empty if all fits. `written` may lack ranks if not."""
     for rank, facts in written.items():
         if facts.get("error"):
             return f"{board.named(rank, facts['host'])}: {facts['error']}"
@@ -125,7 +125,7 @@ def judge_ways(written: dict[int, Facts], ways: dict[int, list[int]], names: lis
 def open_door(door: socket.socket, rank: int) -> None:
     """Say to everybody who knocks which rank this is, until the door is closed."""
     while door.fileno() >= 0:
-        with suppress(OSError):  # whoever knocked has gone already
+        with suppress(OSError):  # the other end has gone already
             other, _ = door.accept()
             with other:
                 other.sendall(b"flowspec %d\n" % rank)

@@ -148,7 +148,7 @@ def is_address(text: str) -> bool:
 
 
 def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | None:
-    """This board; None where all ranks are on this machine, or torchrun has told the rank.
+    """This board; None where all ranks are on this machine, or torchrun has set the rank.
 
     Keys come before the environment, and that before the hosts file.
     """
@@ -174,7 +174,7 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
 
 
 def _rank(given: str, lines: Sequence[Line], path: str) -> int:
-    """This board's rank: as `told`, or by the line of the hosts file that has an address of this machine."""
+    """This board's rank: as `given`, or by the line of the hosts file that has an address of this machine."""
     if given:
         return _number("NODE_RANK", given, len(lines) or 1 << 16)
     if not lines:

@@ -17,12 +17,12 @@ Clock = Callable[[], float]
 
 
 def machine() -> str:
-    """What tells this machine, since its last start, from all others."""
+    """What identifies this machine since its last start."""
     return BOOT.read_text().strip()
 
 
 def send_time(store: Any, peers: Sequence[int], here: str, clock: Clock = time.monotonic) -> None:
-    """On rank 0, tell the time to those peers that are on another machine than `here`, as often as they ask."""
+    """On rank 0, send the time to those peers that are on another machine than `here`, as often as they ask."""
     store.set("clock/0", here)
     for peer in peers:
         if store.get(f"clock/{peer}").decode() != here:

@@ -114,7 +114,7 @@ class Rendezvous:
                 "port": door.getsockname()[1], "settings": settings(config, **found)}
 
     def _try_ways(self, written: Written) -> None:
-        """Knock at the doors of all ranks, and agree that nobody knocks in vain. From now on ranks have names."""
+        """Knock at the doors of all ranks, and agree that every knock is answered. From now on ranks have names."""
         for rank, facts in written.items():
             self.names.append(self.board.named(rank, facts["host"], facts["address"]))
         self._deadline = time.monotonic() + PATIENCE
@@ -159,7 +159,7 @@ class Rendezvous:
         return ", ".join(self.board.named(rank) for rank in ranks)
 
     def _report_missing(self, missing: str, before: str) -> str:
-        """Tell who is waited for, if that is news; returns it."""
+        """Print who is waited for, if that is news; returns it."""
         if missing and missing != before:
             left = max(0, self._deadline - time.monotonic())
             print(f"flowspec: waiting for {missing}, up to {left:.0f} seconds", file=sys.stderr)
@@ -182,7 +182,7 @@ class Coordinator(Rendezvous):
         return Store(entries.own)
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
-        world = max(world, 1)  # 0: rank 0's own folder could not tell
+        world = max(world, 1)  # 0: rank 0's own folder could not say
         written, verdict = self._collect(topic, world)
         if not verdict.reason:
             verdict = Verdict(judge(written))
@@ -196,7 +196,7 @@ class Coordinator(Rendezvous):
         return written
 
     def _collect(self, topic: str, world: int) -> tuple[Written, Verdict]:
-        """What the ranks have written once all have, one has told an error, or it is too late, which is a verdict."""
+        """What the ranks have written once all have, one has an error, or it is too late, which is a verdict."""
         written: Written = {}
         missing, verdict = "", Verdict()
         while len(written) < world and not verdict.reason:
