@@ -132,7 +132,7 @@ class RequestTarget(Target):
         return [node for node in segment.nodes if node in tree.live or node == tree.tip]
 
     def asks(self, segment: Segment) -> list[int]:
-        """The nodes about which the LM head is to be asked: those, and nodes of a prompt of which logprobs are wanted."""
+        """The nodes about which the LM head is asked: those, and nodes of a prompt whose logprobs are wanted."""
         judged, logprobs = self.judges(segment), self.terms.logprobs
         if logprobs is None:
             return judged
