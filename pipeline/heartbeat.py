@@ -119,7 +119,7 @@ class Heartbeat:
                 return
 
     def _awake(self, last: float, heard: Heard) -> tuple[float, Heard]:
-        """The time, and when each peer was heard. A rank that was stopped itself has to listen again."""
+        """The time, and when each peer was heard. A rank that was stopped, as by Ctrl-Z, has to listen again."""
         now = time.monotonic()
         if now - last > BEAT + self._timeout / 2:
             heard = {peer: (beats, now) for peer, (beats, _) in heard.items()}

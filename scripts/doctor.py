@@ -4,7 +4,7 @@ Usage: python -m scripts.doctor. The exit code is 0 if all that is needed is the
 
 It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
 the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
-needs to install it. It knows nothing about models, starts nothing that stays, and imports torch when it has printed
+needs to install it. It knows nothing about models, starts nothing that stays, and imports torch only after printing
 whether it can.
 """
 from __future__ import annotations

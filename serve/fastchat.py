@@ -28,7 +28,7 @@ from serve.auth import Framing, Guard
 from serve.engine import Ended, Engine
 from serve.logprobs import in_completion
 from serve.protocol import Choice, Completion, Refused, read_body
-from serve.running import Listener, checked, engine_of, name_of, run
+from serve.running import Listener, engine_of, exit_code, name_of, run
 from serve.text_chunks import Piece
 
 COMMAND = "python -m serve.fastchat"
@@ -147,7 +147,7 @@ class Worker:
                     await asyncio.sleep(min(LOOK, retry))
                     continue
                 try:
-                    known, lost = await self._beat(client, address, known), False
+                    known, lost = await self._announce(client, address, known), False
                 except (httpx.HTTPError, ValueError) as error:
                     if not lost:
                         print(f"flowspec: the controller at {self.config.controller} does not answer "
@@ -157,7 +157,7 @@ class Worker:
                 if known:
                     await asyncio.sleep(interval)
 
-    async def _beat(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
+    async def _announce(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
         """Tell the controller, which may know of this worker; whether it knows of it then."""
         if not known:
             facts = {"worker_name": address, "check_heart_beat": True, "worker_status": self.status,
@@ -222,4 +222,4 @@ def serve(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(checked(serve, sys.argv[1:]))
+    sys.exit(exit_code(serve, sys.argv[1:]))

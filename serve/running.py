@@ -144,7 +144,7 @@ def _died(engine: Engine, listener: Listener, _: str, error: BaseException) -> N
     listener.should_exit = True
 
 
-def checked(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+def exit_code(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """The exit code of a command. What a person got wrong is one sentence."""
     try:
         return command(argv)

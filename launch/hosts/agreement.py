@@ -69,7 +69,7 @@ def settings(config: RunConfig, **found: Any) -> dict[str, Any]:
 
 
 def judge_facts(written: dict[int, Facts], board: Board) -> str:
-    """The first thing that does not fit, in one sentence; empty if all fits. `written` may lack ranks if not."""
+    """The first thing that does not fit, in words; empty if all fits. `written` may lack ranks if one is wrong."""
     for rank, facts in written.items():
         if facts.get("error"):
             return f"{board.named(rank, facts['host'])}: {facts['error']}"

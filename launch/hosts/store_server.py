@@ -23,7 +23,7 @@ LOOK = 0.05  # seconds between two looks at who is connected
 
 
 class StoreServer(socketserver.ThreadingTCPServer):
-    """Rank 0's end of the store: the first to say that it is a rank has that seat, the others are sent away."""
+    """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away."""
 
     allow_reuse_address = daemon_threads = True
     block_on_close = False
