@@ -38,7 +38,7 @@ def rest(argv: Sequence[str]) -> list[str]:
 
 
 def problems(argv: Sequence[str]) -> Iterator[str]:
-    """What a run with pipeline_type=auto may not be told, each in a sentence that names the fix."""
+    """What a run with pipeline_type=auto must not be given, each in a sentence that names the fix."""
     given = typed(argv)
     for key in LEFT:
         if key in given:

@@ -19,7 +19,7 @@ Level = Tuple[str, float]  # a source of guesses, milliseconds
 ENDING = ".json"  # of a profile's name that is a file
 OTHER = "name another profile="
 EXAMPLE = '{"like": "jetson-7b", "factors": [1, 2]}'
-LONGEST = 1e7  # ms, nearly three hours; beside far longer times, doubles do not tell the short ones
+LONGEST = 1e7  # ms, nearly three hours; beside far longer times, doubles do not resolve short ones
 MOST = 1024  # boards
 SLOWEST = 1e4  # times as long as usual, or as short
 RATES = 0.001, 1e6  # Mbit/s
@@ -173,5 +173,5 @@ def write(path: str, boards: Boards) -> None:
 
 
 def uneven(profile: Profile) -> Boards:
-    """A profile as a cluster whose boards may be told apart."""
+    """A profile as a cluster whose boards may differ."""
     return profile if isinstance(profile, Boards) else Boards(**asdict(profile))

@@ -57,7 +57,7 @@ def help_of(kind: type, command: str) -> str:
 
 
 def key_lines(kind: type) -> list[str]:
-    """The lines of the help that tell every key with its default and its meaning, group by group."""
+    """The lines of the help that list every key with its default and its meaning, group by group."""
     lines = ["keys, with the values they have when nothing else is said:"]
     group = ""
     for option in options(kind):
@@ -69,7 +69,7 @@ def key_lines(kind: type) -> list[str]:
 
 
 def options(kind: type) -> Iterator[Option]:
-    """Every key with its group and meaning, as the comments of the dataclass tell them; a command's own keys first."""
+    """Every key with its group and meaning, as the comments of the dataclass give them; a command's own keys first."""
     found = {option.name: option for option in fields(kind)}
     for cls in kind.__mro__[:-1]:
         yield from _options(cls, found)

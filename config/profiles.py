@@ -69,8 +69,8 @@ class Profile:
         that it costs the model.
         """
         beyond = sum(asked) - max(self.free, *asked)
-        dearer = 1 + self.row / self.model * max(0, beyond)
-        return dearer * self.level / 1e3 if any(asked) else 0.0
+        costlier = 1 + self.row / self.model * max(0, beyond)
+        return costlier * self.level / 1e3 if any(asked) else 0.0
 
     def transfer(self, size: int) -> float:
         """Seconds for which `size` bytes occupy a wire."""

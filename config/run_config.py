@@ -131,7 +131,7 @@ class RunConfig(Checked):
     stream_total_token: int = 1024  # guesses in the tree
     stream_topk: int = 10  # guesses that are read at once, and children of each
     stream_subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
-    stream_thrift: bool = True  # send and draft only what pays, by what stages and levels took of late
+    stream_thrift: bool = True  # send and draft only what pays, by what stages and levels took recently
 
     # Other habits of the pipeline
     score_order: bool = True  # send the best guesses first; false: in the order in which they were drafted

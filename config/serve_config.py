@@ -1,4 +1,4 @@
-"""Every option of the server, beside those of a run; what the server is not to be told.
+"""Every option of the server, beside those of a run; what the server must not be given.
 
 It knows nothing about HTTP.
 """
@@ -30,7 +30,7 @@ class ServeConfig(RunConfig):
     api_key: str = ""  # what clients must say as `Authorization: Bearer KEY`; also FLOWSPEC_API_KEY in the environment
     cors: str = ""  # origins whose pages a browser lets ask, as http://a.example,http://b.example; *: all
     model_name: str = ""  # what the model is called; empty: as the preset or the model's folder
-    queue: int = 64  # requests that may wait for a place; who comes then is told to come again (429)
+    queue: int = 64  # requests that may wait for a place; later ones are asked to come again (429)
     queue_seconds: float = 300.0  # seconds that a request may wait for a place
     body_mb: float = 4.0  # megabytes that a request may have
     restart: bool = True  # when a rank is lost, bring the whole pipeline up again
@@ -70,7 +70,7 @@ class WorkerConfig(ServeConfig):
     # FastChat
     controller: str = ""  # address of the controller, as http://127.0.0.1:21001
     worker: str = ""  # address at which this worker is reached; empty: http://HOST:PORT as listened at
-    trusted: bool = False  # whoever reaches host may ask: FastChat's protocol has no key
+    trusted: bool = False  # anyone who reaches host may ask: FastChat's protocol has no key
 
     # The server
     port: int = 21002  # port to listen at; 0: any that is free
@@ -88,7 +88,7 @@ class WorkerConfig(ServeConfig):
         if self.api_key:
             yield "api_key is not known to FastChat: leave it out, and keep host where only the controller's users are"
         if self.template == "own":
-            yield "template=own cannot be told to FastChat, which wraps prompts itself: use template=vicuna, " \
+            yield "template=own cannot be passed to FastChat, which wraps prompts itself: use template=vicuna, " \
                   "template=llama-2 or template=none"
 
     def _exposed(self) -> Iterator[str]:

@@ -113,4 +113,4 @@ class TreeConfig:
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
-    thrifty: bool = True  # whether streaming sends and drafts only what pays, by what was measured of late
+    thrifty: bool = True  # whether streaming sends and drafts only what pays, by recent measurements

@@ -42,7 +42,7 @@ def typed(argv: Sequence[str]) -> dict[str, str]:
 def over(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> list[str]:
     """The words of a command, and those that its defaults add: a preset where none is named, keys that are not given.
 
-    Every word that was typed stays, so that a wrong one is told in the end as it was typed.
+    Every word that was typed stays, so that a wrong one is reported in the end as it was typed.
     """
     given = typed(argv)
     added = [f"{key}={value}" for key, value in defaults.items() if key not in given]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Iterable, Sequence
 
-LONGEST = 20  # characters of a name, of which the last ones tell most
+LONGEST = 20  # characters of a name, of which the last ones say most
 APART = "  "
 
 

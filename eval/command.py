@@ -1,7 +1,7 @@
 """The evaluation: methods, data sets and temperatures, over one pipeline after the other, and tables at the end.
 
 Usage: python -m scripts.evaluate PROTOCOL [PRESET] [key=value ...], which run_eval.sh and others call; --help shows all
-keys, docs/evaluation.md tells what comes out.
+keys, docs/evaluation.md describes what comes out.
 """
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ class Evaluation:
         return None
 
     def _margin(self, job: Job, before: list[int], token: int, other: int) -> float:
-        """Ask the target once more what follows the tokens `before`, which the prefill of a new request tells."""
+        """Ask the target once more what follows the tokens `before`, which the prefill of a new request shows."""
         recorder = Recorder(**vars(self._sampler(job)))
         _, stream = self.decoders[job.contender].decode(Request(before, recorder, 1))
         with closing(stream):  # type: ignore[type-var]

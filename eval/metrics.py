@@ -49,7 +49,7 @@ ANSWER = {
 TALLY_LINE = {
     "rank": int, "request": int, "seconds": float, "spans": _has_spans, "late": float,
     "bytes": float, "control": float, "rows": float}
-FLIGHT_LINE = {  # what a line that tells of flights has beside
+FLIGHT_LINE = {  # what a line about flights has beside
     "first": float, "decoding": _has_spans,
     "flight": {"rows": int, "stay": float, "aloft": float, "misses": int, "lost": float}}
 
@@ -92,7 +92,7 @@ def decoding(answer: Answer) -> Amounts:
 def sample(answers: Answers, amounts: Callable[[Answer], Amounts] = whole) -> np.ndarray:
     """Tokens and seconds of each question, `[questions, 2]`; what was asked several times is one row.
 
-    `amounts` tells both of an answer.
+    `amounts` gives both for an answer.
     """
     rows: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
@@ -161,7 +161,7 @@ def _rate(sums: np.ndarray) -> np.ndarray:
 def bootstrap(samples: Sequence[np.ndarray], statistic: Statistic) -> Interval:
     """A statistic of the samples of all sets, with the bounds of a bootstrap over questions.
 
-    Questions are drawn anew with replacement, within their set and together with their baseline; the bounds are
+    Questions are drawn again with replacement, within their set and together with their baseline; the bounds are
     percentiles of the statistic, which gets sums over the questions, `[..., sets, columns]`.
     """
     samples = [rows for rows in samples if len(rows)]
@@ -268,8 +268,8 @@ def differences(answers: Answers, baseline: Answers) -> tuple[int, list[Differen
         for turn, (ids, others) in enumerate(zip(answer["token_ids"], expected)):
             position = divergence(ids, others)
             if position is not None:
-                told = answer.get("first_difference") or {}
-                found.append(Difference(answer, turn, position, told.get("margin")))
+                first = answer.get("first_difference") or {}
+                found.append(Difference(answer, turn, position, first.get("margin")))
                 break
     return compared, found
 

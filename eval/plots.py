@@ -304,7 +304,7 @@ def _stack(axes: Any, ranks: Ranks) -> None:
 
 
 def _account(found: Found, temperature: float, path: Path) -> bool:
-    """Draw a bar for each contender, stacked of what its tokens' time went into; False if the tally does not tell."""
+    """Draw a bar for each contender, stacked of what its tokens' time went into; False if the tally has none of it."""
     seen = accounts_of_all_sets(found, temperature)
     if not seen:
         return False

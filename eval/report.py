@@ -44,7 +44,7 @@ WORDS = """\
 - **drafting, verdict, waiting**: what rank 0 did after the first token of an answer; **prefill** is all until then, and
   **other** is sending, pruning and bookkeeping (with tp and galaxy also rank 0's layers). They add up to the time of a
   token.
-- **true rows**: rows behind the prompt that became text; of all others the target's work was in vain. Their number in
+- **true rows**: rows behind the prompt that became text; of all others the target's work was wasted. Their number in
   flight is the mean over the time of decoding, their **stay** lasts from the sending until they are back.
 - **miss**: a true row that was sent only after the answer of its parent had come. **Lost** is the time of decoding in
   which no true row was in flight.
@@ -93,7 +93,7 @@ def _about(found: Found) -> Iterator[str]:
     yield from (f"- {name}: {value}" for name, value in facts.items() if value)
     if config.get("concurrency", 1) > 1:
         yield (f"- a method answers {config['concurrency']} questions at once: ξ is the speed of one, and a table "
-               "tells that of all together; what each rank did is not told, nor whether it kept pace")
+               "says that of all together; what each rank did is not known, nor whether it kept pace")
     yield from _emulation(found)
     yield from _missing(found)
     yield ""
@@ -266,12 +266,12 @@ def _account_tables(found: Found, temperature: float) -> Iterator[str]:
 
 def _busy(found: Found, temperature: float) -> dict[str, str]:
     """Per cent of its time that each stage computed, by the label of a contender."""
-    told = {}
+    cells = {}
     for contender in found.contenders:
         ranks = summary.utilization(found, found.of_all_sets(contender, temperature))
         stages = [100 * used.computed for rank, used in ranks.items() if rank]
-        told[found.label(contender)] = _joined(stages, 0) or NONE
-    return told
+        cells[found.label(contender)] = _joined(stages, 0) or NONE
+    return cells
 
 
 def _time(used: Utilization) -> str:

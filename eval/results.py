@@ -218,7 +218,7 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
-    """The name of the processor, as Linux tells it if this is Linux."""
+    """The name of the processor, as Linux gives it if this is Linux."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

@@ -125,7 +125,7 @@ def accounts(found: Found) -> list[Row]:
 
 
 def accounts_of_all_sets(found: Found, temperature: float) -> dict[str, Account]:
-    """The account of each contender, all sets together, by its label; of those whose tally tells of flights."""
+    """The account of each contender, all sets together, by its label; of those whose tally has flights."""
     seen = {}
     for contender in found.contenders:
         own = account(found.tally, found.of_all_sets(contender, temperature))

@@ -65,7 +65,7 @@ def run(name: str, argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return WRONG
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code tells of it
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code says so
     code = 0
     for number, (point, words) in enumerate(points.items(), 1):
         print(f"\n{name}: point {number} of {len(points)}, {point}", flush=True)
@@ -78,8 +78,8 @@ def run(name: str, argv: Sequence[str]) -> int:
         path = write(folder, name, SWEEPS[name])
         print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
     except (ValueError, OSError) as error:
-        told = code and isinstance(error, NoAnswers)  # by the evaluation that failed
-        if not told:
+        reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
+        if not reported:
             print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         code = code or WRONG
     return code

@@ -1,7 +1,7 @@
 """How many tokens a pass of the target verifies with trees of small models, counted along texts that the target wrote.
 
 What is below a node of such a tree depends on the text up to the node alone, and of all nodes only those on the text
-count. So one pass of each model over a text tells what trees at all of its places would bring, and no tree is needed.
+count. So one pass of each model over a text shows what trees at all of its places would bring, and no tree is needed.
 
 A tree has widths, as `expansion` gives them: in step i every node of the last level gets `widths[i]` children. The
 first token of a text is that of the prefill, and counts neither as a token nor as a pass, as in `mean_accepted_length`.

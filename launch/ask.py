@@ -27,7 +27,7 @@ Place = Tuple[int, int]  # of an answer: the number of its question, and its tur
 Done = Tuple[Place, Dict[str, Any], Generation]  # an answer, and what is said about it
 
 
-def tell_if_full(pipeline: Pipeline, got: Answer) -> None:
+def warn_if_full(pipeline: Pipeline, got: Answer) -> None:
     """Say so if the context ended an answer."""
     if got.finish_reason == "context":
         print(f"\nflowspec: {full(pipeline, got)}", file=sys.stderr)
@@ -113,7 +113,7 @@ def ask_one(pipeline: Pipeline) -> None:
     generation = pipeline.stream(config.prompt if pipeline.text else config.ids)
     for piece in generation:
         print(harmless(piece), end="", flush=True)
-    tell_if_full(pipeline, generation.answer)
+    warn_if_full(pipeline, generation.answer)
     print("\n")
     print(table([generation.answer]))
     if config.output:
@@ -171,7 +171,7 @@ def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) 
                 for _ in generation:
                     bar.update(generation.answer.new_tokens - bar.n)
                     yield None
-            tell_if_full(pipeline, generation.answer)
+            warn_if_full(pipeline, generation.answer)
             talk += [words, generation.text]
             yield (number, turn), {"question_id": question.id, "turn": turn, "prompt": words}, generation
     finally:

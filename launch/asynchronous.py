@@ -19,10 +19,10 @@ from pipeline.failure import PeerLost, guarded
 
 
 class Asked(Job):
-    """A prompt with its options; `tell` is called on the pipeline's thread."""
+    """A prompt with its options; `report` is called on the pipeline's thread."""
 
-    def __init__(self, prompt: Prompt, options: Mapping[str, Any], tell: Callable[[Any], None]) -> None:
-        self.prompt, self.options, self.tell = prompt, options, tell
+    def __init__(self, prompt: Prompt, options: Mapping[str, Any], report: Callable[[Any], None]) -> None:
+        self.prompt, self.options, self.report = prompt, options, report
 
     def begin(self, pipeline: Pipeline) -> Generation:
         return pipeline.submit(self.prompt, **self.options)
@@ -72,15 +72,15 @@ class AsyncPipeline:
         """The pieces of an answer as they settle, with options as for `Pipeline.generate`."""
         events = self._events(prompt, options)
         try:
-            async for told in events:
-                if isinstance(told, str):
-                    yield told
+            async for event in events:
+                if isinstance(event, str):
+                    yield event
         finally:
             await events.aclose()
 
     async def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """A whole answer, as `Pipeline.generate` gives it."""
-        events = [told async for told in self._events(prompt, options)]
+        events = [event async for event in self._events(prompt, options)]
         whole = events[-1]
         assert isinstance(whole, Generation), "an answer has ended without its end"
         return whole
@@ -91,22 +91,22 @@ class AsyncPipeline:
         return await self.generate(messages, **options)
 
     async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """What is told of a job, up to its end, which is a generation."""
+        """The events of a job, up to its end, which is a generation."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue()  # type: ignore[var-annotated]
 
-        def tell(told: Any) -> None:
+        def report(event: Any) -> None:
             with suppress(RuntimeError):  # the loop is closed, so nobody reads
-                loop.call_soon_threadsafe(events.put_nowait, told)
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
-        job = Asked(prompt, options, tell)
+        job = Asked(prompt, options, report)
         self._turning.submit([job])
         try:
-            told: Any = None
-            while not isinstance(told, Generation):
-                told = await events.get()
-                if isinstance(told, BaseException):
-                    raise told
-                yield told
+            event: Any = None
+            while not isinstance(event, Generation):
+                event = await events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                yield event
         finally:
             self._turning.cancel([job])
 

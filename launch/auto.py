@@ -53,7 +53,7 @@ Choice = Mapping[str, Any]  # of FORM
 def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]:
     """The words of a command, with words for the keys that they leave open; pipeline_type=auto makes room for a plan's.
 
-    What a plan chooses, and why, is told on stderr. Raises ValueError, with the fix, where nothing can be planned.
+    What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
     """
     words = opened(argv)
     planned = is_asked(words)
@@ -74,10 +74,10 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
         asked = question(words, config, *_split(config))
         print(f"flowspec: {_beginning(config)}", file=sys.stderr)
         choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
-        print(f"flowspec: {_told(words, config, choice, _kept(path, choice))}", file=sys.stderr)
+        print(f"flowspec: {_sentence(words, config, choice, _kept(path, choice))}", file=sys.stderr)
     else:
-        kept = f"remembered in {path} since {choice['when']}: delete it to plan anew"
-        print(f"flowspec: {_told(words, config, choice, kept)}", file=sys.stderr)
+        kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
+        print(f"flowspec: {_sentence(words, config, choice, kept)}", file=sys.stderr)
     return with_chosen(words, choice["keys"])
 
 
@@ -108,7 +108,7 @@ def left_open(words: Sequence[str], kind: type[RunConfig] = RunConfig) -> tuple[
     return found, reasons
 
 
-def tell_left_open(argv: Sequence[str]) -> None:
+def report_left_open(argv: Sequence[str]) -> None:
     """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
     _, reasons = left_open(opened(argv))
     if reasons and os.environ.get("RANK", "0") == "0":
@@ -127,7 +127,7 @@ def _checked(argv: Sequence[str], kind: type[RunConfig]) -> RunConfig:
     return config
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is printed --------------------------------------------------------------------------------------------------
 
 def _beginning(config: RunConfig) -> str:
     if config.profile == "none":
@@ -137,7 +137,7 @@ def _beginning(config: RunConfig) -> str:
             "model and profile")
 
 
-def _told(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str) -> str:
+def _sentence(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str) -> str:
     """What was chosen, why, and where that is kept."""
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
@@ -189,7 +189,7 @@ def _remembered(path: Path, argv: Sequence[str], kind: type[RunConfig]) -> Choic
             raise ValueError(f"{path} names no method")
         parse(with_chosen(argv, found["keys"]), kind=kind)
     except ValueError as error:
-        print(f"flowspec: {plain(str(error))}; a plan is made anew", file=sys.stderr)
+        print(f"flowspec: {plain(str(error))}; a new plan is made", file=sys.stderr)
         return None
     choice: Choice = found
     return choice
@@ -201,7 +201,7 @@ def _kept(path: Path, choice: Choice) -> str:
         write_json(path, choice)
     except ValueError as error:
         return f"not remembered, since {error}"
-    return f"remembered in {path}: delete it to plan anew"
+    return f"remembered in {path}: delete it to plan again"
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -228,20 +228,20 @@ def _planned(words: Sequence[str]) -> dict[str, Any]:
         path = Path(folder) / "chosen.json"
         command = [sys.executable, "-m", PLAN, *words, f"preset={path}"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            told = _followed(process)
+            sentence = _followed(process)
         if process.returncode == INTERRUPTED:
             raise KeyboardInterrupt
         if process.returncode:
-            reason = told or f"the plan ended with exit code {process.returncode}"
+            reason = sentence or f"the plan ended with exit code {process.returncode}"
             raise PeerLost(reason) if process.returncode == LOST else ValueError(f"pipeline_type=auto: {reason}")
-        if told:
-            print(f"flowspec: {told}", file=sys.stderr)
+        if sentence:
+            print(f"flowspec: {sentence}", file=sys.stderr)
         chosen: dict[str, Any] = whole(path, "name the method")["chosen"]
     return chosen
 
 
 def _followed(process: subprocess.Popen[bytes]) -> str:
-    """Pass on what a plan tells while it works; its sentence at the end, if it has one."""
+    """Pass on what a plan prints while it works; its sentence at the end, if it has one."""
     assert process.stderr is not None
     held = b""
     for chunk in iter(lambda: os.read(process.stderr.fileno(), 4096), b""):  # type: ignore[union-attr]

@@ -33,7 +33,7 @@ def private_folder() -> Iterator[str]:
     draft = Path(folder.name, f"{MARK}.part")
     with draft.open("w") as mark, folder:
         fcntl.flock(mark, fcntl.LOCK_SH)
-        draft.rename(draft.with_name(MARK))  # whoever sees it finds it locked
+        draft.rename(draft.with_name(MARK))  # anyone who sees it finds it locked
         yield folder.name
 
 

@@ -135,7 +135,7 @@ def _folders(spec: RankSpec, name: str) -> list[Path]:
 
 
 def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
-    """The memory of one network; nothing where its folder is missing, which is told when the draft is built."""
+    """The memory of one network; nothing where its folder is missing, which is reported when the draft is built."""
     part = spec.part
     if not (folder / "config.json").is_file():
         return NOTHING
@@ -235,8 +235,8 @@ def local_ranks(world: int) -> range:
     return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], tell: bool = True) -> None:
-    """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may tell of `mine`.
+def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bool = True) -> None:
+    """Refuse to load `specs`, all ranks of this machine, if on a device of `mine` they do not fit; may report `mine`.
 
     It is called before the rendezvous, so before any rank loads: what is free is free for all of them.
     """
@@ -246,7 +246,7 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], tell: bool
         left = free(device)
         has = f"{left / GB:.2f} GB free"
         for spec in there:
-            if tell and spec in mine:
+            if report and spec in mine:
                 print(f"rank {spec.part.rank} needs {need(spec)}; {device} has {has} for {len(there)} {ranks}",
                       file=sys.stderr)
         total = sum((need(spec) for spec in there), NOTHING)

@@ -16,7 +16,7 @@ from config.keys import options as keys_of
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
-from launch.auto import settled, tell_left_open
+from launch.auto import report_left_open, settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
 from launch.generation import Generation, pieces
 from launch.open_rank0 import rank_0
@@ -77,7 +77,7 @@ class Pipeline:
         """
         typed = [preset, *(_as_word(key, value) for key, value in options.items())]
         rank = rank_0(settled(typed))
-        tell_left_open(typed)
+        report_left_open(typed)
         with ExitStack() as started:
             pipeline = Pipeline.of_rank_0(started.enter_context(rank))
             return replace(pipeline, started=started.pop_all())
@@ -114,7 +114,7 @@ class Pipeline:
         """End all ranks in good order; nothing happens if that was done."""
         if self.ring.stopped:
             return
-        with self.started, suppress(PeerLost):  # a loss was told when it came
+        with self.started, suppress(PeerLost):  # a loss was reported when it came
             self.check()  # after a loss nobody shall take it for the end in good order
             self.stop()
 
@@ -145,7 +145,7 @@ class Pipeline:
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
         """An answer that is made while its pieces are read, with options as for `generate`.
 
-        With `logprobs=N` the answer tells what the target says of each token and of the N likeliest ones, with
+        With `logprobs=N` the answer has what the target says of each token and of the N likeliest ones, with
         `prompt_logprobs=True` also of the prompt's.
         """
         return self._generation(prompt, options, self.decoder.decode)
@@ -153,7 +153,7 @@ class Pipeline:
     def submit(self, prompt: Prompt, **options: Any) -> Generation:
         """The same for an answer that begins at once, or when there is a place for it.
 
-        As many answers are made at once as `max_requests` says. Whoever reads one of them lets all of them go on. The
+        As many answers are made at once as `max_requests` says. Reading one of them lets all of them go on. The
         option `priority`, above 0 and usually 1, says how much its guesses count, and who begins first.
         """
         return self._generation(prompt, options, self.decoder.submit)
@@ -290,7 +290,7 @@ class Pipeline:
         return replace(tree, init=init, expand=expand)
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
-        """How many guesses of DSI make a verification, as given or as measured; tells if too few replicas are there."""
+        """How many guesses of DSI make a verification, as given or as measured; warns if too few replicas are there."""
         chosen, servers = config.guesses, self.ring.depth
         measured = latencies(self.ring, draft.networks, self.passes, self.spec.context)
         least, needed = measured.least(servers), measured.needs(chosen or 1)
@@ -309,12 +309,12 @@ class Pipeline:
 
     @cached_property
     def segment_rows(self) -> int:
-        """How many rows a segment should hold, as a few passes through the pipeline tell."""
+        """How many rows a segment should hold, by a few passes through the pipeline."""
         return segment_rows(self.ring, self.spec.context)
 
     @cached_property
     def round_trip(self) -> float:
-        """The seconds of one token by plain decoding, about: one row once round the ring, as a few passes tell."""
+        """The seconds of one token by plain decoding, about: one row once round the ring, by a few passes."""
         return round_trip(self.ring)
 
 

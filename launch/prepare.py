@@ -117,14 +117,14 @@ def _check_threads(asked: int) -> None:
 def _check_memory(config: RunConfig, folder: Path, own: Part, world: int) -> None:
     """Refuse to load, before any rank does, what does not fit.
 
-    Whoever launches the ranks leaves CUDA to them: to look would take some of that memory.
+    The launcher of the ranks leaves CUDA to them: to look would take some of that memory.
     """
     specs = [RankSpec(config, open_part(folder, rank, config)) for rank in local_ranks(world)]
     if "RANK" in os.environ:
         check_memory(specs, [RankSpec(config, own)], config.debug)
     elif config.processes:
         on_cpu = [spec for spec in specs if spec.device.type == "cpu"]
-        check_memory(specs, on_cpu, tell=False)
+        check_memory(specs, on_cpu, report=False)
     else:
         check_memory(specs, specs, config.debug)
 

@@ -81,7 +81,7 @@ def _times(longer: float, shorter: float) -> int:
 def latencies(ring: Ring, networks: Sequence[Draft], passes: Passes, context: int) -> Latencies:
     """The latencies of DSI at temperature 0, with as few guesses in a verification as Eq. 1 wants, but at most `MOST`.
 
-    While a replica verifies, others are sent the guesses after its own. So whoever is next has to catch up with about
+    While a replica verifies, others are sent the guesses after its own. So the next one has to catch up with about
     T / d of them, which lengthens T, which changes how many they are: a few rounds come close enough.
     """
     guess = max(sum(_guess(ring, network, passes) for network in networks), 1e-6)

@@ -1,6 +1,6 @@
 """A process for every rank of this machine, from the start of the first to the end of the last.
 
-It knows nothing about models: `run.py` tells what a rank does, and `local.py` how ranks find each other. Their
+It knows nothing about models: `run.py` decides what a rank does, and `local.py` how ranks find each other. Their
 rendezvous is a private folder, and they talk over loopback, so nothing listens where other machines could reach it.
 """
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _environment(folder: str, world: int) -> dict[str, str]:
     found[LAUNCHER] = str(os.getpid())
     found[FOLDER] = folder
     found["WORLD_SIZE"] = found["LOCAL_WORLD_SIZE"] = str(world)
-    found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is told in our words
+    found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is reported in our words
     found.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
     keep_on_loopback(found)
     return found
@@ -173,7 +173,7 @@ def kill_all() -> None:
 def _exit_code(ended: dict[int, int], loss: str) -> int:
     """The exit code of a run, by those of its ranks. `loss` is what the ranks have noted of a lost peer.
 
-    It tells what no rank could tell: who was killed, or has ended without a word.
+    It reports what no rank could: who was killed, or has ended without a word.
     """
     first = ended.get(0, 0)
     if first > 0 and first not in (WRONG, LOST):
@@ -182,16 +182,16 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     if not bad:
         return 0
     if WRONG in bad.values():
-        code, told = WRONG, loss  # if nothing is noted, rank 0 has told
+        code, message = WRONG, loss  # if nothing is noted, rank 0 has printed it
     else:
-        code, told = LOST, reason_of(bad, loss)
-    if told:
-        print(f"\nflowspec: {told}", file=sys.stderr)
+        code, message = LOST, reason_of(bad, loss)
+    if message:
+        print(f"\nflowspec: {message}", file=sys.stderr)
     return code
 
 
 def reason_of(bad: Mapping[int, int], loss: str) -> str:
-    """Why a run is lost, by exit codes of ranks: who was killed, which no rank could tell; else what ranks noted."""
+    """Why a run is lost, by exit codes of ranks: who was killed, which no rank could say; else what ranks noted."""
     killed = [_death(rank, -code) for rank, code in bad.items() if code < 0]
     if killed or loss:
         return "; ".join(killed) or loss
@@ -201,22 +201,22 @@ def reason_of(bad: Mapping[int, int], loss: str) -> str:
 
 def _death(rank: int, number: int) -> str:
     """What killed a rank, and why that may be."""
-    told = f"rank {rank} was killed ({signal.Signals(number).name})"
+    message = f"rank {rank} was killed ({signal.Signals(number).name})"
     if number == signal.SIGKILL:
-        return f"{told}: by hand, or by the system if memory ran short, as dmesg would tell"
+        return f"{message}: by hand, or by the system if memory ran short, as dmesg would show"
     reason = limited(SPACE) if number != signal.SIGTERM else ""
-    return f"{told}: {reason}" if reason else told
+    return f"{message}: {reason}" if reason else message
 
 
 # --- what a rank knows of its launcher --------------------------------------------------------------------------------
 
 def launched() -> bool:
-    """Whether `spawn` has started this rank; then the launcher tells what its ranks have lost."""
+    """Whether `spawn` has started this rank; then the launcher reports what its ranks have lost."""
     return FOLDER in os.environ
 
 
 def note(loss: str) -> None:
-    """Leave a loss to the launcher: of all that its ranks note, it tells what came first."""
+    """Leave a loss to the launcher: of all that its ranks note, it reports what came first."""
     first_loss(Folder(os.environ[FOLDER]), loss)
 
 

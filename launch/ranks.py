@@ -15,7 +15,7 @@ import torch.distributed as dist
 from config.run_config import RunConfig
 from launch.build import build_drafter, build_stage
 from launch.folder import private_folder
-from launch.hosts.clock import machine, tell_time
+from launch.hosts.clock import machine, send_time
 from launch.local import join_beside
 from launch.prepare import check_split, open_part
 from launch.processes import await_ends, kill, start_ranks
@@ -37,7 +37,7 @@ Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's
 class Rank(NamedTuple):
     """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
 
-    `busy` tells for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
+    `busy` says for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
     time begin again, where it is only counted.
     """
 
@@ -142,7 +142,7 @@ def in_group(config: RunConfig, folder: Path, placement: Placement, heartbeat: H
         rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace, busy=heartbeat.busy)
         rank_0.compare_split(heartbeat.store)
         if config.trace:
-            tell_time(heartbeat.store, range(1, placement.world), machine())
+            send_time(heartbeat.store, range(1, placement.world), machine())
         yield rank_0
         if not heartbeat.lost:
             wires.close()

@@ -1,6 +1,6 @@
-"""A pipeline that one thread turns: others hand it jobs, and are told what comes of them, so that many may ask at once.
+"""A pipeline that one thread turns: others hand it jobs, and hear what comes of them, so that many may ask at once.
 
-It knows nothing about who asks. Whoever is told must not wait: what is told is queued at the listener's end, so a slow
+It knows nothing about who asks. A listener must not wait: what it hears is queued at the listener's end, so a slow
 reader stalls nobody.
 """
 from __future__ import annotations
@@ -21,9 +21,9 @@ Result = TypeVar("Result")
 
 
 class Job:
-    """One answer that is asked for, and whom to tell of it: pieces of its text, and at last what it ended with."""
+    """One answer that is asked for, and who hears of it: pieces of its text, and at last what it ended with."""
 
-    tell: Callable[[Any], None]
+    report: Callable[[Any], None]
     generation: Generation | None = None  # since it has begun
     over = False
 
@@ -31,8 +31,8 @@ class Job:
         """Let the answer begin; raises ValueError for what cannot be asked."""
         raise NotImplementedError
 
-    def told(self, text: str) -> Iterable[Any]:
-        """What is told when the answer goes on with this text, which may be empty."""
+    def events(self, text: str) -> Iterable[Any]:
+        """What is reported when the answer goes on with this text, which may be empty."""
         return [text] if text else []
 
 
@@ -123,15 +123,15 @@ class Turning:
                 with suppress(PeerLost):  # its stages may be lost already
                     job.generation.close()
 
-    def drop(self, told: Any) -> None:
+    def drop(self, end: Any) -> None:
         """End all jobs and questions with the same words, since nobody will answer them."""
         with self._counting:
             left, questions = list(self.jobs), list(self._questions)
         for question in questions:
             if question.set_running_or_notify_cancel():
-                question.set_exception(told)
+                question.set_exception(end)
         for job in left:
-            self._end(job, told)
+            self._end(job, end)
         self._running = []
 
     def _hear(self, pipeline: Pipeline) -> None:
@@ -166,12 +166,12 @@ class Turning:
             job.generation.close()
 
     def _hand_out(self, job: Any, pipeline: Pipeline) -> None:
-        """Tell what has settled of an answer, and its end."""
+        """Report what has settled of an answer, and its end."""
         pieces = iter(job.generation)
         try:
             while job.generation.ready:
-                for piece in job.told(next(pieces)):
-                    job.tell(piece)
+                for piece in job.events(next(pieces)):
+                    job.report(piece)
         except StopIteration:
             self._running.remove(job)
             self._end(job, job.generation)
@@ -182,15 +182,15 @@ class Turning:
             self._end(job, error)
             job.generation.close()
 
-    def _end(self, job: Any, told: Any) -> None:
-        """A job is over, and its place free: once, whoever ends it first."""
+    def _end(self, job: Any, end: Any) -> None:
+        """A job is over, and its place free: once, no matter who ends it first."""
         with self._counting:
             over, job.over = job.over, True
             self.jobs.discard(job)
         if not over:
-            self._tell_end(job, told)
+            self._report_end(job, end)
 
-    def _tell_end(self, job: Any, told: Any) -> None:
-        """Tell how a job has ended; nothing is told of one that was given up."""
-        if told is not None:
-            job.tell(told)
+    def _report_end(self, job: Any, end: Any) -> None:
+        """Report how a job has ended, but not of one that was given up."""
+        if end is not None:
+            job.report(end)

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from config.cli import parse
 from config.run_config import RunConfig
-from launch.auto import settled, tell_left_open
+from launch.auto import report_left_open, settled
 from launch.hosts.board import COMMAND, find_board
-from launch.hosts.clock import learn_time, machine, tell_time
+from launch.hosts.clock import learn_time, machine, send_time
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
 from launch.interrupt import interrupt
 from launch.local import LocalRendezvous
@@ -65,7 +65,7 @@ class Start(NamedTuple):
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
-    """The whole life of a command. Returns its exit code; what went wrong is told on stderr."""
+    """The whole life of a command. Returns its exit code; what went wrong is printed on stderr."""
     try:
         code = _run(command, argv)
     except KeyboardInterrupt:
@@ -73,7 +73,7 @@ def run(command: Command, argv: Sequence[str]) -> int:
     except Exception as error:
         if not foreseen(error):
             raise
-        _tell(error, "debug=true" in argv)
+        _report(error, "debug=true" in argv)
         return LOST if isinstance(error, PeerLost) else WRONG
     if code >= STOPPED:
         with suppress(OSError):  # the terminal may be gone
@@ -87,7 +87,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     _check_environment()
     words = settled(argv, command.kind)
     start = _prepare(parse(words, typed, command.kind))
-    tell_left_open(argv)
+    report_left_open(argv)
     if "RANK" in os.environ:
         if start.config.virtual:
             raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add "
@@ -121,8 +121,8 @@ def _prepare(config: RunConfig) -> Start:
     return Start(config, folder, placement, rendezvous)
 
 
-def _tell(error: BaseException, debug: bool) -> None:
-    """Tell what has ended a command before its ranks were connected."""
+def _report(error: BaseException, debug: bool) -> None:
+    """Report what has ended a command before its ranks were connected."""
     show(error, debug)
     if launched():
         note(explain(error))
@@ -163,7 +163,7 @@ def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
     rank = Rank(RankSpec(config, open_part(folder, number, config)), wires, trace, busy=heartbeat.busy)
     rank.compare_split(store)
     if config.trace and number == 0:
-        tell_time(store, range(1, placement.world), machine())
+        send_time(store, range(1, placement.world), machine())
     elif config.trace:
         learn_time(store, number, machine(), trace)
     code = 0
@@ -216,16 +216,16 @@ def _lead(rank_0: Rank, main: Callable[[Pipeline], None]) -> int:
     try:
         pipeline.stop()
     except PeerLost:
-        if not code:  # else a reason was told already
+        if not code:  # else a reason was printed already
             raise
     return code
 
 
 def _exit_code(error: BaseException, config: RunConfig) -> int:
-    """The exit code of a command that ends with this error; what a person got wrong is told."""
+    """The exit code of a command that ends with this error; what a person got wrong is printed."""
     if isinstance(error, SystemExit):  # the command's own
         return int(error.code or 0)
-    if isinstance(error, BrokenPipeError):  # whoever reads the answer has had enough; nothing is to be flushed there
+    if isinstance(error, BrokenPipeError):  # the reader of the answer has had enough; nothing is to be flushed there
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         return STOPPED + signal.SIGPIPE

@@ -1,6 +1,6 @@
-"""How a rank ends before its time: it tells why, lets the others hear of it, and keeps its trace.
+"""How a rank ends before its time: it says why, lets the others hear of it, and keeps its trace.
 
-It knows nothing about roles: the composition root says who tells whom.
+It knows nothing about roles: the composition root says who informs whom.
 """
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ def join_traces(config: RunConfig, part: Part) -> None:
     if config.trace:
         describe(config, part)
         joined = merge(config.trace)
-        told = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
+        message = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
                 f"python -m scripts.timeline {config.trace})")
-        print(plain(told), file=sys.stderr)
+        print(plain(message), file=sys.stderr)
 
 
 def describe(config: RunConfig, part: Part) -> None:
-    """Leave in the trace's folder what its spans do not tell, `run.json`: what ran, and the text of every token."""
+    """Leave in the trace's folder what its spans do not say, `run.json`: what ran, and the text of every token."""
     tokens = {}
     if not config.prompt_ids:
         tokens = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))

@@ -1,6 +1,6 @@
 """The wires of a rank: its links and, where several ranks share a stage, its group; between processes or threads.
 
-It knows nothing about what travels, and compares no ranks: `Placement` tells who talks to whom.
+It knows nothing about what travels, and compares no ranks: `Placement` says who talks to whom.
 """
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Wires:
         return self.link if self.fan is None else Leading(self.link, self.fan)
 
     def fail(self, failure: PeerLost) -> None:
-        """Let whoever waits for a message get this failure instead."""
+        """Let those who wait for a message get this failure instead."""
         for link in (self.link, *self.drafters):
             link.fail(failure)
 

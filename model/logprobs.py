@@ -33,21 +33,21 @@ def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[L
 
 
 @dataclass(frozen=True)
-class Telling:
-    """What a request wants told: of how many `likeliest` tokens beside each one of the answer.
+class LogprobRequest:
+    """The log-probabilities that a request wants: of how many `likeliest` tokens beside each one of the answer.
 
-    The same is told of the tokens of the prompt behind its first `echoed` nodes.
+    It wants the same of the tokens of the prompt behind its first `echoed` nodes.
     """
 
     likeliest: int
     echoed: int = 0
 
     def echoes(self, tree: TokenTree, node: int) -> bool:
-        """Whether the token of the prompt behind a node is told."""
+        """Whether the token of the prompt behind a node is wanted."""
         return tree.pos.get(node, self.echoed) < self.echoed
 
     def keep(self, tree: TokenTree, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
-        """Keep in the tree what there is to tell of the tokens that are `said` after nodes, and of the prompt's."""
+        """Keep in the tree the log-probabilities of the tokens that are `said` after nodes, and of the prompt's."""
         after = dict(said)
         for node in logits:
             if self.echoes(tree, node):

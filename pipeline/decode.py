@@ -13,7 +13,7 @@ from typing import Any, Callable, Generator, Iterable, Iterator, List, NamedTupl
 
 from config.run_config import TreeConfig
 from model.drafts.batch import Passes, read_all
-from model.logprobs import Logprob, Telling
+from model.logprobs import Logprob, LogprobRequest
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import Draft, Progress, Terms
@@ -34,8 +34,8 @@ class Request:
     end: frozenset[int] = frozenset()
     stop: Callable[[int], bool] = lambda token: False
     priority: float = 1.0  # how much its guesses count beside those of other requests, and who begins first
-    likeliest: int | None = None  # tell the log-probability of each token, and of so many likeliest ones beside it
-    echo: bool = False  # tell them of the prompt, too, which is then read from its first token on
+    likeliest: int | None = None  # report the log-probability of each token, and of so many likeliest ones beside it
+    echo: bool = False  # report them of the prompt, too, which is then read from its first token on
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Settled:
 class Decoder:
     """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens.
 
-    As many requests are under way at once as the ring has places. Whoever reads one of their streams lets all go on.
+    As many requests are under way at once as the ring has places. Reading one of their streams lets all go on.
     """
 
     def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int,
@@ -143,10 +143,10 @@ class Decoder:
         tree = TokenTree(request.prompt, limit, self.ring.ids, self.cfg.best_first)
         answer = Answer(prompt_tokens=tokens)
         begin = partial(self._steps, request, tree, answer)
-        telling = None
+        logprobs = None
         if request.likeliest is not None:
-            telling = Telling(request.likeliest, tokens - 1 if request.echo else 0)
-        return answer, Task(tree, request.sampler, begin, request.priority, not request.echo, telling)
+            logprobs = LogprobRequest(request.likeliest, tokens - 1 if request.echo else 0)
+        return answer, Task(tree, request.sampler, begin, request.priority, not request.echo, logprobs)
 
     def _later(self, task: Task) -> Stream:
         yield from self._begun(task)
@@ -194,7 +194,7 @@ class Decoder:
             if not answer.token_ids:
                 answer.prefill_seconds = clock.now() - start
             if request.likeliest is not None:
-                self._tell(answer, tree, len(step), len(new))
+                self._add_logprobs(answer, tree, len(step), len(new))
             answer.token_ids += new
             answer.decode_seconds = clock.now() - start - answer.prefill_seconds
             answer.target_passes = max(tree.passes, 0)
@@ -203,7 +203,7 @@ class Decoder:
             self._credit(answer, tree, len(step))
             yield new
 
-    def _tell(self, answer: Answer, tree: TokenTree, settled: int, new: int) -> None:
+    def _add_logprobs(self, answer: Answer, tree: TokenTree, settled: int, new: int) -> None:
         """Take from the tree what the target says of the `new` tokens among those that settled, and of the prompt."""
         before = tree.trunk[-settled - 1:-1]
         first = tree.trunk[:answer.prompt_tokens - 1] if not answer.token_ids else []

@@ -1,4 +1,4 @@
-"""What rank 0 and small models on ranks of their own tell each other, and the 8-byte numbers that carry it.
+"""What rank 0 and small models on ranks of their own send each other, and the 8-byte numbers that carry it.
 
 It knows nothing about who draws a proposal, or how.
 
@@ -23,14 +23,14 @@ WORD = 1 << 64  # how many numbers 8 bytes can be
 
 @dataclass
 class Ask:
-    """Rank 0 wants a tree of this shape below its text, which goes on with `tokens` behind the first `told` ones.
+    """Rank 0 wants a tree of this shape below its text, which goes on with `tokens` behind the first `sent` ones.
 
-    Where none was told before, the text is that of a new request: of at most `limit` tokens, which `sampler` chooses.
+    Where none was sent before, the text is that of a new request: of at most `limit` tokens, which `sampler` chooses.
     `number` is that of the question, from which an answer has it.
     """
 
     number: int
-    told: int
+    sent: int
     tokens: list[int]
     limit: int
     sampler: Sampler
@@ -59,7 +59,7 @@ def words_of(msg: Ask | Drafted) -> Tensor:
     if isinstance(msg, Ask):
         sampler = msg.sampler
         seed = sampler.seed - WORD if sampler.seed >= WORD // 2 else sampler.seed
-        whole = [msg.number, msg.told, msg.limit, seed, sampler.top_k, RULES.index(sampler.rule)]
+        whole = [msg.number, msg.sent, msg.limit, seed, sampler.top_k, RULES.index(sampler.rule)]
         flat = [count for level in msg.shape for count in level]
         columns = [whole, _real([sampler.temperature, sampler.top_p]), msg.tokens, list(map(len, msg.shape)), flat]
     else:
@@ -79,13 +79,13 @@ def ask_of(words: Tensor) -> Ask:
     fits = sizes == (6, 2, len(flat)) and not (levels < 0).any()
     if not fits or not 0 <= whole[5] < len(RULES):
         raise ValueError("a question for a tree whose numbers contradict each other")
-    number, told, limit, seed, top_k, rule = whole.tolist()
+    number, sent, limit, seed, top_k, rule = whole.tolist()
     temperature, top_p = _floats(real).tolist()
     sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULES[rule])
     ends = list(accumulate(levels.tolist()))
     counts = flat.tolist()
     shape = tuple(tuple(counts[begin:end]) for begin, end in zip([0, *ends], ends))
-    return Ask(number, told, tokens.tolist(), limit, sampler, shape)
+    return Ask(number, sent, tokens.tolist(), limit, sampler, shape)
 
 
 def drafted_of(words: Tensor) -> Drafted:

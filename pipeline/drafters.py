@@ -42,7 +42,7 @@ class NotedTree(TokenTree):
         self.unsent.clear()
 
     def begin(self) -> None:
-        """What is proposed from now on is noted anew."""
+        """What is proposed from now on is noted from the beginning."""
         self.noted, self.places = [], {self.tip: 0}
 
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:
@@ -85,8 +85,8 @@ class Drafter:
 
     def _read(self, ask: Ask) -> None:
         """Take over the text."""
-        if ask.told:
-            assert len(self._tree.trunk) == ask.told, f"{len(self._tree.trunk)} tokens are here, and not {ask.told}"
+        if ask.sent:
+            assert len(self._tree.trunk) == ask.sent, f"{len(self._tree.trunk)} tokens are here, and not {ask.sent}"
             self._tree.go_on(ask.tokens)
         else:
             self._draft.reset()
@@ -113,12 +113,12 @@ def run_drafter(drafter: Drafter, link: Link) -> None:
 class Replay:
     """The proposals of one small model, made once more in the tree of the request."""
 
-    def __init__(self, told: Drafted, source: str, tree: TokenTree) -> None:
+    def __init__(self, drafted: Drafted, source: str, tree: TokenTree) -> None:
         self._tree, self._source = tree, source
         self._base = tree.score[tree.tip]
         self._nodes = [tree.tip]  # by place
-        self._rows = zip(told.parents, told.tokens, told.scores)
-        self._laws = dict(zip(dict.fromkeys(told.parents), told.law_NV.numpy()))
+        self._rows = zip(drafted.parents, drafted.tokens, drafted.scores)
+        self._laws = dict(zip(dict.fromkeys(drafted.parents), drafted.law_NV.numpy()))
 
     def propose(self, count: int) -> None:
         """Make the next so many proposals."""
@@ -160,7 +160,7 @@ class Drafters:
     def reset(self) -> None:
         """Forget the request; the small models do so when the next one begins."""
         self._sampler = Sampler()
-        self._told = 0  # how many tokens of the text the small models know
+        self._sent = 0  # how many tokens of the text the small models know
         self._tip = -1  # below which the last tree was grown
 
     def unlearn(self) -> None:
@@ -187,16 +187,16 @@ class Drafters:
         assert growth.shape, "the trees of small models on ranks of their own have a shape"
         if tree.tip == self._tip or tree.room < 1 or len(tree.unsent) > 1:
             return False
-        tokens = [tree.token[node] for node in tree.trunk[self._told:]]
-        ask = Ask(next(self._numbers), self._told, tokens, tree.limit, self._sampler, growth.shape)
+        tokens = [tree.token[node] for node in tree.trunk[self._sent:]]
+        ask = Ask(next(self._numbers), self._sent, tokens, tree.limit, self._sampler, growth.shape)
         for link in self.links:
             link.send(ask)
         answers = [_answer(link, ask.number) for link in self.links]
-        replays = [Replay(told, f"ssm{number}", tree) for number, told in enumerate(answers, 1)]
-        for counts in zip_longest(*(told.levels for told in answers), fillvalue=0):
+        replays = [Replay(drafted, f"ssm{number}", tree) for number, drafted in enumerate(answers, 1)]
+        for counts in zip_longest(*(drafted.levels for drafted in answers), fillvalue=0):
             for replay, proposals in zip(replays, counts):
                 replay.propose(proposals)
-        self._told, self._tip = len(tree.trunk), tree.tip
+        self._sent, self._tip = len(tree.trunk), tree.tip
         return True
 
     def _round(self, msg: Message) -> None:

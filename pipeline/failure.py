@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple, Sequence
 from config.schema.untrusted import plain
 
 GB = 1e9
-Failure = Callable[[str, BaseException], None]  # is told a thread's name, and what it died of
+Failure = Callable[[str, BaseException], None]  # is given a thread's name, and what it died of
 
 
 class PeerLost(RuntimeError):
@@ -20,7 +20,7 @@ class PeerLost(RuntimeError):
 
 
 def guarded(name: str, run: Callable[[], None], on_failure: Failure) -> threading.Thread:
-    """Start a thread. Whatever it dies of is told, for nobody waits for its end."""
+    """Start a thread. Whatever it dies of is reported, for nobody waits for its end."""
     def work() -> None:
         try:
             run()
@@ -37,7 +37,7 @@ class Want(NamedTuple):
 
     numbers: Sequence[int]  # of system errors
     words: Sequence[str]
-    told: str
+    message: str
     limit: int  # of the resource module
     limited: str  # the remedy where this limit is set
     remedy: str  # and where it is not
@@ -60,7 +60,7 @@ def want(error: BaseException) -> str:
     for entry in (SPACE, THREADS, FILES):
         numbered = isinstance(error, OSError) and error.errno in entry.numbers
         if numbered or any(word in text for word in entry.words):
-            return f"{entry.told} ({plain(text.splitlines()[0])}): {limited(entry) or entry.remedy}"
+            return f"{entry.message} ({plain(text.splitlines()[0])}): {limited(entry) or entry.remedy}"
     return ""
 
 

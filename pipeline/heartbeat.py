@@ -1,7 +1,7 @@
 """The heartbeat: every rank says that it lives, and hears who does not.
 
 It knows nothing about messages. A broken connection is noticed at once by the neighbours; a peer that is silent, since
-its machine hangs or its cable is out, only by its missing heartbeat. Whoever notices first writes it down where all
+its machine hangs or its cable is out, only by its missing heartbeat. The first to notice writes it down where all
 ranks read it, so that all name the same rank.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Heartbeat:
     """A peer that is silent for `timeout` seconds counts as lost.
 
     `store` has `add`, `set` and `get`, as torch's stores. Beats are counted by `add`, so a store that keeps every
-    change would grow for as long as a pipeline lives. Where ranks have `names`, with their hosts, losses are told with
+    change would grow for as long as a pipeline lives. Where ranks have `names`, with their hosts, losses are named by
     these.
     """
 
@@ -36,36 +36,36 @@ class Heartbeat:
         self._others = [peer for peer in range(world) if peer != rank]
         self._ended = threading.Event()
         self._suspect = ""  # what this rank has noticed itself
-        self._told = threading.Event()
+        self._announced = threading.Event()
         self._lost = ""
         self._answered = 0.0  # when the store did last
         self.meter = Meter()  # of this rank's work
         self._busy = 0  # per mille of its last seconds, as all know it
 
     def start(self, on_loss: Callable[[str], None]) -> None:
-        """Begin to beat; `on_loss` is told once, in words, which peer was lost."""
+        """Begin to beat; `on_loss` hears once, in words, which peer was lost."""
         self._on_loss, self._answered = on_loss, time.monotonic()
         self._thread = guarded("heartbeat", self._beat, self._broken)
         guarded("watch", self._watch, self._broken)
 
     def report(self, loss: str) -> None:
-        """This rank has noticed a loss by itself: tell all soon."""
+        """This rank has noticed a loss by itself: all shall hear of it soon."""
         self._suspect = self._suspect or self._named(loss)
 
     def note(self, loss: str) -> None:
-        """Tell all at once, since this rank is about to end."""
+        """Let all hear of it at once, since this rank is about to end."""
         with suppress(RuntimeError, OSError):
             first_loss(self.store, self._named(loss))
 
     def failed(self, thread: str, error: BaseException) -> None:
         """A thread of this rank has died: of a connection, or of an error that is this rank's own."""
-        told = str(error) if isinstance(error, PeerLost) else self._own(thread, error)
-        self.report(told)
+        lost = str(error) if isinstance(error, PeerLost) else self._own(thread, error)
+        self.report(lost)
 
     def loss(self) -> str:
         """Which peer was lost, in words, once all ranks know it; empty if none was missed in all the time it takes."""
         if not self._ended.is_set():
-            self._told.wait(self._timeout + 4 * BEAT)
+            self._announced.wait(self._timeout + 4 * BEAT)
         return self._lost
 
     @property
@@ -74,10 +74,10 @@ class Heartbeat:
         return self._lost
 
     def busy(self) -> list[float]:
-        """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat told."""
+        """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat said."""
         try:
             return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in sorted([self._rank, *self._others])]
-        except (RuntimeError, OSError):  # the store is gone, and a loss is about to be told
+        except (RuntimeError, OSError):  # the store is gone, and a loss is about to be reported
             return []
 
     def stop(self, outlive: bool = False) -> None:
@@ -107,19 +107,19 @@ class Heartbeat:
                 self.store.add(f"heartbeat/{self._rank}", 1)
                 busy = round(1000 * self.meter.share())
                 self._busy = self.store.add(f"busy/{self._rank}", busy - self._busy)
-                # A broken connection is told a beat late: a launcher that sees why the process ended is faster.
+                # A broken connection is reported a beat late: a launcher that sees why the process ended is faster.
                 loss, suspect = suspect or self._silent(heard), self._suspect
-                told = first_loss(self.store, loss)
+                lost = first_loss(self.store, loss)
                 self._answered = time.monotonic()
             except RuntimeError as error:
                 gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
-                told = self._suspect or str(getattr(error, "told", gone))
-            if told:
-                self._tell(told)
+                lost = self._suspect or str(getattr(error, "sentence", gone))
+            if lost:
+                self._announce(lost)
                 return
 
     def _awake(self, last: float, heard: Heard) -> tuple[float, Heard]:
-        """The time, and when each peer was heard. Whoever was stopped itself, as by Ctrl-Z, has to listen anew."""
+        """The time, and when each peer was heard. A rank that was stopped, as by Ctrl-Z, has to listen again."""
         now = time.monotonic()
         if now - last > BEAT + self._timeout / 2:
             heard = {peer: (beats, now) for peer, (beats, _) in heard.items()}
@@ -133,7 +133,7 @@ class Heartbeat:
             if now - last > BEAT + self._timeout / 2:  # this rank was stopped itself
                 self._answered = now
             elif now - self._answered > self._timeout + 2 * BEAT:
-                self._tell(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
+                self._announce(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
                            f"{self._timeout:g} seconds: its program hangs, or the network between both is cut")
             last = now
 
@@ -145,12 +145,12 @@ class Heartbeat:
         loss = self._own(thread, error)
         with suppress(RuntimeError, OSError):
             loss = first_loss(self.store, loss) or loss
-        self._tell(loss)
+        self._announce(loss)
 
-    def _tell(self, loss: str) -> None:
-        if not self._told.is_set():
+    def _announce(self, loss: str) -> None:
+        if not self._announced.is_set():
             self._lost = loss
-            self._told.set()
+            self._announced.set()
             self._on_loss(loss)
 
     def _named(self, loss: str) -> str:

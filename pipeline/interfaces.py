@@ -12,7 +12,7 @@ from model.tree import TokenTree
 
 if TYPE_CHECKING:
     from model.drafts.batch import Reading, Steps
-    from model.logprobs import Telling
+    from model.logprobs import LogprobRequest
     from model.sample import Sampler
 
 
@@ -69,7 +69,7 @@ class Terms(NamedTuple):
     prunes: bool = True
     thrifty: bool = True  # whether only those guesses are sent, and drafted, that pay
     priority: float = 1.0  # how much its guesses count beside those of others
-    telling: Telling | None = None  # which log-probabilities are wanted
+    logprobs: LogprobRequest | None = None  # which log-probabilities are wanted
 
 
 USUAL = Terms()
@@ -104,7 +104,7 @@ class Draft(Protocol):
     def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
 
-        Who grows wherever the likeliest guess stands asks `spares` first, which is told what the level promises.
+        Who grows wherever the likeliest guess stands asks `spares` first, which hears what the level promises.
         `yield from` it: who runs the strategy lets networks read for several requests at once.
         """
 

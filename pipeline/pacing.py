@@ -61,7 +61,7 @@ class FirstStage:
         self._seconds: dict[int, float] = {}  # rows -> the shortest time seen
         self._stays: deque[Stay] = deque()  # of the segments that are not back
         self._left = 0.0  # when the newest of the others had left the stage
-        self._way: float | None = None  # how long segments were on their way of late
+        self._way: float | None = None  # how long segments were on their way recently
 
     def send(self, nodes: list[int], now: float) -> None:
         """A segment was sent."""
@@ -158,7 +158,7 @@ class StageTimes:
         self._whole: list[Point] = []  # all stages together
 
     def learn(self, visits: Sequence[Visit]) -> None:
-        """A message has come back that was computed by the first of the stages, as these tell."""
+        """A message has come back that was computed by the first of the stages, as these say."""
         while len(self._curves) < len(visits):
             self._curves.append(Curve())
         for curve, visit in zip(self._curves, visits):
@@ -326,7 +326,7 @@ def _fits(segment: Segment, message: list[Segment]) -> bool:
 
 
 class DraftGate:
-    """How fast the text of all requests grows, and how long a level takes, of late."""
+    """How fast the text of all requests grows, and how long a level takes, recently."""
 
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0  # settled, and passed; what is old counts less
@@ -360,7 +360,7 @@ class DraftGate:
 
 
 class Drafted:
-    """What one request tells of its levels and its text, which has so many tokens at first."""
+    """What one request says about its levels and its text, which has so many tokens at first."""
 
     def __init__(self, gate: DraftGate, text: int) -> None:
         self._gate, self._text = gate, text

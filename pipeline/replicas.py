@@ -53,7 +53,7 @@ class Replicas(Ring):
         return list(dict.fromkeys(super().running))
 
     def _is_back(self, segments: Sequence[Segment]) -> None:
-        """The flights of each replica tell who is free."""
+        """The flights of each replica show who is free."""
 
 
 @dataclass

@@ -132,11 +132,11 @@ class RequestTarget(Target):
         return [node for node in segment.nodes if node in tree.live or node == tree.tip]
 
     def asks(self, segment: Segment) -> list[int]:
-        """The nodes about which the LM head is to be asked: those, and nodes of a prompt of which something is told."""
-        judged, telling = self.judges(segment), self.terms.telling
-        if telling is None:
+        """The nodes about which the LM head is asked: those, and nodes of a prompt whose logprobs are wanted."""
+        judged, logprobs = self.judges(segment), self.terms.logprobs
+        if logprobs is None:
             return judged
-        return judged + [node for node in segment.nodes if telling.echoes(self.tree, node)]
+        return judged + [node for node in segment.nodes if logprobs.echoes(self.tree, node)]
 
     def _hear(self, segment: Segment, message: int) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
@@ -159,8 +159,8 @@ class RequestTarget(Target):
                 logits_TV = torch.stack([logits[node] for node in judged])
                 said.update(zip(judged, self.rule(self.tree, judged, logits_TV)))
                 self.tree.target_token.update(said)
-            if self.terms.telling is not None:
-                self.terms.telling.keep(self.tree, logits, said)
+            if self.terms.logprobs is not None:
+                self.terms.logprobs.keep(self.tree, logits, said)
 
     def _ask(self, message: int) -> None:
         """Ask the LM head, in one pass, about all segments of a message whose requests have not ended, once."""

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Callable, Iterable, Iterator, Sequence
 
 from model.drafts.batch import Passes, Read, Reading
-from model.logprobs import Telling
+from model.logprobs import LogprobRequest
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import USUAL, Draft, Progress, Terms, Waiting
@@ -26,14 +26,14 @@ LEAST = 16  # tokens: of a text that shares fewer, nothing is taken over
 class Task:
     """A request: its tree, how its tokens are chosen, and the steps that `begin` makes of its target and its draft.
 
-    `shares` says whether it may begin behind what it has in common with others, `telling` which log-probabilities are
+    `shares` says whether it may begin behind what it has in common with others, `logprobs` which log-probabilities are
     wanted of it.
     """
 
     def __init__(self, tree: TokenTree, sampler: Sampler, begin: Begin, priority: float = 1.0, shares: bool = True,
-                 telling: Telling | None = None) -> None:
+                 logprobs: LogprobRequest | None = None) -> None:
         self.tree, self.sampler, self.begin = tree, sampler, begin
-        self.priority, self.shares, self.telling = priority, shares, telling
+        self.priority, self.shares, self.logprobs = priority, shares, logprobs
         self.settled: deque[list[int]] = deque()  # what nobody has taken yet
         self.over = False
         self.error: BaseException | None = None  # what it ended with
@@ -92,7 +92,7 @@ class Held:
     def shared(self, tokens: Sequence[int]) -> int:
         """With how many of its tokens a text could begin.
 
-        One token that both have is read anew, since the target has to say what follows it, and the feature that belongs
+        One token that both have is read again, as the target has to say what follows it, and the feature that belongs
         to it is gone.
         """
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, tokens))
@@ -150,7 +150,7 @@ class Scheduler:
         self._admit()
 
     def remove(self, task: Task) -> None:
-        """Take a request back, wherever it is; whoever is the last waits until every stage has forgotten it."""
+        """Take a request back, wherever it is; the last one waits until every stage has forgotten it."""
         task.over = True
         if task in self.waiting:
             self.waiting.remove(task)
@@ -189,7 +189,7 @@ class Scheduler:
 
     def _start(self, task: Task) -> None:
         """Let a request begin, behind the tokens that it shares with a text that the stages hold."""
-        terms = self._terms._replace(priority=task.priority, telling=task.telling)
+        terms = self._terms._replace(priority=task.priority, logprobs=task.logprobs)
         target = self.ring.open(task.tree, task.sampler, terms)
         held, length = None, 0
         if self.reuses and task.shares:

@@ -138,7 +138,7 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
 
 
 def dsi(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-    """A drafter that never waits: the tip at once, and every few guesses of one chain to whoever is free (DSI)."""
+    """A drafter that never waits: the tip at once, and every few guesses of one chain to a free replica (DSI)."""
     enough = cfg.lookahead
     while True:
         if target.ready:

@@ -19,7 +19,7 @@ OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 RANK_FILE = re.compile(r"rank_[0-9]+\.jsonl")
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
-FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # what the span of a growth tells
+FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # what the span of a growth has
 DELETE = "delete this line, or trace once more"
 
 
@@ -91,7 +91,7 @@ class Trace(NoTrace):
             raise
 
     def _give_up(self) -> None:
-        """Close the file, so that one failure to write is told once."""
+        """Close the file, so that one failure to write is reported once."""
         with suppress(OSError):
             self._file.close()
 

@@ -77,7 +77,7 @@ class Inbox:
             self._news.notify()
 
     def fail(self, failure: PeerLost) -> None:
-        """Nothing more will come: `get` raises this. The first failure is the one that is told."""
+        """Nothing more will come: `get` raises this. The first failure is the one that is reported."""
         with self._news:
             self._failure = self._failure or failure
             self._news.notify_all()
@@ -175,7 +175,7 @@ def new_wires() -> tuple[Any, Any]:
 class DistLink:
     """One of the ranks of torch.distributed's gloo backend, which boards have too; tensors travel through host memory.
 
-    Data and control have process groups of their own, so that a prune never waits behind a segment. `failed` is told
+    Data and control have process groups of their own, so that a prune never waits behind a segment. `failed` hears
     what a thread has died of, PeerLost if that is a connection. A rank with several links gives all the same `wires`;
     those that also share an `inbox` are heard together.
     """

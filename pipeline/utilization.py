@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import Iterator
 
-LAST = 2.0  # seconds of which a share is told
+LAST = 2.0  # seconds of which a share is given
 
 
 class Meter:

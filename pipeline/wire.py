@@ -167,16 +167,16 @@ def _of_header(header: Header) -> Message:
 
 
 def _decode_segment(header: Header, body: Tensor) -> Segment:
-    rows, width, told = header.rows, header.width, OF_VISIT * header.horizon
-    border, dtype = 8 * (told + NUMBERS * rows), DTYPES[header.dtype]
+    rows, width, visited = header.rows, header.width, OF_VISIT * header.horizon
+    border, dtype = 8 * (visited + NUMBERS * rows), DTYPES[header.dtype]
     # a tensor of no bytes cannot be seen as another type
     numbers = body[:border].view(torch.int64).tolist() if border else []
     payload = body[border:].view(dtype) if rows else torch.empty(0, dtype=dtype)
-    counts, times = numbers[:told:2], numbers[1:told:2]
+    counts, times = numbers[:visited:2], numbers[1:visited:2]
     visits = tuple(Visit(count, took / NANO) for count, took in zip(counts, times))
     if any(visit.rows < 1 or visit.seconds < 0 for visit in visits):
         raise ValueError(f"a segment whose stages computed {visits}")
-    del numbers[:told]
+    del numbers[:visited]
     nodes, parents, pos = numbers[:rows], numbers[rows:2 * rows], numbers[2 * rows:]
     end = rows * (width or 1)
     x = payload[:end].view(rows, width) if width else payload[:end]

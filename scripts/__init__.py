@@ -20,15 +20,15 @@ from pipeline.failure import SPACE, limited, want
 LIBRARIES = 1 << 30  # bytes of addresses that torch and transformers take before a model is read, with some room
 
 
-def _tell(kind: Any, error: Any, trace: Any) -> None:
+def _report(kind: Any, error: Any, trace: Any) -> None:
     lacking = (error.name or "").partition(".")[0] if issubclass(kind, ModuleNotFoundError) else ""
-    told = "stopped" if issubclass(kind, KeyboardInterrupt) else lacks(lacking) or want(error)
-    if not told:
+    message = "stopped" if issubclass(kind, KeyboardInterrupt) else lacks(lacking) or want(error)
+    if not message:
         sys.__excepthook__(kind, error, trace)
         return
-    print(f"\nflowspec: {told}", file=sys.stderr)
+    print(f"\nflowspec: {message}", file=sys.stderr)
     sys.stderr.flush()
-    os._exit(128 + signal.SIGINT if told == "stopped" else 2)
+    os._exit(128 + signal.SIGINT if message == "stopped" else 2)
 
 
 def _check_memory() -> None:
@@ -40,14 +40,14 @@ def _check_memory() -> None:
 
 
 def _open_streams() -> None:
-    """What is told goes nowhere where the shell has closed a stream, as with >&-."""
+    """What is printed goes nowhere where the shell has closed a stream, as with >&-."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
 
 
 _open_streams()
-sys.excepthook = _tell
+sys.excepthook = _report
 _check_memory()
 if sys.argv[:1] == ["-m"]:  # a command, no debugger
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -1,10 +1,10 @@
-"""Tells what this machine lacks to run FlowSpec, one line for each thing: "ok: ..." or "missing: ...; do ...".
+"""Prints what this machine lacks to run FlowSpec, one line for each thing: "ok: ..." or "missing: ...; do ...".
 
 Usage: python -m scripts.doctor. The exit code is 0 if all that is needed is there.
 
 It looks at Python, torch with gloo, one small kernel on each device, an all-reduce in this process and between two,
 the network interface that ranks would use, disk, memory, and the packages; without torch also at what a first start
-needs to install it. It knows nothing about models, starts nothing that stays, and imports torch only when it has told
+needs to install it. It knows nothing about models, starts nothing that stays, and imports torch only after printing
 whether it can.
 """
 from __future__ import annotations
@@ -283,7 +283,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.doctor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
-    warnings.simplefilter("ignore")  # of packages about themselves, as are logs; what matters is told here
+    warnings.simplefilter("ignore")  # of packages about themselves, as are logs; what matters is printed here
     logging.disable(logging.CRITICAL)
     lacking = 0
     for finding in examine():

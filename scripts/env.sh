@@ -100,7 +100,7 @@ pip_failed() {
 }
 
 # The CPU build needs no gigabytes of CUDA libraries, but stands on torch's own index. One look there, no retries: offline
-# it may still be found among pip's own links, and else whoever asks takes the general build.
+# it may still be found among pip's own links, and else the caller takes the general build.
 pip_cpu_build() {
     pip_install --retries 0 --timeout 15 --extra-index-url https://download.pytorch.org/whl/cpu "$@" 2>/dev/null
 }

@@ -120,7 +120,7 @@ EPILOG = """steps, in this order (all of them without a name):
   deep       train the one that does not drift, then on its own outputs     (a quarter of an hour)
   questions  write held-out questions to eval/data
 
-Training goes on from its last checkpoint in --work; remove that folder to begin anew.
+Training goes on from its last checkpoint in --work; remove that folder to begin again.
 
 With --family opt, which may be written family=opt, they make a small OPT and a drafter for it, without heads, in --out;
 --work may be that of a run before.

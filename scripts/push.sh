@@ -145,18 +145,18 @@ push() {
     look "$board"
     if [ -n "$CODE" ]; then
         echo "rank $rank: the program to $board:$folder"
-        push_code "$board" "$folder" || fail "copying the program to $board failed (rsync tells why above): type it again to go on"
+        push_code "$board" "$folder" || fail "copying the program to $board failed (rsync says why above): type it again to go on"
     fi
     [ -n "$SPLIT" ] || return 0
     small="$(small_of "$rank")"
     if [ -n "$small" ]; then
         echo "rank $rank: $small to $board:$folder/ssm/$(basename -- "$small")"
         copy "$board" "$folder/ssm/$(basename -- "$small")" -- "$small/" ||
-            fail "copying to $board failed (rsync tells why above): type the same command again to go on"
+            fail "copying to $board failed (rsync says why above): type the same command again to go on"
     fi
     echo "rank $rank: $part to $board:$there"
     copy "$board" "$there" -- "$part/" ||
-        fail "copying to $board failed (rsync tells why above): type the same command again to go on"
+        fail "copying to $board failed (rsync says why above): type the same command again to go on"
     if [ -n "$DRY" ]; then return; fi
     sums "$part/manifest.json" | over "$board" "cd $(quoted "$there") && sha256sum --check --quiet -" ||
         fail "$there on $board differs from its manifest (above): delete the file there, and type the same command again"

@@ -12,10 +12,10 @@ from typing import Sequence
 from config.cli import parse
 from config.serve_config import ServeConfig
 from config.typed import typed
-from launch.auto import settled, tell_left_open
+from launch.auto import report_left_open, settled
 from serve.app import Server
 from serve.engine import Engine
-from serve.running import Listener, engine_of, name_of, run, told
+from serve.running import Listener, engine_of, exit_code, name_of, run
 
 COMMAND = "bash run_server.sh"
 KEY = "FLOWSPEC_API_KEY"
@@ -38,7 +38,7 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     config = read(words)
     engine = engine_of(words, config)
     server = Server(engine, config, name_of(argv, config))
-    tell_left_open(argv)
+    report_left_open(argv)
     return engine, Listener(server.app, config, _begun, engine.stop)
 
 
@@ -55,7 +55,7 @@ def serve(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """The command."""
-    return told(serve, argv)
+    return exit_code(serve, argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One request of HTTP while it is answered: its jobs, what they are told, and the bodies and chunks made of that.
+"""One request of HTTP while it is answered: its jobs, what they report, and the bodies and chunks made of that.
 
 It knows the shapes of OpenAI's answers, and nothing about sockets.
 """
@@ -21,7 +21,7 @@ from serve.text_chunks import Piece, Token
 class Asking:
     """The jobs of one request, begun; close it to give up what nobody reads any more.
 
-    `news` are pairs of a choice's number and what was told of it. They are queued here without a bound but that of the
+    `news` are pairs of a choice's number and its event. They are queued here without a bound but that of the
     answers' own lengths, so who reads slowly holds nobody up.
     """
 
@@ -29,12 +29,12 @@ class Asking:
         self._engine = engine
         self._news: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self.jobs = [Job(choice, partial(self._tell, number), watched) for number, choice in enumerate(choices)]
+        self.jobs = [Job(choice, partial(self._queue, number), watched) for number, choice in enumerate(choices)]
         engine.submit(self.jobs)
         self.open = len(self.jobs)  # choices that have not ended
-        self.told: list[Ended] = []  # of those that have
+        self.ended: list[Ended] = []  # of those that have
 
-    def _tell(self, number: int, event: Event) -> None:
+    def _queue(self, number: int, event: Event) -> None:
         """Called on the engine's thread."""
         with suppress(RuntimeError):  # the server is gone
             self._loop.call_soon_threadsafe(self._news.put_nowait, (number, event))
@@ -46,7 +46,7 @@ class Asking:
             raise event
         if isinstance(event, Ended):
             self.open -= 1
-            self.told.append(event)
+            self.ended.append(event)
         return number, event
 
     def close(self) -> None:
@@ -58,48 +58,48 @@ class Asking:
         """The tokens of all choices; a prompt of several choices counts once for each prompt."""
         prompts = {tuple(job.ids) for job in self.jobs}
         prompt = sum(map(len, prompts))
-        completion = sum(told.completion for told in self.told)
-        guesses = {"accepted_prediction_tokens": sum(told.accepted for told in self.told),
-                   "rejected_prediction_tokens": sum(told.rejected for told in self.told)}
-        cached = {"cached_tokens": max((told.cached for told in self.told), default=0)}
+        completion = sum(one.completion for one in self.ended)
+        guesses = {"accepted_prediction_tokens": sum(one.accepted for one in self.ended),
+                   "rejected_prediction_tokens": sum(one.rejected for one in self.ended)}
+        cached = {"cached_tokens": max((one.cached for one in self.ended), default=0)}
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
                 "prompt_tokens_details": cached, "completion_tokens_details": guesses}
 
 
 class Form:
-    """The shape of the answers of one endpoint; `tells` says whether log-probabilities are wanted."""
+    """The shape of the answers of one endpoint; `wants_logprobs`: with log-probabilities."""
 
     whole, chunk, prefix = "text_completion", "text_completion", "cmpl"
 
-    def __init__(self, model: str, tells: bool = False) -> None:
-        self.tells = tells
+    def __init__(self, model: str, wants_logprobs: bool = False) -> None:
+        self.wants_logprobs = wants_logprobs
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
     def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: dict[str, Any]) -> dict[str, Any]:
         """A whole answer."""
         choices = []
         for number, (piece, reason) in enumerate(zip(pieces, reasons)):
-            told = {"logprobs": self.told(piece.tokens), "finish_reason": reason}
-            choices.append({"index": number, **self.said(piece.text), **told})
+            facts = {"logprobs": self.logprobs(piece.tokens), "finish_reason": reason}
+            choices.append({"index": number, **self.said(piece.text), **facts})
         return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
 
     def part(self, number: int, added: dict[str, Any], reason: str | None = None, tokens: Sequence[Token] = ()
              ) -> dict[str, Any]:
         """A chunk of one choice."""
-        logprobs = self.told(tokens) if tokens else None
+        logprobs = self.logprobs(tokens) if tokens else None
         choice = {"index": number, **added, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "object": self.chunk, "choices": [choice]}
 
-    def told(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """What is told of tokens, if that is wanted."""
-        return self.tokens(tokens) if self.tells else None
+    def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        """The log-probabilities of tokens, if they are wanted."""
+        return self.tokens(tokens) if self.wants_logprobs else None
 
     def tokens(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """The shape in which tokens are told."""
+        """The shape in which tokens are sent."""
         return in_completion(tokens)
 
     def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The chunk that tells the usage."""
+        """The chunk that has the usage."""
         return {**self._head, "object": self.chunk, "choices": [], "usage": usage}
 
     def said(self, text: str) -> dict[str, Any]:
@@ -154,7 +154,7 @@ async def whole(asking: Asking, form: Form) -> dict[str, Any]:
     return form.body(pieces, reasons, asking.usage)
 
 
-async def events(asking: Asking, form: Form, first: tuple[int, Event], tells_usage: bool) -> AsyncIterator[bytes]:
+async def events(asking: Asking, form: Form, first: tuple[int, Event], with_usage: bool) -> AsyncIterator[bytes]:
     """An answer as server-sent events; `first` is the news that came before the first byte.
 
     An error in its midst is the last event. Who reads this closes the asking.
@@ -163,27 +163,27 @@ async def events(asking: Asking, form: Form, first: tuple[int, Event], tells_usa
         for number in range(len(asking.jobs)):
             added = form.begun()
             if added is not None:
-                yield event_of(form.part(number, added), tells_usage)
-        yield _chunk(form, first, tells_usage)
+                yield event_of(form.part(number, added), with_usage)
+        yield _chunk(form, first, with_usage)
         while asking.open:
-            yield _chunk(form, await asking.next(), tells_usage)
-        if tells_usage:
+            yield _chunk(form, await asking.next(), with_usage)
+        if with_usage:
             yield event_of(form.last(asking.usage))
         yield b"data: [DONE]\n\n"
     except Refused as refused:
         yield event_of(refused.body)
 
 
-def _chunk(form: Form, news: tuple[int, Event], tells_usage: bool) -> bytes:
+def _chunk(form: Form, news: tuple[int, Event], with_usage: bool) -> bytes:
     number, event = news
     if isinstance(event, Sight):
-        return b"event: tree\n" + event_of({"index": number, **event.told})
+        return b"event: tree\n" + event_of({"index": number, **event.facts})
     if isinstance(event, Piece):
-        return event_of(form.part(number, form.added(event.text), tokens=event.tokens), tells_usage)
-    return event_of(form.part(number, form.over(), event.finish_reason), tells_usage)
+        return event_of(form.part(number, form.added(event.text), tokens=event.tokens), with_usage)
+    return event_of(form.part(number, form.over(), event.finish_reason), with_usage)
 
 
-def event_of(told: dict[str, Any], tells_usage: bool = False) -> bytes:
-    """One server-sent event. Where a stream tells its usage at the end, the other chunks have none."""
-    data = json.dumps({**told, "usage": None} if tells_usage else told)
+def event_of(facts: dict[str, Any], with_usage: bool = False) -> bytes:
+    """One server-sent event. Where a stream has its usage at the end, the other chunks have none."""
+    data = json.dumps({**facts, "usage": None} if with_usage else facts)
     return f"data: {data}\n\n".encode()

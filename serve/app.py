@@ -69,8 +69,8 @@ class Server:
     async def health(self) -> Response:
         """Whether the ring can answer: 200, or 503 with the reason."""
         health = self.engine.health
-        told = {"status": "ok" if health.status == "ready" else health.status, "reason": health.reason}
-        return as_json(told, 200 if health.status == "ready" else 503)
+        facts = {"status": "ok" if health.status == "ready" else health.status, "reason": health.reason}
+        return as_json(facts, 200 if health.status == "ready" else 503)
 
     async def metrics(self) -> Response:
         return Response(self.engine.figures.text(), media_type=CONTENT_TYPE_LATEST)
@@ -101,11 +101,11 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         body = read_body(await body_of(request, self.config.body_mb), Chat)
-        return await self._answer(request, body, ChatForm(self.model, body.tells))
+        return await self._answer(request, body, ChatForm(self.model, body.wants_logprobs))
 
     async def complete(self, request: Request) -> Response:
         body = read_body(await body_of(request, self.config.body_mb), Completion)
-        return await self._answer(request, body, Form(self.model, body.tells))
+        return await self._answer(request, body, Form(self.model, body.wants_logprobs))
 
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
@@ -113,8 +113,8 @@ class Server:
         asking = Asking(self.engine, body.choices(self.config), watched)
         try:
             if not body.stream:
-                told = await unless_gone(request, whole(asking, form))
-                return as_json(told) if told is not None else Response(status_code=GONE)
+                found = await unless_gone(request, whole(asking, form))
+                return as_json(found) if found is not None else Response(status_code=GONE)
             first = await unless_gone(request, asking.next())
         except BaseException:
             asking.close()
@@ -125,10 +125,10 @@ class Server:
         if first is None:
             asking.close()
             return Response(status_code=GONE)
-        return Told(asking, events(asking, form, first, body.tells_usage))
+        return EventStream(asking, events(asking, form, first, body.wants_usage))
 
 
-class Told(StreamingResponse):
+class EventStream(StreamingResponse):
     """A stream of events. Its answer is given up if the client leaves, even before the first event was sent."""
 
     def __init__(self, asking: Asking, stream: AsyncIterator[bytes]) -> None:
@@ -198,13 +198,13 @@ async def _left(request: Request) -> None:
         pass
 
 
-def as_json(told: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def as_json(facts: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An object as the body of an answer; in ASCII, so that half a character in it does no harm."""
-    return Response(json.dumps(told), status, headers, media_type="application/json")
+    return Response(json.dumps(facts), status, headers, media_type="application/json")
 
 
 def refusal(refused: Refused) -> Response:
-    """An error as OpenAI tells it."""
+    """An error as OpenAI sends it."""
     headers = {"Retry-After": str(refused.retry)} if refused.retry else None
     return as_json(refused.body, refused.status, headers)
 
@@ -216,12 +216,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _not_served(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotServed)
-    told = refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}", code="not_served",
+    answer = refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}", code="not_served",
                            status=error.status_code))
-    told.headers.update(error.headers or {})
-    return told
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """What nobody has foreseen; starlette prints where it happened."""
-    return refusal(Refused("the server has failed; its output tells where", code="failed", status=500))
+    return refusal(Refused("the server has failed; its output says where", code="failed", status=500))

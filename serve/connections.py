@@ -47,7 +47,7 @@ class Connection(H11Protocol):
     """A connection that is closed if its client lets it wait, or if there are too many.
 
     Of more than `most`, or of more than half as many from one address, the one whose client lets it wait the longest is
-    closed. So whoever sends a request at once is answered, however many are silent.
+    closed. So a client that sends a request at once is answered, however many are silent.
     """
 
     def __init__(self, most: int, **given: Any) -> None:

@@ -1,6 +1,6 @@
 """The engine: a pipeline that is turned, with places and a queue, and that comes back when a rank is lost.
 
-It knows nothing about HTTP. How jobs take turns is told in `launch/request_loop.py`.
+It knows nothing about HTTP. How jobs take turns is explained in `launch/request_loop.py`.
 """
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Ended(NamedTuple):
     prompt: int
     completion: int
     accepted: int  # of the answer, those that were guesses under way
-    rejected: int  # guesses that were sent in vain
+    rejected: int  # guesses that were sent and rejected
     cached: int  # of the prompt, those that the stages had already
 
 
 class Sight(NamedTuple):
     """What is to be seen of the answer under way, for who watches it."""
 
-    told: dict[str, Any]
+    facts: dict[str, Any]
 
 
 Event = Any  # Piece, Sight, Ended or Refused
@@ -54,10 +54,10 @@ Event = Any  # Piece, Sight, Ended or Refused
 
 @dataclass(eq=False)
 class Job(Turned):
-    """One answer that is asked for, and whom to tell of it."""
+    """One answer that is asked for, and who hears of it."""
 
     choice: Choice
-    tell: Callable[[Event], None]
+    report: Callable[[Event], None]
     watched: bool = False  # whether there shall be sights, too
     came: float = field(default_factory=time.monotonic)
     ids: Sequence[int] = ()
@@ -70,7 +70,7 @@ class Job(Turned):
         self.pieces = Pieces(pipeline.text, self.choice, self.ids)
         return pipeline.submit(self.ids, **self.choice.options)
 
-    def told(self, text: str) -> Iterable[Event]:
+    def events(self, text: str) -> Iterable[Event]:
         assert self.pieces is not None and self.generation is not None, "a job runs that has not begun"
         return self.pieces.of(self.generation, text)
 
@@ -146,7 +146,7 @@ class Engine(Turning):
                           f"again in {retry} s", code="queue_full", status=429, retry=retry)
 
     def stop(self) -> None:
-        """Let `run` return. Where no pipeline is there, it may last until then, so who waits is told here."""
+        """Let `run` return. Where no pipeline is there, it may last until then, so those who wait hear it here."""
         super().stop()
         if self.state.status == "restarting":
             self._end_all()
@@ -168,7 +168,7 @@ class Engine(Turning):
             self._end_all()
 
     def _live(self) -> None:
-        """Open a pipeline; answer until `stop`, or a loss, which is told before the pipeline is closed: it may last."""
+        """Open a pipeline; answer until `stop`, or a loss, which is reported before closing: that may last."""
         with self._opened() as pipeline:
             self._begin(pipeline)
             try:
@@ -178,7 +178,7 @@ class Engine(Turning):
                 self._lose(error)
 
     def _end_all(self) -> None:
-        """Take in nothing more, and tell all who are here that the server ends."""
+        """Take in nothing more, and let all who are here know that the server ends."""
         self.state = Health("stopped", "the server is being stopped")
         self.drop(Refused(self.state.reason, code="stopped", status=LOST))
 
@@ -197,8 +197,8 @@ class Engine(Turning):
             self._looked = now
             self.figures.occupy(pipeline.busy())
 
-    def drop(self, told: Any) -> None:
-        super().drop(told)
+    def drop(self, end: Any) -> None:
+        super().drop(end)
         self._waiting = []
 
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
@@ -240,8 +240,8 @@ class Engine(Turning):
         with self._counting:
             late = [job for job in self.jobs if job.generation is None and now - job.came > patience]
         for job in late:
-            told = f"there was no place within {patience:g} s: come again"
-            self._end(job, Refused(told, code="waited_too_long", status=429, retry=10))
+            message = f"there was no place within {patience:g} s: come again"
+            self._end(job, Refused(message, code="waited_too_long", status=429, retry=10))
 
     def _excuse_meanwhile(self) -> None:
         """The same while the engine's thread brings the pipeline up again, which may last."""
@@ -260,55 +260,55 @@ class Engine(Turning):
             ring.ask()
 
     def _hand_out(self, job: Job, pipeline: Pipeline) -> None:
-        """Tell who watches what is to be seen, not more often than an eye sees; and what has settled."""
+        """Send what is to be seen to those who watch, not more often than an eye sees; and what has settled."""
         now = time.monotonic()
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
             ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / max(pipeline.round_trip, 1e-9), 2)}
-            job.tell(Sight({**sight(job.generation, pipeline.text), **ranks}))
+            job.report(Sight({**sight(job.generation, pipeline.text), **ranks}))
         super()._hand_out(job, pipeline)
 
-    def _tell_end(self, job: Job, told: Any) -> None:
-        """Count the end of a job, and tell it as the protocol does."""
+    def _report_end(self, job: Job, end: Any) -> None:
+        """Count the end of a job, and report it as the protocol does."""
         outcome = "cancelled"
-        if isinstance(told, Generation):
-            told, outcome = ended(told), "answered"
-            self._count(job, told)
-        elif isinstance(told, Refused):
-            outcome = "lost" if told.status == LOST else "refused"
-        elif isinstance(told, ValueError):
-            told, outcome = Refused(str(told)), "refused"
-        elif told is not None:
-            say(f"a request failed: {explain(told)}")
-            told, outcome = Refused(explain(told), code="failed", status=500), "failed"
+        if isinstance(end, Generation):
+            end, outcome = ended(end), "answered"
+            self._count(job, end)
+        elif isinstance(end, Refused):
+            outcome = "lost" if end.status == LOST else "refused"
+        elif isinstance(end, ValueError):
+            end, outcome = Refused(str(end)), "refused"
+        elif end is not None:
+            say(f"a request failed: {explain(end)}")
+            end, outcome = Refused(explain(end), code="failed", status=500), "failed"
         self.figures.requests.labels(outcome).inc()
-        super()._tell_end(job, told)
+        super()._report_end(job, end)
 
-    def _count(self, job: Job, told: Ended) -> None:
+    def _count(self, job: Job, end: Ended) -> None:
         assert job.generation is not None, "a job has ended that has not begun"
         seconds = time.monotonic() - job.came
         self._seconds += (seconds - self._seconds) / 8
         self.figures.count(job.generation.answer, seconds)
-        self.figures.guesses.labels("accepted").inc(told.accepted)
-        self.figures.guesses.labels("rejected").inc(told.rejected)
+        self.figures.guesses.labels("accepted").inc(end.accepted)
+        self.figures.guesses.labels("rejected").inc(end.rejected)
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: Exception, last: bool = False) -> None:
-        """The pipeline is gone: who was under way is told, who waits goes on waiting unless this was the `last` try."""
+        """The pipeline is gone: those under way hear of it, the others wait on unless this was the `last` try."""
         if self._stopping:
             return  # the ranks may have been ended while they loaded, and all who are here hear of the end
         reason, before = explain(error), self.state.status
-        if before != "loading":  # else whoever has started the engine tells `error`
+        if before != "loading":  # else the starter of the engine reports `error`
             say(reason, None if foreseen(error) else error)
         final = last or before == "loading" or not self.limits.restart
         self.state = Health("lost" if final else "restarting", reason)
         self.error = error if before == "loading" else None
         self.figures.occupy([])
         running, self._running = self._running, []
-        told, retry = (f"the answer is lost: {reason}", 0) if final else (f"the answer is lost: {reason}; ask again", 5)
+        hint, retry = ("", 0) if final else ("; ask again", 5)
         for job in running:
-            self._end(job, Refused(told, code="rank_lost", status=LOST, retry=retry))
+            self._end(job, Refused(f"the answer is lost: {reason}{hint}", code="rank_lost", status=LOST, retry=retry))
             job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
         if final:
             self.drop(Refused(reason, code="rank_lost", status=LOST))
@@ -318,17 +318,17 @@ class Engine(Turning):
             guarded("patience", self._excuse_meanwhile, lambda thread, error: None)
 
 
-def say(told: str, error: Exception | None = None) -> None:
-    """Print for whoever has started the engine; it goes on where nobody reads any more. Of an error tell where it was.
+def say(message: str, error: Exception | None = None) -> None:
+    """Print for the starter of the engine; it goes on where nobody reads any more. Of an error say where it was.
     """
     with suppress(OSError):
         if error is not None:
             traceback.print_exception(type(error), error, error.__traceback__)
-        print(f"flowspec: {told}", flush=True)
+        print(f"flowspec: {message}", flush=True)
 
 
 def ended(generation: Generation) -> Ended:
-    """What there is to tell of an answer that is whole."""
+    """What is reported of an answer that is whole."""
     answer, accepted = generation.answer, generation.accepted
     reason = "stop" if answer.finish_reason == "stop" else "length"
     rejected = max(0, generation.tree.guessed - accepted)

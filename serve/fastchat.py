@@ -1,6 +1,6 @@
 """A worker of FastChat: `python -m serve.fastchat controller=URL` adds the pipeline to a controller as a model.
 
-The controller hears of it and of its queue; prompts come from whoever the controller sends, wrapped in their template
+The controller hears of it and of its queue; prompts come by way of the controller, wrapped in their template
 already. Answers are cumulative texts in JSON, each behind the other with a zero byte between. It asks the engine that
 the server asks, by the fields that `protocol` reads.
 """
@@ -20,7 +20,7 @@ from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 from config.cli import parse
 from config.files import fits
 from config.serve_config import WorkerConfig
-from launch.auto import settled, tell_left_open
+from launch.auto import report_left_open, settled
 from model.text import conversation_of
 from serve.answering import Asking
 from serve.app import GONE, as_json, body_of, ids_read, unless_gone
@@ -28,7 +28,7 @@ from serve.auth import Framing, Guard
 from serve.engine import Ended, Engine
 from serve.logprobs import in_completion
 from serve.protocol import Choice, Completion, Refused, read_body
-from serve.running import Listener, engine_of, name_of, run, told
+from serve.running import Listener, engine_of, exit_code, name_of, run
 from serve.text_chunks import Piece
 
 COMMAND = "python -m serve.fastchat"
@@ -41,7 +41,7 @@ CODES = {429: ErrorCode.ENGINE_OVERLOADED, 503: ErrorCode.INTERNAL_ERROR, 500: E
 
 
 class Worker:
-    """What is answered at each address of a worker, and what its controller is told."""
+    """What is answered at each address of a worker, and what its controller hears."""
 
     def __init__(self, engine: Engine, config: WorkerConfig, model: str) -> None:
         self.engine, self.config, self.model = engine, config, model
@@ -138,7 +138,7 @@ class Worker:
     async def beat(self, address: str, interval: float = WORKER_HEART_BEAT_INTERVAL, retry: float = RETRY) -> None:
         """Tell the controller of this worker for as long as the pipeline is ready, every `interval` seconds.
 
-        A controller that has forgotten it hears of it anew; one that does not answer is asked again after `retry`.
+        A controller that has forgotten it hears of it again; one that does not answer is asked again after `retry`.
         """
         known, lost = False, False
         async with httpx.AsyncClient(base_url=self.config.controller, timeout=PATIENCE) as client:
@@ -147,7 +147,7 @@ class Worker:
                     await asyncio.sleep(min(LOOK, retry))
                     continue
                 try:
-                    known, lost = await self._tell(client, address, known), False
+                    known, lost = await self._announce(client, address, known), False
                 except (httpx.HTTPError, ValueError) as error:
                     if not lost:
                         print(f"flowspec: the controller at {self.config.controller} does not answer "
@@ -157,17 +157,17 @@ class Worker:
                 if known:
                     await asyncio.sleep(interval)
 
-    async def _tell(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
+    async def _announce(self, client: httpx.AsyncClient, address: str, known: bool) -> bool:
         """Tell the controller, which may know of this worker; whether it knows of it then."""
         if not known:
-            told = {"worker_name": address, "check_heart_beat": True, "worker_status": self.status,
+            facts = {"worker_name": address, "check_heart_beat": True, "worker_status": self.status,
                     "multimodal": False}
-            (await client.post("/register_worker", json=told)).raise_for_status()
+            (await client.post("/register_worker", json=facts)).raise_for_status()
             return True
         beat = {"worker_name": address, "queue_length": self.status["queue_length"]}
         answer = (await client.post("/receive_heart_beat", json=beat)).raise_for_status().json()
         if not fits(answer, HEARD):
-            raise ValueError("a controller tells whether it knows of a worker")
+            raise ValueError("a controller says whether it knows of a worker")
         return bool(answer["exist"])
 
 
@@ -191,7 +191,7 @@ async def _last(states: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
 
 
 def error_of(refused: Refused) -> dict[str, Any]:
-    """An error as FastChat tells it."""
+    """An error as FastChat sends it."""
     code = CODES.get(refused.status, ErrorCode.PARAM_OUT_OF_RANGE)
     if refused.code == "context_length_exceeded":
         code = ErrorCode.CONTEXT_OVERFLOW
@@ -211,7 +211,7 @@ def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     config = parse(words, COMMAND, WorkerConfig)
     assert isinstance(config, WorkerConfig)
     engine = engine_of(words, config)
-    tell_left_open(argv)
+    report_left_open(argv)
     worker = Worker(engine, config, name_of(argv, config))
     return engine, Listener(worker.app, config, worker.begun, engine.stop)
 
@@ -222,4 +222,4 @@ def serve(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(told(serve, sys.argv[1:]))
+    sys.exit(exit_code(serve, sys.argv[1:]))

@@ -8,14 +8,14 @@ from serve.text_chunks import Token
 
 
 def in_chat(tokens: Sequence[Token]) -> dict[str, Any]:
-    """As a chat's choice or chunk tells them."""
+    """As a chat's choice or chunk has them."""
     content = [{**_entry(token.spelled, token.logprob),
                 "top_logprobs": [_entry(*one) for one in token.likeliest]} for token in tokens]
     return {"content": content, "refusal": None}
 
 
 def in_completion(tokens: Sequence[Token]) -> dict[str, Any]:
-    """As a completion's choice or chunk tells them."""
+    """As a completion's choice or chunk has them."""
     return {"tokens": [_name(token.spelled) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_likeliest(token) for token in tokens],
@@ -31,8 +31,8 @@ def _likeliest(token: Token) -> dict[str, float] | None:
     """The likeliest tokens by their names, and the token itself even if it is none of them."""
     if token.logprob is None:
         return None
-    told = {_name(other): value for other, value in token.likeliest}
-    return {**told, _name(token.spelled): token.logprob}
+    others = {_name(other): value for other, value in token.likeliest}
+    return {**others, _name(token.spelled): token.logprob}
 
 
 def _name(spelled: Spelled) -> str:

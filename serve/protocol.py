@@ -20,7 +20,7 @@ MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
 MOST_LIKELIEST = {"top_logprobs": 20, "logprobs": 5}  # a field -> of how many likeliest tokens it may want to hear
 SEEDS = 1 << 64
-TEXT = "str"  # how pydantic tells of the type that comes first where a field may have several
+TEXT = "str"  # how pydantic names the type that comes first where a field may have several
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
 ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # a field -> the key of a run
@@ -44,7 +44,7 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI tells errors."""
+        """As OpenAI sends errors."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -103,12 +103,12 @@ class Body(Strict):
     flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
 
     @property
-    def tells_usage(self) -> bool:
+    def wants_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def tells(self) -> bool:
+    def wants_logprobs(self) -> bool:
         """Whether log-probabilities are wanted."""
         raise NotImplementedError
 
@@ -136,8 +136,8 @@ class Body(Strict):
         numbers = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", *ANSWERED)}
         for name, value in numbers.items():
             allowed = RANGES[ANSWERED.get(name, name)]
-            told = value is not None and not (name == "top_k" and value == -1)
-            if told and not allowed.holds(value):
+            given = value is not None and not (name == "top_k" and value == -1)
+            if given and not allowed.holds(value):
                 raise Refused(f"{name}={shown(value)} is not possible: give {allowed.advice}", name)
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
             raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
@@ -162,7 +162,7 @@ class Chat(Body):
     top_logprobs: int | None = None
 
     @property
-    def tells(self) -> bool:
+    def wants_logprobs(self) -> bool:
         return self.logprobs
 
     def check(self) -> None:
@@ -205,7 +205,7 @@ class Completion(Body):
     logprobs: int | None = None  # of how many likeliest tokens to hear
 
     @property
-    def tells(self) -> bool:
+    def wants_logprobs(self) -> bool:
         return self.logprobs is not None
 
     def check(self) -> None:
@@ -213,7 +213,7 @@ class Completion(Body):
         check_likeliest("logprobs", self.logprobs)
 
     def options(self, config: RunConfig) -> list[dict[str, Any]]:
-        wanted = {"logprobs": self.logprobs, "prompt_logprobs": self.echo} if self.tells else {}
+        wanted = {"logprobs": self.logprobs, "prompt_logprobs": self.echo} if self.wants_logprobs else {}
         return [{**options, **wanted} for options in super().options(config)]
 
     @property
@@ -252,7 +252,7 @@ class ToTokenize(Strict):
 
 
 def check_likeliest(field: str, number: int | None) -> None:
-    """Refuse to tell of more likeliest tokens than OpenAI's protocol has."""
+    """Refuse to report more likeliest tokens than OpenAI's protocol has."""
     most = MOST_LIKELIEST[field]
     if number is not None and not 0 <= number <= most:
         raise Refused(f"{field}={shown(number)} is not possible: give a number from 0 to {most}", field)
@@ -271,8 +271,8 @@ def read_body(data: bytes, kind: type[Any], renamed: Callable[[dict[str, Any]], 
     try:
         body = kind.model_validate(given)
     except ValidationError as error:
-        place, told = _first(error)
-        raise Refused(f"{place}: {told}", place) from None
+        place, wrong = _first(error)
+        raise Refused(f"{place}: {wrong}", place) from None
     body.check()
     return body
 
@@ -300,7 +300,7 @@ def _content(number: int, message: ChatMessage) -> str:
 def _first(error: ValidationError) -> tuple[str, str]:
     """Where the first field stands that is wrong, and what is wrong with it.
 
-    Of a field that may have several types, pydantic tells what is wrong with it as each of them, in a place that ends
+    Of a field that may have several types, pydantic says what is wrong with it as each of them, in a place that ends
     with the type, or goes on behind it: the type that fits the furthest is the one that was meant.
     """
     errors = error.errors(include_url=False, include_context=False)

@@ -28,7 +28,7 @@ from serve.engine import Engine, Limits
 
 PATIENCE = 10.0  # seconds for the pipeline to end in good order
 LEAVE = 3  # seconds for answers under way, once the server is to end
-TELL = 5  # seconds more to tell the others that it ends
+REPORT = 5  # seconds more to let the others know that it ends
 
 
 class Listener(uvicorn.Server):
@@ -43,7 +43,7 @@ class Listener(uvicorn.Server):
         connection: Any = partial(Connection, most)
         # Of what a stranger sends wrong, uvicorn writes a warning.
         super().__init__(uvicorn.Config(app, config.host, config.port, log_level="error", http=connection, ws="none",
-                                        backlog=backlog, timeout_graceful_shutdown=LEAVE + TELL))
+                                        backlog=backlog, timeout_graceful_shutdown=LEAVE + REPORT))
         self._begun, self._ending = begun, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -144,7 +144,7 @@ def _died(engine: Engine, listener: Listener, _: str, error: BaseException) -> N
     listener.should_exit = True
 
 
-def told(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+def exit_code(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """The exit code of a command. What a person got wrong is one sentence."""
     try:
         return command(argv)

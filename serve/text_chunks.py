@@ -1,4 +1,4 @@
-"""The text of an answer as it is told: pieces, with the tokens that make them where a request wants them.
+"""The text of an answer as it is sent: pieces, with the tokens that make them where a request wants them.
 
 It knows nothing about HTTP or engines.
 """
@@ -53,26 +53,26 @@ class Places:
 class Pieces:
     """The pieces of a choice, the prompt in front if it is echoed; `text` is the pipeline's, and `ids` the prompt's.
 
-    A token is told with the first piece that goes beyond its begin. So what is not part of the text is not told: end
+    A token is sent with the first piece that goes beyond its begin. So what is not part of the text is not sent: end
     tokens, and those behind a stop text. Raises ValueError for a pipeline without a tokenizer, where one is needed.
     """
 
     def __init__(self, text: Text | None, choice: Choice, ids: Sequence[int]) -> None:
-        self._tells = choice.options.get("logprobs") is not None
-        if text is None and (choice.echo or self._tells):
-            raise ValueError("this pipeline was started for token ids, so it can tell neither tokens nor the prompt: "
+        self._wants_logprobs = choice.options.get("logprobs") is not None
+        if text is None and (choice.echo or self._wants_logprobs):
+            raise ValueError("this pipeline was started for token ids, so it can give neither tokens nor the prompt: "
                              "leave out echo and logprobs, or start it without prompt_ids")
         self._text, self._ids = text, ids
         self._echo = ""
         if choice.echo and text is not None:
             self._echo = choice.prompt if isinstance(choice.prompt, str) else text.decode(ids)
-        self._length = len(self._echo)  # of what was told, in characters
-        self._places = Places(text, self._length) if text is not None and self._tells else None
+        self._length = len(self._echo)  # of what was sent, in characters
+        self._places = Places(text, self._length) if text is not None and self._wants_logprobs else None
         self._taken = 0
         self._held: list[Token] = []
 
     def of(self, generation: Generation, text: str) -> Iterator[Piece]:
-        """What there is to tell once the answer goes on with this text."""
+        """What there is to send once the answer goes on with this text."""
         if self._echo:
             yield Piece(self._echo, self._prompt(generation.answer.prompt_logprobs))
             self._echo = ""
@@ -81,17 +81,17 @@ class Pieces:
             yield Piece(text, self._tokens(generation.answer.logprobs))
 
     def _prompt(self, said: Iterable[Logprob]) -> list[Token]:
-        if self._text is None or not self._tells:
+        if self._text is None or not self._wants_logprobs:
             return []
         places = Places(self._text)
         return [places.add(self._ids[0], None), *(places.add(*one) for one in said)]
 
     def _tokens(self, said: Sequence[Logprob]) -> list[Token]:
-        """The tokens of the text so far that were not told yet."""
+        """The tokens of the text so far that were not sent yet."""
         if self._places is None:
             return []
         self._held += [self._places.add(*one) for one in said[self._taken:]]
         self._taken = len(said)
-        told = [token for token in self._held if token.offset < self._length]
-        self._held = self._held[len(told):]
-        return told
+        begun = [token for token in self._held if token.offset < self._length]
+        self._held = self._held[len(begun):]
+        return begun

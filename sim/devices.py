@@ -1,6 +1,6 @@
 """The emulated cluster: stages, drafts and wires that take at least the time of those that they stand for.
 
-Processes, messages and tokens are real, the time is modelled: whoever is done early sleeps until the moment at which
+Processes, messages and tokens are real, the time is modelled: one that is done early sleeps until the moment at which
 the emulated device would be done, so that errors do not add up. It knows nothing about strategies or ranks.
 """
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SlowLink:
 class Lane:
     """One emulated wire, which delivers a message at the moment at which it would arrive.
 
-    `deliver` sends it over the real wire, whose own `takes` seconds are a part of the latency. `failed` is told what
+    `deliver` sends it over the real wire, whose own `takes` seconds are a part of the latency. `failed` hears what
     the lane's thread dies of.
     """
 

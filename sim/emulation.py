@@ -1,4 +1,4 @@
-"""The pace of what is emulated: the modelled cluster, the clock that tells its time, and the trace of what came late.
+"""The pace of what is emulated: the modelled cluster, the clock that keeps its time, and the trace of what came late.
 
 It knows nothing about what takes the time.
 """

@@ -1,6 +1,6 @@
 """What the target says after each path of tokens, computed once and remembered.
 
-A row of the target depends on the tokens from the root to its node and on nothing else. So whoever asks for the same
+A row of the target depends on the tokens from the root to its node and on nothing else. So one that asks for the same
 path again, in another segment, method or request, gets the same bits. It knows nothing about time.
 
 Shapes: T rows asked for, P rows that they see, D model, K key/value heads, E head dimension.

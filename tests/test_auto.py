@@ -98,7 +98,7 @@ def test_what_holds_no_choice_is_planned_anew(asked, tmp_path, capsys, damage):
     else:
         path.write_text(damage)
     assert auto.settled(["pipeline_type=auto"])[-1] == "init_depth=3"
-    assert len(asked) == 2 and "a plan is made anew" in capsys.readouterr().err
+    assert len(asked) == 2 and "a new plan is made" in capsys.readouterr().err
     auto.settled(["pipeline_type=auto"])
     assert len(asked) == 2 + (damage is None), "a folder in the way is told each time"
 
@@ -132,8 +132,8 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     evaluated = parse(auto.settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
     assert (evaluated.drafts, evaluated.draft, evaluated.template, evaluated.profile) == ("", "suffix", "own", "none")
     assert PlanConfig(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
-    auto.tell_left_open(["toy"])
-    auto.tell_left_open([*words, "template=none"])
+    auto.report_left_open(["toy"])
+    auto.report_left_open([*words, "template=none"])
     told, = capsys.readouterr().err.splitlines()
     assert told == f"flowspec: draft=suffix, since {model} has no draft head"
 

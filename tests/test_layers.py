@@ -33,6 +33,8 @@ TOKENS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
 RANK = re.compile(r"(^|[._])rank(\(\))?$")
 ROLE = re.compile(r"(^|\.)_?is_(draft|first|last|main|master)(_stage|_rank|_process)?$")
+QUAINT = re.compile(r"\b(told|anew|whoever|thereof|foretold|dearest|held\W+to\W+be|in\W+vain|of\W+late)\b", re.I)
+OTHER_TEXTS = ("tests/", "toy/corpus/", "eval/dsi/")  # whose English is not judged by QUAINT
 FOREIGN_PATH = re.compile(r"(?<![\w.}/-])/(home/|root/|work\b)")
 
 
@@ -186,6 +188,13 @@ def names_a_machine(source: Source) -> Iterator[str]:
                 for number, line in enumerate(source.text.splitlines(), 1) if FOREIGN_PATH.search(line))
 
 
+def is_quaint(source: Source) -> Iterator[str]:
+    if source.path.endswith((".py", ".sh")) and not source.path.startswith(OTHER_TEXTS):
+        for found in QUAINT.finditer(source.text.replace("_", " ")):
+            line = source.text.count("\n", 0, found.start()) + 1
+            yield f"line {line} says {found[0]!r}: write ordinary technical English"
+
+
 def tokens(source: Source) -> list[tokenize.TokenInfo]:
     """The tokens of the code, and the ends of its statements; neither of tests nor of the bundled models' recipe."""
     if source.parts[0] in ("tests", "toy"):
@@ -285,10 +294,18 @@ def test_what_boards_run_is_written_in_python_3_8() -> None:
     assert problems(needs_new_python, sources()) == []
 
 
+def texts() -> list[Source]:
+    """Every file of text, but huge ones."""
+    files = [(name, (ROOT / name).read_bytes()) for name in tracked() if (ROOT / name).stat().st_size < 1 << 21]
+    return [Source(name, data.decode(errors="replace")) for name, data in files if b"\0" not in data]
+
+
 def test_no_text_names_a_path_of_one_machine() -> None:
-    texts = [(name, (ROOT / name).read_bytes()) for name in tracked() if (ROOT / name).stat().st_size < 1 << 21]
-    assert problems(names_a_machine, [Source(name, data.decode(errors="replace")) for name, data in texts
-                                      if b"\0" not in data]) == []
+    assert problems(names_a_machine, texts()) == []
+
+
+def test_code_is_written_in_ordinary_english() -> None:
+    assert problems(is_quaint, texts()) == []
 
 
 def test_no_statement_has_more_than_120_tokens() -> None:
@@ -328,6 +345,7 @@ BROKEN = [
     (says_much, "pipeline/stage.py", "def f():\n    return (" + "a +\n" * STATEMENT + "a)"),
     (is_dense, "pipeline/stage.py", "x = 1\n" * 30 + f"x = {'1 + ' * LINE}1"),
     (names_a_machine, "docs/any.md", "cd /" + "work/main"),
+    (is_quaint, "pipeline/stage.py", "def _told():\n    # tried in\n    # vain\n"),
     (names_a_machine, "run_pipe.sh", "cache=/" + "home/me/models"),
 ]
 SOUND = [
@@ -339,6 +357,7 @@ SOUND = [
     (asks_for_a_role, "model/tree.py", "key = self._rank(node)"),
     (says_much, "pipeline/stage.py", f"TABLE = [{'y, ' * STATEMENT}]"),
     (is_dense, "pipeline/stage.py", "x = 1\n" * 50 + f"x = {'1 + ' * LINE}1"),
+    (is_quaint, "run_pipe.sh", "# untold and invaluable; of later tries one is made again"),
     (names_a_machine, "README.md", "see https://example.org/home/ and my/work and $HOME/work"),
 ]
 

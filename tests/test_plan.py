@@ -228,7 +228,7 @@ def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
     config = replace(config_of(), profile=str(path))
     assert cluster(config).factors == (1.0, 1.0, 1.0)
     assert cluster(replace(config, boards=2)).memory == (8.0, 8.0)
-    with pytest.raises(ValueError, match="the memory of 3 boards is told, but there are 4"):
+    with pytest.raises(ValueError, match="the memory of 3 boards is given, but there are 4"):
         cluster(replace(config, boards=4))
     with pytest.raises(ValueError, match="has 4 stages, and there are 2 boards: give boards=4"):
         planned(config_of("splits=given"), replace(SITE, factors=(1.0, 1.0)), book())
@@ -383,7 +383,7 @@ def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(
 
 
 @pytest.mark.parametrize(("wrong", "told"), [
-    ("memory=0.001", "no split fits: even the smallest part takes"), ("memory=1,2,3", "tells of 3 boards, but there"),
+    ("memory=0.001", "no split fits: even the smallest part takes"), ("memory=1,2,3", "is for 3 boards, but there"),
     ("memory=0", "no list of gigabytes"), ("memory=nan", "no list of gigabytes"), ("splits=x", "splits=x is unknown"),
     ("write_hosts=x", "add hosts=FILE"), ("check=2", "is for this machine as it is"),
     ("hosts={}", "b1.invalid of .* does not answer at port 22 .*: switch it on, mend its line, or leave it out"),
@@ -429,7 +429,7 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
 
 @pytest.mark.parametrize(("word", "told"), [
     ("methods=nothing", "there is no nothing"), ("drafts=x", "there is no x"), ("memory=-1", "no list of gigabytes"),
-    ("memory=8,8", "memory=8,8 tells of 2 boards"), ("measure=true", "give only one of them"),
+    ("memory=8,8", "memory=8,8 is for 2 boards"), ("measure=true", "give only one of them"),
     ("temperature=1", "temperature 0"), ("pipeline_type=ar", "write methods="), ("stop=x", "has no stop"),
     ("profile=none", "there is no cluster to plan for"), ("profile=nowhere.json", "there is no file"),
     ("boards=0.5", "boards"), ("profile=jetsn", "choose one of none"), ("sets=", "sets is empty")])

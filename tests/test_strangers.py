@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from config.schema.untrusted import plain
 from launch.hosts.agreement import judge_ways, open_door, reaches
-from launch.hosts.clock import learn_time, tell_time
+from launch.hosts.clock import learn_time, send_time
 from launch.hosts.entries import Junk, clean
 from launch.hosts.store import Entries, Lost, Store, StoreClient
 from launch.hosts.store_server import STRANGERS, StoreServer, hang_up
@@ -146,7 +146,7 @@ def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_thei
     one.add("heartbeat/1", 3)
     own.set("facts/verdict", json.dumps(["", False]))
     for forged in (("set", "facts/1", "{}"), ("set", "facts/verdict", json.dumps([EVIL, False])),
-                   ("set", "facts/all", "[]"), ("add", "heartbeat/1", 1 << 40), ("set", "clock/2/told/0", "0.5"),
+                   ("set", "facts/all", "[]"), ("add", "heartbeat/1", 1 << 40), ("set", "clock/2/time/0", "0.5"),
                    ("set", "facts/2", "[]"), ("set", "facts/2", json.dumps({**FACTS, "port": "x"})),
                    ("set", "facts/2", "[" * 100_000), ("set", "facts/2", "9" * 100_000), ("set", "x", "y" * (1 << 21)),
                    ("delete", "facts/1", None), ("list", "", None), ("set", "heartbeat/2", EVIL),
@@ -182,7 +182,7 @@ def test_ranks_of_two_machines_agree_about_the_time_over_the_store(keeper):
     trace, noted = NoTrace(), {}
     trace.note = lambda name, since, **facts: noted.update(facts)
     own, one = Store(keeper.entries.own), follower(keeper, 1)
-    teller = threading.Thread(target=tell_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
+    teller = threading.Thread(target=send_time, args=(own, [1], "here", lambda: time.monotonic() + 1000))
     teller.start()
     learn_time(one, 1, "there", trace)
     teller.join(20)
@@ -245,7 +245,7 @@ def test_a_program_that_stands_still_is_told_from_a_board_that_is_gone():
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
                     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=9)
 KEYS = st.sampled_from(["facts/1", "facts/all", "ways/1", "ways/all", "facts/verdict", "heartbeat/1", "heartbeat/lost",
-                        "0//heartbeat/lost", "split/1", "clock/1", "clock/1/told/0", "default_pg/split/0"])
+                        "0//heartbeat/lost", "split/1", "clock/1", "clock/1/time/0", "default_pg/split/0"])
 
 
 @given(KEYS, st.binary() | JSON.map(lambda value: json.dumps(value).encode()))

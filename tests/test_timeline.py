@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from eval.observe import timeline_page as timeline
 from eval.observe.timeline import NODE, STOP, Story
-from launch.hosts.clock import learn_time, tell_time
+from launch.hosts.clock import learn_time, send_time
 from pipeline.trace import CLOCK, Trace, read
 from tests.saved import here, models
 
@@ -43,7 +43,7 @@ def ran(saved, tmp_path_factory, request):
 
 
 def story(folder):
-    told = Story(read(folder)).tell()
+    told = Story(read(folder)).lists()
     nodes = {row[0]: dict(zip(NODE, row)) for row in told["nodes"]}
     for segment in told["segments"]:
         segment["stops"] = [dict(zip(STOP, row)) for row in segment["stops"]]
@@ -176,7 +176,7 @@ def test_clocks_of_other_machines_are_set_by_rank_0s(tmp_path):
               for rank, name in ((1, "same"), (2, "other"))]
     for thread in others:
         thread.start()
-    tell_time(store, (1, 2), "same", lambda: time.monotonic() + 1000)
+    send_time(store, (1, 2), "same", lambda: time.monotonic() + 1000)
     for thread in others:
         thread.join()
     now = time.monotonic()

@@ -100,7 +100,7 @@ class Course:
             terms, model = state["terms"], state["model"]
         except Exception as error:  # what torch raises on a broken file is not written anywhere
             raise ValueError(f"{self.path} cannot be read ({str(error).splitlines()[0]}); delete it to begin "
-                             "anew") from None
+                             "again") from None
         for name in sorted(terms.keys() | self.terms.keys()):
             if terms.get(name) != self.terms.get(name):
                 raise ValueError(f"{self.path} is of a training with {name}={terms.get(name)!r} instead of "
@@ -125,7 +125,7 @@ class Course:
         try:
             torch.save(state, new)
             new.replace(place)
-        except (OSError, RuntimeError) as error:  # torch tells a full disk by the latter
+        except (OSError, RuntimeError) as error:  # torch reports a full disk by the latter
             new.unlink(missing_ok=True)
             raise ValueError(f"{self.path} cannot be written ({str(error).splitlines()[0]}); make room there and give "
                              "the same command again") from None
@@ -151,7 +151,7 @@ class Course:
             while self.step < plan.steps:
                 seen.append(lesson(self.step))
                 if not math.isfinite(seen[-1]["loss"]):
-                    raise ValueError(f"the loss is not finite at step {self.step}; begin anew with a lower rate")
+                    raise ValueError(f"the loss is not finite at step {self.step}; begin again with a lower rate")
                 self.advance()
                 self.seconds = time.monotonic() - begin
                 bar.set_postfix(_means(seen), refresh=False)

@@ -61,7 +61,7 @@ def _entries(path: Path) -> Iterator[tuple[Any, str]]:
 def _is_list(path: Path) -> bool:
     """Whether the file is one list of conversations, and not one conversation a line."""
     if not path.is_file():
-        return False  # which the reader of lines will tell
+        return False  # which the reader of lines will report
     with path.open("rb") as file:
         return file.read(1 << 10).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
@@ -82,7 +82,7 @@ def _talk(entry: Any, where: str) -> list[str]:
 
 
 def _said(entry: Any) -> list[tuple[str, str]] | None:
-    """Who said what; None if that is not told in one of the FORMS."""
+    """Who said what; None if that is not given in one of the FORMS."""
     if fits(entry, {"turns": [str], "reference": [str]}):
         said = []
         for question, answer in zip(entry["turns"], entry["reference"]):
@@ -164,7 +164,7 @@ def make_rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> 
 
 
 def draw(count: int, seed: int, first: int, size: int) -> list[int]:
-    """Which rows are the `first` and following ones of a training: shuffled anew each time all were seen."""
+    """Which rows are the `first` and following ones of a training: shuffled again each time all were seen."""
     numbers = range(first, first + size)
     epochs = {number // count for number in numbers}
     orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}

@@ -48,7 +48,7 @@ SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
 
 
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `config.json` under one set of names, whoever wrote it; a ValueError if it is not supported.
+    """The fields of a `config.json` under one set of names, whatever wrote it; a ValueError if it is not supported.
 
     What a field may hold by itself was checked when the file was read (`fields.py`).
     """

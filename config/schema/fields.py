@@ -47,7 +47,7 @@ def list_of(kind: Kind, most: int) -> Kind:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is a whole number. To Python `true` is one, but not to whoever wrote it."""
+    """Whether a value is a whole number. To Python `true` is one, but not to its author."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

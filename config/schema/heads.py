@@ -51,8 +51,8 @@ def head_problems(config: Mapping[str, Any], third: bool, inner: Sequence[int], 
     """
     nested = config.get(NESTED) or {}
     only = {**ONLY, **dict.fromkeys(THIRD, third)}
-    told = [pair for pair in config.items() if pair[0] not in READ | {NESTED}]
-    for key, value in chain(told, nested.items()):
+    outer = [pair for pair in config.items() if pair[0] not in READ | {NESTED}]
+    for key, value in chain(outer, nested.items()):
         if value is None or key in HARMLESS or key.startswith("_"):
             continue
         if key == LAYERS:
@@ -66,9 +66,9 @@ def head_problems(config: Mapping[str, Any], third: bool, inner: Sequence[int], 
 
 
 def _layer_problems(ids: Any, third: bool, inner: Sequence[int]) -> Iterator[str]:
-    """Other layers than those whose inputs a head gets; an empty list leaves them to whoever reads it.
+    """Other layers than those whose inputs a head gets; an empty list leaves them to the reader.
 
-    The first of three tells how a file counts: output of layer 1, or input of layer 2, which is the same thing.
+    The first of three shows how a file counts: output of layer 1, or input of layer 2, which is the same thing.
     """
     outputs = [layer - 1 for layer in inner]
     if not third and ids != []:

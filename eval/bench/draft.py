@@ -142,11 +142,11 @@ def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int]) 
         """The text of a token that does not begin one."""
         return text_of([tip, token])[len(text_of([tip])):]
 
-    told = repr(text_of(tree.tokens)[-LEAD:])
+    ending = repr(text_of(tree.tokens)[-LEAD:])
     while at_once(decoder.draft.grow(tree, config.tree.init)):  # type: ignore[attr-defined]
         pass
     decoder.draft.reset()
-    print(f"\na tree of {name}: {len(tree.live)} guesses, with the probabilities of their paths, behind {told}\n")
+    print(f"\na tree of {name}: {len(tree.live)} guesses, with the probabilities of their paths, behind {ending}\n")
     print(text_art(tree, words))
-    draw(tree, words, f"A tree of {name} behind {told}", config.picture)
+    draw(tree, words, f"A tree of {name} behind {ending}", config.picture)
     print(f"\ndrawn: {config.picture}")

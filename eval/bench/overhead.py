@@ -32,7 +32,7 @@ Forward = Callable[..., Any]
 def overhead(argv: list[str]) -> int:
     """The command `python -m scripts.bench overhead`; its exit code."""
     defaults = {"max_new_tokens": "64"}
-    launches = "RANK" not in os.environ  # otherwise this is one of the ranks, which was told the folder of the traces
+    launches = "RANK" not in os.environ  # otherwise this is one of the ranks, which was given the folder of the traces
     if launches:
         defaults["trace"] = tempfile.mkdtemp(prefix="flowspec-")
     asked = over(argv, defaults)
@@ -92,7 +92,7 @@ def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
     for network in networks:
         network.read = watched(network.read)
         network.guess = watched(network.guess)
-        network.foretell = watched(network.foretell)
+        network.predict = watched(network.predict)
     ring.lm_head = watched(ring.lm_head)
 
 

@@ -1,4 +1,4 @@
-"""What the measurements of one stage may be told: its sizes and its device, and whether they fit this machine.
+"""What the measurements of one stage take: its sizes and its device, and whether they fit this machine.
 
 It knows nothing about what is measured.
 """

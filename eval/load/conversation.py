@@ -31,13 +31,13 @@ def conversation(argv: list[str]) -> int:
     words = over(argv, usual)
     options = {key: value for key, value in typed(words).items() if key != "reuse"}
     preset = preset_of(words) or "toy"
-    anew, reused = (_turns(preset, options, reuse) for reuse in ("false", "true"))
+    fresh, reused = (_turns(preset, options, reuse) for reuse in ("false", "true"))
     kind = "simulated" if options["time"] == "virtual" else "in real time"
     print(f"seconds to the first token of each turn ({kind}, {options['profile']}, {options['pipeline_type']})\n")
-    print(f"{'turn':>4}  {'prompt':>6}  {'read anew':>9}  {'reuse=true':>10}  {'of which held':>13}")
-    for number, (before, after) in enumerate(zip(anew, reused), 1):
-        print(f"{number:>4}  {before.prompt:>6}  {before.first:>9.2f}  {after.first:>10.2f}  {after.reused:>13}")
-    same = [turn.text for turn in anew] == [turn.text for turn in reused]
+    print(f"{'turn':>4}  {'prompt':>6}  {'read again':>10}  {'reuse=true':>10}  {'of which held':>13}")
+    for number, (before, after) in enumerate(zip(fresh, reused), 1):
+        print(f"{number:>4}  {before.prompt:>6}  {before.first:>10.2f}  {after.first:>10.2f}  {after.reused:>13}")
+    same = [turn.text for turn in fresh] == [turn.text for turn in reused]
     print(f"\nthe texts are {'the same' if same else 'NOT the same'}")
     return int(not same)
 

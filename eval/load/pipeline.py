@@ -48,7 +48,7 @@ def load(argv: list[str]) -> int:
 
 
 def measure(pipeline: Pipeline) -> None:
-    """On rank 0: let each method serve each load, and tell what came of it."""
+    """On rank 0: let each method serve each load, and report what came of it."""
     config = pipeline.config
     assert isinstance(config, LoadConfig)
     if config.results:
@@ -71,7 +71,7 @@ def measure(pipeline: Pipeline) -> None:
                     for row in measured:
                         rows.append(row)
                         bar.update()
-    _tell(config, loaded, counted)
+    _report(config, loaded, counted)
 
 
 def _arrivals(config: LoadConfig) -> dict[float, list[float]]:
@@ -142,7 +142,7 @@ class Case:
                 "kind": self.config.kind, "profile": self.config.profile, **facts}
 
 
-def _tell(config: LoadConfig, loaded: Sequence[Row], counted: Sequence[Row]) -> None:
+def _report(config: LoadConfig, loaded: Sequence[Row], counted: Sequence[Row]) -> None:
     """Print the tables, and write files and plots where that is asked for."""
     where = f"{config.kind}, profile {config.profile}"
     for title, columns, rows in ((f"requests that arrive ({where})", LOAD, loaded),

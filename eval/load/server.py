@@ -63,7 +63,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Asker:
-    """Whoever asks a server at `url`, with these options of a request."""
+    """A client of the server at `url`, with these options of a request."""
 
     url: str
     options: dict[str, Any]
@@ -71,7 +71,7 @@ class Asker:
     patience: float  # seconds
 
     def ask(self, question: int, said: str) -> Heard:
-        """Ask, and read the answer as it streams. What goes wrong is told in the answer."""
+        """Ask, and read the answer as it streams. The answer names what goes wrong."""
         messages = [{"role": "user", "content": said}]
         body = json.dumps({**self.options, "messages": messages, "stream": True,
                            "stream_options": {"include_usage": True}})
@@ -83,13 +83,13 @@ class Asker:
                 if event == "[DONE]":
                     error = ""
                     break
-                told = json.loads(event)
-                if "error" in told:
-                    error = told["error"]["message"]
+                chunk = json.loads(event)
+                if "error" in chunk:
+                    error = chunk["error"]["message"]
                     break
-                for choice in told["choices"]:
+                for choice in chunk["choices"]:
                     pieces.append(choice["delta"].get("content") or "")
-                tokens = (told.get("usage") or {}).get("completion_tokens", tokens)
+                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
                 if not first and any(pieces):
                     first = time.monotonic() - since
         except (OSError, HTTPException) as failed:
@@ -152,7 +152,7 @@ def _questions(config: ServeLoadConfig) -> list[str]:
 
 @contextmanager
 def _serving(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of these words, and its address; it ends with the `with`. It tells itself why it cannot start."""
+    """A server of these words, and its address; it ends with the `with`. It says itself why it cannot start."""
     command = [sys.executable, "-m", "scripts.serve", *words, "port=0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -24,7 +24,7 @@ from pipeline.decode import Decoder, Request
 
 WARM = 2  # requests before anything is counted
 LINK = ("send", "recv", "rest", "broadcast")
-NETWORK = ("guess", "foretell")  # what a network does beside the passes
+NETWORK = ("guess", "predict")  # what a network does beside the passes
 HEAD = ("temperature", "method", "at once", "turns", "own ms a turn", "more per request")
 
 

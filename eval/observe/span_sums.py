@@ -20,7 +20,7 @@ from pipeline.trace import OFF, NoTrace, rank_files
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
 TIMED = (*BEGIN, "wait", "verify", "prune")  # … and spends its time in these
 SETTLES = ("prune", "send", "reset")  # the first of these after an answer of the target comes when a token has settled
-Facts = dict  # what a span tells besides its time
+Facts = dict  # what a span has besides its time
 WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its model's bytes, and through a real one
 
 
@@ -80,7 +80,7 @@ class Tally(NoTrace):
         self.behind.close()
 
     def _clear(self) -> None:
-        """Begin the sums anew."""
+        """Begin the sums again."""
         self._start: float | None = None  # of the first span of a request
         self._end: float | None = None  # of its last one; a sender may still be busy with what went before
         self._late = 0.0
@@ -150,7 +150,7 @@ class Tally(NoTrace):
         return {"first": self._first - self._start, "decoding": decoding, "flight": flight._asdict()}
 
     def _write(self) -> None:
-        """Write the line of the request that ended, if one did, and begin the sums anew."""
+        """Write the line of the request that ended, if one did, and begin the sums again."""
         if self._start is not None and self._end is not None and not self._file.closed:
             assert self._end >= self._start, f"rank {self.rank}: a request of {self._end - self._start} seconds"
             sent = self._bytes["wire"] or self._bytes["sent"]

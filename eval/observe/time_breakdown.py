@@ -33,16 +33,16 @@ class Account(NamedTuple):
 
 
 def account(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> Account | None:
-    """The account of these answers, from the lines of rank 0 that tell of flights; None if there are none.
+    """The account of these answers, from the lines of rank 0 about flights; None if there are none.
 
     The sums over all requests are divided by all their tokens, or by what the field says.
     """
-    told = {(line["launch"], line["request"]): line for line in lines if "flight" in line}
+    flights = {(line["launch"], line["request"]): line for line in lines if "flight" in line}
     sums: dict[str, float] = defaultdict(float)
     for place, tokens, scale in _requests(answers):
-        if place in told:
+        if place in flights:
             sums["tokens"] += tokens
-            for name, value in _amounts(told[place], scale):
+            for name, value in _amounts(flights[place], scale):
                 sums[name] += value
     if not sums["tokens"]:
         return None

@@ -1,4 +1,4 @@
-"""What a run did, told from the spans of its ranks: requests, guesses with their fates, segments with their journeys.
+"""What a run did, read from the spans of its ranks: requests, guesses with their fates, segments with their journeys.
 
 It knows nothing about pages. Times are milliseconds since the first request. Rank 0's spans are followed with a small
 tree: guesses are born when the draft grows, text settles when rank 0 prunes, sends text or ends a request, and what
@@ -23,7 +23,7 @@ SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its ow
 
 
 class Story:
-    """Everything that happened; `tell` makes plain lists of it."""
+    """Everything that happened; `lists` makes plain lists of it."""
 
     def __init__(self, spans: list[Span]) -> None:
         self.spans = spans
@@ -39,7 +39,7 @@ class Story:
         self._away: deque[int] = deque()  # segments that have not been verified
         self._number: dict[int, int] = {}  # of the segment that a row is in, by the ids that it has on its way
         self._dealt = any("ids" in span for span in spans)  # whether segments go to replicas, and not all one way
-        self._told: list[int] | None = None  # the answer of the next request
+        self._answer: list[int] | None = None  # the answer of the next request
         follow = {
             "send": self._send, "grow": self._grow, "verify": self._verify,
             "prune": self._prune, "reset": self._reset, "request": self._request}
@@ -71,8 +71,8 @@ class Story:
         at, number = self._ms(span["t0"]), len(self.segments)
         nodes, text = span["nodes"], span["text"]
         if any(node == parent for node, parent in zip(nodes, span["parents"])):
-            self.requests.append({"from": at, "to": None, "answer": self._told, "said": False})
-            self._told = None
+            self.requests.append({"from": at, "to": None, "answer": self._answer, "said": False})
+            self._answer = None
         request = self.requests[-1] if self.requests else {}
         rows = zip(nodes, span["tokens"], span["parents"])
         for i, (node, token, parent) in enumerate(rows):
@@ -122,7 +122,7 @@ class Story:
         return self._away.popleft() if self._away else None
 
     def _of(self, span: Span) -> int | None:
-        """The segment that a span is about, if one of its rows is left to tell."""
+        """The segment that a span is about, if one of its rows is left to show it."""
         return next(map(self._number.get, span["nodes"]), None)
 
     def _prune(self, span: Span) -> None:
@@ -142,8 +142,8 @@ class Story:
             self._note(at, "end", len(self.requests) - 1, 0)
 
     def _request(self, span: Span) -> None:
-        """The settled tokens that are the answer, as who asked tells; this span begins before all others."""
-        self._told = span["answer"]
+        """The settled tokens that are the answer, as the one who asked says; this span begins before all others."""
+        self._answer = span["answer"]
 
     def _settle(self, tip: int, at: float) -> None:
         """The text goes on to `tip`: what stands on the way there is settled, and what stands beside it dies."""
@@ -217,7 +217,7 @@ class Story:
 
     # --- for the page -------------------------------------------------------------------------------------------------
 
-    def tell(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
+    def lists(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
         """Requests `first` to `last`, the last not included, as lists that JSON can hold.
 
         Raises ValueError if the trace has none of them.
@@ -244,9 +244,9 @@ class Story:
             "spans": [self._bar(span) for span in shown]}
 
     def _asked(self) -> list[int]:
-        """The numbers of the requests whose answers somebody wanted; of all, if none is told to be such a one."""
-        told = [number for number, request in enumerate(self.requests) if request["answer"] is not None]
-        return told or list(range(len(self.requests)))  # what nobody asked only measured the pipeline
+        """The numbers of the requests whose answers somebody wanted; of all, if none is marked as such."""
+        wanted = [number for number, request in enumerate(self.requests) if request["answer"] is not None]
+        return wanted or list(range(len(self.requests)))  # what nobody asked only measured the pipeline
 
     def _segment(self, number: int, requests: Places) -> Span:
         segment = self.segments[number]

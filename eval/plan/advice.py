@@ -1,4 +1,4 @@
-"""What a plan tells: the table of candidates, a sentence of advice, the chosen keys, and what to split and push."""
+"""What a plan prints: the table of candidates, a sentence of advice, the chosen keys, and what to split and push."""
 from __future__ import annotations
 
 from typing import Sequence
@@ -19,7 +19,7 @@ LIMIT = 0.5  # of the time, from which on something is what limits a candidate
 COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by':<26} candidate"
 UNLIKE = 1.5  # times as long as another link, from which on a link is the reason
 RANK_0 = "rank 0's board and "
-SEGMENT = 16  # rows of a message whose time a link is told by
+SEGMENT = 16  # rows of a message whose time describes a link
 
 
 def speed(trial: Trial) -> Interval:
@@ -93,10 +93,10 @@ def _plain(site: Boards, chosen: Trial, trials: Sequence[Trial], boards: int) ->
     more = SEGMENT - 1
     rows = site.row * max(0, SEGMENT - site.free)
     wire = 1e3 * site.transfer(more * site.row_bytes)
-    dear = [(site.level, f"a level of guesses {site.level:.3g} ms"),
+    costs = [(site.level, f"a level of guesses {site.level:.3g} ms"),
             (rows, f"{more} more rows take {rows:.3g} ms of the stages"),
             (wire, f"{more} more rows take {wire:.3g} ms of each link")]
-    _, reason = max(dear)
+    _, reason = max(costs)
     best = ""
     if others:
         reached = others[0].speed / chosen.speed

@@ -139,5 +139,5 @@ def summary(cells: Sequence[Cell]) -> str:
     counts = {name: sum(one.method == name for one in cells) for name in {one.method: None for one in cells}}
     most = sorted(counts.items(), key=lambda pair: -pair[1])
     gains = [one.tokens_per_second / one.plain_tokens_per_second for one in cells]
-    told = ", ".join(f"{name} {count}" for name, count in most)
-    return f"{len(cells)} cells: {told}; {min(gains):.2f} to {max(gains):.2f} times as fast as ar; simulated"
+    named = ", ".join(f"{name} {count}" for name, count in most)
+    return f"{len(cells)} cells: {named}; {min(gains):.2f} to {max(gains):.2f} times as fast as ar; simulated"

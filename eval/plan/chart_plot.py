@@ -1,4 +1,4 @@
-"""The map of methods as a picture, readable without colour: every method has a hatch, every cell tells its figures."""
+"""The map of methods as a picture, readable without colour: every method has a hatch, every cell shows its figures."""
 from __future__ import annotations
 
 import io

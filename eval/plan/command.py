@@ -1,7 +1,7 @@
 """Which method, which split and which draft for these devices: simulated out of a record before anything is moved.
 
 Usage: python -m scripts.plan [PRESET] [profile=NAME|profile=FILE.json|measure=true] [key=value ...]; --help shows all
-keys, docs/planner.md tells what comes out.
+keys, docs/planner.md describes what comes out.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         config = parse(words(argv), COMMAND, PlanConfig)
         assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
         found = plan(config)
-        print("\n".join(told(config, found)))
+        print("\n".join(report(config, found)))
         _write_boards(config, found)
         if config.preset:
             write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def told(config: PlanConfig, found: Plan) -> list[str]:
+def report(config: PlanConfig, found: Plan) -> list[str]:
     """What is printed before the keys."""
     bench, chosen = found.bench, found.chosen
     answers = bench.book.answers
@@ -59,7 +59,7 @@ def told(config: PlanConfig, found: Plan) -> list[str]:
     if len(config.chosen_methods) > 1:
         lines.append(f"advice: {advice(bench, chosen, found.trials, found.boards, found.checked)}")
     if not found.in_own_layers:
-        lines.append(f"note: stages are told in the {bench.site.layers} layers of the model that the profile stands "
+        lines.append(f"note: stages are counted in the {bench.site.layers} layers of the model that the profile stands "
                      f"for; the one that was recorded has {bench.book.layers}")
     return [*lines, *to_do(config, chosen.candidate)]
 

@@ -84,7 +84,7 @@ def _near(finalists: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in finalists if trial.speed >= NEAR * finalists[0].speed]
 
 
-def told(judged: Judged) -> dict[str, Any]:
+def figures(judged: Judged) -> dict[str, Any]:
     """The figures of one cluster, as a file keeps them."""
     site, boards = judged.site, len(judged.site.factors)
     cluster = {

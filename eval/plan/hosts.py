@@ -1,4 +1,4 @@
-"""Which boards of a hosts file answer, and how soon: the only thing of them that can be told before they run anything.
+"""Which boards of a hosts file answer, and how soon: the only thing of them that can be known before they run anything.
 
 A connection to a board's ssh is opened and closed again; its handshake takes a message there and one back.
 """

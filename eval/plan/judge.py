@@ -13,7 +13,7 @@ from config.cli import parse
 from config.files import check_output, write_json
 from config.keys import read_keys
 from config.ranges import Checked, Range, outside
-from eval.plan.grid import clusters, judge, summary, told
+from eval.plan.grid import clusters, figures, judge, summary
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.record import Book, made
 
@@ -78,7 +78,7 @@ def _judged(number: int, grid: GridConfig, books: list[Book]) -> dict[str, Any]:
     """One cluster, in a process of its own."""
     torch.set_num_threads(1)
     site = clusters(grid.clusters, grid.seed)[number]
-    return told(judge(site, plan_of(grid.questions, grid.tokens, grid.drafts), *books))
+    return figures(judge(site, plan_of(grid.questions, grid.tokens, grid.drafts), *books))
 
 
 def line(row: dict[str, Any]) -> str:

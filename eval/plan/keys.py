@@ -105,7 +105,7 @@ class PlanConfig(RunConfig):
         if len(given) == 1:
             return given * boards
         if given and len(given) != boards:
-            raise ValueError(f"memory={self.memory} tells of {len(given)} boards, but there are {boards}: give one "
+            raise ValueError(f"memory={self.memory} is for {len(given)} boards, but there are {boards}: give one "
                              "number for all, or one for each")
         return given
 

@@ -61,13 +61,13 @@ def cluster(config: PlanConfig) -> Boards:
     if config.hosts and config.profile != "none":  # else they were measured
         site = answered(site, config.hosts)
     named = len(boards_of(config.hosts)) if config.hosts else 0
-    told = len(site.factors) or len(site.memory)
-    boards = config.boards or named or told or max(len(config.gigabytes(0)), USUAL)
+    described = len(site.factors) or len(site.memory)
+    boards = config.boards or named or described or max(len(config.gigabytes(0)), USUAL)
     factors = (*site.factors, *[1.0] * boards)[:boards]
     weights = config.layer_gb * site.layers or site.weights
     memory = config.gigabytes(boards) or site.memory[:boards]
     if 0 < len(memory) < boards:
-        raise ValueError(f"the memory of {len(memory)} boards is told, but there are {boards}: give memory= for all, "
+        raise ValueError(f"the memory of {len(memory)} boards is given, but there are {boards}: give memory= for all, "
                          "or fewer boards=")
     if memory and not weights:
         raise ValueError("memory is given, but not what layers take: add layer_gb=NUMBER, the GB of one layer")
@@ -88,7 +88,7 @@ def planned(config: PlanConfig, site: Boards, book: Book) -> Plan:
     bench = Bench(site, config, book)
     search = Search(bench)
     trials = search.run(made)
-    if boards > 1:  # what all of them would reach is told, too, or fewer
+    if boards > 1:  # what all of them would reach is printed, too, or fewer
         trials = search.beside(trials, choice(trials).candidate, made)
     return Plan(bench, choice(trials), trials, boards, sum(map(len, made)), search.tried)
 
@@ -122,7 +122,7 @@ def checked(config: PlanConfig, found: Plan) -> Plan:
 def write_preset(path: str, base: str, keys: dict[str, str], found: Plan) -> None:
     """Write a file that commands take in place of a preset: these keys over those of the preset `base`.
 
-    Beside them it tells what was chosen, and tokens per second.
+    Beside them it says what was chosen, and tokens per second.
     """
     ours, plain = found.speeds
     kind = "measured" if found.checked else "simulated"

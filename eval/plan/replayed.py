@@ -1,6 +1,6 @@
 """A network's recorded guesses along a text in the place of the network: no model is computed.
 
-The record tells what the network guesses at every place of the text, by how many of its own guesses it stands on there.
+The record holds what the network guesses at every place of the text, by how many of its own guesses it stands on there.
 A path that stands on the text gets these guesses, so what is right and what is not is as it was. A path beside the text
 gets those of its place and depth, too: nothing there is ever right, and only the worth of its guesses counts, by which
 they compete with others.
@@ -25,7 +25,7 @@ Table = Sequence[Sequence[Listed]]  # by place in the text, then by depth
 
 
 class Network(NamedTuple):
-    """What a network is to whoever drafts with it; names as those of `TreeDraft`."""
+    """What a network is to the code that drafts with it; names as those of `TreeDraft`."""
 
     source: str
     lag: int
@@ -73,7 +73,7 @@ class Replayed(TreeDraft):
         tokens = [tokens[:width] for tokens, _ in listed]
         return torch.tensor(gains, dtype=torch.float64), torch.tensor(tokens)
 
-    def foretell(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
+    def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         chances = [(tokens[:width], torch.tensor(gains[:width]).exp().tolist())
                    for tokens, gains in self._listed(logits_TV)]
         return [list(zip(tokens, chance)) for tokens, chance in chances]

@@ -170,7 +170,7 @@ def _ranked(trials: Iterable[Trial]) -> list[Trial]:
 def _best(trials: Iterable[Trial], rung: Rung) -> list[Trial]:
     """Those that stay: the fastest ones, and the fastest of each method with each draft that is hardly slower.
 
-    Else many sizes of one method would crowd out another one, which few tokens cannot tell from it.
+    Else many sizes of one method would crowd out another one, which few tokens cannot separate from it.
     """
     ranked = _ranked(trials)
     top = ranked[0].speed if ranked else 0.0

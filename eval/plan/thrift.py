@@ -1,6 +1,6 @@
 """What streaming gains by sending and drafting only what pays, in virtual time.
 
-First with devices on which guesses are dear, and with texts on which the draft's guesses are those for another text;
+First with devices on which guesses are costly, and with texts on which the draft's guesses are those for another text;
 then with a board that becomes three times slower in the midst of an answer.
 """
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _slower(thrifty: bool, config: ThriftConfig) -> list[Sequence[str]]:
 
 
 def _count(found: Mapping[str, list[float]], span: Mapping[str, Any]) -> None:
-    """Note what a span tells of its second."""
+    """Note what a span says about its second."""
     if span["name"] == "send" and "tokens" in span:
         found["rows"].append(len(span["nodes"]))
     elif span["name"] == "forward" and span["rank"] == SLOWS:

@@ -1,7 +1,7 @@
 """SpecInfer's two programs, spec_infer and incr_decoding, by their own flags and files.
 
 Usage: bash scripts/spec_infer.sh [-FLAG VALUE ...] [key=value ...], or bash scripts/incr_decoding.sh; --help shows all
-flags, docs/moving.md tells what comes out.
+flags, docs/moving.md describes what comes out.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODULE = "scripts.spec_infer start"  # what a rank is
 def answer_all(pipeline: Pipeline) -> None:
     """On rank 0: answer one prompt after the other; the lines are appended as soon as an answer is whole.
 
-    A prompt that cannot be answered is told and left out; the exit code says so in the end.
+    A prompt that cannot be answered is reported and left out; the exit code says so in the end.
     """
     config, answers, asked = pipeline.config, [], _asked(pipeline.config)
     for number, question in enumerate(asked):

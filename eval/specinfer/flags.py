@@ -43,7 +43,7 @@ SHORT = ("llm-model", "ssm-model", "llm-weight", "ssm-weight", "llm-config", "ss
          "prompt", "output-file", "offload", "offload-reserve-space-size", "data-parallelism-degree",
          "tensor-parallelism-degree", "pipeline-parallelism-degree", "profiling-folder", "trace", "level", "logfile",
          "config-file")
-# What the runtime below FlexFlow is told of devices and memory.
+# What the runtime below FlexFlow is given about devices and memory.
 LEGION = ("ll:gpu", "ll:cpu", "ll:util", "ll:fsize", "ll:zsize", "ll:csize", "ll:rsize", "ll:streams", "ll:stacksize")
 CHAIN = "1,1,1,1,1,1,1,1"
 PLACED = "weights and caches take what they need, on the devices that device= names"
@@ -51,7 +51,7 @@ ONE = "one answer is made at a time"
 SCHEDULED = "requests are answered in the order of the prompt file, with no times of arrival and no latency goals"
 SHAPED = "the tree has the shape of --expansion-degree, or of expansion=1,1,3,1"
 TRAINED = "models are not trained here"
-TOLD = "trace=DIR tells what every rank did, see docs/options.md"
+TRACED = "trace=DIR records what every rank did, see docs/options.md"
 
 FLAGS = (
     # models
@@ -102,8 +102,8 @@ FLAGS = (
     # tests and measurements of SpecInfer's own
     Flag("benchmarking", "", "", "weights are always read"),
     Flag("warmup", "", "", "what is measured at the start warms up"),
-    *(Flag(name, "", "", TOLD) for name in ("verbose", "profiling", "inference-debugging")),
-    *(Flag(name, "TEXT", "", TOLD) for name in (
+    *(Flag(name, "", "", TRACED) for name in ("verbose", "profiling", "inference-debugging")),
+    *(Flag(name, "TEXT", "", TRACED) for name in (
         "profiling-folder", "level", "logfile", "lg:prof", "lg:prof_logfile")),
     Flag("fusion", "", "", "torch runs each operator by itself"),
     Flag("enable-peft", "", "", TRAINED),

@@ -27,8 +27,8 @@ from eval.specinfer.parse import PROGRAMS, TABLE, flags_of, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 
-Show = Callable[[str], Any]  # is told each piece of a text
-Told = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
+Show = Callable[[str], Any]  # is given each piece of a text
+Configs = Union[Mapping[str, Any], str, None]  # options as a dictionary, or the name of a file that holds one
 
 ANOTHER = "choose another output file"
 GUIDS = count(1_000_000)  # of requests, as the original counts them
@@ -36,7 +36,7 @@ GUIDS = count(1_000_000)  # of requests, as the original counts them
 OF_PROGRAMS = ("llm_model", "cache_path", "refresh_cache", "full_precision", "ssms", "prompt", "output_file",
                "max_length", "max_requests_per_batch", "max_seq_length", "max_tokens_per_batch")
 
-_machine: dict[str, Any] = {}  # what `init` was told
+_machine: dict[str, Any] = {}  # what `init` was given
 
 
 class DataType(Enum):
@@ -87,7 +87,7 @@ class GenerationResult:
 
     def lines(self, ttft: bool) -> str:
         """What SpecInfer writes of a request: figures in microseconds, token ids, and text. Its incremental decoding
-        tells the time to the first token, too.
+        gives the time to the first token, too.
         """
         answer = self.answer
         latency = (answer.prefill_seconds + answer.decode_seconds) * 1e6
@@ -134,15 +134,15 @@ def keep(path: str, result: GenerationResult, ttft: bool) -> None:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-def init(configs: Told = None, **options: Any) -> None:
+def init(configs: Configs = None, **options: Any) -> None:
     """Say what the machine is: a dictionary, the name of a file of JSON, or options; for all models compiled later.
 
     Raises ValueError for an option that is unknown.
     """
-    told = whole(configs, TABLE) if isinstance(configs, str) else configs or {}
-    if not isinstance(told, Mapping):
+    table = whole(configs, TABLE) if isinstance(configs, str) else configs or {}
+    if not isinstance(table, Mapping):
         raise ValueError(f"{configs} is no table of options: {TABLE}")
-    given = {**told, **options}
+    given = {**table, **options}
     chosen = {name: value for name, value in given.items() if name not in OF_PROGRAMS}
     flags_of(chosen)
     _machine.clear()

@@ -1,6 +1,6 @@
-"""What ranks on several hosts tell each other before they start, what must agree, and whether they reach each other.
+"""What ranks on several hosts exchange before they start, what must agree, and whether they reach each other.
 
-It knows nothing about how they tell it.
+It knows nothing about how they exchange it.
 """
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ MIXED = ", and dtype= too where some have CUDA and others do not"
 
 
 class Verdict(NamedTuple):
-    """What rank 0 makes of a rendezvous: all is well if nothing is `told`; `lost`: a board is missing, not wrong."""
+    """What rank 0 makes of a rendezvous: all is well without a `reason`; `lost`: a board is missing, not wrong."""
 
-    told: str = ""
+    reason: str = ""
     lost: bool = False
 
     def enforce(self) -> None:
-        """Raise what was told: PeerLost or ValueError."""
-        if not self.told:
+        """Raise the reason, if there is one: PeerLost or ValueError."""
+        if not self.reason:
             return
         if self.lost:
-            raise PeerLost(self.told)
-        raise ValueError(self.told)
+            raise PeerLost(self.reason)
+        raise ValueError(self.reason)
 
 
 def code_version(root: Path = ROOT) -> str:
@@ -68,13 +68,13 @@ def settings(config: RunConfig, **found: Any) -> dict[str, Any]:
     return {**typed, **found}
 
 
-def judge_facts(told: dict[int, Facts], board: Board) -> str:
-    """The first thing that does not fit, in one sentence; empty if all fits. `told` may lack ranks if one is wrong."""
-    for rank, facts in told.items():
+def judge_facts(written: dict[int, Facts], board: Board) -> str:
+    """The first thing that does not fit, in words; empty if all fits. `written` may lack ranks if one is wrong."""
+    for rank, facts in written.items():
         if facts.get("error"):
             return f"{board.named(rank, facts['host'])}: {facts['error']}"
-    for rank, facts in told.items():
-        wrong = _difference(facts, told[0])
+    for rank, facts in written.items():
+        wrong = _difference(facts, written[0])
         if wrong:
             name = board.named(rank, facts["host"], facts.get("address", ""))
             return f"{name} {wrong}"
@@ -106,17 +106,17 @@ def _typed(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def judge_ways(told: dict[int, Facts], ways: dict[int, list[int]], names: list[str]) -> str:
+def judge_ways(written: dict[int, Facts], ways: dict[int, list[int]], names: list[str]) -> str:
     """Who cannot be reached by whom; of several, the rank that most others miss. Empty if all reach all.
 
     `ways` has the ranks that each rank has not reached.
     """
-    missed = Counter(rank for unreached in ways.values() for rank in unreached if rank in told)
+    missed = Counter(rank for unreached in ways.values() for rank in unreached if rank in written)
     if not missed:
         return ""
     worst = max(missed, key=lambda rank: (missed[rank], len(ways[rank])))
     others = ", ".join(str(rank) for rank, unreached in ways.items() if worst in unreached)
-    interface = told[worst]["interface"]
+    interface = written[worst]["interface"]
     return (f"{names[worst]} cannot be reached by rank {others} at its interface {interface}: name the interface of "
             "the cable in GLOO_SOCKET_IFNAME on that board, or behind interface= in the hosts file, and look at its "
             "firewall")
@@ -125,7 +125,7 @@ def judge_ways(told: dict[int, Facts], ways: dict[int, list[int]], names: list[s
 def open_door(door: socket.socket, rank: int) -> None:
     """Say to everybody who knocks which rank this is, until the door is closed."""
     while door.fileno() >= 0:
-        with suppress(OSError):  # whoever knocked has gone already
+        with suppress(OSError):  # the other end has gone already
             other, _ = door.accept()
             with other:
                 other.sendall(b"flowspec %d\n" % rank)

@@ -148,7 +148,7 @@ def is_address(text: str) -> bool:
 
 
 def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | None:
-    """This board; None where all ranks are on this machine, or torchrun has told the rank.
+    """This board; None where all ranks are on this machine, or torchrun has set the rank.
 
     Keys come before the environment, and that before the hosts file.
     """
@@ -173,10 +173,10 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     return Board(rank, master, port or PORT, interface, config.wait, lines)
 
 
-def _rank(told: str, lines: Sequence[Line], path: str) -> int:
-    """This board's rank: as `told`, or by the line of the hosts file that has an address of this machine."""
-    if told:
-        return _number("NODE_RANK", told, len(lines) or 1 << 16)
+def _rank(given: str, lines: Sequence[Line], path: str) -> int:
+    """This board's rank: as `given`, or by the line of the hosts file that has an address of this machine."""
+    if given:
+        return _number("NODE_RANK", given, len(lines) or 1 << 16)
     if not lines:
         raise ValueError("which rank is this board? Give NODE_RANK, as in NODE_RANK=3 MASTER_ADDR=192.168.1.11 bash "
                          "run_jetson.sh, or hosts=FILE with one line for each rank")

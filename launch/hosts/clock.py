@@ -17,18 +17,18 @@ Clock = Callable[[], float]
 
 
 def machine() -> str:
-    """What tells this machine, since its last start, from all others."""
+    """What identifies this machine since its last start."""
     return BOOT.read_text().strip()
 
 
-def tell_time(store: Any, peers: Sequence[int], here: str, clock: Clock = time.monotonic) -> None:
-    """On rank 0, tell the time to those peers that are on another machine than `here`, as often as they ask."""
+def send_time(store: Any, peers: Sequence[int], here: str, clock: Clock = time.monotonic) -> None:
+    """On rank 0, send the time to those peers that are on another machine than `here`, as often as they ask."""
     store.set("clock/0", here)
     for peer in peers:
         if store.get(f"clock/{peer}").decode() != here:
             for i in range(PINGS):
                 store.get(f"clock/{peer}/ask/{i}")
-                store.set(f"clock/{peer}/told/{i}", repr(clock()))
+                store.set(f"clock/{peer}/time/{i}", repr(clock()))
 
 
 def learn_time(store: Any, rank: int, here: str, trace: NoTrace) -> None:
@@ -41,9 +41,9 @@ def learn_time(store: Any, rank: int, here: str, trace: NoTrace) -> None:
     for i in range(PINGS):
         asked = time.monotonic()
         store.set(f"clock/{rank}/ask/{i}", "")
-        told = float(store.get(f"clock/{rank}/told/{i}"))
+        theirs = float(store.get(f"clock/{rank}/time/{i}"))
         back = time.monotonic()
         halfway = (asked + back) / 2
-        measured.append((back - asked, told - halfway))
+        measured.append((back - asked, theirs - halfway))
     _, ahead = min(measured)
     trace.note(CLOCK, time.monotonic(), ahead=ahead)

@@ -159,7 +159,7 @@ class Kind(NamedTuple):
     root: bool = False
 
     def owner(self, key: str) -> int | None:
-        """The rank that alone may write an entry of this name; None if that is whoever writes first."""
+        """The rank that alone may write an entry of this name; None if that is the first to write."""
         if self.root:
             return 0
         found = re.fullmatch(self.pattern, key)
@@ -182,7 +182,7 @@ KINDS = (
     Kind(rf"{BEFORE}heartbeat/lost", _line),
     Kind(rf"{BEFORE}split/{OWN}", _line),
     Kind(rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
-    Kind(rf"{BEFORE}clock/\d+/told/\d+", _number, root=True),
+    Kind(rf"{BEFORE}clock/\d+/time/\d+", _number, root=True),
     Kind(r".*", _opaque),
 )
 

@@ -22,7 +22,7 @@ SAYS = ("RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")  # what a rendezvous writes 
 
 @contextmanager
 def as_boards(config: RunConfig, board: Board, words: Sequence[str]) -> Iterator[Rank]:
-    """Rank 0 on this board, once the others have come, who are told to read the same `words`.
+    """Rank 0 on this board, once the others have come, who are asked to read the same `words`.
 
     Raises ValueError, also on another board than rank 0's, and PeerLost if one does not come.
     """

@@ -43,8 +43,8 @@ SOONER = 0.8  # of the heartbeat's patience
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
         "with wait=")
 
-Told = Dict[int, Any]  # what ranks have written about one topic
-Judge = Callable[[Told], str]  # the first thing that is wrong, in a sentence; empty if all is well
+Written = Dict[int, Any]  # what ranks have written about one topic
+Judge = Callable[[Written], str]  # the first thing that is wrong, in a sentence; empty if all is well
 
 
 class Rendezvous:
@@ -78,8 +78,8 @@ class Rendezvous:
                 self._agree("facts", len(self.board.lines), self._judge_facts)
                 raise
             self._write("facts", facts)
-            told = self._agree("facts", placement.world, self._judge_facts)
-            self._try_ways(told)
+            written = self._agree("facts", placement.world, self._judge_facts)
+            self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         self._settle(config.timeout)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(placement.world))
@@ -113,18 +113,18 @@ class Rendezvous:
         return {"split": part.split_id, "world": part.world, "address": address, "interface": interface,
                 "port": door.getsockname()[1], "settings": settings(config, **found)}
 
-    def _try_ways(self, told: Told) -> None:
-        """Knock at the doors of all ranks, and agree that nobody knocks in vain. From now on ranks have names."""
-        for rank, facts in told.items():
+    def _try_ways(self, written: Written) -> None:
+        """Knock at the doors of all ranks, and agree that every knock is answered. From now on ranks have names."""
+        for rank, facts in written.items():
             self.names.append(self.board.named(rank, facts["host"], facts["address"]))
         self._deadline = time.monotonic() + PATIENCE
-        with ThreadPoolExecutor(len(told)) as pool:
-            reached = list(pool.map(reaches, told.values(), told))
-        self._write("ways", [rank for rank in told if not reached[rank]])
-        self._agree("ways", len(told), lambda ways: judge_ways(told, ways, self.names))
+        with ThreadPoolExecutor(len(written)) as pool:
+            reached = list(pool.map(reaches, written.values(), written))
+        self._write("ways", [rank for rank in written if not reached[rank]])
+        self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
 
-    def _judge_facts(self, told: Told) -> str:
-        return judge_facts(told, self.board)
+    def _judge_facts(self, written: Written) -> str:
+        return judge_facts(written, self.board)
 
     # --- what the coordinator and the participants do each in their own way -------------------------------------------
 
@@ -132,7 +132,7 @@ class Rendezvous:
         """The store to which all ranks write."""
         raise NotImplementedError
 
-    def _agree(self, topic: str, world: int, judge: Judge) -> Told:
+    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         """What all ranks have written about a topic, in the order of their numbers.
 
         Raises what rank 0 makes of it: ValueError if anything does not fit, PeerLost if a rank is missing.
@@ -158,8 +158,8 @@ class Rendezvous:
         ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
-    def _tell_missing(self, missing: str, before: str) -> str:
-        """Tell who is waited for, if that is news; returns it."""
+    def _report_missing(self, missing: str, before: str) -> str:
+        """Print who is waited for, if that is news; returns it."""
         if missing and missing != before:
             left = max(0, self._deadline - time.monotonic())
             print(f"flowspec: waiting for {missing}, up to {left:.0f} seconds", file=sys.stderr)
@@ -181,36 +181,36 @@ class Coordinator(Rendezvous):
                              "master_port, the same on all boards") from error
         return Store(entries.own)
 
-    def _agree(self, topic: str, world: int, judge: Judge) -> Told:
-        world = max(world, 1)  # 0: rank 0's own folder could not tell
-        told, verdict = self._collect(topic, world)
-        if not verdict.told:
-            verdict = Verdict(judge(told))
-        self._store.set(f"{topic}/all", json.dumps(list(told.items())))
+    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
+        world = max(world, 1)  # 0: rank 0's own folder could not say
+        written, verdict = self._collect(topic, world)
+        if not verdict.reason:
+            verdict = Verdict(judge(written))
+        self._store.set(f"{topic}/all", json.dumps(list(written.items())))
         self._store.set(f"{topic}/verdict", json.dumps(verdict))
-        if verdict.told:
-            to_hear = [rank for rank in range(1, world) if rank in told or not verdict.lost]
+        if verdict.reason:
+            to_hear = [rank for rank in range(1, world) if rank in written or not verdict.lost]
             self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]
             atexit.register(self._linger)
         verdict.enforce()
-        return told
+        return written
 
-    def _collect(self, topic: str, world: int) -> tuple[Told, Verdict]:
-        """What the ranks have written once all have, one has told an error, or it is too late, which is a verdict."""
-        told: Told = {}
+    def _collect(self, topic: str, world: int) -> tuple[Written, Verdict]:
+        """What the ranks have written once all have, one has an error, or it is too late, which is a verdict."""
+        written: Written = {}
         missing, verdict = "", Verdict()
-        while len(told) < world and not verdict.told:
+        while len(written) < world and not verdict.reason:
             for rank in range(world):
-                found = self._read(f"{topic}/{rank}") if rank not in told else None
+                found = self._read(f"{topic}/{rank}") if rank not in written else None
                 if found is not None:
-                    told[rank] = found
-            if topic == "facts" and any(fact.get("error") for fact in told.values()):
+                    written[rank] = found
+            if topic == "facts" and any(fact.get("error") for fact in written.values()):
                 break
-            if len(told) < world and time.monotonic() > self._deadline:
+            if len(written) < world and time.monotonic() > self._deadline:
                 verdict = Verdict(self._absent(topic, world), lost=True)
-            missing = self._tell_missing(self._missing("facts", world), missing)
+            missing = self._report_missing(self._missing("facts", world), missing)
             time.sleep(LOOK)
-        return dict(sorted(told.items())), verdict
+        return dict(sorted(written.items())), verdict
 
     def _absent(self, topic: str, world: int) -> str:
         """Who has not written in time, and what to do."""
@@ -245,19 +245,19 @@ class Participant(Rendezvous):
         # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
         self._client.patience = SOONER * timeout
 
-    def _agree(self, topic: str, world: int, judge: Judge) -> Told:
+    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         verdict, missing = None, ""
         while verdict is None:
             verdict = self._read(f"{topic}/verdict")
-            missing = self._tell_missing(self._missing("facts", world), missing)
+            missing = self._report_missing(self._missing("facts", world), missing)
             time.sleep(LOOK)
-        told = dict(sorted(self._read(f"{topic}/all")))
+        written = dict(sorted(self._read(f"{topic}/all")))
         self._store.add(f"{topic}/heard/{self.board.rank}", 1)
         Verdict(*verdict).enforce()
-        if set(told) != set(range(world)):
+        if set(written) != set(range(world)):
             raise PeerLost(f"{self._client.names[0]} speaks of other ranks than the {world} of this split: look "
                            "whether all boards were given one address and port")
-        return told
+        return written
 
     def _reach(self) -> StoreClient:
         """The way to rank 0's store, once its program is there.
@@ -266,7 +266,7 @@ class Participant(Rendezvous):
         """
         board = self.board
         names = board.named(0), board.named(board.rank, socket.gethostname())
-        since, told = time.monotonic(), ""
+        since, reported = time.monotonic(), ""
         while True:
             wrong: Exception
             missing, patience = names[0], PATIENCE
@@ -289,5 +289,5 @@ class Participant(Rendezvous):
                 raise PeerLost(LATE.format(names[0], board.wait))
             if now > min(since + patience, self._deadline):
                 raise wrong
-            told = self._tell_missing(missing, told)
+            reported = self._report_missing(missing, reported)
             time.sleep(LOOK)

@@ -1,8 +1,8 @@
 """The store of a run on several hosts, which rank 0's process keeps, and the ends at which ranks read and write it.
 
 It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
-say where an entry came from; before torch 2 it cannot be told otherwise. A request and its reply are a line of JSON
-each. It knows nothing about what entries mean: `entries.py` tells their form. `seats.py` serves it.
+say where an entry came from; before torch 2 there is no other way to know. A request and its reply are a line of JSON
+each. It knows nothing about what entries mean: `entries.py` has their form. `seats.py` serves it.
 """
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Entries:
         return total
 
     def _put(self, writer: int, key: str, raw: bytes, shared: bool = False) -> None:
-        """Write an entry; `shared`: whoever wrote it first does not own it."""
+        """Write an entry; `shared`: the first writer does not own it."""
         owner = kind(key).owner(key)
         if owner is None and not shared:
             owner = self._owners.get(key, writer)
@@ -102,7 +102,7 @@ def _is_request(value: Any) -> bool:
 
 
 class StoreClient:
-    """The end of the store on every rank but 0. Whatever breaks it is told as the loss of rank 0, in a sentence."""
+    """The end of the store on every rank but 0. Whatever breaks it is reported as the loss of rank 0, in a sentence."""
 
     def __init__(self, address: tuple[str, int], names: tuple[str, str], patience: float) -> None:
         self.names = names  # of rank 0 and of this rank, for messages
@@ -159,7 +159,7 @@ class StoreClient:
 
     @property
     def _ended(self) -> str:
-        return f"{self.names[0]} was lost: its program has ended, and tells why on its board"
+        return f"{self.names[0]} was lost: its program has ended, and says why on its board"
 
     def _silence(self) -> str:
         """A board whose program stands still opens a connection nevertheless; one behind a cut wire does not."""
@@ -173,10 +173,10 @@ class StoreClient:
 
 
 class Lost(PeerLost):
-    """The store is lost; `told` says so in a sentence."""
+    """The store is lost; `sentence` says so."""
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         return str(self)
 
 

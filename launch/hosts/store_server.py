@@ -18,12 +18,12 @@ from launch.hosts.store import GREETING, LINE, Entries
 GREETING_BYTES = 256
 WHILE = 5  # seconds for a stranger to say who it is
 STRANGERS = 64  # that may be connected at once; the oldest goes first
-NAMED = 8  # strangers that are told of
+NAMED = 8  # strangers that are reported
 LOOK = 0.05  # seconds between two looks at who is connected
 
 
 class StoreServer(socketserver.ThreadingTCPServer):
-    """Rank 0's end of the store: whoever says first which rank it is has that rank's seat, the others are sent away."""
+    """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away."""
 
     allow_reuse_address = daemon_threads = True
     block_on_close = False
@@ -34,7 +34,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self.seats: dict[int, str] = {}  # of each rank the address from which it came
         self._connected: set[Any] = set()  # all connections
         self._strangers: dict[Any, None] = {}  # those that have not said who they are, the oldest first
-        self._named: set[str] = set()  # addresses of strangers that were told of
+        self._named: set[str] = set()  # addresses of strangers that were reported
         self._lock = threading.Lock()
         super().__init__(address, StoreConnection)
         threading.Thread(target=self.serve_forever, name="store", daemon=True).start()
@@ -82,8 +82,8 @@ class StoreServer(socketserver.ThreadingTCPServer):
             self.seats.setdefault(rank, address)
         return holder
 
-    def tell(self, address: str, what: str) -> None:
-        """Tell that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
+    def report(self, address: str, what: str) -> None:
+        """Report that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
         with self._lock:
             if address in self._named or len(self._named) >= NAMED:
                 return
@@ -118,7 +118,7 @@ class StoreConnection(socketserver.StreamRequestHandler):
                 self.request.settimeout(None)
                 self._serve(rank, address)
         except Junk as junk:
-            self.server.tell(address, str(junk))
+            self.server.report(address, str(junk))
 
     def finish(self) -> None:
         self.server.forget(self.request)
@@ -129,7 +129,7 @@ class StoreConnection(socketserver.StreamRequestHandler):
             try:
                 self._say("ok", self.server.entries.reply(rank, parse(line)))
             except Junk as junk:
-                self.server.tell(address, f"as rank {rank}: {junk}")
+                self.server.report(address, f"as rank {rank}: {junk}")
                 self._say("junk", str(junk))
             if not line.endswith(b"\n"):
                 return

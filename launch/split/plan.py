@@ -70,7 +70,7 @@ class SplitPlan:
         return [self.head] if self.head and HEAD in self.parts[rank] else []
 
     def extras(self, rank: int) -> list[str]:
-        """The files that a rank gets unchanged; whoever has the LM head gets the tokenizer too."""
+        """The files that a rank gets unchanged; the one with the LM head gets the tokenizer too."""
         names = ["config.json"]
         if HEAD in self.parts[rank]:
             names += _text_files(self.source)
@@ -166,7 +166,7 @@ def describe(source: Checkpoint) -> dict[str, Any]:
 def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
     """A hash over a file's size and content; of a large file, over blocks spread evenly.
 
-    The content counts because a model that was trained anew has the same names, shapes and sizes.
+    The content counts because a model that was trained again has the same names, shapes and sizes.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())

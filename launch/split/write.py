@@ -25,7 +25,7 @@ from model.weights.split import span
 
 WEIGHTS = "model.safetensors"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk that has no room
-Tick = Callable[[int], Any]  # is told how many bytes were written
+Tick = Callable[[int], Any]  # is given how many bytes were written
 
 
 def store(path: Path, data: bytes) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: st
     try:
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
         probe(layout.quant, torch.float32, "cpu")
-        if plan.missing:  # whoever may only read a split that is whole can use it
+        if plan.missing:  # a whole split can be used by those who may only read it
             with one_at_a_time(plan.out):
                 write(plan, progress)
     except OSError as error:

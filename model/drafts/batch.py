@@ -1,6 +1,6 @@
 """Passes of the networks that draft: what a request wants read, and one pass for what several requests want.
 
-A draft asks by yielding a `Reading`, and is sent what was `Read`: so whoever runs several drafts lets each network read
+A draft asks by yielding a `Reading`, and is sent what was `Read`: so one who runs several drafts lets a network read
 for all of them at once. It knows nothing about trees or how a network guesses.
 
 Shapes: T rows that are read, A of them about which is asked, D what a draft makes of a row, V its vocabulary.

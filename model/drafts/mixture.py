@@ -38,7 +38,7 @@ class Stand:
 class Suffix:
     """The automaton over the text so far, and the matches of the nodes below it.
 
-    With `keep`, which is told each text when its request is over, it remembers those of earlier requests too, and the
+    With `keep`, which is given each text when its request is over, it remembers those of earlier requests too, and the
     `earlier` ones that are there at the beginning.
     """
 
@@ -155,7 +155,7 @@ class Mixture:
         self._settled = 0  # nodes of the trunk whose guesses were learnt from
         self._tip = -1
         self._levels = 0  # since the tip moved
-        self._foresight = 1.0  # the share of tokens that were among what was guessed in their places, of late
+        self._foresight = 1.0  # the share of tokens that were recently among what was guessed in their places
         self._sampler = Sampler()
         if self._suffix:
             if self._tree is not None:

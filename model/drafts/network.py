@@ -133,7 +133,7 @@ class TreeDraft:
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Read the text anew at the next tip, with the target's features instead of the draft's own."""
+        """Read the text again at the next tip, with the target's features instead of the draft's own."""
         self._made: dict[int, Tensor] = {}  # what was made [D] of each node that was read
 
     def wants(self, tree: TokenTree, node: int) -> bool:
@@ -164,9 +164,9 @@ class TreeDraft:
             read = followed
             self._made.clear()
         self._made.update(zip(nodes, read.out_TD))
-        return self.foretell(read.logits_AV, [tree.pos[node] + 1 for node in nodes], width)
+        return self.predict(read.logits_AV, [tree.pos[node] + 1 for node in nodes], width)
 
-    def foretell(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
+    def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
         logits_TV = self._sampler.warped(logits_TV)
         gain_TV = torch.log_softmax(logits_TV, -1)
@@ -201,7 +201,7 @@ class TreeDraft:
 
         The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
         the best `nodes` stay (section 4.2). A tree is `depth` + 1 levels deep. It deepens for as long as a guess of
-        its last level lives, and begins anew at the tip otherwise. A tree that has a shape gets all guesses of it.
+        its last level lives, and begins again at the tip otherwise. A tree that has a shape gets all guesses of it.
         With a `gain` no level is drafted behind one that brought no more (OPT-Tree, algorithm 1).
         """
         if growth.nodes < 1:

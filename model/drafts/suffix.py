@@ -85,7 +85,7 @@ class SuffixAutomaton:
 
         A token that followed c times of n has probability (c - DISCOUNT) / n: absolute discounting (Ney, Essen and
         Kneser, 1994). So a context seen once is not certain, one seen often nearly is, and what is held back for other
-        tokens grows with how many different ones there were. Counts are those of `_remember`. An empty match foretells
+        tokens grows with how many different ones there were. Counts are those of `_remember`. An empty match predicts
         nothing.
         """
         if not match.length:

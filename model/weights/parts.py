@@ -25,7 +25,7 @@ from model.weights.split import AUTO, balance, parse_stages, placements, span
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FIRST, LAST = re.compile(r"model\.embed_"), re.compile(r"model\.norm\.")  # what goes with the first and last layer
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
-BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed anew by whoever needs it, or by nobody
+BUFFER = re.compile(r"rotary_emb\.inv_freq$|decoder\.version$")  # computed again where needed
 OPT = {  # its names -> LLaMA's; the first two in this order
     r"^(model\.)?decoder\.final_layer_norm\.": "model.norm.", r"^(model\.)?decoder\.": "model.",
     r"\.self_attn_layer_norm\.": ".input_layernorm.", r"\.final_layer_norm\.": ".post_attention_layernorm.",

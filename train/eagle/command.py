@@ -55,11 +55,11 @@ def open_teacher(args: Namespace) -> Teacher:
 def beginning(args: Namespace, teacher: Teacher) -> str:
     """The template and the arithmetic of a training; and what is faster, where the processor computes bfloat16."""
     name = str(teacher.dtype).partition(".")[2]
-    told = f"{args.model_dir}: template {args.template}, {name} on {teacher.device}"
+    message = f"{args.model_dir}: template {args.template}, {name} on {teacher.device}"
     fast = FAST.intersection(CPU.read_text().split()) if CPU.is_file() else ()
     if args.dtype == "auto" and teacher.device.type == "cpu" and fast:
-        return f"{told}; --dtype bfloat16 takes about half the time on this processor ({', '.join(sorted(fast))})"
-    return told
+        return f"{message}; --dtype bfloat16 takes about half the time on this processor ({', '.join(sorted(fast))})"
+    return message
 
 
 def open_head(args: Namespace, teacher: Teacher, rows: list[Row]) -> tuple[dict[str, Any], Head]:

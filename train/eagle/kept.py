@@ -35,7 +35,7 @@ class Lessons:
 
 
 def fingerprint(args: Namespace, length: int) -> Tensor:
-    """What tells lessons of other data, another tokenizer or other words from these, `[32]` in uint8."""
+    """What differs for other data, another tokenizer or other words, `[32]` in uint8."""
     files = {name: args.model_dir / name for name in (*TOKENIZER_FILES, *SETTINGS)}
     hashes = {name: _hash(path) for name, path in files.items() if path.is_file()}
     words = [getattr(args, name) for name in WORDS]

@@ -1,6 +1,6 @@
 """What a head is taught in a row of text, for the heads of EAGLE-1/2 and for those of EAGLE-3.
 
-It knows nothing about optimizers or files. Only words of answers are asked for: the pair p of pass s foretells the
+It knows nothing about optimizers or files. Only words of answers are asked for: the pair p of pass s predicts the
 feature of token p + s + 1, and with it the word behind that, which has to be an answer's.
 
 Shapes: N tokens of a row, D model, M words that are asked for, V vocabulary of the head.
@@ -47,7 +47,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a head shall foretell in a row: at the tokens `place_M` the base's features, likeliest words, and the
+    """What a head shall predict in a row: at the tokens `place_M` the base's features, likeliest words, and the
     probabilities of the words that the head knows."""
 
     place_M: Tensor
@@ -180,7 +180,7 @@ class Task:
 
 
 def _guessing(row: Row) -> Tensor:
-    """The pairs of a row that foretell a word of an answer and are followed by another word of it."""
+    """The pairs of a row that predict a word of an answer and are followed by another word of it."""
     return (row.answers[2:-1] & row.answers[3:]).nonzero()[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""What the training of a head may be told, and what of it is refused before anything long begins.
+"""What the training of a head takes, and what of it is refused before anything long begins.
 
 It knows nothing about heads.
 """

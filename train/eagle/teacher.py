@@ -1,4 +1,4 @@
-"""The base whose words a head learns to foretell: a whole model of any family, read row by row, never changed.
+"""The base whose words a head learns to predict: a whole model of any family, read row by row, never changed.
 
 It knows nothing about heads. It is the decoder of model/llama.py, so what a head is taught is what it will meet.
 

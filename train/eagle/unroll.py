@@ -1,6 +1,6 @@
 """A head or a model read along a whole row at once, with gradients: what stands in for the cache in training.
 
-It knows nothing about losses. The modules are those of model/, and a layer is not told apart from one that decodes:
+It knows nothing about losses. The modules are those of model/, and a layer is not distinguished from one that decodes:
 it stores its keys and values, and gets back what its rows may look at.
 
 Shapes: N tokens of a row, T pairs of them (N - 1), A pairs that later passes start at, D model, K key/value heads,
@@ -79,7 +79,7 @@ def unroll(head: Head, token_T: Tensor, feature_TD: Tensor, passes: int,
     """What the head makes in each pass, `[T, D]` in the first and at most `[A, D]` in the others, each fed with what
     the one before made.
 
-    Pair p is token p + 1 with the target's feature of token p. Row i of pass s foretells the feature of token
+    Pair p is token p + 1 with the target's feature of token p. Row i of pass s predicts the feature of token
     p + s + 1, with the token that follows, where p is i in the first pass, and `starts_A[i]` in the others; these rise,
     and are all pairs if none are given.
     """

@@ -21,7 +21,7 @@ from train.ssm.texts import Batch, Chosen, Text, batch_of
 AT_ONCE = 64  # texts that are read beside each other where nothing is learnt
 
 
-def foretold(model: PreTrainedModel, batch: Batch) -> Tensor:
+def logits_of(model: PreTrainedModel, batch: Batch) -> Tensor:
     """The logits `[T, V]` at the tokens that are to be learnt, which stand behind at least one other token each."""
     hidden_BND = model.base_model(input_ids=batch.ids, attention_mask=batch.there, use_cache=False).last_hidden_state
     head = model.get_output_embeddings()
@@ -32,11 +32,11 @@ def foretold(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 def loss_of(model: PreTrainedModel, batch: Batch, teacher: PreTrainedModel | None) -> Tensor:
     """Mean cross-entropy, in nats, with the target's tokens, or with the whole distributions of a `teacher`."""
-    logits_TV = foretold(model, batch)
+    logits_TV = logits_of(model, batch)
     wanted = batch.ids[batch.learnt]
     if teacher is not None:
         with torch.no_grad():
-            wanted = torch.softmax(foretold(teacher, batch), -1)
+            wanted = torch.softmax(logits_of(teacher, batch), -1)
     return F.cross_entropy(logits_TV, wanted)
 
 
@@ -71,7 +71,7 @@ def right(model: PreTrainedModel, texts: Sequence[Text]) -> Iterator[Tensor]:
         some = texts[begin:begin + AT_ONCE]
         every = [torch.ones(len(text.ids), dtype=torch.bool) for text in some]
         batch = batch_of(some, every, model.device)
-        same_T = foretold(model, batch).argmax(-1) == batch.ids[batch.learnt]
+        same_T = logits_of(model, batch).argmax(-1) == batch.ids[batch.learnt]
         yield from same_T.cpu().split([len(text.ids) for text in some])
 
 

@@ -95,7 +95,7 @@ class Training:
 
     def tune(self, name: str, source: Path, task: Task) -> PreTrainedModel:
         """Fine-tune the drafter in `source` on a task, write it into the folder `name` of OUT, and read it from there,
-        as whoever drafts with it will."""
+        as the drafting code will."""
         args, model = self.args, open_model(source, self.device)
         lesson = Lesson(model, task.texts, task.left, args.batch, args.seed)
         if args.distributions:

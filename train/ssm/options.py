@@ -1,4 +1,4 @@
-"""What `python -m scripts.train_ssm` may be told, and what is refused before anything long begins.
+"""What `python -m scripts.train_ssm` takes, and what is refused before anything long begins.
 
 It knows nothing about models.
 """
@@ -30,7 +30,7 @@ examples:
   FILE holds questions as eval/data has them, one JSON object with "turns" a line, of which the first turn is taken, or
   is a .json list of texts; without one the prompts are those of the bundled models' grammar. OUT gets the drafters as
   ssm1, ssm2 and so on, whole models in Hugging Face form. If it is interrupted, type the same command again: it goes on
-  from what lies in OUT. At the end training.json there tells how many tokens a pass of the target verifies along its
+  from what lies in OUT. At the end training.json there says how many tokens a pass of the target verifies along its
   texts to prompts that were held out, by one of the drafters and by trees of several that are merged.
 """
 BOUNDS = {  # the least and the greatest value

@@ -104,9 +104,9 @@ def _kept(path: Path, terms: Terms) -> list[Text]:
     """The texts in a file that was begun with these terms; none if there is no file."""
     if not path.exists():
         return []
-    found = whole(path, "delete it to begin anew")
+    found = whole(path, "delete it to begin again")
     if not fits(found, FORM):
-        raise ValueError(f"{path} holds no texts; delete it to begin anew")
+        raise ValueError(f"{path} holds no texts; delete it to begin again")
     for name in sorted(terms.keys() | found["terms"].keys()):
         if found["terms"].get(name) != terms.get(name):
             raise ValueError(f"{path} is of a training with {name}={found['terms'].get(name)!r} instead of "
