@@ -55,7 +55,7 @@ find_python() {
 sums() {
     PYTHONPATH="$ROOT" PYTHONSAFEPATH=1 "$PY" -c 'import sys
 from pathlib import Path
-from config.foreign import read_json, stays_inside
+from config.schema.untrusted import read_json, stays_inside
 try:
     files = read_json(Path(sys.argv[1]))["files"]
     lines = [entry["sha256"] + "  " + name for name, entry in files.items() if stays_inside(name)]

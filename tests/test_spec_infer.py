@@ -202,15 +202,12 @@ def test_an_output_file_that_cannot_be_written_is_told_before_the_start(capsys, 
         f"flowspec: {tmp_path} cannot be written (it is a folder): choose another output file\n")
 
 
-def test_the_help_has_every_flag_and_so_has_the_page(capsys):
+def test_the_help_has_every_flag(capsys):
     assert program("spec_infer", ["--help"]) == 0
     assert capsys.readouterr().out == f"{help_text('spec_infer')}\n"
-    page = (ROOT / "docs" / "moving.md").read_text(encoding="utf-8")
     for flag in FLAGS:
-        assert flag.typed in help_text("spec_infer")
+        assert flag.typed in help_text("spec_infer") and flag.about in " ".join(help_text("spec_infer").split())
         assert (flag.typed in help_text("incr_decoding")) == (flag.only != "spec_infer")
-        row = f"| `{flag.typed}` | `{flag.key}` | {flag.about} |\n" if flag.key else f"`{flag.typed}`"
-        assert row in page and flag.about in page, flag.name
 
 
 @pytest.mark.parametrize("name", ["spec_infer", "incr_decoding"])

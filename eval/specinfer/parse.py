@@ -86,7 +86,8 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
     chosen: dict[str, Any] = {}
     for name, value in options.items():
         if name not in (*OPTIONS, "ssms"):
-            raise ValueError(f"unknown option {name}: {nearest(name, OPTIONS) or 'docs/moving.md has those there are'}")
+            remedy = nearest(name, OPTIONS) or f"choose among {', '.join(OPTIONS)}"
+            raise ValueError(f"unknown option {name}: {remedy}")
         if name in OPTIONS:
             chosen[OPTIONS[name]] = value
     words = []
