@@ -50,7 +50,7 @@ _open_streams()
 sys.excepthook = _report
 _check_memory()
 if sys.argv[:1] == ["-m"]:  # a command, no debugger
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN):  # ignored: a shell's background
         signal.signal(signal.SIGINT, interrupt)
     enter(*NEEDED)
 if isinstance(sys.stdout, io.TextIOWrapper):
