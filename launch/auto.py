@@ -8,6 +8,7 @@ cache, under a name made of all that it depends on: model, drafts, split, machin
 """
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import platform
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
@@ -23,7 +25,7 @@ import torch
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
 from config.cli import parse
 from config.drafts import headless, listed
-from config.files import fits, whole, write_json
+from config.files import fits, open_lock, whole, write_json
 from config.keys import HELP
 from config.methods import METHODS
 from config.presets import absent
@@ -69,6 +71,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
     config = _checked(words, kind)
     path = _place(words, config)
+<<<<<<< HEAD
     choice = _remembered(path, words, kind)
     if choice is None:
         asked = question(words, config, *_split(config))
@@ -78,6 +81,18 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
     else:
         kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
         print(f"flowspec: {_sentence(words, config, choice, kept)}", file=sys.stderr)
+=======
+    with _alone(path):
+        choice = _remembered(path, words, kind)
+        if choice is None:
+            asked = question(words, config, *_split(config))
+            print(f"flowspec: {_beginning(config)}", file=sys.stderr)
+            choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
+            kept = _kept(path, choice)
+        else:
+            kept = f"remembered in {path} since {choice['when']}: delete it to plan anew"
+    print(f"flowspec: {_told(words, config, choice, kept)}", file=sys.stderr)
+>>>>>>> house-l
     return with_chosen(words, choice["keys"])
 
 
@@ -160,6 +175,28 @@ def _place(argv: Sequence[str], config: RunConfig) -> Path:
     return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
 
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down.
+
+    Where its folder takes no lock, nothing is waited for.
+    """
+    lock = None
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(f"{path}.lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("flowspec: pipeline_type=auto: another start is planning; this one waits for it", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if lock:
+            lock.close()
+
+
 def _files(argv: Sequence[str], config: RunConfig) -> Iterator[tuple[str, int, int]]:
     """Name, bytes and time of change of each file of model and drafts."""
     given = typed(argv)
@@ -179,7 +216,7 @@ def _machine() -> list[str]:
 
 def _remembered(path: Path, argv: Sequence[str], kind: type[RunConfig]) -> Choice | None:
     """The choice that a file holds; None if there is no such file, or if it holds none."""
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
         return None
     try:
         found = whole(path, "delete it")

@@ -1,10 +1,12 @@
 """pipeline_type=auto: a plan at the first start, what later starts remember, and what it cannot be told."""
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -47,7 +49,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def kept(folder):
-    return sorted((folder / "cache" / "flowspec").iterdir())
+    return sorted((folder / "cache" / "flowspec").glob("*.json"))
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------
@@ -101,6 +103,36 @@ def test_what_holds_no_choice_is_planned_anew(asked, tmp_path, capsys, damage):
     assert len(asked) == 2 and "a new plan is made" in capsys.readouterr().err
     auto.settled(["pipeline_type=auto"])
     assert len(asked) == 2 + (damage is None), "a folder in the way is told each time"
+
+
+@pytest.mark.parametrize("cache", ["file", "n" * 300])
+def test_a_cache_that_can_hold_nothing_is_planned_without(asked, tmp_path, monkeypatch, capsys, cache):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+    assert auto.settled(["pipeline_type=auto"])[-1] == "init_depth=3" and len(asked) == 1
+    assert "not remembered, since" in capsys.readouterr().err
+
+
+def test_of_two_starts_at_once_one_plans_and_the_other_waits_for_its_choice(asked, tmp_path, monkeypatch, capsys):
+    flock, planned = fcntl.flock, auto._planned
+    second = threading.Thread(target=lambda: auto.settled(["pipeline_type=auto"]))
+    waits = threading.Event()
+
+    def told(file, how):
+        if how == fcntl.LOCK_EX:
+            waits.set()
+        flock(file, how)
+
+    def slow(words):
+        second.start()
+        assert waits.wait(60), "the second start planned, too"
+        return planned(words)
+
+    monkeypatch.setattr(fcntl, "flock", told)
+    monkeypatch.setattr(auto, "_planned", slow)
+    auto.settled(["pipeline_type=auto"])
+    second.join(60)
+    assert len(asked) == 1 and "another start is planning" in capsys.readouterr().err
 
 
 def test_a_pipeline_a_command_and_a_server_take_the_chosen_method(asked, capsys):

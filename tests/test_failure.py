@@ -14,10 +14,10 @@ import sys
 import pytest
 
 from config.presets import ROOT
+from launch import ask as generate
 from launch.run import Command, run
 from launch.split.write import split
 from model.cache import TreeCache
-from scripts import generate
 from tests.saved import command, here, models, save_tokenizer, wait_until
 
 FIVE = "0+1+1+1+1"

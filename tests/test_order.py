@@ -25,7 +25,7 @@ OTHERS = ("tstamp", "launch", "requests")  # what is another at every start
 def ask(tmp_path, monkeypatch):
     """The answers to some questions by two methods over wires that jitter, in the order in which they were written."""
     split = models(tmp_path.parent.parent / "saved") / "0+2+2"
-    monkeypatch.setattr("eval.bench.WARM_UP", 2)
+    monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
     monkeypatch.setattr("scripts.evaluate.report", lambda folder: f"{folder}/report.md")
 
     def ask(results, methods="continuous,streaming", questions=ASKED):

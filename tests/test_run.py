@@ -112,7 +112,7 @@ def test_a_result_has_every_figure_and_the_answer_is_printed(saved, tmp_path, ca
 
 
 def test_questions_are_answered_turn_by_turn_and_saved_as_they_come(saved, tmp_path, capsys, monkeypatch):
-    from scripts import generate
+    from launch import ask as generate
 
     lines = [{"question_id": 7, "turns": ["who?", "why?"]}, {"question_id": 8, "turns": ["where?"]}]
     (tmp_path / "ask.jsonl").write_text("\n".join(map(json.dumps, lines)))
