@@ -71,17 +71,6 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
     config = _checked(words, kind)
     path = _place(words, config)
-<<<<<<< HEAD
-    choice = _remembered(path, words, kind)
-    if choice is None:
-        asked = question(words, config, *_split(config))
-        print(f"flowspec: {_beginning(config)}", file=sys.stderr)
-        choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
-        print(f"flowspec: {_sentence(words, config, choice, _kept(path, choice))}", file=sys.stderr)
-    else:
-        kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
-        print(f"flowspec: {_sentence(words, config, choice, kept)}", file=sys.stderr)
-=======
     with _alone(path):
         choice = _remembered(path, words, kind)
         if choice is None:
@@ -90,9 +79,8 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
             choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
             kept = _kept(path, choice)
         else:
-            kept = f"remembered in {path} since {choice['when']}: delete it to plan anew"
-    print(f"flowspec: {_told(words, config, choice, kept)}", file=sys.stderr)
->>>>>>> house-l
+            kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
+    print(f"flowspec: {_sentence(words, config, choice, kept)}", file=sys.stderr)
     return with_chosen(words, choice["keys"])
 
 
