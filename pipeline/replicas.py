@@ -207,7 +207,6 @@ class ReplicaTarget(RequestTarget):
             wanted = frozenset(piece).intersection(nodes)
             segment = copy.name(self._segment(copy.request, piece), wanted)
             copy.link.send(segment)
-            self.ring.segments += 1
             self.segments += 1
             yield from segment.nodes
 

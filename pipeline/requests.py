@@ -313,7 +313,6 @@ class Ring:
         self.trace, self.clock = trace, clock
         self.meter = Meter()  # of rank 0's work
         self.unlearn()
-        self.segments = 0  # sent since the start
         self.shared = 0  # how often rows were shared out
         self.requests = 0  # closed since the start
         self.heard = 0  # messages that have come back since the start
@@ -397,7 +396,6 @@ class Ring:
                     pass
             with sending(self.trace, segments[-1]):
                 self.link.send(joined(segments))
-            self.segments += len(segments)
             self.share_again()
 
     # --- back ---------------------------------------------------------------------------------------------------------
