@@ -27,7 +27,7 @@ TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
     "config": 2611,
     "model": 4363,
-    "pipeline": 3660,
+    "pipeline": 3657,
     "tp": 892,
     "sim": 1029,
     "launch": 5569,
