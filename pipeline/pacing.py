@@ -30,14 +30,14 @@ from pipeline.messages import Segment, Visit
 
 SLACK = 0.1  # of a segment's time in the stage: as early as that, a segment may be sent
 NEWS = 0.25  # the weight of a new time on the way beside all before it
-FADING = 1.02  # by which the shortest time seen grows with each new one, so that a slower pipeline is believed
+FADING = 1.02  # by which the shortest time seen, of a segment or a level, grows with each new one: slower is believed
 STEP = (0.5, 2.0)  # by which a single new time may move the times for other numbers of rows
 POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows for which sums over stages are kept
 GOOD = math.log(0.1)  # the worth from which a guess may go beyond the rows of one request
 HALF = 0.5  # of the stages are passed by a guess that proves wrong, in the mean
 MESSAGE_ROWS = 256  # rows of a message of several segments
-LAST = 3.0  # seconds; what lies as far back counts 1 / e
-DOUBT = 0.97  # by which it shrinks whenever it speaks against a level, so that one is tried again now and then
+LAST = 3.0  # seconds; text that settled so long ago counts 1 / e in its rate
+DOUBT = 0.97  # by which a level's time shrinks whenever it speaks against one, so that one is tried now and then
 MARGIN = 2.0  # tokens that a level must promise for each token that would be settled while others wait for it
 Point = Tuple[float, float]  # rows, seconds
 
