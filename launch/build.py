@@ -29,7 +29,7 @@ from model.llama import LlamaConfig, Slice, fill
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, assign, check_model
 from model.weights.quant import Recast, compress, load, probe
-from pipeline.decode import Decoder
+from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, Drafters
 from pipeline.interfaces import REAL, Clock, Draft
 from pipeline.replicas import Replicas
@@ -115,7 +115,6 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
         ring: Ring = Replicas(links, head, stages - 1, spec.device, trace, clock)
     else:
         ring = Ring(links[0], head, stages, spec.device, trace, clock)
-    ring.places = spec.config.max_requests
     return ring
 
 
@@ -161,9 +160,8 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    decoder = Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
-    decoder.scheduler.reuses = spec.config.reuse
-    return decoder
+    limits = Limits(spec.context, spec.config.max_requests, spec.config.reuse)
+    return Decoder(ring, used, STRATEGIES[method.strategy], tree, limits, passes)
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:

@@ -170,7 +170,7 @@ class Match:
 
     def __call__(self, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
         """The tokens that follow these nodes, where the rows are the target's logits there."""
-        return self._sampler(logits_TV, [tree.pos[node] + 1 for node in nodes])
+        return self._sampler(logits_TV, [tree.nodes[node].pos + 1 for node in nodes])
 
 
 class Judge:
@@ -187,10 +187,9 @@ class Judge:
         return [self._token(tree, node, law_V) for node, law_V in zip(nodes, law_TV)]
 
     def _token(self, tree: TokenTree, node: int, law_V: Law) -> int:
-        position = tree.pos[node] + 1
+        position = tree.nodes[node].pos + 1
         chance = Stream(stream(self._sampler.seed, position, JUDGING))
-        drawn = tree.drawn.get(node, ())
-        proposals = [widened(proposal, len(law_V)) for proposal in drawn]
+        proposals = [widened(proposal, len(law_V)) for proposal in tree.nodes[node].drawn]
         return self._judge(law_V, proposals, chance)
 
 

@@ -115,7 +115,7 @@ class Replay:
 
     def __init__(self, drafted: Drafted, source: str, tree: TokenTree) -> None:
         self._tree, self._source = tree, source
-        self._base = tree.score[tree.tip]
+        self._base = tree.nodes[tree.tip].score
         self._nodes = [tree.tip]  # by place
         self._rows = zip(drafted.parents, drafted.tokens, drafted.scores)
         self._laws = dict(zip(dict.fromkeys(drafted.parents), drafted.law_NV.numpy()))
@@ -187,7 +187,7 @@ class Drafters:
         assert growth.shape, "the trees of small models on ranks of their own have a shape"
         if tree.tip == self._tip or tree.room < 1 or len(tree.unsent) > 1:
             return False
-        tokens = [tree.token[node] for node in tree.trunk[self._sent:]]
+        tokens = [tree.nodes[node].token for node in tree.trunk[self._sent:]]
         ask = Ask(next(self._numbers), self._sent, tokens, tree.limit, self._sampler, growth.shape)
         for link in self.links:
             link.send(ask)

@@ -129,9 +129,9 @@ class TracedDraft:
             grew: bool = yield from self.draft.grow(tree, growth, *spares)
             new = [node for node in range(first, tree.horizon) if node in tree.live]
             facts["nodes"] += new
-            facts["tokens"] += [tree.token[node] for node in new]
-            facts["parents"] += [tree.parent[node] for node in new]
-            facts["scores"] += [tree.score[node] for node in new]
+            facts["tokens"] += [tree.nodes[node].token for node in new]
+            facts["parents"] += [tree.nodes[node].parent for node in new]
+            facts["scores"] += [tree.nodes[node].score for node in new]
             facts["gone"] += self._live - tree.live
             self._live = set(tree.live)
         return grew

@@ -17,7 +17,7 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.none import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 
@@ -64,10 +64,11 @@ def compare(pipeline: Pipeline) -> None:
 def _decoders(pipeline: Pipeline) -> dict[str, Decoder]:
     """The decoders that are compared, over one ring and one draft."""
     usual = pipeline.decoder
+    limits = Limits(usual.max_length)
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
     return {
-        "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, usual.max_length),
-        LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, usual.max_length),
+        "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
+        LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, limits),
         "preset": usual}
 
 

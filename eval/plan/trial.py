@@ -17,7 +17,7 @@ from model.drafts.batch import read_all
 from model.drafts.mixture import Mixture, Suffix
 from model.drafts.none import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Answer, Decoder, Request
+from pipeline.decode import Answer, Decoder, Limits, Request
 from pipeline.interfaces import Draft
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
@@ -137,7 +137,7 @@ class Bench:
         draft = self._draft(config, networks)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy = STRATEGIES[METHODS[candidate.method].strategy]
-        decoder = Decoder(ring, draft, strategy, config.tree, self._context, passes)
+        decoder = Decoder(ring, draft, strategy, config.tree, Limits(self._context), passes)
         spent = []
         for one in answers:
             recorded.record = Record(one.prompt, one.text, ())

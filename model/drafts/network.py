@@ -138,9 +138,9 @@ class TreeDraft:
 
     def wants(self, tree: TokenTree, node: int) -> bool:
         """Whether a node was not read yet and could be."""
-        if node in self._made or tree.pos[node] + 1 >= tree.limit:
+        if node in self._made or tree.nodes[node].pos + 1 >= tree.limit:
             return False
-        return node == tree.tip or tree.parent[node] in self._made
+        return node == tree.tip or tree.nodes[node].parent in self._made
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[Guesses] | None]:
         """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
@@ -149,12 +149,12 @@ class TreeDraft:
         left out if the cache has no room for them. None if the tip cannot be read yet.
         """
         room = self.cache.room
-        if tree.parent[nodes[0]] in self._made:
+        if tree.nodes[nodes[0]].parent in self._made:
             nodes = nodes[:room]
             if not nodes:
                 return []
-            feature_TD = torch.stack([self._made[tree.parent[node]] for node in nodes])
-            parents = [tree.parent[node] for node in nodes]
+            feature_TD = torch.stack([self._made[tree.nodes[node].parent] for node in nodes])
+            parents = [tree.nodes[node].parent for node in nodes]
             self.cache.admit(nodes, parents, text=0)
             read: Read = yield self._reading(tree, nodes, feature_TD, len(nodes))
         else:
@@ -164,7 +164,7 @@ class TreeDraft:
             read = followed
             self._made.clear()
         self._made.update(zip(nodes, read.out_TD))
-        return self.predict(read.logits_AV, [tree.pos[node] + 1 for node in nodes], width)
+        return self.predict(read.logits_AV, [tree.nodes[node].pos + 1 for node in nodes], width)
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
@@ -208,7 +208,7 @@ class TreeDraft:
             return False
         alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
         if alive:
-            position = tree.pos[self._frontier[alive[0]]]
+            position = tree.nodes[self._frontier[alive[0]]].pos
             if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
                 return False
             read: Read = yield self._deepen(tree, alive)
@@ -233,7 +233,7 @@ class TreeDraft:
             fresh = self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])
             if not fresh:
                 break
-            parents = [tree.parent[node] for node in fresh]
+            parents = [tree.nodes[node].parent for node in fresh]
             self.cache.admit(fresh, parents, text=len(fresh))
             fed = self._fed + len(fresh)
             whole = fed == len(tree.trunk)
@@ -242,7 +242,7 @@ class TreeDraft:
         if read is None or self._fed < len(tree.trunk):
             return None
         self._origin = self._tip = tree.tip
-        self._level, self._base = 0, tree.score[tree.tip]
+        self._level, self._base = 0, tree.nodes[tree.tip].score
         self._frontier, self._score = [tree.tip], read.out_TD.new_zeros(1)
         self._places = [0]
         self._pays, self._expected = True, 0.0
@@ -257,14 +257,14 @@ class TreeDraft:
             self._frontier = [self._frontier[i] for i in alive]
             self._places = [self._places[i] for i in alive]
             self._score, self._out = self._score[alive], self._out[alive]
-        parents = [tree.parent[node] for node in self._frontier]
+        parents = [tree.nodes[node].parent for node in self._frontier]
         self.cache.admit(self._frontier, parents, text=0)
         return self._reading(tree, self._frontier, self._out, len(self._frontier))
 
     def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
         device = self.cache.keys.device
-        tokens = [tree.token[node] for node in nodes]
-        positions = [tree.pos[node] - self.lag for node in nodes]
+        tokens = [tree.nodes[node].token for node in nodes]
+        positions = [tree.nodes[node].pos - self.lag for node in nodes]
         token_T = torch.tensor(tokens, device=device)
         pos_T = torch.tensor(positions, device=device)
         return Reading(self, token_T, feature_TD, pos_T, asked)
@@ -281,7 +281,7 @@ class TreeDraft:
             raise self._damaged(read.out_TD)
         guesses = [(self._frontier[parent], token, self._base + value)
                    for parent, token, value in zip(parents, tokens, values)]
-        least = tree.score[tree.tip] + growth.worth
+        least = tree.nodes[tree.tip].score + growth.worth
         taken = tree.offer(guesses, growth.nodes, least, self.source)
         self._frontier = taken[:growth.width]
         size = len(self._frontier)
@@ -289,8 +289,8 @@ class TreeDraft:
         self._score, self._out = score[:size], read.out_TD[parents[:size]]
         self._level += 1
         if growth.gain:
-            tip = tree.score[tree.tip]
-            expected = math.fsum(math.exp(tree.score[node] - tip) for node in tree.live)  # a set has no order
+            tip = tree.nodes[tree.tip].score
+            expected = math.fsum(math.exp(tree.nodes[node].score - tip) for node in tree.live)  # a set has no order
             self._pays = expected - self._expected > growth.gain
             self._expected = expected
 
@@ -331,7 +331,7 @@ class TreeDraft:
             raise self._damaged(logits_TV)
         places = torch.arange(law_TV.shape[1], device=logits_TV.device)
         law_TV = spread(law_TV, self.tokens(places))
-        position = tree.pos[self._frontier[0]] + 1
+        position = tree.nodes[self._frontier[0]].pos + 1
         return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
 
 
