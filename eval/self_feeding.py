@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from config.run_config import TreeConfig
+from model.drafts.draft import Draft
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.decode import Decoder, Limits, Request
-from pipeline.interfaces import Draft, Progress, Target
+from pipeline.interfaces import Progress, Target
 from pipeline.strategies import Strategy
 
 ROOM = 64  # tokens that a tree may be deep

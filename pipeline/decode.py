@@ -13,13 +13,15 @@ from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Seq
 
 from config.run_config import TreeConfig
 from model.drafts.batch import Passes, read_all
+from model.drafts.draft import Draft
 from model.logprobs import Logprob, LogprobRequest
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import Draft, Progress, Terms
+from pipeline.interfaces import Progress, Terms
 from pipeline.requests import RequestTarget, Ring
 from pipeline.scheduler import Scheduler, Task
 from pipeline.strategies import Strategy
+from pipeline.trace import OFF, TracedDraft
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,8 @@ class Decoder:
         """The strategy's steps up to the end of the answer, which fills."""
         clock = self.ring.clock
         start = clock.now()
-        strategy = self.strategy(tree, target, draft, self.cfg)
+        trace = self.ring.trace
+        strategy = self.strategy(tree, target, draft if trace is OFF else TracedDraft(draft, trace), self.cfg)
         said: Any = None
         while not answer.finish_reason:
             step = strategy.send(said)

@@ -13,10 +13,11 @@ from itertools import takewhile
 from typing import Callable, Iterator, Sequence
 
 from model.drafts.batch import Passes, Read, Reading
+from model.drafts.draft import Draft
 from model.logprobs import LogprobRequest
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import USUAL, Draft, Progress, Terms, Waiting
+from pipeline.interfaces import USUAL, Progress, Terms, Waiting
 from pipeline.requests import RequestTarget, Ring
 
 Begin = Callable[[RequestTarget, Draft], Progress]

@@ -19,8 +19,8 @@ from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
+from model.drafts.draft import NoDraft
 from model.drafts.eagle import EagleHead
-from model.drafts.none import NoDraft
 from model.llama import LlamaConfig, Rotary
 from model.weights.parts import Part
 from pipeline.decode import Decoder, Limits

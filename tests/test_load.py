@@ -12,7 +12,7 @@ from eval.load.keys import moments
 from eval.load.turns import Stopwatch
 from eval.metrics import total_speed
 from eval.report import report
-from model.drafts.none import NoDraft
+from model.drafts.draft import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Decoder, Limits, Request, concurrent
 from pipeline.requests import Ring

@@ -15,7 +15,7 @@ from config.run_config import RunConfig
 from config.typed import over, typed
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.drafts.none import NoDraft
+from model.drafts.draft import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import autoregressive
@@ -44,7 +44,7 @@ def overhead(argv: list[str]) -> int:
 
 def compare(pipeline: Pipeline) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
-    _watch(pipeline.decoder.draft.draft.networks, pipeline.ring, pipeline.trace)  # type: ignore[attr-defined]
+    _watch(pipeline.decoder.draft.networks, pipeline.ring, pipeline.trace)
     decoders = _decoders(pipeline)
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up

@@ -14,11 +14,10 @@ from eval.plan.record import Book, Written
 from eval.plan.replayed import Replayed
 from eval.recorded import Record, Recorded
 from model.drafts.batch import read_all
+from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture, Suffix
-from model.drafts.none import NoDraft
 from model.sample import Sampler
 from pipeline.decode import Answer, Decoder, Limits, Request
-from pipeline.interfaces import Draft
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES

@@ -16,6 +16,7 @@ import torch
 from config.trees import Growth
 from model.drafts.batch import Steps
 from model.drafts.calibration import SUFFIX, Blend, Guesses
+from model.drafts.draft import Draft, Spares, always
 from model.drafts.network import TreeDraft
 from model.drafts.suffix import NOTHING, Match, SuffixAutomaton
 from model.sample import Sampler
@@ -95,58 +96,55 @@ class Suffix:
         return self._automaton.continuations(match, width)
 
 
-class Mixture:
+class Mixture(Draft):
     """The sum of some networks and, if there is one, a suffix automaton."""
 
     def __init__(self, networks: Sequence[TreeDraft], suffix: Suffix | None = None) -> None:
-        self.networks, self._suffix = networks, suffix
+        self._networks, self._suffix = networks, suffix
         self._tree: TokenTree | None = None  # of the request, once there was a growth
         self._blend = Blend()  # learns from one request to the next
         self.inner = any(network.inner for network in networks)
         self.reset()
 
     @property
+    def networks(self) -> Sequence[TreeDraft]:
+        return self._networks
+
+    @property
     def consumed(self) -> int:
-        """How many nodes of the text have features that no network needs any more."""
-        return min((network.consumed for network in self.networks), default=sys.maxsize)
+        return min((network.consumed for network in self._networks), default=sys.maxsize)
 
     def another(self) -> Mixture:
         """A twin for another request, which learns together with this one who was right."""
         suffix = self._suffix.another() if self._suffix else None
-        twin = Mixture([network.another() for network in self.networks], suffix)
+        twin = Mixture([network.another() for network in self._networks], suffix)
         twin._blend = self._blend
         return twin
 
     def unlearn(self) -> None:
-        """Forget who was right in earlier requests."""
         self._blend.unlearn()
 
     def begin(self, sampler: Sampler) -> None:
-        """A request begins, whose tokens this sampler chooses."""
         self._sampler = sampler
-        for network in self.networks:
+        for network in self._networks:
             network.begin(sampler)
 
     @property
     def held(self) -> int:
-        """Tokens of the text that every network has read."""
-        return min((network.held for network in self.networks), default=sys.maxsize)
+        return min((network.held for network in self._networks), default=sys.maxsize)
 
     def keep(self, length: int) -> None:
-        """Forget the request, but for what the networks made of its first `length` tokens."""
         self._forget()
-        for network in self.networks:
+        for network in self._networks:
             network.keep(length)
 
     def copy(self, other: Mixture, length: int) -> None:
-        """Begin behind the first `length` tokens of another request's text, which a twin has read."""
-        for mine, theirs in zip(self.networks, other.networks):
+        for mine, theirs in zip(self._networks, other.networks):
             mine.copy(theirs, length)
 
     def reset(self) -> None:
-        """Forget the request."""
         self._forget()
-        for network in self.networks:
+        for network in self._networks:
             network.reset()
 
     def _forget(self) -> None:
@@ -165,13 +163,12 @@ class Mixture:
 
     def refresh(self) -> None:
         """Let the networks that drift begin again at the tip."""
-        for network in self.networks:
+        for network in self._networks:
             network.refresh()
             if network.drifts:
                 network.restart()
 
-    def grow(self, tree: TokenTree, growth: Growth, spares: Callable[[float], bool] = lambda promise: True
-             ) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
 
         `spares` is asked first whether there is time for what that promises, in tokens.
@@ -180,11 +177,11 @@ class Mixture:
         """
         if growth.shape:
             grown = False
-            for network in self.networks:
+            for network in self._networks:
                 grown |= yield from network.grow(tree, growth)
             return grown
-        if not growth.anywhere and self._suffix is None and len(self.networks) == 1:
-            return (yield from self.networks[0].grow(tree, growth))
+        if not growth.anywhere and self._suffix is None and len(self._networks) == 1:
+            return (yield from self._networks[0].grow(tree, growth))
         self._tree = tree
         moved = tree.tip != self._tip
         if moved:
@@ -215,7 +212,7 @@ class Mixture:
         if self._suffix:
             self._suffix.settle(tree)
         guessed = bool(tree.nodes[tree.tip].proposals)
-        for network in self.networks:
+        for network in self._networks:
             if guessed:
                 network.settle(tree)
             else:
@@ -246,16 +243,15 @@ class Mixture:
         return self._foresight * sum(math.exp(tree.nodes[node].score - tip) for node in nodes)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        for network in self.networks:
-            if network.wants(tree, node):
-                return True
+        if any(network.wants(tree, node) for network in self._networks):
+            return True
         unread = node not in self._stands and tree.nodes[node].pos + 1 < tree.limit
-        return unread and self._suffix is not None and (node == tree.tip or not self.networks)
+        return unread and self._suffix is not None and (node == tree.tip or not self._networks)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
         """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
         said: dict[int, dict[str, Guesses]] = {}
-        for network in self.networks:
+        for network in self._networks:
             wanted = [node for node in nodes if network.wants(tree, node)]
             guesses = None
             if wanted:

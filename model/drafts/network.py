@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from itertools import accumulate
-from typing import Sequence
+from typing import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from config.trees import Growth
 from model.cache import Admitted, TreeCache
 from model.drafts.batch import Read, Reading, Steps
 from model.drafts.calibration import Guesses
+from model.drafts.draft import Draft, Spares, always
 from model.rules import Drafter, Proposed, drawing, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
@@ -27,7 +28,7 @@ from model.tree import TokenTree
 CHUNK = 256  # rows of a prompt that a draft reads at once
 
 
-class TreeDraft:
+class TreeDraft(Draft):
     """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
 
     `grow` drafts level by level. `expand` reads nodes wherever they stand, for growth that is best first
@@ -38,8 +39,6 @@ class TreeDraft:
     source = ""  # its name among the drafts of a tree
     number = 0  # and its number among them, which keeps their draws apart
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
-    inner = False  # whether its features are the inputs of inner layers of the target
-    drifts = False  # whether its guesses get worse where they stand on many of its own
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
@@ -49,16 +48,17 @@ class TreeDraft:
 
     @property
     def held(self) -> int:
-        """Tokens of the text whose keys and values its cache holds."""
+        return self._fed - self.lag
+
+    @property
+    def consumed(self) -> int:
         return self._fed - self.lag
 
     def keep(self, length: int) -> None:
-        """Forget the request, but for the first `length` tokens of its text, with which the next one begins."""
         self.cache.truncate(length)
         self._begin_behind(length)
 
     def copy(self, other: TreeDraft, length: int) -> None:
-        """Begin behind the first `length` tokens of another request's text, which a twin has read."""
         self.cache.copy(other.cache, length)
         self._begin_behind(length)
 
@@ -77,18 +77,12 @@ class TreeDraft:
 
     @property
     def networks(self) -> Sequence[TreeDraft]:
-        """Itself, which is its only network."""
         return [self]
 
     @property
     def network(self) -> object:
         """What twins share."""
         raise NotImplementedError
-
-    @property
-    def consumed(self) -> int:
-        """The number of leading nodes of the text whose features this draft does not need any more."""
-        return self._fed - self.lag
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """The leading nodes of `fresh`, the next ones of the text, that can be read by now."""
@@ -119,16 +113,11 @@ class TreeDraft:
         return gain_TW, self.tokens(place_TW)
 
     def begin(self, sampler: Sampler) -> None:
-        """A request begins, whose tokens this sampler chooses."""
         self._sampler = sampler
 
     def reset(self) -> None:
-        """Forget the request."""
         self.cache.clear()
         self._begin_behind(0)
-
-    def unlearn(self) -> None:
-        """A network learns nothing from requests."""
 
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 
@@ -196,7 +185,7 @@ class TreeDraft:
         self._origin: int | None = None  # the tip that the tree was begun at
         self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
 
-    def grow(self, tree: TokenTree, growth: Growth, spares: object = None) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
 
         The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
@@ -340,3 +329,35 @@ def likeliest(logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     width = min(width, logits_TV.shape[-1])
     gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
     return gain_TW, place_TW
+
+
+class ModelDraft(TreeDraft):
+    """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
+
+    source = "model"
+
+    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor],
+                 lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
+        self.model, self.lm_head = model, lm_head
+        super().__init__(cache)
+
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        """All, once the prompt is on its way: the pipeline shall not wait while its prompt is read here."""
+        return [] if len(tree.unsent) > 1 else fresh
+
+    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        return self._out
+
+    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
+        """What is to be read, without features."""
+        return super()._reading(tree, nodes, feature_TD.new_empty(len(nodes), 0), asked)
+
+    @property
+    def network(self) -> object:
+        return self.model
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        return self.model(token_T, pos_T, cache)
+
+    def logits(self, out_TD: Tensor) -> Tensor:
+        return self.lm_head(out_TD)
