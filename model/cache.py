@@ -145,6 +145,7 @@ class TreeCache:
 
         ValueError if the cache has not so many slots.
         """
+        assert 0 <= text <= len(nodes) == len(parents), f"{text} of {len(nodes)} rows are text"
         self._ripen()
         start, rows = len(self._tail), len(nodes)
         end = self.settled + start + rows

@@ -145,6 +145,7 @@ class TokenTree:
 
     def skip(self, count: int) -> None:
         """The first `count` nodes of the text, unsent ones, need not be sent: the target has read the like."""
+        assert count <= len(self.unsent), f"{len(self.unsent)} nodes were not sent, fewer than {count}"
         for _ in range(count):
             self.unsent.popleft()
         self.passes += count
@@ -156,6 +157,7 @@ class TokenTree:
         Parents come before their children: a score never exceeds the parent's, and ties go to the older node. So they
         do in the order of their ids, if the tree is not cut best first.
         """
+        assert chunk is None or chunk > 0, f"a chunk of {chunk} rows"
         left = len(self.unsent)
         chunks = max(1, math.ceil(left / chunk)) if chunk else 1
         rows = math.ceil(left / chunks)

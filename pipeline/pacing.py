@@ -72,6 +72,7 @@ class FirstStage:
 
     def back(self, rows: int, now: float) -> None:
         """The oldest segment is back, with so many of its rows."""
+        assert self._stays, "a segment is back, and none was under way"
         stay = self._stays.popleft()
         self._left = min(stay.ends, now)
         begins = stay.begins if stay.ends <= now else stay.sent  # what was reckoned too late is not believed

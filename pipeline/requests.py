@@ -108,6 +108,7 @@ class RequestTarget(Target):
         return pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now()) or not self.terms.thrifty
 
     def send(self, nodes: Sequence[int]) -> None:
+        assert nodes and not self.ended, f"{len(nodes)} nodes are sent for request {self.request}"
         self._flying.append(nodes)
         self.segments += 1
         self.ring.put(self._segment(self.request, nodes))
@@ -167,6 +168,7 @@ class RequestTarget(Target):
 
     def take(self, segment: Segment, message: int) -> None:
         """Keep a segment that came back for this request, in the message of this number."""
+        assert self._flying, f"a segment is back for request {self.request}, which has sent none"
         self._flying.popleft()
         self._hear(segment, message)
 
