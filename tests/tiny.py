@@ -12,14 +12,13 @@ from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
 from model.drafts.batch import Steps
-from model.drafts.draft import NoDraft
+from model.drafts.draft import Draft, NoDraft
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
 from model.drafts.mixture import Mixture, Suffix
 from model.drafts.network import ModelDraft, TreeDraft
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from pipeline.decode import Decoder, Limits, Request
-from pipeline.interfaces import Draft
 from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
