@@ -82,7 +82,7 @@ class RunConfig(Checked):
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
     tp_shares: str = ""  # speeds of those ranks, as 2,1,1,1, to which their shares are cut; empty: all alike
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
-    replicas: str = "0"  # copies of the model that verify for dsi, or with stages of each, 2x2; 0: to fill four ranks
+    replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
 
     # What is asked (one of the first three)
     prompt: str = ""  # the question
@@ -136,13 +136,13 @@ class RunConfig(Checked):
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    master: str = ""  # where ranks of several hosts meet, as HOST:PORT of rank 0's machine; HOST or :PORT alone also do
+    master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
 
     # An emulated cluster: real processes, messages and tokens, in the time that other devices would need
     profile: str = "none"  # none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json
-    wires: str = ""  # Mbit/s of its wires and ms of a message, as 125,2 or 125 or ,2; empty: as the profile says
+    wires: str = ""  # Mbit/s of its wires, ms of a message, as 125,2 or 125 or ,2; empty: the profile's
     time: str = "real"  # how its time passes: real (who is done early sleeps) or virtual (it is only counted)
     slowdown: float = 1.0  # every modelled time is so many times as long; more if this machine is too slow
 
@@ -256,13 +256,16 @@ class RunConfig(Checked):
             expand = Growth(self.expand_total_token, self.expand_depth, self.width, segment, worth)
             expand = by_policy(expand, policy, self.expansion, self.opt_threshold)
         idle = replace(TreeConfig.idle, width=self.width)
+        if "none_expand" in off:
+            idle = replace(idle, nodes=0, depth=0)
+        wide = self.init_topk_pipedec
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
         stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=max(worth, LEAST))
         return TreeConfig(
             init=by_policy(init, policy, self.expansion, self.opt_threshold),
             expand=expand,
-            idle=replace(idle, nodes=0, depth=0) if "none_expand" in off else idle,
-            layer=Growth(ENDLESS, ENDLESS, self.init_topk_pipedec, self.init_topk_pipedec, worth),
+            idle=idle,
+            layer=Growth(ENDLESS, ENDLESS, wide, wide, worth),
             chain=chain,
             stream=stream,
             run=self.run_pipeinfer,
