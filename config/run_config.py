@@ -49,7 +49,8 @@ RANGES = {  # of every key that is a number, but those of sharing
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
     "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
 }
-MBPS, MILLISECONDS, PORTS, COPIES = Range(0.001, 1_000_000), Range(0, 60_000), Range(1, 65535), Range(0, 1024)
+MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
+PORTS, COPIES = Range(1, 65535), Range(0, 1024)
 # Keys that change an emulated cluster, and the values that leave it, and every other run, as it is.
 EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift")
@@ -228,7 +229,8 @@ class RunConfig(Checked):
     @property
     def ablated(self) -> tuple[str, ...]:
         """The habits that the key `ablate` lists."""
-        return tuple(word.strip() for word in self.ablate.split(",") if word.strip())
+        names = map(str.strip, self.ablate.split(","))
+        return tuple(filter(None, names))
 
     @property
     def guesses(self) -> int:
@@ -239,7 +241,8 @@ class RunConfig(Checked):
         """How many copies of a model of so many stages, rank 0's included, verify; 1 if the method has no replicas."""
         if not self.replicated:
             return 1
-        return int(self.replicas.partition("x")[0]) or max(1, USUAL_RANKS // max(1, stages - 1))
+        named = int(self.replicas.partition("x")[0])
+        return named or max(1, USUAL_RANKS // max(1, stages - 1))
 
     @property
     def tree(self) -> TreeConfig:
@@ -331,7 +334,8 @@ def _problems_of_machine(c: RunConfig) -> Iterator[str]:
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
                "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
     copies = REPLICAS.fullmatch(c.replicas)
-    if not copies or not all(map(COPIES.holds, map(int, filter(None, copies.groups())))):
+    counts = map(int, filter(None, copies.groups())) if copies else [-1]
+    if not all(map(COPIES.holds, counts)):
         yield (f"replicas={c.replicas} is not possible: give 0 for as many as fill four ranks, a number of copies from "
                "1 to 1024, or copies and stages of each, as 2x2")
     if c.lookahead != "auto" and not (COUNTED.fullmatch(c.lookahead) and GUESSES.holds(int(c.lookahead))):

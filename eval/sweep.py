@@ -73,6 +73,7 @@ def _methods(names: str) -> tuple[str, ...]:
 OWN, TREES = _methods("continuous"), _methods("serial,naive,pruned,continuous")
 NO_ORDER, NO_PRUNING, NO_GROWTH = "ablate=score_order", "ablate=prune", "ablate=expand,none_expand"
 DEPTHS = range(3, 9)
+LATENCIES = {str(ms): (f"wires=,{ms}",) for ms in (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)}
 SWEEPS = {
     "ablation": Sweep(
         "FlowSpec without each of its parts, and without all of them", "left out",
@@ -114,7 +115,7 @@ SWEEPS = {
         "bandwidth of the wires", "Mbit/s", _values((125, 250, 500, 1000), "wires")),
     "latency": Sweep(
         "latency of the wires between fast devices: from where on tensor parallelism wins",
-        "milliseconds of a message", {str(ms): (f"wires=,{ms}",) for ms in (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)},
+        "milliseconds of a message", LATENCIES,
         (*_methods("naive,tp,galaxy,continuous"), "profile=server")),
     "temperature": Sweep(
         "sampling", "temperature", _values((0, 0.25, 0.5, 0.75, 1), "temperatures")),

@@ -271,8 +271,8 @@ class Pipeline:
         if config.subseq_token or not METHODS[config.pipeline_type].measured:
             return tree
         rows = self.segment_rows
-        return replace(tree, init=replace(tree.init, segment=rows), expand=replace(tree.expand, segment=rows),
-                       stream=replace(tree.stream, segment=rows))
+        init, expand = replace(tree.init, segment=rows), replace(tree.expand, segment=rows)
+        return replace(tree, init=init, expand=expand, stream=replace(tree.stream, segment=rows))
 
     def _deepening(self, config: RunConfig, draft: Draft, tree: TreeConfig) -> TreeConfig:
         """The trees as deep as pays with this draft, as far as OPT-Tree's threshold was left open."""

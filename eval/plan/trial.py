@@ -124,7 +124,8 @@ class Bench:
         drafting, judging = Counted(clock), Counted(clock)
         config = self.config_of(candidate)
         tree = config.tree
-        tree = replace(tree, stream=replace(tree.stream, nodes=min(guesses, tree.stream.nodes)))
+        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
+        tree = replace(tree, stream=stream)
         leaders, works = self._works(candidate)
         traces = [Sums() for _ in ([0] if candidate.whole else [0, *leaders])]
         recorded = Recorded(Record([0], [0], ()), self.book.vocab)
