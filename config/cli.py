@@ -101,8 +101,8 @@ def _chosen(preset: RunConfig, typed: Mapping[str, Any]) -> dict[str, Any]:
 def help_text(command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> str:
     """The text of `--help`: usage, presets, methods, and every key with its default and its meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
-             f"PRESET names a model (if left out: {SMOLLM2}, or {DEFAULT_PRESET} where that cannot be fetched). A value "
-             "with spaces goes in quotes with its key.",
+             f"PRESET names a model (if left out: {SMOLLM2}, or {DEFAULT_PRESET} where that cannot be fetched).",
+             "A value with spaces goes in quotes with its key.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(COMMAND, command), "",
              "presets:"]
     lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]

@@ -58,8 +58,8 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
 
     What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
     """
-    argv = with_model(opened(argv))
-    words = list(argv)
+    argv = with_model(argv)
+    words = opened(argv)
     planned = is_asked(words)
     compares = hasattr(kind, "chosen_methods")  # several methods, which are named
     if any(word in HELP for word in words) or (planned and compares):

@@ -16,7 +16,7 @@ from typing import Mapping, Sequence
 from config.files import one_at_a_time
 from config.keys import HELP
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
-from config.typed import preset_of, typed
+from config.typed import opened, preset_of, typed
 from launch.hosts.board import BOARD
 from launch.split.gguf import MARK, is_gguf, unpack
 
@@ -32,7 +32,8 @@ def with_model(words: Sequence[str]) -> list[str]:
     Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. Raises ValueError, with the
     fix, for a model that was named and cannot be had.
     """
-    given, preset = typed(words), preset_of(words)
+    whole = opened(words)
+    given, preset = typed(whole), preset_of(whole)
     one_rank = "RANK" in os.environ or os.environ.get(BOARD) or given.get("hosts")
     if one_rank or any(word in HELP for word in words):
         return list(words)
