@@ -149,7 +149,7 @@ def main(argv: list[str]) -> int:
     target, drafter = (open_model(folder, config) for folder in (config.target, config.draft))
     check_pair(target, drafter)
     asked = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
-    sampler, found = sampler_of(config), {}
+    sampler, found = sampler_of(config), dict[str, list[list[int]]]()
     for name, prompts in asked.items():
         found[name] = []
         for prompt in tqdm(prompts, desc=name, leave=False):
