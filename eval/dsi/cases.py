@@ -36,8 +36,9 @@ INPUTS = {
     "target_latency": POSITIVE, "drafter_latency": POSITIVE, "SP": COUNT, "lookahead": COUNT,
     "c": POSITIVE, "failure_cost": POSITIVE, "a": SHARE, "k": COUNT, "S": TOKENS,
     "t1": POSITIVE, "t2": POSITIVE, "p": SHARE, "N": TOKENS, "mean_accepted": number(0, 1e9),
-    "times": Kind("an object of numbers", lambda value: isinstance(value, dict) and fits([*value.values()], [float]))}
-DRAWS = {"accept_draws": list_of(whole(0, 1_000_000_000), 1_000_000), "pad_with": whole(0, 1_000_000_000)}
+    "times": Kind("an object of numbers", lambda value: fits(value, dict) and fits([*value.values()], [float]))}
+DRAW = whole(0, 1_000_000_000)
+DRAWS = {"accept_draws": list_of(DRAW, 1_000_000), "pad_with": DRAW}
 TICKS = 10 ** 12  # of a forward of the target
 LONGEST = 10_000  # tokens that events settle
 
@@ -90,9 +91,13 @@ class Found(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree; the exit code."""
-    first = [word if "=" in word or word.startswith("-") or word in HELP else f"file={word}" for word in argv[:1]]
-    asked = read_keys([*first, *argv[1:]], Cases, f"{COMMAND} cases")
-    groups = {group: [compared(case, group) for case in cases] for group, cases in read(asked.file).items()}
+    words = list(argv)
+    if words and "=" not in words[0] and not words[0].startswith("-") and words[0] not in HELP:
+        words[0] = f"file={words[0]}"
+    asked = read_keys(words, Cases, f"{COMMAND} cases")
+    groups = {}
+    for group, cases in read(asked.file).items():
+        groups[group] = [compared(case, group) for case in cases]
     every = list(chain(*groups.values()))
     for group, results in groups.items():
         print(plain(line(group, results)))
@@ -115,7 +120,8 @@ def line(name: str, cases: Sequence[Found]) -> str:
 def read(path: str) -> dict[str, list[Case]]:
     """The cases of a file by group. Raises ValueError if it is none."""
     groups: Any = parse_object(read_bytes(path, REMEDY, LARGEST), path, REMEDY).get("groups")
-    if not fits(groups, dict) or not fits([*groups.values()], [[dict]]) or not any(groups.values()):
+    lists = [*groups.values()] if isinstance(groups, dict) else []
+    if not fits(lists, [[dict]]) or not any(lists):
         raise ValueError(f'{path} has no object "groups" of lists of cases: {REMEDY}')
     return dict(groups)
 
@@ -192,7 +198,8 @@ def trace(case: Case) -> Results:
 
 def _counted(given: Case, draws: list[int], padding: int) -> Results:
     setting, tokens = (given["failure_cost"], given["c"], given["k"]), given["S"]
-    decodings = cost_model.si(*setting), cost_model.dsi(*setting, "original"), cost_model.dsi(*setting)
+    published = cost_model.si(*setting), cost_model.dsi(*setting, "original")
+    decodings = *published, cost_model.dsi(*setting)
     si, dsi, ideal = (counted(decoding, [draws], tokens, padding) for decoding in decodings)
     return {"nonsi_cost": tokens * given["failure_cost"], "ideal_dsi_cost": ideal.costs.item(),
             "si": {"cost": si.costs.item(), "iters": si.iterations.item()},
@@ -228,7 +235,9 @@ def long_run(c: float, a: float, k: int, failure_cost: float) -> Results:
 
 def proposition(t1: float, t2: float, p: float, N: int) -> Results:
     """Proposition 1: the most that DSI with lookahead 1 takes for so many tokens, in the mean."""
-    return {"expected": t1 * p * (N - 1) + t2 * ((1 - p) * (N - 1) + 1), "nonsi": t2 * N}
+    later = N - 1
+    bound = t1 * p * later + t2 * ((1 - p) * later + 1)
+    return {"expected": bound, "nonsi": t2 * N}
 
 
 def output_tokens(target_latency: float, drafter_latency: float, lookahead: int, times: Mapping[str, float],
@@ -241,13 +250,15 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
     tokens = 2 + lookahead + int(max(moments, default=0) / min(TICKS, draft))
     if max(tokens, servers) > LONGEST:
         raise ValueError(f"has moments with more than {LONGEST} tokens or servers; {MEND}")
-    plan = Plan(tokens, lookahead, int(servers), Forward(TICKS, TICKS), Forward(draft, draft))
+    target, drafter = Forward(TICKS, TICKS), Forward(draft, draft)
+    plan = Plan(tokens, lookahead, int(servers), target, drafter)
     found: dict[str, dict[str, list[int]]] = {}
     for name, right in (("worst", False), ("best", True)):
         found[name] = {}
         for method in ("non-SI", "SI", "DSI"):
             outcome = decode(method, plan, [right] * tokens)
-            found[name][method.lower().replace("-", "")] = list(map(outcome.settled, moments))
+            key = method.lower().replace("-", "")
+            found[name][key] = list(map(outcome.settled, moments))
     return {"expected": found}
 
 

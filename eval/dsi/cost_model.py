@@ -188,8 +188,13 @@ def counted(decoding: Decoding, texts: Sequence[Iterable[int]], tokens: int, pad
     """
     ahead: list[Iterator[int]] = [chain(text, repeat(padding)) for text in texts]
     if isinstance(decoding, Runs):
-        ahead = [_runs(windows, int(decoding.lookahead[0, 0]), tokens) for windows in ahead]
-    return simulate(decoding, lambda positions: np.array([[next(one) for one in ahead]]), tokens, len(ahead))
+        lookahead = int(decoding.lookahead.item())
+        ahead = [_runs(windows, lookahead, tokens) for windows in ahead]
+
+    def following(positions: Positions) -> Positions:
+        return np.array([list(map(next, ahead))])
+
+    return simulate(decoding, following, tokens, len(ahead))
 
 
 def _runs(windows: Iterator[int], lookahead: int, tokens: int) -> Iterator[int]:

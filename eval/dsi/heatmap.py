@@ -20,11 +20,23 @@ from tqdm import tqdm
 from config.files import ROOM, check_folder, write
 from config.keys import read_keys
 from eval.dsi import heatmap_costs
-from eval.dsi.heatmap_costs import MAPS, METHODS, ONE_COPY, Array, Bests, Map, Mask, fastest, grid, speed_up
+from eval.dsi.heatmap_costs import (
+    MAPS,
+    METHODS,
+    ONE_COPY,
+    Array,
+    Bests,
+    Map,
+    Mask,
+    fastest,
+    grid,
+    speed_up,
+)
 from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import STYLE, plt
 
 TABLE = "heatmap.csv"
+BAR: dict[str, Any] = {"delay": 1, "leave": False}  # what takes less than a second shows no bar
 FORMS = ("png", "pdf")
 RARE = 0.005  # of the cells: a draw in fewer of them is left out
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
@@ -32,9 +44,10 @@ LINE = 66  # characters of a legend
 SLOWER = "#f2b58a", "////", "#8c4a1a"  # tone, hatch, and the colour of the hatch
 MISSING = "white", "....", "0.65"
 LOOKS = {
-    "non-SI": ("#ededed", "", "0.25"), "SI": ("#e8a33d", "////", "0.25"), "DSI": ("#20639b", "", "0.25"),
-    "naive": ("#d9a5c7", "xxx", "0.25"), "pruned": ("#f7e26b", "....", "0.25"),
-    "pipedec": ("#8ccbea", "\\\\\\\\", "0.25"), "continuous": ("#1b9e77", "---", "0.25"),
+    "non-SI": ("#ededed", "", "0.25"), "SI": ("#e8a33d", "////", "0.25"),
+    "DSI": ("#20639b", "", "0.25"), "naive": ("#d9a5c7", "xxx", "0.25"),
+    "pruned": ("#f7e26b", "....", "0.25"), "pipedec": ("#8ccbea", "\\\\\\\\", "0.25"),
+    "continuous": ("#1b9e77", "---", "0.25"),
 }
 WINNERS = {"fastest": (METHODS, "The fastest method"),
            "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
@@ -50,10 +63,11 @@ def main(argv: Sequence[str]) -> int:
         check_folder(folder, remedy)
     else:
         check_folder(folder, remedy)
-        lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", delay=1, leave=False)
+        lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", **BAR)
         found = heatmap_costs.best(config, lookaheads)
         write(folder / TABLE, heatmap_costs.table(config, found), ROOM)
-    for _ in tqdm(draw(config, found, folder), total=len(NAMES), desc="maps", unit="map", delay=1, leave=False):
+    drawn = draw(config, found, folder)
+    for _ in tqdm(drawn, total=len(NAMES), desc="maps", unit="map", **BAR):
         pass
     print("\n".join(heatmap_costs.summary(config, found)))
     print(f"The maps are in {folder}, simulated by formulas.")
@@ -94,7 +108,8 @@ def bands(one: Map, ratio: Array) -> Bands:
     labels = ["0", *(f"{border:.0f}" if border == round(border) else f"{border:.2f}" for border in faster)]
     if largest > faster[-1]:
         labels[-1] = f"> {labels[-1]}"
-    return Bands(np.array([0, *faster]), [SLOWER[0], *_colours(count)], labels)
+    slower, *_ = SLOWER
+    return Bands(np.array([0, *faster]), [slower, *_colours(count)], labels)
 
 
 def _colours(count: int) -> list[Any]:
@@ -128,7 +143,8 @@ def _winners(config: Heatmap, names: Sequence[str], is_fastest: Mask, title: str
     first = is_fastest.argmax(0)
     figure, axes = _axes(config, title)
     colours = ListedColormap([LOOKS[name][0] for name in names])
-    _mesh(config, axes, first, colours, BoundaryNorm(np.arange(len(names) + 1) - 0.5, len(names)))
+    borders = np.arange(len(names) + 1) - 0.5
+    _mesh(config, axes, first, colours, BoundaryNorm(borders, len(names)))
     handles = []
     for i, name in enumerate(names):
         own = first == i
@@ -170,16 +186,20 @@ def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str], ab
     if hatch and mask.any():
         edges = map(_edges, grid(config)[:2])
         x, y = (np.repeat(borders, 2)[1:-1] for borders in edges)  # both ends of every cell
-        area = axes.contourf(x, y, mask.T.repeat(2, 0).repeat(2, 1), [0.5, 1.5], colors="none", hatches=[hatch])
+        corners = mask.T.repeat(2, 0).repeat(2, 1)
+        area = axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
         area.set_edgecolor(ink)
         area.set_linewidth(0)
-    return Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=textwrap.fill(about, LINE))
+    label = textwrap.fill(about, LINE)
+    return Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=label)
 
 
 def _edges(middles: Array) -> Array:
     """The borders of cells whose middles these are, `[n + 1]`, none beyond 0 or 1."""
     between = (middles[1:] + middles[:-1]) / 2
-    return np.clip([2 * middles[0] - between[0], *between, 2 * middles[-1] - between[-1]], 0, 1)
+    first = 2 * middles[0] - between[0]
+    last = 2 * middles[-1] - between[-1]
+    return np.clip([first, *between, last], 0, 1)
 
 
 def _legend(figure: Any, handles: Sequence[Patch]) -> None:

@@ -85,7 +85,8 @@ def grid(config: Heatmap) -> Grid:
         hundredths = np.arange(101) / 100
         return Grid(hundredths[1:], hundredths, range(1, 201))
     steps = np.round(np.arange(config.ndim + 1) / config.ndim, DIGITS)
-    return Grid(np.maximum(steps, LEAST), np.clip(steps, LEAST, 1 - LEAST), range(1, 1 + config.ndim))
+    acceptances = np.clip(steps, LEAST, 1 - LEAST)
+    return Grid(np.maximum(steps, LEAST), acceptances, range(1, 1 + config.ndim))
 
 
 def legal(config: Heatmap, drafters: Array, lookahead: int) -> Mask:
@@ -109,12 +110,15 @@ def best(config: Heatmap, lookaheads: Iterable[int]) -> Bests:
     drafters, acceptances, _ = grid(config)
     c, a = drafters[:, None], acceptances[None, :]
     shape = len(drafters), len(acceptances)
-    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in METHODS}
+    found = {}
+    for name in METHODS:
+        found[name] = Best(np.full(shape, np.nan), np.zeros(shape, dtype=int))
     found["non-SI"].cost[:] = 1
     for lookahead in lookaheads:
         for name in METHODS[1:]:
             least, chosen = found[name]
-            cost = np.round(np.broadcast_to(_rate(name, config, c, a, lookahead), shape), DIGITS)
+            rate = _rate(name, config, c, a, lookahead)
+            cost = np.round(np.broadcast_to(rate, shape), DIGITS)
             better = (cost < least) | (np.isnan(least) & ~np.isnan(cost))
             least[better], chosen[better] = cost[better], lookahead
     return found
@@ -162,7 +166,8 @@ def table(config: Heatmap, found: Bests) -> str:
     for i, j in np.ndindex(si_wins.shape):
         for name, (cost, chosen) in found.items():
             cell = float(drafters[i]), float(acceptances[j])
-            out.writerow([*cell, name, chosen[i, j], float(cost[i, j]), si_wins[i, j]])
+            value = float(cost[i, j])
+            out.writerow([*cell, name, chosen[i, j], value, si_wins[i, j]])
     text = body.getvalue()
     about = {"schema": SCHEMA, "config": config.origin}
     return f"# {json.dumps({**about, 'sha256': _digest(about, text)})}\n{text}"
@@ -188,7 +193,11 @@ def load(path: Name) -> tuple[Heatmap, Bests]:
         raise ValueError(f"{path} is damaged, it is not as it was written: copy it again, or compute it again")
     config = Heatmap(**about["config"])
     drafters, acceptances, _ = grid(config)
-    rows = [[row["cost"], row["k"]] for row in csv.DictReader(io.StringIO(body))]
-    by_method = np.array(rows, dtype=float).reshape(len(drafters), len(acceptances), len(METHODS), 2)
-    found = {name: Best(by_method[:, :, m, 0], by_method[:, :, m, 1].astype(int)) for m, name in enumerate(METHODS)}
+    shape = len(drafters), len(acceptances), len(METHODS)
+    rows = list(csv.DictReader(io.StringIO(body)))
+    costs = np.array([float(row["cost"]) for row in rows]).reshape(shape)
+    chosen = np.array([int(row["k"]) for row in rows]).reshape(shape)
+    found = {}
+    for i, name in enumerate(METHODS):
+        found[name] = Best(costs[:, :, i], chosen[:, :, i])
     return config, found

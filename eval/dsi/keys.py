@@ -31,7 +31,8 @@ class Simulation(Keys):
     """What is simulated. Costs are in one unit, which is that of the results."""
 
     RANGES: ClassVar[Mapping[str, Range]] = {
-        "c": COST, "a": Range(0, 1), "k": Range(1, COUNT), "failure_cost": COST,
+        "c": COST, "failure_cost": COST,
+        "a": Range(0, 1), "k": Range(1, COUNT),
         "S": Range(1, 20_000),  # the exact sums take a time that grows with the square
         "num_target_servers": Range(1, COUNT, {0: "as many as it takes"}),
         "random_seed": Range(0, (1 << 32) - 1), "num_repeats": Range(1, 1_000_000)}
@@ -104,7 +105,8 @@ class Online(Simulation):
         **Simulation.RANGES, "c_sub": COST, "failure_cost_sub": COST, "maximum_correct_tokens": Range(0, COUNT)}
     CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {
         "simul_type": ("DSI", "SI", "both"), "preemption": ("instant", "none")}
-    PAIRS: ClassVar[Sequence[tuple[str, str]]] = (*Simulation.PAIRS, ("c_sub", "failure_cost_sub"))
+    PAIRS: ClassVar[Sequence[tuple[str, str]]] = (
+        *Simulation.PAIRS, ("c_sub", "failure_cost_sub"))
     SERVERS: ClassVar = 1024  # each is looked at for every event
 
     # What is decoded
@@ -126,7 +128,8 @@ class Online(Simulation):
     def servers(self) -> int:
         """How many servers there are; as many as it takes means: for the slowest forwards, and one for preemption."""
         slowest = max(self.failure_cost, self.failure_cost_sub)
-        enough = 1 + int(servers_needed(slowest, min(self.c, self.c_sub), self.k))
+        fastest = min(self.c, self.c_sub)
+        enough = 1 + int(servers_needed(slowest, fastest, self.k))
         return self.num_target_servers or enough
 
 
@@ -145,8 +148,10 @@ class Heatmap(Keys):
   {COMMAND} heatmap load_results=maps/heatmap.csv output=again"""
     PATHS: ClassVar[Sequence[str]] = ("output", "load_results", "load_csv")
     RANGES: ClassVar[Mapping[str, Range]] = {
-        "ndim": Range(2, 50), "num_target_servers": Range(1, 1000), "hop": Range(0, 1000)}
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"grid": ("ndim", "paper"), "accounting": ACCOUNTINGS}
+        "ndim": Range(2, 50),
+        "num_target_servers": Range(1, 1000), "hop": Range(0, 1000)}
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {
+        "grid": ("ndim", "paper"), "accounting": ACCOUNTINGS}
 
     # What is computed
     grid: str = "ndim"  # ndim: as the next key says; paper: 100 drafters, 101 acceptance rates and 200 lookaheads

@@ -63,7 +63,8 @@ class Timed(Measured):
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves no later token to time: give 2 or more"
         words = listed(self.rows)
-        if not words or not all(WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words):
+        are_sizes = (WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words)
+        if not words or not all(are_sizes):
             yield f"rows={self.rows} are no sizes: give {ROWS.advice}, or several with commas between"
 
 
@@ -119,7 +120,8 @@ class TableConfig(Timed):
     @property
     def pairs(self) -> list[Pair]:
         """The rows of the table."""
-        return [Pair(self.target, folder, name) for folder, name in product(listed(self.drafts), self.chosen_sets)]
+        asked = product(listed(self.drafts), self.chosen_sets)
+        return [Pair(self.target, folder, name) for folder, name in asked]
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -34,7 +34,8 @@ class Result(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Offline, f"{COMMAND} offline")
-    found = list(tqdm(results(config), desc="computed", total=3, delay=1, leave=False))
+    bar = tqdm(results(config), desc="computed", total=3, delay=1, leave=False)
+    found = list(bar)
     servers = config.num_target_servers or "any number of"
     print(f"Simulated: c={config.c:g}, a={config.a:.4g}, k={config.k}, failure_cost={config.failure_cost:g}, "
           f"S={config.S}, DSI in the {config.accounting} accounting with {servers} servers.\n"
@@ -58,7 +59,8 @@ def results(config: Offline) -> Iterator[Result]:
         PLAIN: cost_model.si(*setting, 0),
         "SI": cost_model.si(*setting, config.k),
         "DSI": cost_model.dsi(*setting, config.k, config.accounting)}
-    draws = list(islice(offline_draws(config.a, config.k, config.S, config.random_seed), config.num_repeats))
+    endless = offline_draws(config.a, config.k, config.S, config.random_seed)
+    draws = list(islice(endless, config.num_repeats))
     for name, decoding in algorithms.items():
         if config.accounting == "original" and name != PLAIN:
             sample = counted(decoding, draws, config.S)

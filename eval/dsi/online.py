@@ -31,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
     texts = list(islice(texts_of(config), config.num_repeats))
     methods = ["SI", "DSI"] if config.simul_type == "both" else [config.simul_type]
     found: dict[str, list[Outcome]] = {method: [] for method in (PLAIN, *methods)}
-    for number, right in enumerate(tqdm(texts, desc="virtual clock", unit="text", delay=1, leave=False)):
+    bar = tqdm(texts, desc="virtual clock", unit="text", delay=1, leave=False)
+    for number, right in enumerate(bar):
         for method, outcomes in found.items():
             outcomes.append(decode(method, plan_of(config, number), right))
     print(f"k={config.k}, {config.servers} servers of the target, preemption {config.preemption}, "
@@ -54,7 +55,8 @@ def texts_of(config: Online) -> Iterator[list[bool]]:
 def read_traces(path: str) -> list[list[bool]]:
     """The recorded matches of each text in a JSON file, empty ones left out. Raises ValueError if it holds none."""
     found = whole(path)
-    if not fits(found, [[lambda value: value in (0, 1)]]) or not any(found):
+    are_matches = fits(found, [[lambda value: value in (0, 1)]])
+    if not are_matches or not any(found):
         raise ValueError(f"{path} holds no matches: write a JSON list with a list of 0 and 1 for each text, "
                          "as [[1, 1, 0, 1], [0, 1]]")
     return [list(map(bool, text)) for text in found if text]
@@ -80,7 +82,8 @@ def plan_of(config: Online, number: int) -> Plan:
     target = Forward(ticks(config.failure_cost), ticks(config.failure_cost_sub))
     drafter = Forward(ticks(config.c), ticks(config.c_sub))
     stops = config.preemption == "instant"
-    return Plan(config.S, config.k, config.servers, target, drafter, stops, config.random_seed + number)
+    seed = config.random_seed + number
+    return Plan(config.S, config.k, config.servers, target, drafter, stops, seed)
 
 
 def ticks(seconds: float) -> int:
@@ -99,7 +102,9 @@ def published(config: Online, method: str) -> float | None:
 
 def table(config: Online, found: dict[str, list[Outcome]]) -> str:
     """A line for each method."""
-    seconds = {method: [outcome.ticks * TICK for outcome in outcomes] for method, outcomes in found.items()}
+    seconds = {}
+    for method, outcomes in found.items():
+        seconds[method] = [outcome.ticks * TICK for outcome in outcomes]
     plain, tokens = mean(seconds[PLAIN]), config.S * config.num_repeats
     rows = []
     for method, outcomes in found.items():

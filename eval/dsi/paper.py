@@ -90,9 +90,12 @@ def recomputed(row: Row, config: Paper) -> Recomputed:
     setting = row.target, row.drafter
     original = mean(cost_model.dsi(*setting, tried_legal, "original"))
     offline = mean(cost_model.si(*setting, TRIED)).min() / original.min()
-    by_si, by_dsi = mean(cost_model.si(*setting, every)), mean(cost_model.dsi(*setting, legal))
-    events, plain = by_si.min() / by_dsi.min(), tokens * row.target / by_dsi.min()
-    return Recomputed(online, offline, events, plain, int(every[by_si.argmin()]), int(legal[by_dsi.argmin()]))
+    by_si = mean(cost_model.si(*setting, every))
+    by_dsi = mean(cost_model.dsi(*setting, legal))
+    events = by_si.min() / by_dsi.min()
+    plain = tokens * row.target / by_dsi.min()
+    si_best, dsi_best = every[by_si.argmin()], legal[by_dsi.argmin()]
+    return Recomputed(online, offline, events, plain, int(si_best), int(dsi_best))
 
 
 def _allowed(row: Row, lookaheads: Lookaheads, servers: int) -> Lookaheads:

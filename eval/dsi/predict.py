@@ -87,7 +87,8 @@ def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
         with as_virtual(run, *prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
             spec, clock = rank_0.spec, rank_0.clock
             ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
-            draft, passes = Mixture([recorded.draft(spec.slots)]), build_passes(spec, rank_0.trace, clock)
+            draft = Mixture([recorded.draft(spec.slots)])
+            passes = build_passes(spec, rank_0.trace, clock)
             decoder = build_decoder(spec, ring, draft, spec.config.tree, passes)
             ring.start()
             answer = decoder.whole(request_of(config, book, one.prompt))
@@ -149,8 +150,8 @@ def measured(config: PredictConfig, given: Sequence[str], book: Book, other: Cou
     """
     ring = [name for name in config.chosen_methods if METHODS[name].target == "ring"]
     copies = [name for name in config.chosen_methods if name not in ring]
-    options: dict[str, Any] = {key: value for key, value in typed(given).items()
-                               if key in {known.name for known in fields(RunConfig)}.difference(APART)}
+    keys = {key.name for key in fields(RunConfig)}.difference(APART)
+    options: dict[str, Any] = {key: value for key, value in typed(given).items() if key in keys}
     found: dict[str, list[Spent]] = {name: [] for name in config.chosen_methods}
     total = len(config.chosen_methods) * len(book.answers)
     with tqdm(total=total, unit="answer", desc=f"emulated, {config.profile}", file=sys.stderr) as bar:
@@ -184,9 +185,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
         return LOST
     rows = {}
-    for name in tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr):
+    bar = tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr)
+    for name in bar:
+        simulated = speed(predicted(config, book, name))
         taken = speed(found[name]) if found else NAN
-        rows[name] = Row(speed(predicted(config, book, name)), taken, closed_form(config, name, numbers))
+        rows[name] = Row(simulated, taken, closed_form(config, name, numbers))
     tokens = sum(len(one.text) for one in book.answers)
     print(f"{config.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
           f"temperature {config.temperature:g}; lookahead {config.lookahead}\n"
@@ -209,7 +212,8 @@ def table(rows: Rows) -> str:
     for name, row in rows.items():
         speeds = [number(value) for value in row]
         ratios = [number(value / row.measured, 3) for value in row]
-        lines.append([name, *speeds[:2], ratios[0], speeds[2], ratios[2]])
+        formula = speeds[2], ratios[2]
+        lines.append([name, *speeds[:2], ratios[0], *formula])
     return in_columns(COLUMNS, lines)
 
 

@@ -64,7 +64,8 @@ def online_mean(times: Latencies, acceptance: float, lookahead: int, servers: in
         after[0] = 0.0  # a run without accepted drafts leaves all as it was
         rest[settled] = chance @ (run + after) / (1 - chance[0])
     if servers:
-        first = np.array([_first_run(times, lookahead, servers, number) for number in range(most + 1)])
+        runs = [_first_run(times, lookahead, servers, number) for number in range(most + 1)]
+        first = np.array(runs)
     else:
         first = cost + slower_draft + times.first_target - times.target
     return float(chance @ (first + rest[accepted]))

@@ -45,7 +45,8 @@ class Book(NamedTuple):
     ends: list[int]
 
 
-FORM = {"keys": dict, "vocab": int, "ends": [int], "answers": [dict.fromkeys(Written._fields, [int])]}
+ANSWER = dict.fromkeys(Written._fields, [int])
+FORM = {"keys": dict, "vocab": int, "ends": [int], "answers": [ANSWER]}
 
 
 def sampler_of(config: PredictConfig) -> Sampler:
@@ -79,8 +80,10 @@ def _is_sound(found: dict[str, Any]) -> bool:
     vocab = range(found["vocab"])
     for one in found["answers"]:
         prompt, text, *bits = map(one.get, Written._fields)
-        even = all(len(some) == len(text) and {*some} <= {0, 1} for some in bits)
-        if not (prompt and text and even and all(token in vocab for token in [*prompt, *text, *found["ends"]])):
+        even = all(len(some) == len(text) for some in bits)
+        are_bits = all({*some} <= {0, 1} for some in bits)
+        known = all(token in vocab for token in [*prompt, *text, *found["ends"]])
+        if not (prompt and text and even and are_bits and known):
             return False
     return bool(found["answers"])
 
@@ -98,7 +101,8 @@ def _made(config: PredictConfig) -> Book:
     opened = Measured(dtype=config.dtype, device=config.device, threads=config.threads_per_rank)
     target, drafter = (open_model(folder, opened) for folder in (config.base_dir, config.draft_dir))
     check_pair(target, drafter)
-    sets = (load(config.data, name, config.question_begin, config.question_end) for name in config.chosen_sets)
+    begin, end = config.question_begin, config.question_end
+    sets = (load(config.data, name, begin, end) for name in config.chosen_sets)
     asked = [question.turns[0] for questions in sets for question in questions]
     prompts = [target.text.prompt_ids([question], config.template) for question in asked]
     contexts = (model.whole.config.context for model in (target, drafter))
@@ -106,6 +110,7 @@ def _made(config: PredictConfig) -> Book:
     sampler, answers = sampler_of(config), []
     for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
         text = answer(target, prompt, config.max_new_tokens, sampler)
-        likeliest, coupled = (record(drafter, prompt, text, chooser) for chooser in (Sampler(), sampler))
+        likeliest = record(drafter, prompt, text, Sampler())
+        coupled = record(drafter, prompt, text, sampler)
         answers.append(Written(prompt, text, likeliest, coupled))
     return Book(answers, target.whole.config.vocab, sorted(target.text.end_ids))

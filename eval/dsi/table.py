@@ -36,7 +36,9 @@ ROUNDS = 4  # in which the lookahead of DSI and the time of its verification set
 
 def _is_growth(value: Any) -> bool:
     """Whether these are factors by the numbers of rows."""
-    return fits(value, dict) and all(map(str.isdigit, value)) and fits([*value.values()], [float])
+    if not isinstance(value, dict):
+        return False
+    return all(map(str.isdigit, value)) and fits([*value.values()], [float])
 
 
 def _is_bound(value: Any) -> bool:
@@ -138,14 +140,16 @@ class Measuring:
         check_context(target, config)
         prompts, texts = self._written(pair.set, target, drafter)
         records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
-        found = paces([target.whole, drafter.whole], prompts, config.max_new_tokens, sampler, config.repeats)
+        both = [target.whole, drafter.whole]
+        found = paces(both, prompts, config.max_new_tokens, sampler, config.repeats)
         spreads = [spread for own in found for spread in own]
         times = {name: list(spread[:3]) for name, spread in zip(TIMES, spreads)}
         bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
         if not self.growth:
             sizes = sorted({1, *config.chosen_rows})
             took = passes(target.whole, sizes, config.context, sampler, config.repeats)
-            self.growth = {size: spread.median / took[1].median for size, spread in took.items()}
+            one = took[1].median
+            self.growth = {size: spread.median / one for size, spread in took.items()}
         return {**pair._asdict(), **times, "acceptance": bounds, "growth": self.growth,
                 "prompts": len(records), "tokens": sum(map(len, records))}
 
