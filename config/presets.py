@@ -26,7 +26,7 @@ PRESETS = {
                      stages="0+2+2+2+2", prompt=PROMPT,
                      # on a processor each row and each drafted level of so small a model costs time, and only likely
                      # guesses pay for it (`python -m scripts.bench overhead` compares)
-                     min_probability=0.1, expand_depth=2, none_expand=False),
+                     min_probability=0.1, expand_depth=2, ablate="none_expand"),
     # those of the paper
     "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),
     "vicuna-13b": _hub("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "0+10+10+10+10", "vicuna"),
