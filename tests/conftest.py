@@ -4,6 +4,7 @@ Processes that tests start hear every signal, also where a shell's background or
 """
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 
 SLOW = ("plan", "train_eagle", "failure", "hosts", "exact", "replicas", "serve", "prunes", "ssm_ranks", "heatmap",
         "auto")
+
+os.environ["FLOWSPEC_PRESET"] = "toy"  # where no model is named; also of the processes that tests start
 
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
