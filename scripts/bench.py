@@ -57,9 +57,9 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "turns": "eval.load.turns:turns",
     "conversation": "eval.load.conversation:conversation",
     "specinfer": "eval.specinfer.tables:specinfer",
-    "planner": "eval.plan.judge:planner",
+    "planner": "eval.plan.bench:planner",
     "planner_map": "eval.plan.map:planner_map",
-    "planner_emulated": "eval.plan.judge_emulated:planner_emulated",
+    "planner_emulated": "eval.plan.bench:planner_emulated",
     "thrift": "eval.plan.thrift:thrift",
 }
 
