@@ -55,7 +55,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "load": "eval.load.pipeline:load",
     "server": "eval.load.server:server",
     "turns": "eval.load.turns:turns",
-    "conversation": "eval.load.conversation:conversation",
+    "conversation": "eval.load.turns:conversation",
     "specinfer": "eval.specinfer.tables:specinfer",
     "planner": "eval.plan.bench:planner",
     "planner_map": "eval.plan.map:planner_map",

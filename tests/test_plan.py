@@ -154,7 +154,7 @@ def test_a_slow_link_between_boards_3_and_4_leaves_three_boards_and_the_advice_s
     found = planned(config_of("methods=continuous", "drafts=eagle"), site, book())
     assert set(found.chosen.candidate.boards) <= {1, 2, 3}
     said = advice(found)
-    assert "faster than all 5 boards" in said and "and are limited by waiting for answers" in said
+    assert "faster than all 5 boards" in said and "the link between" in said
     assert "tokens/s" in table(found.bench, found.trials) and "limited by" in table(found.bench, found.trials)
 
 
@@ -315,22 +315,24 @@ def trial_of(bench, method, groups, layers, speed_):
     return Trial(one, (Spent(100, 100 / speed_, 1.0),), Busy(0.6, 0.1, {1: 0.3}, {}))
 
 
-@pytest.mark.parametrize(("speeds", "said"), [
-    ((9, 8, 7), "boards 1 to 3 are faster than all 4 boards, which reach 8 tokens/s and are limited by drafting, busy"),
-    ((9, 8.9, 7), "boards 1 to 3 are as fast as all 4 boards, which"),
-    ((8, 9, 7), "all 4 boards are worth having, 12% faster than boards 1 to 3; limited by drafting"),
-    ((9, 9.1, 7), "all 4 boards are hardly worth having: 1% faster than boards 1 to 3"),
-    ((7, 7, 9), "no guessing pays here: a token takes 111 ms without guesses, and a level of guesses 50 ms; serial, "
-                "the best that guesses, reaches 0.78 of it")])
-def test_advice_is_about_what_was_tried(speeds, said):
+@pytest.mark.parametrize(("changes", "speeds", "said"), [
+    ({}, (9, 8, 7), "boards 1 to 3 are faster than all 4 boards (which reach 8 tokens/s): the limit is drafting"),
+    ({"factors": (1.0, 1.0, 1.0, 4.0)}, (9, 8, 7), "board 4 takes 4 times as long for a layer as the slowest"),
+    ({"links": ((3, 4, 90.0, 9.0),)}, (9, 9, 7), "as fast as all 4 boards (which reach 9 tokens/s): the link between 3 "
+                                                 "and 4 takes"),
+    ({}, (8, 9, 7), "all 4 boards are worth having, 12% faster than boards 1 to 3; limited by drafting"),
+    ({}, (9, 9.1, 7), "all 4 boards are hardly worth having: 1% faster than boards 1 to 3"),
+    ({}, (7, 7, 9), "no guessing pays here: a token takes 111 ms without guesses, and a level of guesses 50 ms; "
+                    "serial, the best that guesses, reaches 0.78 of it")])
+def test_advice_is_about_what_was_tried(changes, speeds, said):
     """Three boards, four boards, and plain decoding on four, as fast as is said."""
-    bench = bench_of(replace(SITE, factors=(1.0,) * 4, level=50.0))
+    bench = bench_of(replace(SITE, **{"factors": (1.0,) * 4, "level": 50.0, **changes}))
     three, four = (tuple((rank,) for rank in range(1, 1 + count)) for count in (3, 4))
     trials = [trial_of(bench, "serial", three, (3, 3, 2), speeds[0]),
               trial_of(bench, "serial", four, (2, 2, 2, 2), speeds[1]),
               trial_of(bench, PLAIN, four, (2, 2, 2, 2), speeds[2])]
     best = sorted(trials, key=lambda trial: -trial.speed)
-    assert advice(Plan(bench, best[0], best, 4, 3, 3)).startswith(said)
+    assert said in advice(Plan(bench, best[0], best, 4, 3, 3))
 
 
 def test_the_advice_of_a_choice_of_this_machine_is_about_what_it_measured():

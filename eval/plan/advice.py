@@ -5,15 +5,17 @@ from typing import Sequence
 
 import numpy as np
 
+from config.boards import Boards
 from config.methods import METHODS
 from eval.metrics import Interval, bootstrap
-from eval.plan.candidates import PLAIN, Candidate
+from eval.plan.candidates import PLAIN, Candidate, message
 from eval.plan.check import Checked
 from eval.plan.keys import PlanConfig
 from eval.plan.plan import Plan
 from eval.plan.search import WORTH
 from eval.plan.trial import Bench, Trial
 
+UNLIKE = 1.5  # times as long as other links, from which on a link is the reason
 LIMIT = 0.5  # of the time, from which on something is what limits a candidate
 COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by':<26} candidate"
 
@@ -104,8 +106,23 @@ def _fewer(found: Plan) -> str:
         return f"{one.method} was tried over no more boards than {_named(one)}; limited by {limit(found.chosen)}"
     against = _all(found.boards) if most == found.boards else f"{most}, the most of {found.boards} that it can take"
     faster = "faster than" if found.chosen.speed >= WORTH * wider.speed else "as fast as"
-    return (f"{_named(one)} {_are(one)} {faster} {against}, which reach {wider.speed:.3g} tokens/s and are limited by "
-            f"{limit(wider)}")
+    return (f"{_named(one)} {_are(one)} {faster} {against} (which reach {wider.speed:.3g} tokens/s): "
+            f"{_what_more_cost(found.bench.site, one, wider)}")
+
+
+def _what_more_cost(site: Boards, one: Candidate, wider: Trial) -> str:
+    """A link or a board that only the wider one has, if it is slow, or what limits the wider one."""
+    many = wider.candidate
+    ours, theirs = (set(zip((0, *each.others), (*each.others, 0))) for each in (one, many))
+    a, b = max(theirs - ours, key=lambda pair: message(site, *pair))
+    longest = message(site, a, b)
+    if longest > UNLIKE * max(message(site, *pair) for pair in ours):
+        return f"the link between {a} and {b} takes {longest:.3g} ms for a message"
+    slowest = max(set(many.others).difference(one.others), key=lambda rank: site.board(rank).model)
+    slower = site.board(slowest).model / max(site.board(rank).model for rank in one.others)
+    if slower > 1:
+        return f"board {slowest} takes {slower:.3g} times as long for a layer as the slowest of these"
+    return f"the limit is {limit(wider)}"
 
 
 def _named(one: Candidate) -> str:

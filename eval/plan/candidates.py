@@ -192,7 +192,7 @@ def shares(speeds: Sequence[float], layers: int) -> tuple[int, ...]:
     return tuple(held)
 
 
-def _message(site: Boards, sender: int, receiver: int) -> float:
+def message(site: Boards, sender: int, receiver: int) -> float:
     """Milliseconds of a message of one row."""
     wire = site.link(sender, receiver)
     return wire.latency + 1e3 * wire.transfer(wire.row_bytes)
@@ -208,8 +208,8 @@ def _soonest(site: Boards, boards: int) -> dict[int, tuple[int, ...]]:
     speeds = {rank: 1 / site.board(rank).model for rank in chosen}
     while len(chosen) > 1:
         ring = [0, *chosen, 0]
-        wires = [_message(site, a, b) for a, b in zip(ring, ring[1:])]
-        past = [_message(site, a, b) for a, b in zip(ring, ring[2:])]
+        wires = [message(site, a, b) for a, b in zip(ring, ring[1:])]
+        past = [message(site, a, b) for a, b in zip(ring, ring[2:])]
         fast, stages = sum(speeds[rank] for rank in chosen), len(chosen) - 1
         saved = [before + behind - beyond for before, behind, beyond in zip(wires, wires[1:], past)]
         without = [stages / (fast - speeds[rank]) - wire for rank, wire in zip(chosen, saved)]
