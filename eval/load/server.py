@@ -112,7 +112,7 @@ class Asker:
 
     def open(self, path: str, body: bytes | None = None, headers: Mapping[str, str] = NOTHING) -> Any:
         """The response to a request, which is a POST if it has a body. Raises HTTPError for a refusal."""
-        return DIRECT.open(Request(self.url + path, body, headers), timeout=self.patience)
+        return DIRECT.open(Request(self.url.rstrip("/") + path, body, headers), timeout=self.patience)
 
 
 def server(argv: list[str]) -> int:
