@@ -35,8 +35,8 @@ SITES: dict[str, Boards] = {
 HEAD = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
 DRAFT, TOKENS = "eagle+suffix", 48
 PLAIN = Candidate("ar", DRAFT, ((1,), (2,), (3,), (4,)), (2, 2, 2, 2))
-SIZE = ("stream_subseq_token", "16")  # rows of a segment, at most
-STREAMING = [replace(PLAIN, method="streaming", sizes=(SIZE, ("stream_thrift", value))) for value in ("", "1")]
+SIZE = ("stream_rows", "16")  # of a segment, at most
+STREAMING = [replace(PLAIN, method="streaming", sizes=(SIZE, ("ablate", value))) for value in ("thrift", "")]
 
 
 def thrift(argv: list[str]) -> int:
