@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 from urllib.error import HTTPError
+from urllib.parse import urljoin
 from urllib.request import ProxyHandler, Request, build_opener
 
 from tqdm import tqdm
@@ -112,7 +113,7 @@ class Asker:
 
     def open(self, path: str, body: bytes | None = None, headers: Mapping[str, str] = NOTHING) -> Any:
         """The response to a request, which is a POST if it has a body. Raises HTTPError for a refusal."""
-        return DIRECT.open(Request(self.url.rstrip("/") + path, body, headers), timeout=self.patience)
+        return DIRECT.open(Request(urljoin(self.url, path), body, headers), timeout=self.patience)
 
 
 def server(argv: list[str]) -> int:
