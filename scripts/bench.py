@@ -3,7 +3,8 @@
 Usage: python -m scripts.bench overhead|clocks|load|server|turns|conversation|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
-       python -m scripts.bench planner|planner_map|planner_emulated|thrift [key=value ...]
+       python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
+       python -m scripts.bench thrift
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link

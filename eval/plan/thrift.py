@@ -5,12 +5,13 @@ another text.
 """
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Sequence
 
 from tqdm import tqdm
 
 from config.boards import Boards, uneven
+from config.keys import read_keys
 from config.profiles import PROFILES
 from eval.columns import in_columns
 from eval.plan.bench import plan_of
@@ -39,10 +40,14 @@ SIZE = ("stream_rows", "16")  # of a segment, at most
 STREAMING = [replace(PLAIN, method="streaming", sizes=(SIZE, ("ablate", value))) for value in ("thrift", "")]
 
 
+@dataclass(frozen=True)
+class ThriftConfig:
+    """Streaming on the bundled models with and without ablate=thrift, over plain decoding; all of it is simulated."""
+
+
 def thrift(argv: list[str]) -> int:
     """The command `python -m scripts.bench thrift`; its exit code."""
-    if argv:
-        raise ValueError(f"thrift takes no keys: leave {argv[0]} out")
+    read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
     plan = plan_of(2, TOKENS, DRAFT)
     book = made(plan)
     rows: list[Sequence[str]] = []
