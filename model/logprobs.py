@@ -51,8 +51,10 @@ class LogprobRequest:
         after = dict(said)
         for node in logits:
             if self.echoes(tree, node):
-                after[node] = tree.nodes[tree.trunk[tree.nodes[node].pos + 1]].token
+                following = tree.trunk[tree.nodes[node].pos + 1]
+                after[node] = tree.nodes[following].token
         if after:
             logits_TV = torch.stack([logits[node] for node in after])
-            for node, logprob in zip(after, logprobs(logits_TV, list(after.values()), self.likeliest)):
+            found = logprobs(logits_TV, list(after.values()), self.likeliest)
+            for node, logprob in zip(after, found):
                 tree.nodes[node].logprob = logprob

@@ -179,7 +179,8 @@ def _judge(sampler: Sampler, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -
     for node, law_V in zip(nodes, law_TV):
         known = tree.nodes[node]
         proposals = [widened(proposal, len(law_V)) for proposal in known.drawn]
-        tokens.append(judge(law_V, proposals, Stream(stream(sampler.seed, known.pos + 1, JUDGING))))
+        chance = Stream(stream(sampler.seed, known.pos + 1, JUDGING))
+        tokens.append(judge(law_V, proposals, chance))
     return tokens
 
 

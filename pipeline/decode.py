@@ -190,7 +190,8 @@ class Decoder:
         clock = self.ring.clock
         start = clock.now()
         trace = self.ring.trace
-        strategy = self.strategy(tree, target, draft if trace is OFF else TracedDraft(draft, trace), self.cfg)
+        guessing = draft if trace is OFF else TracedDraft(draft, trace)
+        strategy = self.strategy(tree, target, guessing, self.cfg)
         said: Any = None
         while not answer.finish_reason:
             step = strategy.send(said)

@@ -105,7 +105,8 @@ class RequestTarget(Target):
         if self.drafting:
             pacing.gate.drafted(self.drafting)
         self.drafting = 0.0
-        return pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now()) or not self.terms.thrifty
+        pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
+        return pays or not self.terms.thrifty
 
     def send(self, nodes: Sequence[int]) -> None:
         assert nodes and not self.ended, f"{len(nodes)} nodes are sent for request {self.request}"
@@ -123,8 +124,9 @@ class RequestTarget(Target):
         self.wakes = None
 
     def prune(self) -> None:
-        tokens, self._settled = len(self.tree.trunk) - self._settled, len(self.tree.trunk)
-        self.ring.pacing.gate.settled(tokens, self.ring.clock.now())
+        text = len(self.tree.trunk)
+        self.ring.pacing.gate.settled(text - self._settled, self.ring.clock.now())
+        self._settled = text
         with self._span("prune"):
             spared = () if self.terms.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)

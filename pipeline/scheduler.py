@@ -169,7 +169,8 @@ class Scheduler:
 
     def _longest(self, tokens: Sequence[int]) -> tuple[Held | None, int]:
         """The text that shares most tokens with this one, and how many, if it is worth while."""
-        best = max([*self._running(), *self._prefixes], key=lambda held: held.shared(tokens), default=None)
+        texts = [*self._running(), *self._prefixes]
+        best = max(texts, key=lambda held: held.shared(tokens), default=None)
         length = best.shared(tokens) if best else 0
         return (best, length) if length >= LEAST else (None, 0)
 

@@ -223,24 +223,27 @@ class Mixture(Draft):
         """Compare what was guessed of the tokens that settled with what they are."""
         for node in tree.trunk[self._settled:]:
             stand = self._stands.get(tree.nodes[node].parent)
-            foreseen = stand is None or any(token == tree.nodes[node].token for token, _ in stand.children)
+            said = tree.nodes[node].token
+            foreseen = stand is None or any(token == said for token, _ in stand.children)
             self._foresight += (foreseen - self._foresight) / (SELDOM if stand is None else OFTEN)
             if stand is not None:
-                self._blend.learn(stand.given, stand.match.length, tree.nodes[node].token, stand.depth)
+                self._blend.learn(stand.given, stand.match.length, said, stand.depth)
         self._settled = len(tree.trunk)
 
     # --- a level ------------------------------------------------------------------------------------------------------
 
     def _choose(self, tree: TokenTree, width: int, least: float) -> list[int]:
         """The likeliest nodes that a source wants to read: the tip, and guesses below it."""
-        worthy = (node for node in tree.live if tree.nodes[node].score >= least and self._wanted(tree, node))
-        best = heapq.nsmallest(width, worthy, key=lambda node: (-tree.nodes[node].score, node))
+        scores = {node: tree.nodes[node].score for node in tree.live}
+        worthy = (node for node in scores if scores[node] >= least and self._wanted(tree, node))
+        best = heapq.nsmallest(width, worthy, key=lambda node: (-scores[node], node))
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
 
     def _promise(self, tree: TokenTree, nodes: Sequence[int]) -> float:
         """How many tokens more may be foreseen once these nodes are read."""
         tip = tree.nodes[tree.tip].score
-        return self._foresight * sum(math.exp(tree.nodes[node].score - tip) for node in nodes)
+        scores = [tree.nodes[node].score for node in nodes]
+        return self._foresight * sum(math.exp(score - tip) for score in scores)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
         if any(network.wants(tree, node) for network in self._networks):
@@ -307,7 +310,8 @@ class Mixture(Draft):
 
     def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth, least: float) -> None:
         """Add the children of these nodes that are among the best."""
-        guesses = [guess for node in nodes if node in tree.nodes for guess in self._children(tree, node, least)]
+        known = [node for node in nodes if node in tree.nodes]
+        guesses = [guess for node in known for guess in self._children(tree, node, least)]
         guesses.sort(key=lambda guess: -guess[2])
         taken = tree.offer(guesses, growth.nodes, least)
         for node, (parent, token, score) in zip(taken, guesses):

@@ -142,8 +142,8 @@ class TreeDraft(Draft):
             nodes = nodes[:room]
             if not nodes:
                 return []
-            feature_TD = torch.stack([self._made[tree.nodes[node].parent] for node in nodes])
             parents = [tree.nodes[node].parent for node in nodes]
+            feature_TD = torch.stack([self._made[parent] for parent in parents])
             self.cache.admit(nodes, parents, text=0)
             read: Read = yield self._reading(tree, nodes, feature_TD, len(nodes))
         else:
@@ -153,7 +153,8 @@ class TreeDraft(Draft):
             read = followed
             self._made.clear()
         self._made.update(zip(nodes, read.out_TD))
-        return self.predict(read.logits_AV, [tree.nodes[node].pos + 1 for node in nodes], width)
+        positions = [tree.nodes[node].pos + 1 for node in nodes]
+        return self.predict(read.logits_AV, positions, width)
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
@@ -279,7 +280,8 @@ class TreeDraft(Draft):
         self._level += 1
         if growth.gain:
             tip = tree.nodes[tree.tip].score
-            expected = math.fsum(math.exp(tree.nodes[node].score - tip) for node in tree.live)  # a set has no order
+            scores = [tree.nodes[node].score for node in tree.live]
+            expected = math.fsum(math.exp(score - tip) for score in scores)  # a set has no order
             self._pays = expected - self._expected > growth.gain
             self._expected = expected
 
