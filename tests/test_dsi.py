@@ -13,8 +13,8 @@ from launch.prepare import open_part
 from launch.split.plan import Layout
 from launch.split.write import split
 from tests import test_run
-from tests.forked import ranks
-from tests.saved import command, here, models, wait_until
+from tests.forked import command, ranks
+from tests.saved import here, models, wait_until
 from tests.test_run import reference
 from tp.links import Placement
 
@@ -53,11 +53,10 @@ def test_four_processes_write_what_threads_write_and_leave_a_timeline(saved, tmp
     assert {(rank, "forward") for rank in (1, 2, 3)} <= named
 
 
-def test_a_drafter_and_three_replicas_under_torchrun_write_what_plain_decoding_writes(tmp_path):
+def test_a_drafter_and_three_replicas_in_processes_write_what_plain_decoding_writes(tmp_path):
     assert here(*BUNDLED, "pipeline_type=ar", f"output={tmp_path / 'ar.json'}") == 0
-    with command(tmp_path, "torch.distributed.run --standalone --nproc-per-node 4 -m scripts.generate", *BUNDLED,
-                 "dtype=float64", "pipeline_type=dsi", "replicas=3", "lookahead=2",
-                 f"output={tmp_path / 'dsi.json'}") as run:
+    with command(tmp_path, "scripts.generate", *BUNDLED, "dtype=float64", "pipeline_type=dsi", "replicas=3",
+                 "lookahead=2", f"output={tmp_path / 'dsi.json'}") as run:
         assert run.end(180) == 0, run.stderr
     assert ids(tmp_path / "dsi.json") == ids(tmp_path / "ar.json")
 
@@ -84,13 +83,14 @@ def test_too_few_replicas_are_told_with_the_number_that_would_do(tmp_path, capsy
 
 
 def test_a_replica_of_more_stages_than_layers_is_refused(saved, capsys):
-    assert here(f"base_dir={saved / 'base'}", *ASK, "replica_stages=5") == 2
-    assert "replica_stages=5 does not fit: the model has 4 layers, so choose 1 to 4" in capsys.readouterr().err
+    assert here(f"base_dir={saved / 'base'}", *ASK, "replicas=0x5") == 2
+    error = capsys.readouterr().err
+    assert "copies of 5 stages do not fit: the model has 4 layers, so write replicas= with 1 to 4 stages" in error
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["replica_stages=1"], "is split as 0+2+2, not for replica_stages=1: leave replica_stages out"),
-    (["replica_stages=2", "replicas=1"], "")])
+    (["replicas=0x1"], "is split as 0+2+2, not for copies of 1 stages: leave the stages out of replicas="),
+    (["replicas=1x2"], "")])
 def test_a_split_for_other_replicas_is_refused(saved, capsys, words, told):
     assert here(f"model_dir={saved / '0+2+2'}", *ASK, *words) == (2 if told else 0)
     assert told in capsys.readouterr().err
