@@ -10,7 +10,7 @@ import zlib
 from argparse import Namespace
 from itertools import count
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
 import torch
 from tqdm import tqdm
@@ -28,6 +28,7 @@ BATCH = 64  # conversations; a step of a processor takes little longer for many
 QUESTION, ANSWER = 64, 192  # tokens at most; a longer question is dropped, a longer answer is cut
 REPEATING = 0.2  # a text that is compressed below this part of its size says one thing again and again
 SLOT = "\u241f"  # in place of the user's turn in the template
+Said = Tuple[str, bool]  # what was said, and whether an end token followed
 
 
 class Talker:
@@ -42,15 +43,16 @@ class Talker:
         opening, closing = self.text.prompt_text([SLOT], self.template).split(SLOT)
         begin = next(self.text.spans([opening], self.template))[0]
         asked = self._written([begin] * BATCH, QUESTION, 1.0, number)
-        questions = list(dict.fromkeys(filter(None, (_question(*said, closing) for said in asked))))
+        heard = [_question(*said, closing) for said in asked]
+        questions = list(dict.fromkeys(filter(None, heard)))
         prompts = [self.text.prompt_ids([question], self.template) for question in questions]
         answers = self._written(prompts, ANSWER, float(number % 2), number) if prompts else []
         for question, (answer, _) in zip(questions, answers):
             if answer.strip() and not _repeats(answer):
-                turns = {"user": question, "assistant": answer.strip()}
-                yield {"messages": [{"role": role, "content": said} for role, said in turns.items()]}
+                user = {"role": "user", "content": question}
+                yield {"messages": [user, {"role": "assistant", "content": answer.strip()}]}
 
-    def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[tuple[str, bool]]:
+    def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
         """What the model writes behind each prompt, and whether it ended."""
         ends = sorted(self.text.end_ids)
         writer = Writer(self.model, ends, limit, temperature, self.seed)
@@ -85,7 +87,8 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
         raise ValueError(f"the tokenizer in {folder} has no chat template, in which --own would ask; name the model's "
                          "with --template")
     source = Checkpoint(folder)
-    terms = [mark(source, source.names()[-1]), template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
+    model = mark(source, source.names()[-1])
+    terms = [model, template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
     digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()
     batches = args.out_dir / f"own-{digest[:12]}"
     batches.mkdir(parents=True, exist_ok=True)
@@ -95,7 +98,8 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
         for number in count():
             place = batches / f"{number}.jsonl"
             if not place.exists():
-                talker = talker or Talker(open_model(folder, device, dtype), Text(folder), template, args.seed)
+                if talker is None:
+                    talker = Talker(open_model(folder, device, dtype), Text(folder), template, args.seed)
                 _store(place, talker.talks(number))
             for _, talk in lines(place):
                 kept.setdefault(talk["messages"][0]["content"], talk)

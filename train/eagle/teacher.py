@@ -33,7 +33,8 @@ def mark(source: Checkpoint, name: str) -> str:
 class Teacher(Whole):
     """The base of a head, in `dtype` on `device`; what it makes of a row is kept in the folder `kept`, if given."""
 
-    def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device, kept: Path | None = None) -> None:
+    def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device,
+                 kept: Path | None = None) -> None:
         super().__init__(source, dtype, device)
         self.kept = kept
         names = {translate(name): name for name in source.names()}
@@ -57,8 +58,8 @@ class Teacher(Whole):
             content = f"{self.mark} {self.dtype} {ids_N.tolist()}"
             path = self.kept / f"{hashlib.sha256(content.encode()).hexdigest()}.safetensors"
             if not path.exists():
-                store(path, save({name: x.cpu() for name, x in self._read(ids_N).items()}))
-            made = {name: x.to(self.device) for name, x in load_file(path).items()}
+                store(path, save(self._read(ids_N)))
+            made = load_file(path, str(self.device))
         return made["last"], made.get("inner"), made["word"]
 
     @torch.no_grad()
@@ -68,4 +69,6 @@ class Teacher(Whole):
         pos_N = torch.arange(len(ids_N), device=self.device)
         last_ND = self.body(ids_N.to(self.device, torch.long), pos_N, cache, kept)
         made = {"last": last_ND, "word": self.lm_head(last_ND).argmax(-1)}
-        return {**made, "inner": torch.cat([kept[layer] for layer in kept], -1)} if kept else made
+        if kept:
+            made["inner"] = torch.cat(list(kept.values()), -1)
+        return made

@@ -209,8 +209,11 @@ def judged(training: Training, names: Sequence[str]) -> Figures:
     for count in range(2, len(names) + 1):
         some = names[:count]
         compared[f"{' and '.join(some)}, merged"] = [own[name] for name in some]
-    return {name: {shape: round(judge.verified(drafters, shape), 3) for shape in args.expansion}
-            for name, drafters in compared.items()}
+    found: Figures = {name: {} for name in compared}
+    for name, drafters in compared.items():
+        for shape in args.expansion:
+            found[name][shape] = round(judge.verified(drafters, shape), 3)
+    return found
 
 
 def show(record: dict[str, Any]) -> None:
