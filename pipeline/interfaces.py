@@ -94,6 +94,9 @@ class Target(Protocol):
         """Whether there is time for a level of guesses that promises so many tokens, before the next answer or after.
         """
 
+    def holds(self, promise: float) -> bool:
+        """Whether what is to be sent should wait for a level that promises so many tokens, and leave with it."""
+
     def send(self, nodes: Sequence[int]) -> None:
         """Send these nodes of the tree; does not wait."""
 

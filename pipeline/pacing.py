@@ -340,6 +340,15 @@ class DraftGate:
         self._since: float | None = None
         self._level: float | None = None
 
+    def holds(self, promise: float, likely: float, behind: float) -> bool:
+        """Whether a level that promises so many tokens should leave together with what waits, of so many tokens.
+
+        What waits leaves later by the level's time, and so does what comes behind; but behind what waits the level
+        would leave later by so many seconds, the time of a segment in a stage.
+        """
+        level = self._level or 0.0
+        return promise * (behind - level) > MARGIN * likely * level
+
     def settled(self, tokens: int, now: float) -> None:
         """So many tokens have become text."""
         passed = 0.0 if self._since is None else now - self._since

@@ -5,6 +5,7 @@ about trees or what is said of their nodes; neither knows strategies, and strate
 """
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -19,7 +20,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import REAL, USUAL, WAIT, Clock, Progress, Target, Terms
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
-from pipeline.pacing import Pacing
+from pipeline.pacing import Pacing, worths
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 from pipeline.utilization import Meter
@@ -100,13 +101,22 @@ class RequestTarget(Target):
             return size
         return self.ring.pacing.rows.share(self, running, size)
 
+    def holds(self, promise: float) -> bool:
+        self._level_is_done()
+        likely = len(self.tree.unsent) + sum(map(math.exp, worths(self, weighed=False)))
+        behind = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
+        return self.terms.thrifty and self.ring.pacing.gate.holds(promise, likely, behind)
+
     def spares(self, promise: float) -> bool:
+        self._level_is_done()
         pacing = self.ring.pacing
-        if self.drafting:
-            pacing.gate.drafted(self.drafting)
-        self.drafting = 0.0
         pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
         return pays or not self.terms.thrifty
+
+    def _level_is_done(self) -> None:
+        if self.drafting:
+            self.ring.pacing.gate.drafted(self.drafting)
+        self.drafting = 0.0
 
     def send(self, nodes: Sequence[int]) -> None:
         assert nodes and not self.ended, f"{len(nodes)} nodes are sent for request {self.request}"

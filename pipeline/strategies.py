@@ -132,6 +132,8 @@ def streaming(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) ->
                 target.prune()
                 draft.refresh()
                 yield new
+        elif len(tree.unsent) == 1 and target.free and (yield from draft.grow(tree, cfg.stream, target.holds)):
+            pass  # guesses that leave with a bare tip need not wait behind it
         elif target.free and (segment := tree.cut(target.share(cfg.stream.segment), cfg.chunk)):
             target.send(segment)
         elif not (yield from draft.grow(tree, cfg.stream, target.spares)):
