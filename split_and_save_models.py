@@ -10,7 +10,7 @@ from typing import Sequence
 
 from config.schema.untrusted import plain
 from config.tensor_parallel import TensorParallel
-from launch.environment import NEEDED, enter
+from launch.console import NEEDED, enter
 
 if __name__ == "__main__":
     enter(*NEEDED)

@@ -25,9 +25,9 @@ from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
 from launch.auto import settled
+from launch.console import STOPPED, WRONG
 from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
-from launch.processes import STOPPED, WRONG
 from launch.run import Command, run
 from launch.trace import open_trace
 from pipeline.decode import Decoder

@@ -17,7 +17,7 @@ from config.presets import ROOT
 from config.schema.untrusted import plain
 from eval.results_index import NoAnswers
 from eval.sweep import SWEEPS, Sweep, place, write
-from launch.processes import STOPPED, WRONG
+from launch.console import STOPPED, WRONG
 
 Commands = Tuple[Path, Dict[str, List[str]]]
 

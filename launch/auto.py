@@ -33,11 +33,11 @@ from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from config.templates import AUTO, OWN, chosen, tokenizer_folder
 from config.typed import opened, preset_of, typed
+from launch.console import INTERRUPTED, LOST
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
 from launch.prepare import open_part
-from launch.processes import INTERRUPTED, LOST
 from model.text import VOCABULARIES
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import plan_stages

@@ -9,53 +9,37 @@ import shutil
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Iterator, NoReturn, Sequence
+from typing import Any, Iterator, NoReturn
 
 import torch.distributed as dist
 
+from launch.console import LOST, die
 from launch.folder import Folder, hold
-from launch.processes import (
-    FOLDER,
-    GRACE,
-    LAUNCHER,
-    LOOK,
-    LOST,
-    Ranks,
-    die,
-    keep_on_loopback,
-    launched,
-    noted_in,
-    reason_of,
-)
+from launch.processes import FOLDER, GRACE, LAUNCHER, LOOK, Ranks, keep_on_loopback, launched, noted_in, reason_of
 from pipeline.failure import PeerLost, explain, guarded
 
 
-class LocalRendezvous:
-    """One rank's side, whether `spawn` has started the ranks or a person's own torchrun."""
+def connect(rank: int, world: int) -> Any:
+    """Join the process group of all ranks, whether `spawn` has started them or a person's own torchrun.
 
-    several_hosts = False
-    names: Sequence[str] = ()  # ranks of one machine have no hosts' names
-
-    def connect(self) -> Any:
-        """Join the process group of all ranks. Returns the store in which they write their heartbeats."""
-        launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    Returns the store in which they write their heartbeats.
+    """
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    if launched():
+        with suppress(OSError):  # gone, if the launcher is
+            hold(os.environ[FOLDER])
+    if os.getppid() != launcher:
+        _end_as_orphan()
+    guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
+    try:
         if launched():
-            with suppress(OSError):  # gone, if the launcher is
-                hold(os.environ[FOLDER])
-        if os.getppid() != launcher:
-            _end_as_orphan()
-        guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
-        rank = int(os.environ["RANK"])
-        world = int(os.environ["WORLD_SIZE"])
-        try:
-            if launched():
-                return join(os.environ[FOLDER], rank, world)
-            if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
-                keep_on_loopback(os.environ)
-            dist.init_process_group("gloo")
-        except RuntimeError as error:
-            raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
-        return dist.distributed_c10d._get_default_store()
+            return join(os.environ[FOLDER], rank, world)
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+            keep_on_loopback(os.environ)
+        dist.init_process_group("gloo")
+    except RuntimeError as error:
+        raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
+    return dist.distributed_c10d._get_default_store()
 
 
 def join(folder: str, rank: int, world: int) -> Folder:

@@ -13,16 +13,15 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import Iterator, Mapping, MutableMapping, NoReturn, Sequence
+from typing import Iterator, Mapping, MutableMapping, Sequence
 
 from config.schema.untrusted import plain
+from launch.console import LOST, STOPPED, WRONG, say
 from launch.folder import Folder, private_folder
 from pipeline.failure import FILES, SPACE, explain, limited
 from pipeline.heartbeat import LOST as NOTED
 from pipeline.heartbeat import first_loss
 
-WRONG, LOST, STOPPED = 2, 75, 128  # exit codes: bad input, a peer is gone, ended by a signal (whose number is added)
-INTERRUPTED = STOPPED + signal.SIGINT
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 FOLDER = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 GRACE = 3  # seconds for a rank to end in good order, before it is killed
@@ -186,7 +185,7 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     else:
         code, message = LOST, reason_of(bad, loss)
     if message:
-        print(f"\nflowspec: {message}", file=sys.stderr)
+        say(message, "\n")
     return code
 
 
@@ -218,12 +217,3 @@ def launched() -> bool:
 def note(loss: str) -> None:
     """Leave a loss to the launcher: of all that its ranks note, it reports what came first."""
     first_loss(Folder(os.environ[FOLDER]), loss)
-
-
-def die(code: int) -> NoReturn:
-    """End this process at once, without waiting for threads that wait for peers."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)

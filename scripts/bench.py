@@ -43,7 +43,7 @@ from importlib import import_module
 
 from config.keys import ASKS, check_name
 from config.schema.untrusted import plain
-from launch.processes import WRONG
+from launch.console import WRONG
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",

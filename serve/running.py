@@ -19,9 +19,9 @@ import uvicorn
 from config.cli import DEFAULT_PRESET
 from config.serve_config import ServeConfig, of_the_run
 from config.typed import preset_of, typed
-from launch.interrupt import interrupt
+from launch.console import INTERRUPTED, LOST, WRONG, die, interrupt
 from launch.pipeline import Pipeline
-from launch.processes import INTERRUPTED, LOOK, LOST, WRONG, die, kill_all
+from launch.processes import LOOK, kill_all
 from pipeline.failure import PeerLost, explain, foreseen, guarded
 from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits

@@ -37,7 +37,7 @@ def unstarted(ask, monkeypatch, capsys):
     """What is told, in one sentence, without a start."""
     def unstarted(*words):
         with monkeypatch.context() as context:
-            context.setattr("launch.run.as_threads", lambda *_: pytest.fail("it started"))
+            context.setattr("launch.run.alone", lambda *_: pytest.fail("it started"))
             assert ask(*words) == 2
         told = capsys.readouterr().err
         assert told.startswith("flowspec: ") and told.count("\n") == 1 and told.endswith("\n")

@@ -23,7 +23,7 @@ from importlib import import_module
 
 from config.keys import ASKS, check_name
 from config.schema.untrusted import plain
-from launch.processes import INTERRUPTED, STOPPED, WRONG
+from launch.console import INTERRUPTED, STOPPED, WRONG
 
 COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online", "predict")  # modules
 

@@ -28,9 +28,9 @@ from eval.metrics import NAN
 from eval.recorded import Recorded
 from eval.summary import number
 from launch.build import build_decoder, build_passes, build_ring
+from launch.console import LOST
 from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare
-from launch.processes import LOST
 from launch.ranks import Rank
 from launch.virtual import as_virtual
 from model.drafts.mixture import Mixture

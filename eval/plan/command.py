@@ -19,7 +19,7 @@ from eval.plan.advice import advice, keys_line, table, to_do
 from eval.plan.chosen import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
-from launch.processes import LOST, WRONG
+from launch.console import LOST, WRONG
 from pipeline.failure import PeerLost
 
 APART = ("profile", "max_new_tokens", "question_begin", "question_end", "hosts")  # of the plan, and of no run

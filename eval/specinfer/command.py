@@ -17,8 +17,8 @@ from config.schema.untrusted import harmless, plain
 from eval.specinfer.flexflow import ANOTHER, GenerationResult, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Call, SpecInferConfig, help_text, read
 from launch.ask import questions, table
+from launch.console import WRONG
 from launch.pipeline import Pipeline
-from launch.processes import WRONG
 from launch.run import Command, run
 
 MODULE = "scripts.spec_infer start"  # what a rank is
