@@ -20,6 +20,7 @@ from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 from config.cli import parse
 from config.files import fits
 from config.serve_config import WorkerConfig
+from launch import console
 from launch.auto import report_left_open, settled
 from model.text import conversation_of
 from serve.answering import Asking
@@ -28,7 +29,7 @@ from serve.auth import Framing, Guard
 from serve.engine import Ended, Engine
 from serve.logprobs import in_completion
 from serve.protocol import Choice, Completion, Refused, read_body
-from serve.running import Listener, engine_of, exit_code, name_of, run
+from serve.running import Listener, engine_of, name_of, run
 from serve.text_chunks import Piece
 
 COMMAND = "python -m serve.fastchat"
@@ -222,4 +223,4 @@ def serve(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(serve, sys.argv[1:]))
+    sys.exit(console.run(serve, sys.argv[1:]))

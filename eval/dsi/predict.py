@@ -16,7 +16,6 @@ from config.cli import parse
 from config.files import write_json
 from config.methods import METHODS
 from config.run_config import RunConfig
-from config.schema.untrusted import plain
 from config.typed import preset_of, typed
 from eval.columns import in_columns
 from eval.dsi import formulas
@@ -28,14 +27,12 @@ from eval.metrics import NAN
 from eval.recorded import Recorded
 from eval.summary import number
 from launch.build import build_decoder, build_passes, build_ring
-from launch.console import LOST
 from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare
 from launch.ranks import Rank
 from launch.virtual import as_virtual
 from model.drafts.mixture import Mixture
 from pipeline.decode import Answer, Decoder, Request
-from pipeline.failure import PeerLost
 
 WARM = 8  # tokens of an answer that is not measured
 APART = ("output", "trace", "pipeline_type")  # keys that the start of a pipeline does not get from the command
@@ -202,11 +199,7 @@ def main(argv: Sequence[str]) -> int:
     assert isinstance(config, PredictConfig), f"a prediction was read as {type(config).__name__}"
     book = book_of(config)
     numbers = numbers_of(config, book)
-    try:
-        found = measured(config, given, book) if config.measure else None
-    except PeerLost as loss:
-        print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
-        return LOST
+    found = measured(config, given, book) if config.measure else None
     rows = {}
     for name in tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr):
         simulated = speed(predicted(config, book, name))

@@ -5,7 +5,7 @@ flags, docs/moving.md describes what comes out.
 """
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import Any, Sequence
 
 from config.files import check_output
@@ -16,8 +16,9 @@ from config.run_config import RunConfig
 from config.schema.untrusted import harmless, plain
 from eval.specinfer.flexflow import ANOTHER, GenerationResult, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Call, SpecInferConfig, help_text, read
+from launch import console
 from launch.ask import questions, table
-from launch.console import WRONG
+from launch.console import WRONG, say
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 
@@ -36,7 +37,7 @@ def answer_all(pipeline: Pipeline) -> None:
         try:
             result = answer_to(pipeline, Request(prompt), _show)
         except ValueError as error:
-            print(f"flowspec: Prompt[{number}] is left out: {plain(str(error))}", file=sys.stderr)
+            say(f"Prompt[{number}] is left out: {plain(str(error))}")
             continue
         _keep(config, result)
         answers.append(result.answer)
@@ -68,22 +69,22 @@ START = Command(MODULE, answer_all, SpecInferConfig)
 
 def program(name: str, argv: Sequence[str]) -> int:
     """The whole life of one of SpecInfer's programs; its exit code."""
+    return console.run(partial(_program, name), argv)
+
+
+def _program(name: str, argv: Sequence[str]) -> int:
     if name in ASKS:
         print(__doc__)
         return 0
-    try:
-        check_name(name, PROGRAMS, "program of SpecInfer")
-        if any(word in HELP for word in argv):
-            print(help_text(name))
-            return 0
-        call = read(name, argv)
-        _check_lines(call)
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
+    check_name(name, PROGRAMS, "program of SpecInfer")
+    if any(word in HELP for word in argv):
+        print(help_text(name))
+        return 0
+    call = read(name, argv)
+    _check_lines(call)
     for sentence in call.ignored:
-        print(f"flowspec: {plain(sentence)}", file=sys.stderr)
-    print(f"flowspec: the same by this project's own command: {call.command}", file=sys.stderr)
+        say(plain(sentence))
+    say(f"the same by this project's own command: {call.command}")
     return run(START, call.words)
 
 

@@ -14,7 +14,8 @@ import sys
 from typing import Mapping, NamedTuple, Sequence
 
 from config.run_config import RunConfig
-from config.schema.untrusted import decoded, plain, read_bytes
+from config.schema.untrusted import decoded, read_bytes
+from launch.console import run
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
 COMMAND = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help
@@ -239,15 +240,11 @@ def way_to(address: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Print `RANK [USER@]ADDRESS FOLDER` for each line of a hosts file."""
-    try:
-        for rank, line in enumerate(read_hosts(os.path.expanduser(argv[0]))):
-            board = f"{line.user}@{line.address}" if line.user else line.address
-            print(rank, board, line.folder)
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return 2
+    for rank, line in enumerate(read_hosts(os.path.expanduser(argv[0]))):
+        board = f"{line.user}@{line.address}" if line.user else line.address
+        print(rank, board, line.folder)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:]))

@@ -14,16 +14,17 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
 
 from config.files import fits
 from config.schema.untrusted import parse_json
+from launch.console import run
 from launch.devices import usable
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress, probe
-from pipeline.failure import explain, foreseen, guarded
+from pipeline.failure import guarded
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
 from pipeline.trace import OFF
@@ -134,16 +135,14 @@ def _heartbeat() -> Iterator[None]:
 
 
 def main() -> int:
-    try:
-        asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
-        with _heartbeat():
-            answer = answered(asked)
-        print(json.dumps(answer), flush=True)
-    except Exception as error:
-        if not foreseen(error):
-            raise
-        print(f"flowspec: {explain(error)}", file=sys.stderr)
-        return 2
+    return run(_answer, sys.argv[1:])
+
+
+def _answer(argv: Sequence[str]) -> int:
+    asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
+    with _heartbeat():
+        answer = answered(asked)
+    print(json.dumps(answer), flush=True)
     for _ in sys.stdin:
         print(flush=True)
     return 0
