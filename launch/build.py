@@ -14,8 +14,8 @@ from torch import Tensor
 from config.drafts import no_head
 from config.methods import METHODS
 from config.run_config import TreeConfig
+from config.schema.untrusted import shown
 from launch.spec import RankSpec
-from launch.vocabulary import check_tokens
 from model.cache import TreeCache
 from model.drafts.answers import add_texts, load_texts
 from model.drafts.batch import Passes, read_all
@@ -26,8 +26,9 @@ from model.drafts.network import TreeDraft
 from model.drafts.none import NoDraft
 from model.drafts.small import ModelDraft
 from model.llama import LlamaConfig, Slice, fill
+from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import EMBED, HEAD, assign, check_model
+from model.weights.parts import EMBED, HEAD, Part, assign, check_model
 from model.weights.quant import Recast, compress, load, probe
 from pipeline.decode import Decoder
 from pipeline.drafters import Drafter, Drafters
@@ -45,6 +46,7 @@ from tp.group import Group
 from tp.layers import ShardedSlice, hollow
 from tp.shares import shares
 
+SPECIAL = ("bos_token_id", "eos_token_id")
 KEPT = 100_000  # tokens of earlier answers, whose automaton takes 31 MB
 LMHead = Callable[[Tensor], Tensor]
 
@@ -110,13 +112,10 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
 def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace, clock: Clock = REAL) -> Ring:
     """The pipeline as rank 0 sees it, or copies of it; in an emulated cluster the verification takes its time."""
     head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
-    stages = len(spec.part.stages)
+    stages, places = len(spec.part.stages), spec.config.max_requests
     if spec.config.replicated:
-        ring: Ring = Replicas(links, head, stages - 1, spec.device, trace, clock)
-    else:
-        ring = Ring(links[0], head, stages, spec.device, trace, clock)
-    ring.places = spec.config.max_requests
-    return ring
+        return Replicas(links, head, stages - 1, spec.device, trace, clock, places)
+    return Ring(links[0], head, stages, spec.device, trace, clock, places)
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Drafters | None = None) -> Draft:
@@ -161,9 +160,7 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    decoder = Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
-    decoder.scheduler.reuses = spec.config.reuse
-    return decoder
+    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes, spec.config.reuse)
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
@@ -234,6 +231,43 @@ def _draft_sizes(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> LlamaConfi
         raise ValueError(f"the draft model in {folder} has only {sizes.context} positions: "
                          f"give max_length={sizes.context} or less")
     return sizes
+
+
+def check_tokens(small: Checkpoint, target: Part) -> None:
+    """Refuse a small model whose tokens have other numbers than those of the model that rank 0 holds a part of.
+
+    One that has no tokenizer beside it is believed.
+    """
+    other = "take a small model that was made for the same tokenizer"
+    for name in SPECIAL:
+        theirs, ours = small.config.get(name), target.config.get(name)
+        if _numbers(theirs) and _numbers(ours) and not _numbers(theirs) & _numbers(ours):
+            raise ValueError(f"{small.folder / 'config.json'} has {name}={shown(theirs)}, but the model has "
+                             f"{shown(ours)}: {other}")
+    path, known = _vocabulary(small.folder), _vocabulary(target.folder)
+    if path is None or known is None or (path.name == known.name and path.read_bytes() == known.read_bytes()):
+        return
+    found, wanted = _tokens(small.folder), _tokens(target.folder)
+    wrong = min((number for number in found.keys() & wanted.keys() if found[number] != wanted[number]), default=None)
+    if wrong is not None:
+        raise ValueError(f"{path} calls token {wrong} {shown(found[wrong])}, but the model's {known.name} calls it "
+                         f"{shown(wanted[wrong])}: {other}")
+
+
+def _vocabulary(folder: Path) -> Path | None:
+    """The file of a folder that makes its tokenizer, if there is one."""
+    return next((folder / name for name in VOCABULARIES if (folder / name).is_file()), None)
+
+
+def _tokens(folder: Path) -> dict[int, str]:
+    """The tokens of a tokenizer by their numbers."""
+    return {number: token for token, number in Text(folder).tokenizer.get_vocab().items()}
+
+
+def _numbers(value: Any) -> set[int]:
+    """The numbers of tokens that a field names: none, one or several."""
+    named = value if isinstance(value, list) else [value]
+    return {number for number in named if isinstance(number, int)}
 
 
 def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn.Linear:

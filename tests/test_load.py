@@ -85,8 +85,7 @@ def virtual(places: int = 4) -> Decoder:
     clock = VirtualClock()
     work = Work(lambda rows, text: 0.004, layers=4)
     [link] = Cluster(PLAIN, clock, [[work, work]], paths(), [OFF] * 3).links
-    ring = Ring(link, TINY.lm_head, 3, clock=clock)
-    ring.places = places
+    ring = Ring(link, TINY.lm_head, 3, clock=clock, places=places)
     return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, 200)
 
 
