@@ -38,8 +38,8 @@ from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF, NoTrace, TracedDraft
+from sim.clock import Pace
 from sim.devices import SlowHead, SlowPasses, SlowSlice
-from sim.emulation import Pace
 from sim.groups import Paced, Times, slowest
 from tp.comm import COMMS, Comm
 from tp.group import Group

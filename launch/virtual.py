@@ -19,11 +19,9 @@ from launch.wiring import Wires
 from model.drafts.eagle import inner_layers
 from model.llama import Slice
 from sim.clock import EVEN, VirtualClock
-from sim.cluster import NOTHING, Answers, Cluster, Own
-from sim.drafters import DrafterWay
+from sim.cluster import NOTHING, Answers, Cluster, DrafterWay, Own
 from sim.paths import Paths
-from sim.stage_cost import Held, work_of
-from sim.stages import Work
+from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
 from tp.links import Placement
 from tp.shares import Joined

@@ -11,7 +11,7 @@ from typing import Any, Sequence
 from torch import Tensor
 
 from config.profiles import Profile
-from sim.emulation import Pace
+from sim.clock import Pace
 from tp.comm import Comm
 from tp.overlap import Product
 

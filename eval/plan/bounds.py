@@ -13,7 +13,7 @@ from config.boards import Boards
 from config.methods import METHODS
 from eval.plan.candidates import Candidate
 from eval.plan.record import Written, kind_of
-from sim.stage_cost import Held, work_of
+from sim.stages import Held, work_of
 
 
 class Bounds:
