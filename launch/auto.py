@@ -141,7 +141,6 @@ def _beginning(config: RunConfig) -> str:
 
 
 def _sentence(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str) -> str:
-    """What was chosen, why, and where that is kept."""
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
     against = "which nothing beats" if choice["keys"]["pipeline_type"] == "ar" else f"{theirs:.3g} with ar"
@@ -155,7 +154,6 @@ def _sentence(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str)
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
 def _place(argv: Sequence[str], config: RunConfig) -> Path:
-    """The file of a choice, by all that it depends on."""
     about = {**relevant(argv, config), "code": code_version(), "files": list(_files(argv, config)),
              "machine": _machine() if config.profile == "none" else []}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -186,7 +184,6 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _files(argv: Sequence[str], config: RunConfig) -> Iterator[tuple[str, int, int]]:
-    """Name, bytes and time of change of each file of model and drafts."""
     given = typed(argv)
     drafts = [given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")]
     for folder in (config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)):
@@ -197,7 +194,6 @@ def _files(argv: Sequence[str], config: RunConfig) -> Iterator[tuple[str, int, i
 
 
 def _machine() -> list[str]:
-    """What sets this machine apart from others that share a home."""
     cores = len(os.sched_getaffinity(0))
     return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
 
@@ -221,7 +217,6 @@ def _remembered(path: Path, argv: Sequence[str], kind: type[RunConfig]) -> Choic
 
 
 def _kept(path: Path, choice: Choice) -> str:
-    """Keep a choice; where it is kept, or why it is not."""
     try:
         write_json(path, choice)
     except ValueError as error:

@@ -255,23 +255,19 @@ def check_tokens(small: Checkpoint, target: Part) -> None:
 
 
 def _vocabulary(folder: Path) -> Path | None:
-    """The file of a folder that makes its tokenizer, if there is one."""
     return next((folder / name for name in VOCABULARIES if (folder / name).is_file()), None)
 
 
 def _tokens(folder: Path) -> dict[int, str]:
-    """The tokens of a tokenizer by their numbers."""
     return {number: token for token, number in Text(folder).tokenizer.get_vocab().items()}
 
 
 def _numbers(value: Any) -> set[int]:
-    """The numbers of tokens that a field names: none, one or several."""
     named = value if isinstance(value, list) else [value]
     return {number for number in named if isinstance(number, int)}
 
 
 def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn.Linear:
-    """An LM head with this weight of shape `[vocab, hidden]`."""
     lm_head = torch.nn.Linear(sizes.hidden, sizes.vocab, bias=False, device="meta")
     fill(lm_head, {"weight": weight}, spec.dtype, spec.device)
     return lm_head

@@ -218,7 +218,6 @@ class Pipeline:
         return ids
 
     def _request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
-        """The request for an answer to these token ids, as the configuration wants it."""
         sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
         request = Request(ids, sampler, config.max_new_tokens)
         if self.text and not config.ignore_eos:
@@ -319,6 +318,5 @@ class Pipeline:
 
 
 def _as_word(key: str, value: Any) -> str:
-    """An option as it is typed behind a command."""
     typed = str(value).lower() if isinstance(value, bool) else str(value)
     return f"{key}={typed}"

@@ -81,7 +81,6 @@ def _check_replica(stages: int, part: Part, held: str) -> None:
 
 
 def _check_world(part: Part, placement: Placement) -> None:
-    """Refuse another number of ranks than the placement has."""
     world, copies = placement.world, len(placement.rings)
     if int(os.environ.get("WORLD_SIZE", world)) != world:
         copied = f", in {copies} replicas" if copies > 1 else ""
@@ -151,7 +150,6 @@ def _split(config: RunConfig, write: bool) -> Path:
 
 
 def _replica(stages: int, source: Checkpoint) -> str:
-    """The stages of a copy of the model, as `plan_stages` reads them."""
     layers = read_sizes(source).layers
     if stages > layers:
         raise ValueError(f"replica_stages={stages} does not fit: the model has {layers} layers, so choose 1 to "
@@ -175,7 +173,6 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
 
 
 def _is_whole(folder: Path, rank: int, config: RunConfig) -> bool:
-    """Whether a rank's part was written to the end."""
     try:
         open_part(folder, rank, config)
     except ValueError:

@@ -89,7 +89,6 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
 
 
 def _environment(folder: str, world: int) -> dict[str, str]:
-    """The environment that all ranks of this machine share."""
     found = dict(os.environ)
     found[LAUNCHER] = str(os.getpid())
     found[FOLDER] = folder
@@ -199,7 +198,6 @@ def reason_of(bad: Mapping[int, int], loss: str) -> str:
 
 
 def _death(rank: int, number: int) -> str:
-    """What killed a rank, and why that may be."""
     message = f"rank {rank} was killed ({signal.Signals(number).name})"
     if number == signal.SIGKILL:
         return f"{message}: by hand, or by the system if memory ran short, as dmesg would show"

@@ -64,7 +64,6 @@ def run(command: Command, argv: Sequence[str]) -> int:
 
 
 def _run(command: Command, argv: Sequence[str]) -> int:
-    """Be one rank, or start all of them and wait for their end."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         value = os.environ.get(name, "0")
         if not re.fullmatch("[0-9]{1,6}", value):
@@ -172,7 +171,6 @@ class Ending:
 
 
 def _work(number: int, rank: Rank, main: Callable[[Pipeline], None]) -> int:
-    """Work until the end; the exit code."""
     if number:
         rank.serve()
         return 0

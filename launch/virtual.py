@@ -73,7 +73,6 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
 
 
 def _copy(groups: Groups) -> Groups:
-    """The stages of one copy of the model."""
     stages = groups[1:] or groups
     return stages[:len(stages) // groups[0][0].copies]
 
@@ -91,7 +90,6 @@ def _whole(group: Sequence[RankSpec]) -> Slice:
 
 
 def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
-    """How long the emulated ranks of a stage compute, and hand on what they hear to each other."""
     spec = group[0]
     first, last = spec.part.layers
     kept = sum(first <= layer < last for layer in inner_layers(spec.sizes.layers))

@@ -4,54 +4,33 @@ It knows the shapes of OpenAI's answers, and nothing about sockets.
 """
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
-from contextlib import suppress
-from functools import partial
 from typing import Any, AsyncIterator, Sequence
 
+from launch.request_loop import Reports
 from serve.engine import Ended, Engine, Event, Job, Sight
 from serve.logprobs import in_chat, in_completion
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Piece, Token
 
 
-class Asking:
-    """The jobs of one request, begun; close it to give up what nobody reads any more.
-
-    `news` are pairs of a choice's number and its event. They are queued here without a bound but that of the
-    answers' own lengths, so who reads slowly holds nobody up.
-    """
+class Asking(Reports):
+    """The jobs of one request, and what they report: pairs of a choice's number and its event."""
 
     def __init__(self, engine: Engine, choices: Sequence[Choice], watched: bool = False) -> None:
-        self._engine = engine
-        self._news: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self.jobs = [Job(choice, partial(self._queue, number), watched) for number, choice in enumerate(choices)]
-        engine.submit(self.jobs)
-        self.open = len(self.jobs)  # choices that have not ended
+        super().__init__(engine, [Job(choice, watched=watched) for choice in choices])
+        self.open = len(choices)  # choices that have not ended
         self.ended: list[Ended] = []  # of those that have
-
-    def _queue(self, number: int, event: Event) -> None:
-        """Called on the engine's thread."""
-        with suppress(RuntimeError):  # the server is gone
-            self._loop.call_soon_threadsafe(self._news.put_nowait, (number, event))
 
     async def next(self) -> tuple[int, Event]:
         """The next news; raises Refused if an answer has failed."""
-        number, event = await self._news.get()
-        if isinstance(event, Refused):
-            raise event
+        number, event = await super().next()
         if isinstance(event, Ended):
             self.open -= 1
             self.ended.append(event)
         return number, event
-
-    def close(self) -> None:
-        """Give up what has not ended."""
-        self._engine.cancel(self.jobs)
 
     @property
     def usage(self) -> dict[str, Any]:

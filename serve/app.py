@@ -223,5 +223,4 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """What nobody has foreseen; starlette prints where it happened."""
     return refusal(Refused("the server has failed; its output says where", code="failed", status=500))

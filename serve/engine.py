@@ -57,7 +57,7 @@ class Job(Turned):
     """One answer that is asked for, and who hears of it."""
 
     choice: Choice
-    report: Callable[[Event], None]
+    report: Callable[[Event], None] = print
     watched: bool = False  # whether there shall be sights, too
     came: float = field(default_factory=time.monotonic)
     ids: Sequence[int] = ()
@@ -178,12 +178,10 @@ class Engine(Turning):
                 self._lose(error)
 
     def _end_all(self) -> None:
-        """Take in nothing more, and let all who are here know that the server ends."""
         self.state = Health("stopped", "the server is being stopped")
         self.drop(Refused(self.state.reason, code="stopped", status=LOST))
 
     def _begin(self, pipeline: Pipeline) -> None:
-        """The pipeline is there."""
         self.figures.plain.set(pipeline.round_trip)
         config, self._failed = pipeline.config, 0
         self._heard, self._messages = time.monotonic(), 0
@@ -191,7 +189,6 @@ class Engine(Turning):
         self.state = Health("ready")
 
     def _look(self, pipeline: Pipeline) -> None:
-        """Ask now and then how busy the ranks are."""
         now = time.monotonic()
         if now - self._looked >= LOOK:
             self._looked = now
@@ -235,7 +232,6 @@ class Engine(Turning):
         self.figures.waiting.set(len(self._waiting))
 
     def _excuse(self) -> None:
-        """Let nobody wait longer than promised."""
         now, patience = time.monotonic(), self.limits.seconds
         with self._counting:
             late = [job for job in self.jobs if job.generation is None and now - job.came > patience]

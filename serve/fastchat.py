@@ -97,7 +97,6 @@ class Worker:
         return Response(status_code=GONE) if last is None else as_json(last)
 
     async def _choice(self, request: Request) -> Choice:
-        """What is asked for, by the names that OpenAI's protocol has for it."""
         data = await body_of(request, self.config.body_mb)
         choices = read_body(data, Completion, _as_completion).choices(self.config)
         if len(choices) > 1:
@@ -173,7 +172,6 @@ class Worker:
 
 
 def _as_completion(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of FastChat under the names of OpenAI's completions."""
     given = {**FIELDS, **given}
     given["max_tokens"] = given.pop("max_new_tokens")
     return given

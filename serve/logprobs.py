@@ -36,5 +36,4 @@ def _likeliest(token: Token) -> dict[str, float] | None:
 
 
 def _name(spelled: Spelled) -> str:
-    """The name of a token; one that is no whole character is marked."""
     return spelled.name if spelled.whole else f"bytes:{spelled.name}"

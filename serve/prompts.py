@@ -48,7 +48,6 @@ def longest(text: Text) -> int:
 
 
 def _characters(choice: Choice) -> int:
-    """How many characters the texts of a prompt have; token ids have none."""
     if isinstance(choice.prompt, str):
         return len(choice.prompt)
     return sum(len(part["content"]) for part in choice.prompt if isinstance(part, dict))

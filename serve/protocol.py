@@ -294,7 +294,6 @@ def _role(message: ChatMessage) -> str:
 
 
 def _content(number: int, message: ChatMessage) -> str:
-    """The text of a message; raises Refused for what is no text."""
     place = f"messages.{number}"
     if message.tool_calls:
         raise Refused(f"{place}.tool_calls is not supported: leave it out", f"{place}.tool_calls",

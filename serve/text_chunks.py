@@ -87,7 +87,6 @@ class Pieces:
         return [places.add(self._ids[0], None), *(places.add(*one) for one in said)]
 
     def _tokens(self, said: Sequence[Logprob]) -> list[Token]:
-        """The tokens of the text so far that were not sent yet."""
         if self._places is None:
             return []
         self._held += [self._places.add(*one) for one in said[self._taken:]]

@@ -165,7 +165,6 @@ class Cluster:
             event(moment)
 
     def _happen_next(self) -> None:
-        """Let time pass until the next event, and let it happen."""
         self._clock.sleep_until(self._events[0][0])
         self._happen(self._clock.now())
 
@@ -179,7 +178,6 @@ class Cluster:
         return send
 
     def _back(self, trace: NoTrace, wire: Wire) -> Arrive:
-        """The wire from the last stage to rank 0."""
         def arrive(msg: Message, now: float) -> None:
             nodes = getattr(msg, "nodes", [])
             self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=nodes)
@@ -282,7 +280,6 @@ class DrafterWay:
         return answer
 
     def _carry(self, wire: Wire, msg: Message, now: float, trace: NoTrace) -> float:
-        """The moment at which a message comes that leaves now."""
         arrival = wire.arrival(msg, now)
         trace.note("wire", now, arrival, kind=type(msg).__name__, bytes=size(msg, self._profile))
         return arrival

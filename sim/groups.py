@@ -66,7 +66,6 @@ class Times:
         return 4 * self.tiles(rows, text) if tiled else 2 * self.block(rows, text)
 
     def _compute(self, rows: int, text: int) -> float:
-        """The largest share of the layer."""
         return self.share * self.profile.stage(1 / self.profile.layers, rows, text)
 
 

@@ -124,7 +124,6 @@ class VirtualStage:
         return segment.take(survivors.alive(segment.nodes))
 
     def _next(self, now: float) -> None:
-        """Obey what has come, up to the next segment that has to be computed."""
         while self._queue and not self._work:
             msg = self._queue.popleft()
             segments = segments_of(msg)

@@ -118,13 +118,11 @@ def read_hosts(path: str) -> list[Line]:
 
 
 def _read(path: str) -> str:
-    """The text of a hosts file; raises ValueError if it cannot be read."""
     data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
     return decoded(data, path, "save it again as plain text in UTF-8")
 
 
 def _line(words: Sequence[str]) -> Line | None:
-    """The board that the words of a line name; None if they name none."""
     user, at, address = words[0].rpartition("@")
     pairs = [word.partition("=")[::2] for word in words[1:]]
     if at:
@@ -193,7 +191,6 @@ def _rank(given: str, lines: Sequence[Line], path: str) -> int:
 
 
 def _number(name: str, text: str, end: int) -> int:
-    """A number below `end` that stands in a variable of the environment."""
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= end:
         raise ValueError(f"{name}={text} is not possible: give a number from 0 to {end - 1}")
     return int(text)

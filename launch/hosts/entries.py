@@ -41,7 +41,6 @@ def _digits(text: str) -> int:
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 def _whole(least: int, end: int) -> Callable[[Any], bool]:
-    """The form of a whole number from `least` up to below `end`."""
     return lambda value: type(value) is int and least <= value < end
 
 
@@ -83,7 +82,6 @@ def _json(form: Any) -> Callable[[bytes], bytes]:
 
 
 def _printable(value: Any) -> Any:
-    """The same JSON with texts that are fit to be printed."""
     if isinstance(value, dict):
         return {plain(key): _printable(entry) for key, entry in value.items()}
     if isinstance(value, list):

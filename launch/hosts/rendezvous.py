@@ -129,7 +129,6 @@ class Rendezvous:
     # --- what the coordinator and the participants do each in their own way -------------------------------------------
 
     def _open(self) -> Store:
-        """The store to which all ranks write."""
         raise NotImplementedError
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
@@ -145,7 +144,6 @@ class Rendezvous:
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def _write(self, topic: str, value: Any) -> None:
-        """Write about a topic under this rank's number."""
         self._store.set(f"{topic}/{self.board.rank}", json.dumps(value))
 
     def _read(self, key: str) -> Any:
@@ -154,7 +152,6 @@ class Rendezvous:
         return None if found is None else json.loads(found)
 
     def _missing(self, topic: str, world: int) -> str:
-        """In words, the ranks that have not written yet."""
         ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
@@ -213,7 +210,6 @@ class Coordinator(Rendezvous):
         return dict(sorted(written.items())), verdict
 
     def _absent(self, topic: str, world: int) -> str:
-        """Who has not written in time, and what to do."""
         missing = self._missing(topic, world)
         if topic == "ways":
             return f"{missing} fell silent during the rendezvous: look at its board and network, then start all again"

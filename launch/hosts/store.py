@@ -94,7 +94,6 @@ class Entries:
 
 
 def _is_request(value: Any) -> bool:
-    """Whether it is a list of an operation, a key and a value."""
     if type(value) is not list or len(value) != 3:
         return False
     key = value[1]

@@ -66,7 +66,6 @@ class StoreServer(socketserver.ThreadingTCPServer):
             hang_up(request)
 
     def _ranks(self) -> int:
-        """How many ranks are connected."""
         with self._lock:
             return len(self._connected - self._strangers.keys())
 

@@ -95,7 +95,6 @@ def random_stage(sizes: LlamaConfig, layers: int, like: torch.Tensor, quant: str
 
 
 def _random(parameter: torch.Tensor) -> torch.Tensor:
-    """A matrix that keeps a row's length about as it is; a norm of ones."""
     shape = parameter.shape
     return torch.ones(shape) if parameter.dim() == 1 else torch.randn(shape) / shape[-1] ** 0.5
 
@@ -119,7 +118,6 @@ def answered(asked: Any) -> dict[str, Any]:
 
 @contextmanager
 def _heartbeat() -> Iterator[None]:
-    """Say every second that the board is at work."""
     over = threading.Event()
 
     def beat() -> None:
