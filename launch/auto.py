@@ -33,7 +33,7 @@ from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from config.templates import AUTO, OWN, chosen, tokenizer_folder
 from config.typed import opened, preset_of, typed
-from launch.console import INTERRUPTED, LOST
+from launch.console import INTERRUPTED, LOST, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
@@ -75,12 +75,12 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
         choice = _remembered(path, words, kind)
         if choice is None:
             asked = question(words, config, *_split(config))
-            print(f"flowspec: {_beginning(config)}", file=sys.stderr)
+            say(_beginning(config))
             choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
             kept = _kept(path, choice)
         else:
             kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
-    print(f"flowspec: {_sentence(words, config, choice, kept)}", file=sys.stderr)
+    say(_sentence(words, config, choice, kept))
     return with_chosen(words, choice["keys"])
 
 
@@ -115,7 +115,7 @@ def report_left_open(argv: Sequence[str]) -> None:
     """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
     _, reasons = left_open(opened(argv))
     if reasons and os.environ.get("RANK", "0") == "0":
-        print(f"flowspec: {plain('; '.join(reasons))}", file=sys.stderr)
+        say(plain("; ".join(reasons)))
 
 
 def _checked(argv: Sequence[str], kind: type[RunConfig]) -> RunConfig:
@@ -174,7 +174,7 @@ def _alone(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("flowspec: pipeline_type=auto: another start is planning; this one waits for it", file=sys.stderr)
+            say("pipeline_type=auto: another start is planning; this one waits for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield
@@ -210,7 +210,7 @@ def _remembered(path: Path, argv: Sequence[str], kind: type[RunConfig]) -> Choic
             raise ValueError(f"{path} names no method")
         parse(with_chosen(argv, found["keys"]), kind=kind)
     except ValueError as error:
-        print(f"flowspec: {plain(str(error))}; a new plan is made", file=sys.stderr)
+        say(f"{plain(str(error))}; a new plan is made")
         return None
     choice: Choice = found
     return choice
@@ -255,7 +255,7 @@ def _planned(words: Sequence[str]) -> dict[str, Any]:
             reason = sentence or f"the plan ended with exit code {process.returncode}"
             raise PeerLost(reason) if process.returncode == LOST else ValueError(f"pipeline_type=auto: {reason}")
         if sentence:
-            print(f"flowspec: {sentence}", file=sys.stderr)
+            say(sentence)
         chosen: dict[str, Any] = whole(path, "name the method")["chosen"]
     return chosen
 

@@ -127,7 +127,7 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Draf
     networks: list[Any] = []
     for name in spec.sources:
         if name == "ssm":
-            networks += _small_models(spec)
+            networks += [_numbered(spec, number) for number in range(len(spec.small_models))]
         elif name in DRAFTS:
             networks.append(DRAFTS[name](spec, lm_head))
     for number, network in enumerate(networks):
@@ -188,13 +188,8 @@ def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
     return _small_model(spec, folder, "draft_dir")
 
 
-def _small_models(spec: RankSpec) -> list[ModelDraft]:
-    """The small models that draft side by side, called ssm1, ssm2 and so on in the order in which they were named."""
-    return [_numbered(spec, number) for number in range(len(spec.small_models))]
-
-
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:
-    """The small model of this number, from 0, as a draft with the name and the draws of its own."""
+    """The small model of this number, from 0, as a draft with draws of its own, called ssm1, ssm2 and so on."""
     draft = _small_model(spec, spec.small_models[number], "ssm")
     draft.number, draft.source = number, f"ssm{number + 1}"
     return draft

@@ -7,15 +7,26 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, Iterator, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from launch.console import LOST, die
 from launch.folder import Folder, hold
-from launch.processes import FOLDER, GRACE, LAUNCHER, LOOK, Ranks, keep_on_loopback, launched, noted_in, reason_of
+from launch.processes import (
+    FOLDER,
+    GRACE,
+    LAUNCHER,
+    LOOK,
+    Ranks,
+    environment_kept,
+    keep_on_loopback,
+    launched,
+    noted_in,
+    reason_of,
+)
 from pipeline.failure import PeerLost, explain, guarded
 
 
@@ -57,7 +68,9 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
     def join_as_0() -> None:
         joined.append(join(folder, 0, world))
 
-    with _on_loopback():
+    with environment_kept("GLOO_SOCKET_IFNAME"):
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
+        keep_on_loopback(os.environ)
         joining = guarded("join", join_as_0, lambda thread, error: failed.append(error))
         while joining.is_alive() and all(process.poll() is None for process in others):
             joining.join(LOOK)
@@ -68,19 +81,6 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
     if ended:
         raise PeerLost(reason_of(ended, noted))
     raise PeerLost(noted or f"rank 0 could not connect to the others: {explain(failed[0])}")
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let gloo listen on loopback while it connects, and leave the program's environment as it was."""
-    before = os.environ.pop("GLOO_SOCKET_IFNAME", None)
-    keep_on_loopback(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)
-        if before is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 def _end_with(launcher: int) -> None:

@@ -17,7 +17,7 @@ from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
 from launch.local import join_beside
 from launch.prepare import prepare
-from launch.processes import await_ends, kill, start_ranks
+from launch.processes import await_ends, environment_kept, kill, start_ranks
 from launch.ranks import Member, Rank, Tracing, as_threads, in_group, torch_as_it_was
 from launch.trace import open_trace
 from launch.virtual import as_virtual
@@ -73,7 +73,7 @@ def _beside_boards(config: RunConfig, board: Board, words: Sequence[str]) -> Ite
     _begin_groups()
     say(f"on each of the other boards: bash run_jetson.sh {shlex.join(words)}")
     with torch_as_it_was(), ExitStack() as ends:
-        with _environment_as_it_was():
+        with environment_kept(*SAYS):
             coordinator = ends.enter_context(closing(Coordinator(board)))
             folder, placement = coordinator.attend(config, prepare)
             member = Member(config, placement, 0, coordinator.connect(), coordinator.names)
@@ -88,16 +88,3 @@ def _begin_groups() -> None:
                          "pipeline with processes=False")
     # Groups are named by a number, which a group that could not be joined has raised. All others begin with 0.
     dist.distributed_c10d._group_count = 0
-
-
-@contextmanager
-def _environment_as_it_was() -> Iterator[None]:
-    """While ranks meet, the environment says which rank this is; the program around it gets its own back."""
-    before = {name: os.environ.get(name) for name in SAYS}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value

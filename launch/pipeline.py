@@ -4,7 +4,6 @@ It knows nothing about how the other ranks were started: `around.py` and `run.py
 """
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,7 +17,8 @@ from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
 from launch.auto import report_left_open, settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
-from launch.generation import Generation, pieces
+from launch.console import say
+from launch.generation import Generation
 from launch.open_rank0 import rank_0
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
@@ -197,7 +197,7 @@ class Pipeline:
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
-        return Generation(answer, settled, pieces(answer, settled, reader, self.trace), reader)
+        return Generation(answer, settled, reader, self.trace)
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
         """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them.
@@ -267,14 +267,10 @@ class Pipeline:
     def _tree(self, config: RunConfig) -> TreeConfig:
         """The trees that the strategy grows. Sizes of segments that were left open are measured, once."""
         tree = config.tree
-        if not METHODS[config.pipeline_type].measured:
-            return tree
-        if config.init_subseq_token == 0:
-            tree = replace(tree, init=replace(tree.init, segment=self.segment_rows))
-        if config.expand_subseq_token == 0:
-            tree = replace(tree, expand=replace(tree.expand, segment=self.segment_rows))
-        if config.stream_subseq_token == 0:
-            tree = replace(tree, stream=replace(tree.stream, segment=self.segment_rows))
+        for part in ("init", "expand", "stream") if METHODS[config.pipeline_type].measured else ():
+            if getattr(config, f"{part}_subseq_token") == 0:
+                growth = replace(getattr(tree, part), segment=self.segment_rows)
+                tree = replace(tree, **{part: growth})
         return tree
 
     def _deepening(self, config: RunConfig, draft: Draft, tree: TreeConfig) -> TreeConfig:
@@ -295,10 +291,9 @@ class Pipeline:
         least, needed = measured.least(servers), measured.needs(chosen or 1)
         if chosen and draft.networks and needed > servers:
             longer = f"lookahead={least}, or " if measured.needs(least) <= servers else ""
-            print(f"flowspec: with lookahead={chosen} up to {needed} verifications of "
-                  f"{measured.verification * 1e3:.3g} ms are under way at once, since a guess takes "
-                  f"{measured.guess * 1e3:.3g} ms; the replicas here compute {servers} at once, so some will wait: "
-                  f"give {longer}replicas for {needed}", file=sys.stderr)
+            say(f"with lookahead={chosen} up to {needed} verifications of {measured.verification * 1e3:.3g} ms are "
+                f"under way at once, since a guess takes {measured.guess * 1e3:.3g} ms; the replicas here compute "
+                f"{servers} at once, so some will wait: give {longer}replicas for {needed}")
         return chosen or least
 
     @cached_property

@@ -12,9 +12,8 @@ from config.files import check_folder, check_output
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
-from launch.devices import usable
 from launch.memory import check_memory, local_ranks
-from launch.spec import RankSpec, place
+from launch.spec import RankSpec, place, usable
 from launch.split.plan import Layout
 from launch.split.write import split
 from model.text import Text

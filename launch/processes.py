@@ -99,6 +99,19 @@ def _environment(folder: str, world: int) -> dict[str, str]:
     return found
 
 
+@contextmanager
+def environment_kept(*names: str) -> Iterator[None]:
+    """The program around a pipeline gets these variables of its environment back as they were."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
 def keep_on_loopback(environment: MutableMapping[str, str]) -> None:
     """Let gloo listen on loopback, where nothing else was asked for; else it takes what the host's name leads to."""
     if any(name == "lo" for _, name in socket.if_nameindex()):

@@ -11,7 +11,7 @@ import pytest
 from config import files
 from config.files import whole
 from config.presets import ROOT
-from launch.devices import usable
+from launch.spec import usable
 from tests.checkpoints import refused
 from tests.saved import here, models
 

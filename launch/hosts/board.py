@@ -103,7 +103,9 @@ class Board(NamedTuple):
 def read_hosts(path: str) -> list[Line]:
     """A line for each rank, rank 0 first: `[USER@]ADDRESS [user=..] [folder=..] [interface=..]`; # begins a remark."""
     found = []
-    for number, text in enumerate(re.split(r"\r\n|\r|\n", _read(path)), 1):
+    data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
+    whole = decoded(data, path, "save it again as plain text in UTF-8")
+    for number, text in enumerate(re.split(r"\r\n|\r|\n", whole), 1):
         words = text.partition("#")[0].split()
         if not words:
             continue
@@ -115,11 +117,6 @@ def read_hosts(path: str) -> list[Line]:
     if len(found) < 2:
         raise ValueError(f"{path} names {len(found)} boards: write one line for each rank, rank 0 first")
     return found
-
-
-def _read(path: str) -> str:
-    data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
-    return decoded(data, path, "save it again as plain text in UTF-8")
 
 
 def _line(words: Sequence[str]) -> Line | None:

@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from config.small_models import drafting_ranks
+from launch.console import say
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
@@ -57,9 +57,9 @@ class Rendezvous:
         self.names: list[str] = []
         os.environ.update(board.environment)
         interface = plain(board.interface) or "the interface that leads there"
-        print(f"flowspec: this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
-              f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
-              f"{board.wait:g} seconds (wait=)", file=sys.stderr)
+        say(f"this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
+            f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
+            f"{board.wait:g} seconds (wait=)")
         self._deadline = time.monotonic() + board.wait
         self._store = self._open()
 
@@ -83,7 +83,7 @@ class Rendezvous:
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         self._settle(config.timeout)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(placement.world))
-        print(f"flowspec: all {placement.world} ranks are here", file=sys.stderr)
+        say(f"all {placement.world} ranks are here")
         return folder, placement
 
     def connect(self) -> Any:
@@ -159,7 +159,7 @@ class Rendezvous:
         """Print who is waited for, if that is news; returns it."""
         if missing and missing != before:
             left = max(0, self._deadline - time.monotonic())
-            print(f"flowspec: waiting for {missing}, up to {left:.0f} seconds", file=sys.stderr)
+            say(f"waiting for {missing}, up to {left:.0f} seconds")
         return missing
 
 

@@ -21,7 +21,7 @@ import torch
 from config.files import fits
 from config.schema.untrusted import parse_json
 from launch.console import run
-from launch.devices import usable
+from launch.spec import usable
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress, probe
 from pipeline.failure import guarded

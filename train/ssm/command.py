@@ -21,7 +21,7 @@ from config.templates import chosen
 from eval.pair_keys import Measured
 from eval.pairs import check_pair
 from eval.pairs import open_model as open_pair
-from launch.devices import usable
+from launch.spec import usable
 from launch.split.plan import TEXT_FILES
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
