@@ -112,10 +112,13 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
 def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace, clock: Clock = REAL) -> Ring:
     """The pipeline as rank 0 sees it, or copies of it; in an emulated cluster the verification takes its time."""
     head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
-    stages, places = len(spec.part.stages), spec.config.max_requests
+    stages = len(spec.part.stages)
     if spec.config.replicated:
-        return Replicas(links, head, stages - 1, spec.device, trace, clock, places)
-    return Ring(links[0], head, stages, spec.device, trace, clock, places)
+        ring: Ring = Replicas(links, head, stages - 1, spec.device, trace, clock)
+    else:
+        ring = Ring(links[0], head, stages, spec.device, trace, clock)
+    ring.places = spec.config.max_requests
+    return ring
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Drafters | None = None) -> Draft:
@@ -160,7 +163,9 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    return Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes, spec.config.reuse)
+    decoder = Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
+    decoder.scheduler.reuses = spec.config.reuse
+    return decoder
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:

@@ -1,4 +1,4 @@
-"""A rank that is connected to the others: in a process group, whoever started it, or as a thread of one process.
+"""A rank that is connected to the others: as a process of a group, or as a thread of one process.
 
 What is handed out lives inside the `with`, and ends with it.
 """
@@ -61,7 +61,7 @@ class Rank(NamedTuple):
 class Member:
     """One rank of a process group that it has joined, from its first heartbeat to its good-bye.
 
-    `store` is where all ranks write. Whoever has to end it early finds here what there is to end so far.
+    `store` is where all ranks write. What ends a rank early finds here what there is to end so far.
     """
 
     trace: NoTrace = OFF
@@ -95,12 +95,12 @@ class Member:
         if self.wires is not None:
             self.wires.fail(PeerLost(loss))
 
-    def leave(self) -> None:
-        """Say good-bye in good order; rank 0 outlives the others."""
+    def leave(self, outlive: bool) -> None:
+        """Say good-bye in good order; `outlive`: return when all others have done so."""
         assert self.wires is not None, "a rank leaves that was not connected"
         self.wires.close()
         self.trace.close()
-        self.heartbeat.stop(outlive=self._rank == 0)
+        self.heartbeat.stop(outlive)
 
     def drop(self) -> None:
         """End what there is so far; nothing happens if that was done in good order."""
@@ -119,7 +119,7 @@ def in_group(config: RunConfig, folder: Path, member: Member) -> Iterator[Rank]:
         rank_0 = member.connect(folder, member.fail)
         yield rank_0
         if not member.heartbeat.lost:
-            member.leave()
+            member.leave(outlive=True)
     join_traces(config, rank_0.spec.part)
 
 

@@ -103,7 +103,7 @@ def _be_rank(command: Command, config: RunConfig, folder: Path, placement: Place
         ending.member = Member(config, placement, number, store, names)
         rank = ending.member.connect(folder, ending.lose, command.trace)
         code = _work(number, rank, command.main)
-        ending.member.leave()
+        ending.member.leave(outlive=number == 0)
         if number == 0:
             join_traces(config, rank.spec.part)
     except BaseException as error:

@@ -101,12 +101,11 @@ class Decoder:
     """
 
     def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int,
-                 passes: Passes = read_all, reuses: bool = False) -> None:
+                 passes: Passes = read_all) -> None:
         self.ring, self.draft = ring, draft
         self.strategy, self.cfg = strategy, cfg
         self.max_length = max_length
-        terms = Terms(prunes=cfg.prunes, thrifty=cfg.thrifty)
-        self.scheduler = Scheduler(ring, draft, passes, terms, reuses)
+        self.scheduler = Scheduler(ring, draft, passes, Terms(prunes=cfg.prunes, thrifty=cfg.thrifty))
 
     def decode(self, request: Request) -> tuple[Answer, Settled]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up.

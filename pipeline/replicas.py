@@ -32,9 +32,8 @@ class Replicas(Ring):
     """
 
     def __init__(self, links: Sequence[Link], lm_head: Callable[[Tensor], Tensor], stages: int,
-                 device: torch.device | str = "cpu", trace: NoTrace = OFF, clock: Clock = REAL,
-                 places: int = 1) -> None:
-        super().__init__(links[0], lm_head, stages * len(links), device, trace, clock, places)
+                 device: torch.device | str = "cpu", trace: NoTrace = OFF, clock: Clock = REAL) -> None:
+        super().__init__(links[0], lm_head, stages * len(links), device, trace, clock)
         self.links, self.stages = list(links), stages
 
     def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:

@@ -305,11 +305,11 @@ class Ring:
     """
 
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
-                 trace: NoTrace = OFF, clock: Clock = REAL, places: int = 1) -> None:
+                 trace: NoTrace = OFF, clock: Clock = REAL) -> None:
         self.links = [link]  # to each ring; what comes back is heard at the first
         self.lm_head = lm_head
         self.depth, self.device = depth, device
-        self.places = places  # for requests that are under way at once
+        self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
         self.meter = Meter()  # of rank 0's work
         self.unlearn()

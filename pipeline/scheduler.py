@@ -135,12 +135,11 @@ class Scheduler:
     As many are under way at once as the ring has places. The others wait, those of the highest priority in front.
     """
 
-    def __init__(self, ring: Ring, draft: Draft, passes: Passes, terms: Terms = USUAL, reuses: bool = False
-                 ) -> None:
+    def __init__(self, ring: Ring, draft: Draft, passes: Passes, terms: Terms = USUAL) -> None:
         self.ring, self.passes = ring, passes
         self.tasks: list[Task] = []  # under way, the oldest first
         self.waiting: list[Task] = []
-        self.reuses = reuses  # whether a request begins behind what it shares with others
+        self.reuses = False  # whether a request begins behind what it shares with others
         self._prefixes = Prefixes()
         self._draft, self._spare = draft, [draft]  # drafts that no request uses
         self._terms = terms._replace(inner=draft.inner)

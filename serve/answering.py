@@ -10,8 +10,8 @@ import time
 from typing import Any, AsyncIterator, Sequence
 
 from launch.request_loop import Reports
+from model.token_text import Spelled
 from serve.engine import Ended, Engine, Event, Job, Sight
-from serve.logprobs import in_chat, in_completion
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Piece, Token
 
@@ -166,3 +166,37 @@ def event_of(facts: dict[str, Any], with_usage: bool = False) -> bytes:
     """One server-sent event. Where a stream has its usage at the end, the other chunks have none."""
     data = json.dumps({**facts, "usage": None} if with_usage else facts)
     return f"data: {data}\n\n".encode()
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+def in_chat(tokens: Sequence[Token]) -> dict[str, Any]:
+    """As a chat's choice or chunk has them."""
+    content = [{**_entry(token.spelled, token.logprob),
+                "top_logprobs": [_entry(*one) for one in token.likeliest]} for token in tokens]
+    return {"content": content, "refusal": None}
+
+
+def in_completion(tokens: Sequence[Token]) -> dict[str, Any]:
+    """As a completion's choice or chunk has them."""
+    return {"tokens": [_name(token.spelled) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_likeliest(token) for token in tokens],
+            "text_offset": [token.offset for token in tokens]}
+
+
+def _entry(spelled: Spelled, logprob: float | None) -> dict[str, Any]:
+    data = None if spelled.data is None else list(spelled.data)
+    return {"token": spelled.name, "logprob": logprob, "bytes": data}
+
+
+def _likeliest(token: Token) -> dict[str, float] | None:
+    """The likeliest tokens by their names, and the token itself even if it is none of them."""
+    if token.logprob is None:
+        return None
+    others = {_name(other): value for other, value in token.likeliest}
+    return {**others, _name(token.spelled): token.logprob}
+
+
+def _name(spelled: Spelled) -> str:
+    return spelled.name if spelled.whole else f"bytes:{spelled.name}"

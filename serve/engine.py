@@ -20,10 +20,8 @@ from launch.request_loop import Job as Turned
 from pipeline.failure import explain, foreseen, guarded
 from pipeline.requests import Ring
 from serve.metrics import Figures
-from serve.prompts import fitting_ids
 from serve.protocol import Choice, Refused
-from serve.text_chunks import Pieces
-from serve.tree_view import sight
+from serve.text_chunks import Pieces, fitting_ids, sight
 
 GLANCE = 0.05  # seconds between two sights of an answer
 ASK = 1.0  # seconds between two questions to a ring that has nothing to do

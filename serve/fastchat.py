@@ -23,11 +23,10 @@ from config.serve_config import WorkerConfig
 from launch import console
 from launch.auto import report_left_open, settled
 from model.text import conversation_of
-from serve.answering import Asking
+from serve.answering import Asking, in_completion
 from serve.app import GONE, as_json, body_of, ids_read, unless_gone
 from serve.auth import Framing, Guard
 from serve.engine import Ended, Engine
-from serve.logprobs import in_completion
 from serve.protocol import Choice, Completion, Refused, read_body
 from serve.running import Listener, engine_of, name_of, run
 from serve.text_chunks import Piece

@@ -177,8 +177,9 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
     threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(workers, links[1:])]
     for thread in threads:
         thread.start()
-    ring = Ring(links[0], tiny.lm_head, depth=stages + 1, places=PLACES)
+    ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
     decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length=200)
+    ring.places = PLACES
     decoder.stages = workers  # type: ignore[attr-defined]
     yield decoder
     ring.stop()
