@@ -65,7 +65,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TensorParalle
     parser.add_argument("--tp-shares", metavar="SPEEDS", default="", help="their speeds, as 2,1,1,1, if not all alike")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)
-    tensor_parallel = TensorParallel("ar" if args.stages else "tp", args.tp, args.tp_shares, "")
+    tensor_parallel = TensorParallel("ar" if args.stages else "tp", args.tp, args.tp_shares)
     layout_known = args.stages or tensor_parallel.asked
     if not (args.check or (args.model_dir and args.out_dir and layout_known)):
         parser.error("MODEL_DIR, OUT_DIR and --stages or --tp are needed (or --check OUT_DIR alone); see --help")

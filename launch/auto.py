@@ -37,6 +37,7 @@ from launch.console import INTERRUPTED, LOST, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
+from launch.models import with_model
 from launch.prepare import open_part
 from model.text import VOCABULARIES
 from model.weights.checkpoint import Checkpoint
@@ -57,6 +58,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
 
     What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
     """
+    argv = with_model(argv)
     words = opened(argv)
     planned = is_asked(words)
     compares = hasattr(kind, "chosen_methods")  # several methods, which are named

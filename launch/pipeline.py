@@ -267,11 +267,11 @@ class Pipeline:
     def _tree(self, config: RunConfig) -> TreeConfig:
         """The trees that the strategy grows. Sizes of segments that were left open are measured, once."""
         tree = config.tree
-        for part in ("init", "expand", "stream") if METHODS[config.pipeline_type].measured else ():
-            if getattr(config, f"{part}_subseq_token") == 0:
-                growth = replace(getattr(tree, part), segment=self.segment_rows)
-                tree = replace(tree, **{part: growth})
-        return tree
+        if config.subseq_token or not METHODS[config.pipeline_type].measured:
+            return tree
+        rows = self.segment_rows
+        init, expand = replace(tree.init, segment=rows), replace(tree.expand, segment=rows)
+        return replace(tree, init=init, expand=expand, stream=replace(tree.stream, segment=rows))
 
     def _deepening(self, config: RunConfig, draft: Draft, tree: TreeConfig) -> TreeConfig:
         """The trees as deep as pays with this draft, as far as OPT-Tree's threshold was left open."""
