@@ -48,8 +48,8 @@ PLAN = "scripts.plan"  # the command that makes plans
 OURS = b"flowspec: "  # begins a sentence of it
 JUDGED = ("model_dir", "base_dir", "eagle_dir", "models", "template")  # keys by which left_open judges
 USUAL = "4"  # stages, if nothing says how many
-FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]), "kind": str,
-        "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
+FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]),
+        "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
 
 
@@ -158,7 +158,8 @@ def _sentence(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str)
 def _place(argv: Sequence[str], config: RunConfig) -> Path:
     about = {**relevant(argv, config), "code": code_version(), "files": list(_files(argv, config)),
              "machine": _machine() if config.profile == "none" else []}
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    content = json.dumps(about, sort_keys=True, default=str)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
@@ -206,7 +207,8 @@ def _remembered(path: Path, argv: Sequence[str], kind: type[RunConfig]) -> Choic
         return None
     try:
         found = whole(path, "delete it")
-        if not fits(found, FORM) or not found["keys"].keys() <= {*CHOSEN} or "pipeline_type" not in found["keys"]:
+        keys = found["keys"].keys() if fits(found, FORM) else set()
+        if "pipeline_type" not in keys or not keys <= {*CHOSEN}:
             raise ValueError(f"{path} holds no choice")
         if found["keys"]["pipeline_type"] not in METHODS:
             raise ValueError(f"{path} names no method")

@@ -245,10 +245,13 @@ def check_tokens(small: Checkpoint, target: Part) -> None:
             raise ValueError(f"{small.folder / 'config.json'} has {name}={shown(theirs)}, but the model has "
                              f"{shown(ours)}: {other}")
     path, known = _vocabulary(small.folder), _vocabulary(target.folder)
-    if path is None or known is None or (path.name == known.name and path.read_bytes() == known.read_bytes()):
+    if path is None or known is None:
+        return
+    if path.name == known.name and path.read_bytes() == known.read_bytes():
         return
     found, wanted = _tokens(small.folder), _tokens(target.folder)
-    wrong = min((number for number in found.keys() & wanted.keys() if found[number] != wanted[number]), default=None)
+    both = sorted(found.keys() & wanted.keys())
+    wrong = next((number for number in both if found[number] != wanted[number]), None)
     if wrong is not None:
         raise ValueError(f"{path} calls token {wrong} {shown(found[wrong])}, but the model's {known.name} calls it "
                          f"{shown(wanted[wrong])}: {other}")

@@ -192,7 +192,8 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
-        config = replace(self.config, **given([_as_word(key, value) for key, value in options.items()], KEYS))
+        words = [_as_word(key, value) for key, value in options.items()]
+        config = replace(self.config, **given(words, KEYS))
         request = self._request(self.prompt_ids(prompt, config.template), config, stops)
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)

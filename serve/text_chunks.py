@@ -89,7 +89,8 @@ class Pieces:
         if self._text is None or not self._wants_logprobs:
             return []
         places = Places(self._text)
-        return [places.add(self._ids[0], None), *(places.add(*one) for one in said)]
+        first = places.add(self._ids[0], None)
+        return [first, *(places.add(*one) for one in said)]
 
     def _tokens(self, said: Sequence[Logprob]) -> list[Token]:
         if self._places is None:
@@ -153,8 +154,8 @@ def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
     of its path, a logarithm of a probability.
     """
     tree, answer = generation.tree, generation.answer
-    best = sorted(tree.live, key=lambda node: (-tree.score[node], node))[:SHOWN]
-    shown = [_guess(tree, node, text) for node in sorted(best)]
+    ranked = sorted(tree.live, key=lambda node: (-tree.score[node], node))
+    shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
     return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed, "accepted": generation.accepted,
             "tokens": answer.new_tokens, "passes": answer.target_passes,
             "seconds": round(answer.prefill_seconds + answer.decode_seconds, 3),

@@ -19,7 +19,8 @@ from tp.overlap import Product
 def slowest(profile: Profile, ranks: Sequence[int]) -> Profile:
     """The times of the slowest board of a group, and of the longest wire between neighbours in it."""
     board = max((profile.board(rank) for rank in ranks), key=lambda one: one.model)
-    wires = [profile.link(rank, other) for rank, other in zip(ranks, [*ranks[1:], ranks[0]])]
+    neighbours = zip(ranks, [*ranks[1:], ranks[0]])
+    wires = [profile.link(rank, other) for rank, other in neighbours]
     wire = max(wires, key=lambda one: (one.step, -one.mbps))
     return replace(board, latency=wire.latency, mbps=wire.mbps, step=wire.step)
 

@@ -92,7 +92,8 @@ class VirtualStage:
 
     def hear(self, msg: Message, now: float) -> None:
         """Take in a message at the moment at which it arrives."""
-        self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=getattr(msg, "nodes", []))
+        nodes = getattr(msg, "nodes", [])
+        self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=nodes)
         if isinstance(msg, Prune):
             self._prune(msg, now)
         else:
@@ -168,7 +169,8 @@ class VirtualStage:
         rows, inner = len(segment.nodes), segment.inner
         if inner is not None:
             inner = inner.new_empty(rows, inner.shape[1] + self._does.kept)
-        return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=(*segment.visits, visit))
+        visits = (*segment.visits, visit)
+        return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=visits)
 
     def _pass_on(self, msg: Message, now: float) -> None:
         nodes = getattr(msg, "nodes", [])

@@ -16,6 +16,7 @@ MOST = 1 << 20  # bytes of an entry
 RANKS = 1 << 10  # the most of one run
 COUNT = 1 << 62  # counters stay below
 DIGITS = 20  # of a whole number
+TYPED = (str, int, float, bool)  # what a person types
 
 Facts = Dict[str, Any]  # of one rank, by name
 
@@ -46,12 +47,13 @@ def _whole(least: int, end: int) -> Callable[[Any], bool]:
 
 def _is_address(value: Any) -> bool:
     parts = value.split(".") if isinstance(value, str) else []
-    return len(parts) == 4 and all(re.fullmatch("0|[1-9][0-9]{0,2}", part) and int(part) < 256 for part in parts)
+    numbers = [int(part) for part in parts if re.fullmatch("0|[1-9][0-9]{0,2}", part)]
+    return len(parts) == len(numbers) == 4 and max(numbers) < 256
 
 
 def _is_settings(value: Any) -> bool:
     """Whether it is the keys of a configuration, each with a value as a person types it."""
-    return isinstance(value, dict) and all(type(entry) in (str, int, float, bool) for entry in value.values())
+    return isinstance(value, dict) and all(type(entry) in TYPED for entry in value.values())
 
 
 RANK = _whole(0, RANKS)
@@ -66,7 +68,8 @@ def _is_facts(value: Any) -> bool:
     if not isinstance(value, dict) or not value.keys() <= known.keys():
         return False
     wanted = ALWAYS if "error" in value else FACTS
-    return wanted.keys() <= value.keys() and fits(value, {name: known[name] for name in value})
+    form = {name: known[name] for name in value}
+    return wanted.keys() <= value.keys() and fits(value, form)
 
 
 # --- kinds: from the bytes of an entry to the same entry, if it is sound ----------------------------------------------

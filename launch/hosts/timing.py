@@ -74,7 +74,8 @@ def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch
     parents = [max(0, node - 1) for node in ids] if is_text else [context - 1] * len(ids)
     pos = ids if is_text else [context] * len(ids)
     rows = len(ids)
-    x = torch.ones(rows, dtype=torch.long) if inputs is None else inputs.expand(rows, -1).clone()
+    tokens = torch.ones(rows, dtype=torch.long)
+    x = tokens if inputs is None else inputs.expand(rows, -1).clone()
     text = rows if is_text else 0
     stage.apply(Segment(request, ids, parents, pos, text, x, None))
     if stage.device.type == "cuda":
@@ -96,7 +97,9 @@ def random_stage(sizes: LlamaConfig, layers: int, like: torch.Tensor, quant: str
 
 def _random(parameter: torch.Tensor) -> torch.Tensor:
     shape = parameter.shape
-    return torch.ones(shape) if parameter.dim() == 1 else torch.randn(shape) / shape[-1] ** 0.5
+    if parameter.dim() == 1:
+        return torch.ones(shape)
+    return torch.randn(shape) / shape[-1] ** 0.5
 
 
 def answered(asked: Any) -> dict[str, Any]:
