@@ -1,6 +1,6 @@
 """A live pipeline as rank 0 holds it: what commands, the evaluation and a person's own program share.
 
-It knows nothing about how the other ranks were started: `around.py` and `run.py` do that.
+It knows nothing about how the other ranks were started: `open_rank0.py` and `run.py` do that.
 """
 from __future__ import annotations
 

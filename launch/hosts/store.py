@@ -2,7 +2,7 @@
 
 It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
 say where an entry came from; before torch 2 there is no other way to know. A request and its reply are a line of JSON
-each. It knows nothing about what entries mean: `entries.py` has their form. `seats.py` serves it.
+each. It knows nothing about what entries mean: `entries.py` has their form. `store_server.py` serves it.
 """
 from __future__ import annotations
 
