@@ -10,7 +10,7 @@ import time
 from typing import Any, AsyncIterator, Dict, Sequence
 
 from launch.request_loop import Reports
-from model.token_text import Spelled
+from model.token_text import TokenText
 from serve.engine import Ended, Engine, Event, Job, Sight
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Piece, Token
@@ -186,7 +186,7 @@ def in_completion(tokens: Sequence[Token]) -> Facts:
             "text_offset": [token.offset for token in tokens]}
 
 
-def _entry(spelled: Spelled, logprob: float | None) -> Facts:
+def _entry(spelled: TokenText, logprob: float | None) -> Facts:
     data = None if spelled.data is None else list(spelled.data)
     return {"token": spelled.name, "logprob": logprob, "bytes": data}
 
@@ -199,5 +199,5 @@ def _likeliest(token: Token) -> dict[str, float] | None:
     return {**others, _name(token.spelled): token.logprob}
 
 
-def _name(spelled: Spelled) -> str:
+def _name(spelled: TokenText) -> str:
     return spelled.name if spelled.whole else f"bytes:{spelled.name}"

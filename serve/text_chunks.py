@@ -11,7 +11,7 @@ from launch.generation import Generation
 from launch.pipeline import Pipeline
 from model.logprobs import Logprob
 from model.text import Text
-from model.token_text import Spelled, Spelling
+from model.token_text import TokenText, TokenTexts
 from model.tree import TokenTree
 from serve.protocol import Choice, Refused
 
@@ -26,10 +26,10 @@ class Token(NamedTuple):
     The first token of a prompt has no log-probability.
     """
 
-    spelled: Spelled
+    spelled: TokenText
     offset: int
     logprob: float | None
-    likeliest: Sequence[tuple[Spelled, float]] = ()
+    likeliest: Sequence[tuple[TokenText, float]] = ()
 
 
 class Piece(NamedTuple):
@@ -43,7 +43,7 @@ class Places:
     """The places of tokens in a text, in whose front so many characters stand already."""
 
     def __init__(self, text: Text, offset: int = 0) -> None:
-        self._stream, self._spelling = text.stream(), Spelling(text.tokenizer)
+        self._stream, self._spelling = text.stream(), TokenTexts(text.tokenizer)
         self._offset = offset
 
     def add(self, token: int, logprob: float | None, likeliest: Sequence[tuple[int, float]] = ()) -> Token:
@@ -154,7 +154,7 @@ def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
     of its path, a logarithm of a probability.
     """
     tree, answer = generation.tree, generation.answer
-    ranked = sorted(tree.live, key=lambda node: (-tree.score[node], node))
+    ranked = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))
     shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
     return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed, "accepted": generation.accepted,
             "tokens": answer.new_tokens, "passes": answer.target_passes,
@@ -163,8 +163,8 @@ def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
 
 
 def _guess(tree: TokenTree, node: int, text: Text | None) -> dict[str, Any]:
-    token, parent = tree.token[node], tree.parent[node]
+    token, parent = tree.nodes[node].token, tree.nodes[node].parent
     written = text.tokenizer.convert_ids_to_tokens(token) if text else None
-    path = tree.score[node] - tree.score[tree.tip]
+    path = tree.nodes[node].score - tree.nodes[tree.tip].score
     return {"id": node, "parent": parent if parent in tree.live else None, "sent": node not in tree.waiting,
             "text": str(written or token).translate(SPACES), "score": round(path, 2)}
