@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Iterator, Sequence
 
-from config.files import check_output
 from config.ranges import Checked, Range, number, outside, unknown
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
+from eval.keys import problems_of_files
 
 COMMAND = "python -m scripts.simulate"
 PICTURES = (".png", ".svg")
@@ -267,14 +267,3 @@ class Paper(Checked):
         yield from outside(vars(self), self.RANGES)
         if not self.LIST.fullmatch(self.lookaheads):
             yield f"lookaheads={self.lookaheads} is no list of lookaheads: write numbers with commas between, as 1,5,10"
-
-
-def problems_of_files(config: Any, *names: str) -> Iterator[str]:
-    """What is wrong with the files that a command shall write."""
-    for name in names:
-        path = getattr(config, name)
-        try:
-            if path:
-                check_output(path, f"choose another {name}=")
-        except ValueError as error:
-            yield str(error)

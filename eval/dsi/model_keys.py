@@ -1,7 +1,7 @@
 """The keys of the commands that run models: acceptance, latency, table and predict."""
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence
@@ -12,8 +12,9 @@ from config.presets import TOY
 from config.ranges import WHOLE, Range, outside
 from config.run_config import RunConfig
 from config.typed import over, preset_of, typed
-from eval.dsi.keys import COMMAND, problems_of_files
-from eval.pair_keys import COUNT, DRAFTS, SETS, TARGET, Measured
+from eval.dsi.keys import COMMAND
+from eval.keys import AsksSets, problems_of_files
+from eval.pair_keys import COUNT, DRAFTS, TARGET, Measured
 from eval.prompts import problems as problems_of_sets
 
 TIMED = {"repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
@@ -176,8 +177,11 @@ OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a mea
 
 
 @dataclass(frozen=True)
-class PredictConfig(RunConfig):
+class PredictConfig(AsksSets):
     """One prediction and its measurement."""
+
+    REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
+               "hosts")
 
     EXAMPLES: ClassVar[str] = f"""\
   {COMMAND} predict
@@ -187,34 +191,26 @@ class PredictConfig(RunConfig):
 
     # What is compared
     methods: str = ",".join(METHODS)  # those that are predicted and measured (commas between); ar always is
-    sets: str = SETS  # the data sets; question_begin and question_end are of each
-    data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
     measure: bool = True  # run the methods, too, in the time that the cluster would need; false: predict only
     traces: str = ""  # JSON file for the texts and matches, which are read if it is there; empty: none
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         yield from _problems_of_methods(self)
-        yield from _problems_of_chains(self)
-        yield from _problems_of_runs(self)
+        yield from _problems_of_chains(self.run)
+        if self.run.cluster is None:
+            yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
+        yield from problems_of_files(self.run, "output")
+        yield from problems_of_files(self, "traces")
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods, `ar` first, with which all others are compared."""
         return ("ar", *(name for name in listed(self.methods) if name != "ar"))
 
-    def run(self, method: str, virtual: bool) -> RunConfig:
+    def single(self, method: str, virtual: bool) -> RunConfig:
         """The configuration of a single run by one of the methods, in virtual time or as it is measured."""
-        own = {key.name: getattr(self, key.name) for key in fields(RunConfig)}
-        own.update(pipeline_type=method, output="")
-        if virtual:
-            own.update(time="virtual", slowdown=1.0)
-        return RunConfig(**own)
-
-    @property
-    def chosen_sets(self) -> tuple[str, ...]:
-        """The names of the data sets."""
-        return listed(self.sets)
+        timed: dict[str, Any] = {"time": "virtual", "slowdown": 1.0} if virtual else {}
+        return replace(self.run, pipeline_type=method, output="", **timed)
 
 
 def words(argv: Sequence[str]) -> list[str]:
@@ -243,7 +239,7 @@ def _problems_of_methods(c: PredictConfig) -> Iterator[str]:
     yield from problems_of_sets(c.chosen_sets)
 
 
-def _problems_of_chains(c: PredictConfig) -> Iterator[str]:
+def _problems_of_chains(c: RunConfig) -> Iterator[str]:
     if c.draft != "model":
         yield (f"draft={c.draft} guesses by more than a record of the text holds: add draft=model draft_dir=FOLDER, a "
                "small model")
@@ -256,17 +252,3 @@ def _problems_of_chains(c: PredictConfig) -> Iterator[str]:
         if getattr(c, key) == open_value:
             yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
                    "number from 1")
-
-
-def _problems_of_runs(c: PredictConfig) -> Iterator[str]:
-    """What a single run may have, but not a prediction."""
-    if c.cluster is None:
-        yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
-    if c.virtual:
-        yield "time=virtual is that of the prediction, and time=real that of the measurement: leave time out"
-    if c.pipeline_type != RunConfig.pipeline_type:
-        yield f"pipeline_type={c.pipeline_type} is of a single run: write methods=NAME,NAME"
-    for key in ("model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "trace", "hosts"):
-        if getattr(c, key):
-            yield f"a prediction has no {key}: leave it out (base_dir and sets name the model and the questions)"
-    yield from problems_of_files(c, "output", "traces")

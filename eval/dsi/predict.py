@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Dict, NamedTuple, Sequence
 
 from tqdm import tqdm
 
 from config.cli import parse
+from config.command import flat
 from config.files import write_json
 from config.methods import METHODS
 from config.run_config import RunConfig
@@ -73,7 +74,7 @@ class Measured(NamedTuple):
 
 def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Request:
     """The request whose answer is in the record."""
-    return Request(prompt, sampler_of(config), config.max_new_tokens, frozenset(book.ends))
+    return Request(prompt, sampler_of(config), config.run.max_new_tokens, frozenset(book.ends))
 
 
 def spent_on(answer: Answer, scale: float = 1.0) -> Spent:
@@ -90,7 +91,7 @@ def speed(spent: Sequence[Spent]) -> float:
 
 def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
     """What each answer takes in virtual time by a method."""
-    run = config.run(method, virtual=True)
+    run = config.single(method, virtual=True)
     spent = []
     for one in book.answers:
         recorded = Recorded(one.record(coupled=method == "dsi"), book.vocab)
@@ -134,7 +135,7 @@ class Numbers(NamedTuple):
 
 def numbers_of(config: PredictConfig, book: Book) -> Numbers:
     """What the closed forms know of the cluster and the record."""
-    run = config.run("ar", virtual=True)
+    run = config.single("ar", virtual=True)
     profile = run.cluster
     assert profile is not None, "a prediction has an emulated cluster"
     acceptance = rate([one.likeliest for one in book.answers]).value
@@ -151,12 +152,12 @@ def closed_form(config: PredictConfig, method: str, numbers: Numbers) -> float:
     """
     target, drafter, hop, acceptance, stages = numbers
     if method == "dsi":
-        cost = formulas.dsi_rate(target, drafter, acceptance, config.tree.lookahead)
+        cost = formulas.dsi_rate(target, drafter, acceptance, config.run.tree.lookahead)
     elif method == "serial":
         latency = formulas.latency(target, stages, hop)
-        cost = formulas.si_rate(latency, drafter, acceptance, config.init_depth + 1)
+        cost = formulas.si_rate(latency, drafter, acceptance, config.run.init_depth + 1)
     else:
-        guesses = config.run_pipeinfer if method == "pipeinfer" else config.init_depth + 1
+        guesses = config.run.run_pipeinfer if method == "pipeinfer" else config.run.init_depth + 1
         form = formulas.PIPELINES["continuous" if method == "pipeinfer" else method]
         cost = form(target, drafter, acceptance, guesses, stages, hop)
     return 1e3 / float(cost)
@@ -173,10 +174,10 @@ def measured(config: PredictConfig, given: Sequence[str], book: Book) -> Measure
         options.pop(key, None)
     found = Measured(defaultdict(list), Counter())
     total = len(config.chosen_methods) * len(book.answers)
-    with tqdm(total=total, unit="answer", desc=f"emulated, {config.profile}", file=sys.stderr) as bar:
+    with tqdm(total=total, unit="answer", desc=f"emulated, {config.run.profile}", file=sys.stderr) as bar:
         for methods in filter(None, (ring, copies)):
             with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
-                decoders = {name: pipeline.decoder_for(config.run(name, virtual=False)) for name in methods}
+                decoders = {name: pipeline.decoder_for(config.single(name, virtual=False)) for name in methods}
                 _answer_all(config, book, decoders, found, bar)
     return found
 
@@ -189,7 +190,7 @@ def _answer_all(config: PredictConfig, book: Book, decoders: dict[str, Decoder],
     for one in book.answers:
         for name, decoder in decoders.items():
             answer = decoder.whole(request_of(config, book, one.prompt))
-            found.spent[name].append(spent_on(answer, config.slowdown))
+            found.spent[name].append(spent_on(answer, config.run.slowdown))
             found.other[name] += answer.token_ids != one.text
             bar.update()
 
@@ -198,8 +199,7 @@ def _answer_all(config: PredictConfig, book: Book, decoders: dict[str, Decoder],
 
 def main(argv: Sequence[str]) -> int:
     given = words(argv)
-    config = parse(given, f"{COMMAND} predict", PredictConfig)
-    assert isinstance(config, PredictConfig), f"a prediction was read as {type(config).__name__}"
+    config = parse(given, f"{COMMAND} predict", kind=PredictConfig)
     book = book_of(config)
     numbers = numbers_of(config, book)
     try:
@@ -215,16 +215,16 @@ def main(argv: Sequence[str]) -> int:
     print(f"{heading(config, book, numbers)}\n\n{table(rows)}\n\n{NOTE}")
     if found:
         print("\n".join(notes(rows, found)))
-    if config.output:
-        write_json(config.output, report(config, book, rows, found))
+    if config.run.output:
+        write_json(config.run.output, report(config, book, rows, found))
     return 0
 
 
 def heading(config: PredictConfig, book: Book, numbers: Numbers) -> str:
     """What was asked, and the numbers of the closed forms."""
     tokens = sum(len(one.text) for one in book.answers)
-    return (f"{config.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
-            f"temperature {config.temperature:g}; lookahead {config.lookahead}\n"
+    return (f"{config.run.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
+            f"temperature {config.run.temperature:g}; lookahead {config.run.lookahead}\n"
             f"T {numbers.target:g} ms, d {numbers.drafter:g} ms, hop {numbers.hop:g} ms, a {numbers.acceptance:.3f}")
 
 
@@ -258,7 +258,7 @@ def report(config: PredictConfig, book: Book, rows: Rows, found: Measured | None
     content: dict[str, Any] = {
         "predicted": "simulated",
         "measured": "emulated" if found else None,
-        "keys": asdict(config),
+        "keys": flat(config),
         "tokens_per_second": speeds,
         "matches": [one.likeliest for one in book.answers]}
     if found:

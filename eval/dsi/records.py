@@ -56,7 +56,7 @@ FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "answers": [ANSWER]}
 
 def sampler_of(config: PredictConfig) -> Sampler:
     """What chooses the tokens of the target."""
-    return Sampler(config.temperature, config.top_p, config.top_k, config.seed)
+    return Sampler(config.run.temperature, config.run.top_p, config.run.top_k, config.run.seed)
 
 
 def book_of(config: PredictConfig) -> Book:
@@ -67,7 +67,7 @@ def book_of(config: PredictConfig) -> Book:
     path = Path(config.traces)
     if config.traces and path.is_file():
         book = _kept(path, settings_of(config, SETTINGS))
-        check_room([one.prompt for one in book.answers], config.max_length, config)
+        check_room([one.prompt for one in book.answers], config.run.max_length, config)
         return book
     book = _made(config)
     if config.traces:
@@ -80,8 +80,9 @@ def book_of(config: PredictConfig) -> Book:
 def check_room(prompts: Sequence[Sequence[int]], context: int, config: PredictConfig) -> None:
     """Raise ValueError if a prompt and its answer may not fit into so many tokens."""
     longest = max(map(len, prompts))
-    if longest + config.max_new_tokens > context:
-        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={config.max_new_tokens} in a "
+    most = config.run.max_new_tokens
+    if longest + most > context:
+        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={most} in a "
                          f"context of {context}: give less, or other sets= or questions")
 
 
@@ -107,15 +108,15 @@ def _are_sound(answers: Sequence[dict[str, list[int]]], vocab: int) -> bool:
 # --- with both models -------------------------------------------------------------------------------------------------
 
 def _made(config: PredictConfig) -> Book:
-    opened = Measured(dtype=config.dtype, device=config.device, threads=config.threads_per_rank)
-    target, drafter = (open_model(folder, opened) for folder in (config.base_dir, config.draft_dir))
+    opened = Measured(dtype=config.run.dtype, device=config.run.device, threads=config.run.threads_per_rank)
+    target, drafter = (open_model(folder, opened) for folder in (config.run.base_dir, config.run.draft_dir))
     check_pair(target, drafter)
     sampler, answers = sampler_of(config), []
     prompts = _prompts(config, target.text)
     contexts = (model.whole.config.context for model in (target, drafter))
-    check_room(prompts, min(config.max_length, *contexts), config)
+    check_room(prompts, min(config.run.max_length, *contexts), config)
     for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
-        text = answer(target, prompt, config.max_new_tokens, sampler)
+        text = answer(target, prompt, config.run.max_new_tokens, sampler)
         likeliest = record(drafter, prompt, text, Sampler())
         coupled = record(drafter, prompt, text, sampler)
         answers.append(Written(prompt, text, likeliest, coupled))
@@ -124,7 +125,7 @@ def _made(config: PredictConfig) -> Book:
 
 def _prompts(config: PredictConfig, text: Text) -> Sequence[list[int]]:
     """The first turns of all chosen questions as token ids."""
-    begin, end = config.question_begin, config.question_end
+    begin, end = config.run.question_begin, config.run.question_end
     sets = (load(config.data, name, begin, end) for name in config.chosen_sets)
     asked = [question.turns[0] for questions in sets for question in questions]
-    return [text.prompt_ids([question], config.template) for question in asked]
+    return [text.prompt_ids([question], config.run.template) for question in asked]

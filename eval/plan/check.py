@@ -73,7 +73,7 @@ def opened(run: RunConfig, **more: Any) -> Pipeline:
 
 def _spent(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Checked]:
     """What candidates over one split take, each after the other in every round."""
-    runs = [config.run(**values(one.keys)) for one in candidates]
+    runs = [config.single(**values(one.keys)) for one in candidates]
     answers = book.answers[:ANSWERS]
     with opened(runs[0]) as pipeline:
         decoders = [pipeline.decoder_for(run) for run in runs]

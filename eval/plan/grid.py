@@ -72,7 +72,7 @@ def judge(site: Boards, config: PlanConfig, mine: Book, others: Book) -> Judged:
     rivals = search.run(made)
     bench = Bench(site, config, others)
     named = [choice(found), plain_of(rivals), *_near(found), *_near(rivals)]
-    trials = {one: bench.trial(one, others.answers, config.max_new_tokens)
+    trials = {one: bench.trial(one, others.answers, config.run.max_new_tokens)
               for one in dict.fromkeys(trial.candidate for trial in named)}
     chosen, plain = (trials[trial.candidate] for trial in named[:2])
     best = max(trials.values(), key=lambda trial: trial.speed)

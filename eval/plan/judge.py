@@ -51,7 +51,8 @@ def planner(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner`; its exit code."""
     grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
     config = plan_of(grid.questions, grid.tokens, grid.drafts)
-    others = replace(config, question_begin=grid.questions, question_end=grid.questions + grid.judges)
+    later = replace(config.run, question_begin=grid.questions, question_end=grid.questions + grid.judges)
+    others = replace(config, run=later)
     books = [made(config), made(others)]
     rows = []
     with ProcessPoolExecutor(grid.workers) as pool:
@@ -69,9 +70,7 @@ def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -
     """A plan with the bundled models: so many questions of each set are recorded, and at most so many tokens of each.
     """
     keys = (f"profile={profile}", f"question_end={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
-    config = parse(words(["toy", *keys]), COMMAND, PlanConfig)
-    assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
-    return config
+    return parse(words(["toy", *keys]), COMMAND, kind=PlanConfig)
 
 
 def _judged(number: int, grid: GridConfig, books: list[Book]) -> dict[str, Any]:

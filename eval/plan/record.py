@@ -12,7 +12,6 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.drafts import listed
 from config.files import fits, whole, write_json
 from config.questions import load
 from eval.plan.keys import PlanConfig
@@ -125,7 +124,7 @@ def _kept(path: Path, settings: dict[str, Any]) -> Book:
 
 def made(config: PlanConfig) -> Book:
     """A record by the models themselves, all in this process."""
-    usual = config.run(pipeline_type="ar", **APART)
+    usual = config.single(pipeline_type="ar", **APART)
     with as_virtual(usual, *prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         assert pipeline.text is not None, "questions are text"
         writer = pipeline.decoder
@@ -134,7 +133,7 @@ def made(config: PlanConfig) -> Book:
         answers = []
         for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
             ends = frozenset(pipeline.text.end_ids)
-            text = writer.whole(Request(prompt, Sampler(), config.max_new_tokens, ends)).token_ids
+            text = writer.whole(Request(prompt, Sampler(), config.run.max_new_tokens, ends)).token_ids
             guesses = {name: _table(decoder, network, prompt, text) for name, (decoder, network) in readers.items()}
             answers.append(Written(prompt, text, guesses))
         networks = {name: Network(network.source, network.lag, network.drifts)
@@ -147,7 +146,7 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> dict[str, tuple[Decoder,
     """A decoder for each network that is there, by the name of the network."""
     found = {}
     for kind in config.kinds:
-        decoder = pipeline.decoder_for(config.run(pipeline_type="serial", draft=kind, **APART))
+        decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind, **APART))
         for network in decoder.draft.networks:
             assert isinstance(network, TreeDraft), network
             found[network.source] = decoder, network
@@ -158,18 +157,19 @@ def _prompts(pipeline: Pipeline, config: PlanConfig) -> list[list[int]]:
     """The questions as token ids, one of each set and then the next of each, so that the first few are of all kinds."""
     text = pipeline.text
     assert text is not None, "questions are text"
-    begin, end = config.question_begin, config.question_end
-    by_set = [load(config.data, name, begin, end) for name in listed(config.sets)]
+    begin, end = config.run.question_begin, config.run.question_end
+    by_set = [load(config.data, name, begin, end) for name in config.chosen_sets]
     asked = filter(None, chain.from_iterable(zip_longest(*by_set)))
-    prompts = [text.prompt_ids([question.turns[0]], config.template) for question in asked]
+    prompts = [text.prompt_ids([question.turns[0]], config.run.template) for question in asked]
     _check_room(prompts, pipeline.spec, config)
     return prompts
 
 
 def _check_room(prompts: Sequence[Sequence[int]], spec: RankSpec, config: PlanConfig) -> None:
     longest = max(map(len, prompts))
-    if longest + config.max_new_tokens > spec.context:
-        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={config.max_new_tokens} in a "
+    most = config.run.max_new_tokens
+    if longest + most > spec.context:
+        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={most} in a "
                          f"context of {spec.context}: give less, or other sets= or questions")
 
 

@@ -99,8 +99,8 @@ class Bench:
 
     def __init__(self, site: Boards, config: PlanConfig, book: Book) -> None:
         self.site, self.book = site, book
-        self._usual = config.run()
-        self._context = config.max_length
+        self._usual = config.single()
+        self._context = config.run.max_length
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """The keys of a run of this candidate, but those of its split."""

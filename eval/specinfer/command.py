@@ -14,7 +14,7 @@ from config.methods import METHODS
 from config.questions import Question
 from config.run_config import RunConfig
 from config.schema.untrusted import harmless, plain
-from eval.specinfer.flexflow import ANOTHER, GenerationResult, Request, answer_to, keep
+from eval.specinfer.flexflow import ANOTHER, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Call, SpecInferConfig, help_text, read
 from launch.ask import questions, table
 from launch.pipeline import Pipeline
@@ -24,12 +24,12 @@ from launch.run import Command, run
 MODULE = "scripts.spec_infer start"  # what a rank is
 
 
-def answer_all(pipeline: Pipeline) -> None:
+def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
     """On rank 0: answer one prompt after the other; the lines are appended as soon as an answer is whole.
 
     A prompt that cannot be answered is reported and left out; the exit code says so in the end.
     """
-    config, answers, asked = pipeline.config, [], _asked(pipeline.config)
+    answers, asked = [], _asked(own.run)
     for number, question in enumerate(asked):
         prompt, = question.turns
         print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
@@ -38,20 +38,13 @@ def answer_all(pipeline: Pipeline) -> None:
         except ValueError as error:
             print(f"flowspec: Prompt[{number}] is left out: {plain(str(error))}", file=sys.stderr)
             continue
-        _keep(config, result)
+        keep(own.lines, result, METHODS[own.run.pipeline_type].draft == "none")
         answers.append(result.answer)
         print(f"\n\n{table([result.answer])}\n", flush=True)
     if len(answers) > 1:
         print(f"All {len(answers)} answers\n\n{table(answers)}")
     if len(answers) < len(asked):
         raise SystemExit(WRONG)
-
-
-def _keep(config: RunConfig, result: GenerationResult) -> None:
-    """Append SpecInfer's lines to the output file, if there is one."""
-    assert isinstance(config, SpecInferConfig), f"SpecInfer's lines were asked of a {type(config).__name__}"
-    incremental = METHODS[config.pipeline_type].draft == "none"
-    keep(config.lines, result, incremental)
 
 
 def _show(piece: str) -> Any:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 
+from config.command import CommandKeys
 from config.files import fits
 from config.files import whole as read_json
 from config.keys import nearest
 from config.presets import MODELS
 from config.ranges import number, whole
-from config.run_config import RunConfig
 from config.typed import typed
 from eval.specinfer.flags import BY_NAME, CONFIG_FILE, FLAGS, INCR_DECODING, OPTIONS, SPEC_INFER, Flag
 
@@ -36,7 +36,7 @@ JOINED: Mapping[str, Callable[[Sequence[str]], str]] = {
 
 
 @dataclass(frozen=True)
-class SpecInferConfig(RunConfig):
+class SpecInferConfig(CommandKeys):
     """A run that also writes SpecInfer's lines."""
 
     # What SpecInfer writes
