@@ -155,7 +155,7 @@ def _problems(c: EvalConfig) -> Iterator[str]:
     yield from wrong_numbers("temperatures", c.temperatures, RANGES["temperature"])
     yield from c.draft_problems()
     lists = {"methods": c.chosen_methods, "drafts": c.asked_drafts, "sets": c.chosen_sets,
-             "temperatures": listed(c.temperatures)}
+             "temperatures": c.chosen_temperatures}
     yield from empty(lists)
     for key, chosen in lists.items():
         if len(set(chosen)) < len(chosen):
@@ -187,7 +187,7 @@ def wrong_numbers(key: str, value: str, allowed: Range, kind: Pattern[str] = NUM
             yield f"{key}={value}: {word} is not possible: give {allowed.advice}, with commas between"
 
 
-def empty(lists: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def empty(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """Which lists of keys name nothing."""
     for key, chosen in lists.items():
         if not chosen:

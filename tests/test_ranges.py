@@ -20,6 +20,8 @@ FAR = (str(10**30), str(-10**30))
 
 def refusal(option: Option, text: str) -> str:
     with pytest.raises(ValueError) as error:
+        if option.name in EvalConfig.REFUSED:
+            parse(["profile=wifi", f"{option.name}={text}"])
         parse(["profile=wifi", "methods=ar", f"{option.name}={text}"], kind=EvalConfig)
     return str(error.value)
 
