@@ -254,7 +254,8 @@ def test_candidates_answer_on_this_machine_and_the_fastest_is_chosen_if_it_is_fa
 
 def here(config_of_profile):
     """The same plan for this machine."""
-    return replace(config_of_profile, profile="none", measure=True, check=2)
+    run = replace(config_of_profile.run, profile="none")
+    return replace(config_of_profile, run=run, measure=True, check=2)
 
 
 def test_a_candidate_that_does_not_run_here_is_left_out():

@@ -15,7 +15,7 @@ from config.drafts import parts
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question
-from config.run_config import RunConfig
+from config.run_config import CHOICES, RunConfig
 from eval import results as results_module
 from eval.command import evaluate
 from eval.evaluation import Evaluation, all_jobs
@@ -287,6 +287,7 @@ def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_pa
 def test_methods_of_another_target_get_a_start_of_their_own(monkeypatch):
     monkeypatch.setitem(METHODS, "tp", Method("serial", "tp", "eagle", ""))
     monkeypatch.setitem(METHODS, "two", Method("serial", "ring", "two", ""))
+    monkeypatch.setitem(CHOICES, "pipeline_type", tuple(METHODS))
     assert EvalConfig.of(methods="tp,naive,ar,serial").groups == [("ar", "naive", "serial"), ("tp",)]
     assert EvalConfig.of(methods="naive,two,ar").groups == [("ar", "naive"), ("two",)]
     assert EvalConfig.of(methods="ar").groups == [("ar",)]

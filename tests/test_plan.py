@@ -223,7 +223,8 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
 def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
     path = tmp_path / "three.json"
     path.write_text(json.dumps({"like": "jetson-7b", "memory": [8, 8, 8]}))
-    config = replace(config_of(), profile=str(path))
+    usual = config_of()
+    config = replace(usual, run=replace(usual.run, profile=str(path)))
     assert cluster(config).factors == (1.0, 1.0, 1.0)
     assert cluster(replace(config, boards=2)).memory == (8.0, 8.0)
     with pytest.raises(ValueError, match="the memory of 3 boards is given, but there are 4"):
@@ -235,7 +236,8 @@ def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
 def test_a_measurement_of_another_model_is_refused(tmp_path):
     path = tmp_path / "here.json"
     write(str(path), replace(SITE, model_of="other"))
-    config = replace(config_of(), profile="none", measured=str(path))
+    usual = config_of()
+    config = replace(usual, run=replace(usual.run, profile="none"), measured=str(path))
     with pytest.raises(ValueError, match="was measured with other, and this is llama"):
         measured(config)
     with pytest.raises(ValueError, match="add measure=true"):
