@@ -12,14 +12,14 @@ from config.command import CommandKeys
 from config.drafts import headless, needs_head, no_head
 from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
-from config.presets import PRESETS, ROOT, under
+from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.typed import opened
 
 Keys = TypeVar("Keys", bound=CommandKeys)
 Names = Sequence[str]
 Values = Mapping[str, Any]
-DEFAULT_PRESET = "toy"
+DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
 COMMAND = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
          "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
@@ -158,7 +158,8 @@ def _chosen(preset: RunConfig, typed: Mapping[str, Any]) -> dict[str, Any]:
 def help_text(command: str = COMMAND, kind: type[CommandKeys] | None = None) -> str:
     """The text of `--help`: usage, presets, methods, and every key with its default and its meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
-             f"PRESET names a model ({DEFAULT_PRESET} if left out). A value with spaces goes in quotes with its key.",
+             f"PRESET names a model (if left out: {SMOLLM2}, or {DEFAULT_PRESET} where that cannot be fetched).",
+             "A value with spaces goes in quotes with its key.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(COMMAND, command), "",
              "presets:"]
     lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]

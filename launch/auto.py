@@ -37,6 +37,7 @@ from config.typed import opened, preset_of, typed
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
+from launch.models import with_model
 from launch.prepare import open_part
 from launch.processes import INTERRUPTED, LOST
 from model.text import VOCABULARIES
@@ -58,6 +59,7 @@ def settled(argv: Sequence[str], kind: type[CommandKeys] | None = None) -> list[
 
     What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
     """
+    argv = with_model(argv)
     words = opened(argv)
     planned = is_asked(words)
     compares = hasattr(kind, "methods")  # several methods, which are named
