@@ -34,7 +34,8 @@ def parts(name: str) -> NamedDraft:
             raise ValueError(f"{part} names no folder: write {kind}:DIR, or {kind} alone")
         if colon:
             folders[kind] = _found(folder)
-    return NamedDraft("+".join(kinds), folders.get("eagle", ""), folders.get("model", ""))
+    head, model = folders.get("eagle", ""), folders.get("model", "")
+    return NamedDraft("+".join(kinds), head, model)
 
 
 def _found(folder: str) -> str:

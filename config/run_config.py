@@ -267,7 +267,8 @@ class RunConfig(Checked):
             idle = replace(idle, nodes=0, depth=0)
         wide = self.init_topk_pipedec
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
-        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=max(worth, LEAST))
+        least = max(worth, LEAST)
+        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=least)
         return TreeConfig(
             init=by_policy(init, policy, self.expansion, self.opt_threshold), expand=expand, idle=idle,
             layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
@@ -286,7 +287,9 @@ class RunConfig(Checked):
 def _problems(c: RunConfig) -> Iterator[str]:
     """What is wrong with a configuration, each in a sentence that names the fix."""
     values = vars(c)
-    choices = {name: words for name, words in CHOICES.items() if name != "profile" or not is_file(c.profile)}
+    choices = dict(CHOICES)
+    if is_file(c.profile):
+        del choices["profile"]
     yield from unknown(values, choices)
     yield from outside(values, RANGES)
     for name, usual in EMULATION.items():
@@ -353,7 +356,8 @@ def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if not all(map(COPIES.holds, counts)):
         yield (f"replicas={c.replicas} is not possible: give 0 for as many as fill four ranks, a number of copies from "
                "1 to 1024, or copies and stages of each, as 2x2")
-    if c.lookahead != "auto" and not (COUNTED.fullmatch(c.lookahead) and GUESSES.holds(int(c.lookahead))):
+    counted = COUNTED.fullmatch(c.lookahead)
+    if c.lookahead != "auto" and not (counted and GUESSES.holds(int(c.lookahead))):
         yield f"lookahead={c.lookahead} is not possible: give auto or {GUESSES.advice}"
     if not DEVICE.fullmatch(c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"

@@ -102,11 +102,13 @@ def _problems(c: LoadConfig) -> Iterator[str]:
 def moments(path: str) -> list[float]:
     """The moments that a file lists, in seconds. Raises ValueError, with the line, for a file that is no such list."""
     found: list[float] = []
-    for place, line in enumerate(read_bytes(path, ANOTHER).decode("utf-8", "replace").splitlines(), 1):
+    text = read_bytes(path, ANOTHER).decode("utf-8", "replace")
+    for place, line in enumerate(text.splitlines(), 1):
         word = line.strip()
         if not word:
             continue
-        if not NUMBER.fullmatch(word) or not 0 <= number(word) <= LATEST or number(word) < max(found[-1:], default=0):
+        before = found[-1] if found else 0.0
+        if not NUMBER.fullmatch(word) or not before <= number(word) <= LATEST:
             raise ValueError(f"line {place} of {path} is no moment behind the one before: {FORM}")
         found.append(number(word))
     if not found:
@@ -143,5 +145,6 @@ class ServeLoadConfig(ServeConfig, AsksSets):
 
 def of_the_server(words: Sequence[str]) -> list[str]:
     """Those of the words of a measurement that its server reads."""
-    own = {option.name for option in fields(ServeLoadConfig)} - {option.name for option in fields(ServeConfig)}
-    return [word for word in words if word.partition("=")[0] not in {*own, "port"}]
+    own = {option.name for option in fields(ServeLoadConfig)}
+    of_server = {option.name for option in fields(ServeConfig)} - {"port"}
+    return [word for word in words if word.partition("=")[0] not in own - of_server]

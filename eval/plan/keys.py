@@ -84,14 +84,16 @@ class PlanConfig(AsksSets):
         head = "" if headless(run) else run.eagle_dir or run.model_dir
         there = {"eagle": head, "model": run.draft_dir, "ssm": run.ssm}
         asked = {source for name in listed(self.drafts) for source in name.split("+")}
-        asked.update(METHODS[name].draft for name in self.chosen_methods if METHODS[name].draft == "ssm")
-        return tuple(kind for kind, folder in there.items() if folder and (not self.drafts or kind in asked))
+        asked.update({METHODS[name].draft for name in self.chosen_methods} & {"ssm"})
+        found = [kind for kind, folder in there.items() if folder]
+        return tuple(kind for kind in found if not self.drafts or kind in asked)
 
     @property
     def chosen_drafts(self) -> tuple[str, ...]:
         """The drafts that may be chosen, as the key `draft` takes them."""
         mixed = (f"{kind}+suffix" for kind in self.kinds)
-        return listed(self.drafts) or ("suffix", *self.kinds, *(name for name in mixed if name in CHOICES["draft"]))
+        possible = [name for name in mixed if name in CHOICES["draft"]]
+        return listed(self.drafts) or ("suffix", *self.kinds, *possible)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:

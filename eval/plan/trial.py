@@ -156,7 +156,8 @@ class Bench:
         """The leaders of all stages, and what the stages do, ring by ring."""
         total, tiles = sum(candidate.layers), candidate.method == "galaxy"
         stages = zip(candidate.groups, candidate.layers * candidate.copies)
-        works = [work_of(self.site, Held(ranks, held / total, 0, 1 / len(ranks), tiles)) for ranks, held in stages]
+        parts = [Held(ranks, held / total, 0, 1 / len(ranks), tiles) for ranks, held in stages]
+        works = [work_of(self.site, part) for part in parts]
         depth = len(candidate.layers)
         rings = [works[i:i + depth] for i in range(0, len(works), depth)]
         return [ranks[0] for ranks in candidate.groups], rings
