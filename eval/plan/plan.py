@@ -11,7 +11,7 @@ from eval.plan.check import Checked, check
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import measured
 from eval.plan.record import Book, book_of
-from eval.plan.run.hosts import answered, boards_of
+from eval.plan.hosts import answered, boards_of
 from eval.plan.search import WORTH, Search, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import open_part, prepare
