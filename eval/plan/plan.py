@@ -8,10 +8,10 @@ from config.boards import Boards, uneven
 from config.files import write_json
 from eval.plan.candidates import PLAIN, families
 from eval.plan.check import Checked, check
+from eval.plan.hosts import answered, boards_of
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import measured
 from eval.plan.record import Book, book_of
-from eval.plan.hosts import answered, boards_of
 from eval.plan.search import WORTH, Search, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import open_part, prepare
