@@ -14,12 +14,14 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Callable, NoReturn, Sequence
 
 import torch.distributed as dist
 
 from config.cli import parse
+from config.command import CommandKeys
 from config.run_config import RunConfig
 from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, STOPPED, WRONG, die, ended_by, interrupt, say, show
@@ -35,19 +37,21 @@ from launch.trace import join_traces, open_trace
 from pipeline.failure import PeerLost, explain, foreseen
 from tp.links import Placement
 
+Main = Callable[[Pipeline], None]
+
 
 @dataclass(frozen=True)
 class Command:
     """What a command does with a live pipeline.
 
-    `module`, with its first words, is what starts in each rank; `main` is what rank 0 does; `kind` is the command's
-    configuration, a `RunConfig` or one with keys of its own; `trace` makes the trace of a rank.
+    `module`, with its first words, is what starts in each rank; `main` is what rank 0 does. A command with keys of its
+    own names their `kind`, and `main` and `trace` get them: the one behind the pipeline, the other as configuration.
     """
 
     module: str
-    main: Callable[[Pipeline], None]
-    kind: type[RunConfig] = RunConfig
-    trace: Tracing = open_trace
+    main: Callable[..., None]
+    kind: type[CommandKeys] | None = None
+    trace: Tracing | None = None  # makes the trace of a rank; None: as the keys of the run say
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
@@ -69,29 +73,40 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         if not re.fullmatch("[0-9]{1,6}", value):
             raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
     words = settled(argv, command.kind)
-    config = parse(words, os.environ.get(COMMAND, "bash run_pipe.sh"), command.kind)
+    keys = parse(words, os.environ.get(COMMAND, "bash run_pipe.sh"), kind=command.kind)
+    config = keys.run
+    main, trace = _bound(command, keys)
     board = find_board(config, os.environ)
     rendezvous = None
     if board is None:
         folder, placement = prepare(config)
     else:
         rendezvous = Participant(board) if board.rank else Coordinator(board)
-        folder, placement = rendezvous.attend(config, prepare)
+        folder, placement = rendezvous.attend(keys, prepare)
     report_left_open(argv)
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
             return spawn([*command.module.split(), *words], placement.world)
-        with alone(config, folder, placement, command.trace) as rank_0:
-            return _lead(rank_0, command.main)
+        with alone(config, folder, placement, trace) as rank_0:
+            return _lead(rank_0, main)
     if config.virtual:
         raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add time=real")
-    return _be_rank(command, config, folder, placement, rendezvous)
+    return _be_rank(config, folder, placement, rendezvous, main, trace)
+
+
+def _bound(command: Command, keys: RunConfig | CommandKeys) -> tuple[Main, Tracing]:
+    """What rank 0 does and what makes traces, with the keys of the command."""
+    main = partial(command.main, own=keys) if command.kind else command.main
+    made = command.trace
+    if made is None:
+        return main, open_trace
+    return main, lambda _, rank, clock: made(keys, rank, clock)
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _be_rank(command: Command, config: RunConfig, folder: Path, placement: Placement, rendezvous: Rendezvous | None
-             ) -> NoReturn:
+def _be_rank(config: RunConfig, folder: Path, placement: Placement, rendezvous: Rendezvous | None, main: Main,
+             tracing: Tracing) -> NoReturn:
     """Be one rank from the rendezvous to the last good-bye. A rank that fails dies at once."""
     number, several_hosts = int(os.environ["RANK"]), rendezvous is not None
     if number == 0 or not several_hosts:  # elsewhere Ctrl-C is for this rank, or as its shell wants it
@@ -101,8 +116,8 @@ def _be_rank(command: Command, config: RunConfig, folder: Path, placement: Place
         store = rendezvous.connect() if rendezvous else connect(number, placement.world)
         names = rendezvous.names if rendezvous else ()
         ending.member = Member(config, placement, number, store, names)
-        rank = ending.member.connect(folder, ending.lose, command.trace)
-        code = _work(number, rank, command.main)
+        rank = ending.member.connect(folder, ending.lose, tracing)
+        code = _work(number, rank, main)
         ending.member.leave(outlive=number == 0)
         if number == 0:
             join_traces(config, rank.spec.part)
@@ -170,7 +185,7 @@ class Ending:
         die(code)
 
 
-def _work(number: int, rank: Rank, main: Callable[[Pipeline], None]) -> int:
+def _work(number: int, rank: Rank, main: Main) -> int:
     if number:
         rank.serve()
         return 0
@@ -179,7 +194,7 @@ def _work(number: int, rank: Rank, main: Callable[[Pipeline], None]) -> int:
     return code
 
 
-def _lead(rank_0: Rank, main: Callable[[Pipeline], None]) -> int:
+def _lead(rank_0: Rank, main: Main) -> int:
     """Do what the command does; whatever happens but the loss of a peer, the ring is stopped then. The exit code."""
     debug = rank_0.spec.config.debug
     try:
