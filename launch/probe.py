@@ -11,9 +11,10 @@ from typing import Iterator, NamedTuple, Sequence
 
 from config.trees import Growth, TreeConfig
 from model.drafts.batch import Passes, at_once
+from model.drafts.draft import Draft
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.interfaces import Draft, Terms
+from pipeline.interfaces import Terms
 from pipeline.requests import RequestTarget, Ring
 
 SIZES = (16, 32, 64)  # rows
@@ -52,7 +53,6 @@ def _pass(ring: Ring, rows: int) -> float:
 
 
 def _send(ring: Ring, tree: TokenTree, target: RequestTarget) -> None:
-    """Send the text of a tree, and wait for the first answer."""
     target.send(tree.cut())
     for _ in target.wait():
         ring.listen()
@@ -74,7 +74,6 @@ class Latencies(NamedTuple):
 
 
 def _times(longer: float, shorter: float) -> int:
-    """How many of the shorter times the longer one needs."""
     return max(1, math.ceil(longer / shorter * (1 - SLACK)))
 
 

@@ -12,9 +12,9 @@ from eval.load.keys import moments
 from eval.load.turns import Stopwatch
 from eval.metrics import total_speed
 from eval.report import report
-from model.drafts.none import NoDraft
+from model.drafts.draft import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request, concurrent
+from pipeline.decode import Decoder, Limits, Request, concurrent
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
@@ -85,8 +85,7 @@ def virtual(places: int = 4) -> Decoder:
     work = Work(lambda rows, text: 0.004, layers=4)
     [link] = Cluster(PLAIN, clock, [[work, work]], paths(), [OFF] * 3).links
     ring = Ring(link, TINY.lm_head, 3, clock=clock)
-    ring.places = places
-    return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, 200)
+    return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, Limits(200, places))
 
 
 def requests(prompts=PROMPTS):
@@ -185,7 +184,7 @@ def test_a_load_is_told_as_a_table_and_written_as_csv_and_plots(small, tmp_path,
 @pytest.mark.parametrize("words, told", [
     (["rates=0"], "rates=0: 0 is not possible"), (["at_once=1.5"], "1.5 is not possible"),
     (["methods=ar,dsi"], "dsi is unknown, or has a pipeline of its own"), (["rates="], "nothing is to be measured"),
-    (["profile=none", "time=real"], "name a cluster"), (["temperature=1"], "write temperatures=1")])
+    (["profile=none", "time=real"], "name a cluster"), (["temperature=1"], "write temperatures=")])
 def test_a_load_that_cannot_be_measured_is_refused_with_the_fix(small, words, told, capsys):
     assert bench.main(["load", *small, *words]) == 2
     assert told in capsys.readouterr().err

@@ -15,9 +15,9 @@ from config.run_config import RunConfig
 from config.typed import over, typed
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.drafts.none import NoDraft
+from model.drafts.draft import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 
@@ -44,7 +44,7 @@ def overhead(argv: list[str]) -> int:
 
 def compare(pipeline: Pipeline) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
-    _watch(pipeline.decoder.draft.draft.networks, pipeline.ring, pipeline.trace)  # type: ignore[attr-defined]
+    _watch(pipeline.decoder.draft.networks, pipeline.ring, pipeline.trace)
     decoders = _decoders(pipeline)
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
@@ -64,10 +64,11 @@ def compare(pipeline: Pipeline) -> None:
 def _decoders(pipeline: Pipeline) -> dict[str, Decoder]:
     """The decoders that are compared, over one ring and one draft."""
     usual = pipeline.decoder
+    limits = Limits(usual.max_length)
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
     return {
-        "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, usual.max_length),
-        LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, usual.max_length),
+        "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
+        LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, limits),
         "preset": usual}
 
 

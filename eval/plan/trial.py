@@ -14,20 +14,18 @@ from eval.plan.record import Book, Written, kind_of
 from eval.plan.replayed import Replayed
 from eval.recorded import Record, Recorded
 from model.drafts.batch import read_all
+from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture, Suffix
-from model.drafts.none import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Answer, Decoder, Request
-from pipeline.interfaces import Draft
+from pipeline.decode import Answer, Decoder, Limits, Request
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import NoTrace
-from sim.clock import VirtualClock
+from sim.clock import Pace, VirtualClock
 from sim.cluster import Cluster
 from sim.devices import SlowHead, SlowPasses
-from sim.emulation import Pace
-from sim.stage_cost import Held, work_of
+from sim.stages import Held, work_of
 
 SPARE = 8  # trees of the usual size for which a draft has room beside the text
 
@@ -99,8 +97,8 @@ class Bench:
 
     def __init__(self, site: Boards, config: PlanConfig, book: Book) -> None:
         self.site, self.book = site, book
-        self._usual = config.run()
-        self._context = config.max_length
+        self._usual = config.single()
+        self._context = config.run.max_length
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """The keys of a run of this candidate, but those of its split."""
@@ -139,7 +137,7 @@ class Bench:
         draft = self._draft(config, networks)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy = STRATEGIES[METHODS[candidate.method].strategy]
-        decoder = Decoder(ring, draft, strategy, tree, self._context, passes)
+        decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
         spent = []
         for one in answers:
             recorded.record = Record(one.prompt, one.text, ())
@@ -156,7 +154,8 @@ class Bench:
         """The leaders of all stages, and what the stages do, ring by ring."""
         total, tiles = sum(candidate.layers), candidate.method == "galaxy"
         stages = zip(candidate.groups, candidate.layers * candidate.copies)
-        works = [work_of(self.site, Held(ranks, held / total, 0, 1 / len(ranks), tiles)) for ranks, held in stages]
+        parts = [Held(ranks, held / total, 0, 1 / len(ranks), tiles) for ranks, held in stages]
+        works = [work_of(self.site, part) for part in parts]
         depth = len(candidate.layers)
         rings = [works[i:i + depth] for i in range(0, len(works), depth)]
         return [ranks[0] for ranks in candidate.groups], rings

@@ -16,7 +16,7 @@ import torch
 
 from config.files import write_json
 from config.templates import chosen
-from launch.devices import usable
+from launch.spec import usable
 from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head, inner_layers
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
