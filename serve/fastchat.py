@@ -98,7 +98,7 @@ class Worker:
     async def _choice(self, request: Request) -> Choice:
         """What is asked for, by the names that OpenAI's protocol has for it."""
         data = await body_of(request, self.config.body_mb)
-        choices = read_body(data, Completion, _as_completion).choices(self.config)
+        choices = read_body(data, Completion, _as_completion).choices(self.config.run)
         if len(choices) > 1:
             raise Refused("a worker answers one prompt at a time: ask for one", "prompt")
         return choices[0]
