@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any, Iterator, NamedTuple
 
 import torch
 
+from config.cli import all_options
+from config.command import flat
 from config.files import ROOM, fits, lines, open_lock, whole, write
 from config.methods import METHODS
 from eval.keys import EvalConfig
@@ -81,14 +83,13 @@ class Results:
                                  "configuration: choose another results=")
             return
         saved = self._saved()["config"]
-        former = sorted(saved.keys() - {option.name for option in fields(config)})
+        usual = {option.name: option.default for option in all_options(EvalConfig)}
+        former = sorted(saved.keys() - usual.keys())
         if former:
             raise ValueError(f"{self.folder} holds answers of an earlier version, with the key {former[0]}: choose "
                              "another results=")
-        for option in fields(config):
-            name = option.name
-            there = saved.get(name, option.default)
-            here = getattr(config, name)
+        for name, here in flat(config).items():
+            there = saved.get(name, usual[name])
             if name not in FREE and there != here:
                 raise ValueError(f"{self.folder} holds answers with {name}={there}, not {here}: choose another "
                                  f"results=, or ask for {name}={there}")
@@ -112,8 +113,8 @@ class Results:
         for path in self._files():
             _repair(path)
         self.check(config)
-        asked = {name: getattr(config, name) for name in ASKED}
-        target = METHODS[config.pipeline_type].target
+        asked = {name: flat(config)[name] for name in ASKED}
+        target = METHODS[config.run.pipeline_type].target
         start = {"time": _now(), "launch": config.launch, "command": sys.argv, "scale": scale,
                  "target": target, "split": split, **asked}
         before = self._saved()["starts"] if self._env.is_file() else []
@@ -200,12 +201,12 @@ def _now() -> str:
 
 def _environment(config: EvalConfig) -> dict[str, Any]:
     """The configuration, and what else figures may depend on."""
-    cluster = asdict(config.cluster) if config.cluster else None
+    cluster = asdict(config.run.cluster) if config.run.cluster else None
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         versions[name] = _version(name)
-    return {"emulated": cluster is not None, "profile": config.profile, "cluster": cluster,
-            "versions": versions, "machine": _machine(), "commit": _commit(), "config": asdict(config)}
+    return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster,
+            "versions": versions, "machine": _machine(), "commit": _commit(), "config": flat(config)}
 
 
 def _machine() -> dict[str, Any]:

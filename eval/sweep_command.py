@@ -17,7 +17,7 @@ from config.presets import ROOT
 from config.schema.untrusted import plain
 from eval.results_index import NoAnswers
 from eval.sweep import SWEEPS, Sweep, place, write
-from launch.processes import STOPPED, WRONG
+from launch.console import STOPPED, WRONG, run, say
 
 Commands = Tuple[Path, Dict[str, List[str]]]
 
@@ -54,17 +54,14 @@ def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
-def run(name: str, argv: Sequence[str]) -> int:
+def _sweep(words: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
+    name, argv = "".join(words[:1]), words[1:]
     if name in ASKS:
         print(f"{__doc__}\n{listing()}")
         return 0
-    try:
-        check_name(name, SWEEPS, "sweep")
-        folder, points = commands(name, SWEEPS[name], argv)
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
+    check_name(name, SWEEPS, "sweep")
+    folder, points = commands(name, SWEEPS[name], argv)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code says so
     code = 0
     for number, (point, words) in enumerate(points.items(), 1):
@@ -80,11 +77,10 @@ def run(name: str, argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
         if not reported:
-            print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+            say(plain(str(error)))
         code = code or WRONG
     return code
 
 
 def main(argv: list[str]) -> int:
-    """The command."""
-    return run("".join(argv[:1]), argv[1:])
+    return run(_sweep, argv)

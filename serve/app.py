@@ -21,8 +21,8 @@ from config.serve_config import ServeConfig
 from serve.answering import Asking, ChatForm, Form, events, whole
 from serve.auth import Framing, Guard
 from serve.engine import Engine
-from serve.prompts import ids_of
 from serve.protocol import Body, Chat, Choice, Completion, Refused, ToTokenize, read_body
+from serve.text_chunks import ids_of
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
@@ -89,13 +89,13 @@ class Server:
     @property
     def _model(self) -> dict[str, Any]:
         return {"id": self.model, "object": "model", "created": 0, "owned_by": "flowspec",
-                "max_model_len": self.config.max_length}
+                "max_model_len": self.config.run.max_length}
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or of messages."""
         asked = read_body(await body_of(request, self.config.body_mb), ToTokenize)
-        ids = await ids_read(self.engine, asked.choice(self.config), self.config.queue_seconds)
-        return as_json({"count": len(ids), "max_model_len": self.config.max_length, "tokens": ids})
+        ids = await ids_read(self.engine, asked.choice(self.config.run), self.config.queue_seconds)
+        return as_json({"count": len(ids), "max_model_len": self.config.run.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Server:
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
         watched = body.stream and body.flowspec_tree
-        asking = Asking(self.engine, body.choices(self.config), watched)
+        asking = Asking(self.engine, body.choices(self.config.run), watched)
         try:
             if not body.stream:
                 found = await unless_gone(request, whole(asking, form))
@@ -223,5 +223,4 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """What nobody has foreseen; starlette prints where it happened."""
     return refusal(Refused("the server has failed; its output says where", code="failed", status=500))

@@ -39,7 +39,7 @@ def room(config: ServeConfig) -> Room:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    wanted = SPARE + 2 * (config.max_requests + config.queue)
+    wanted = SPARE + 2 * (config.run.max_requests + config.queue)
     return Room(min(wanted, files // 3), min(MOST_ACCEPTED, files // 12))
 
 
@@ -104,7 +104,6 @@ class Connection(H11Protocol):
             self._deadline = None
 
     def _make_room(self) -> None:
-        """Close a connection if this one is too many."""
         every = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
         near = [one for one in every if one.address == self.address]
         for crowd, most in ((near, self._most // 2), (every, self._most)):

@@ -10,6 +10,7 @@ import pytest
 
 import eval.specinfer.flexflow as ff
 from config.cli import parse
+from config.command import flat
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig
 from config.typed import typed
@@ -133,7 +134,7 @@ def test_the_command_that_is_printed_does_the_same():
         f"-llm-model {LLM} -ssm-model {SSM} -prompt 'my prompts.json' -output-file out --do-sample"))
     command = shlex.split(call.command)
     assert command[:2] == ["bash", "run_pipe.sh"]
-    ours, theirs = asdict(parse(command[2:])), asdict(parse(call.words, kind=SpecInferConfig))
+    ours, theirs = asdict(parse(command[2:])), flat(parse(call.words, kind=SpecInferConfig))
     assert theirs.pop("lines") == "out" and ours.pop("output") == str(ROOT / "out.json") != theirs.pop("output")
     assert ours == theirs and ours.keys() == asdict(RunConfig()).keys() - {"output"}
 
@@ -173,7 +174,7 @@ def test_another_program_is_told(capsys):
     (None, "there is no file"), ("{}", "is no list: write a list of texts"), ("[]", "has no question"),
     ('["a", 3]', "entry 2 of the list in"), ("[", "is not JSON")])
 def test_a_prompt_file_that_is_wrong_is_told_before_the_start(monkeypatch, capsys, tmp_path, content, told):
-    monkeypatch.setattr("launch.run.as_threads", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr("launch.run.alone", lambda *_: pytest.fail("it started"))
     path = tmp_path / "asked.json"
     if content is not None:
         path.write_text(content)

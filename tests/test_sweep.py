@@ -89,7 +89,7 @@ def test_every_point_of_a_sweep_is_a_different_evaluation_that_can_be_asked_for(
     assert folder == ROOT / "results" / "sweeps" / name
     assert len({config.results for config in configs}) == len(configs)
     assert len({replace(config, results="any") for config in configs}) == len(configs)
-    assert all(config.cluster and config.max_new_tokens == 64 for config in configs)
+    assert all(config.run.cluster and config.run.max_new_tokens == 64 for config in configs)
 
 
 def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
@@ -97,7 +97,7 @@ def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
     folder, points = commands("bandwidth", SWEEPS["bandwidth"], argv)
     assert folder == tmp_path and list(points) == ["125", "250", "500", "1000"]
     config = parse(words("emulated", points["250"]), kind=EvalConfig)
-    assert (config.methods, config.question_end, config.wires) == ("continuous", 1, "250")
+    assert (config.methods, config.run.question_end, config.run.wires) == ("continuous", 1, "250")
     assert config.results == str(tmp_path / "250") and config.sets == "mt_bench,gsm8k"
     with pytest.raises(ValueError, match="wires is what bandwidth varies: leave wires=5 out"):
         commands("bandwidth", SWEEPS["bandwidth"], ["wires=5"])
@@ -162,7 +162,7 @@ def test_a_point_that_is_spoiled_is_told_and_not_passed_over(tmp_path):
     (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
 def test_a_sweep_that_cannot_be_is_told_before_its_first_point(monkeypatch, capsys, words, told):
     monkeypatch.setattr("eval.sweep_command.subprocess.run", lambda *_: pytest.fail("a point was begun"))
-    assert command.run("prune", words) == 2
+    assert command.main(["prune", *words]) == 2
     assert told in capsys.readouterr().err
 
 
@@ -170,5 +170,5 @@ def test_a_sweep_that_cannot_be_is_told_before_its_first_point(monkeypatch, caps
 def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
     monkeypatch.setattr("eval.sweep_command.signal.signal", lambda *_: None)
     monkeypatch.setattr("eval.sweep_command.subprocess.run", lambda *_: subprocess.CompletedProcess([], ended))
-    assert command.run("prune", [f"results={tmp_path}"]) == code
+    assert command.main(["prune", f"results={tmp_path}"]) == code
     assert capsys.readouterr().err == ""

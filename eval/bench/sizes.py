@@ -10,8 +10,8 @@ from typing import Callable, NamedTuple, Sequence
 
 import torch
 
-from launch.devices import usable
 from launch.memory import GB, free
+from launch.spec import usable
 
 MOST = 1 << 40  # what is more is no size, and memory would be short before
 ROWS = [1, 16, 64]  # of a segment, if nothing is said

@@ -5,7 +5,7 @@ flags, docs/moving.md describes what comes out.
 """
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import Sequence
 
 from config.files import check_output
@@ -15,32 +15,31 @@ from config.questions import Question
 from config.schema.untrusted import harmless, plain
 from eval.specinfer.flexflow import ANOTHER, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
+from launch import console
 from launch.ask import questions, table
+from launch.console import WRONG, say
 from launch.pipeline import Pipeline
-from launch.processes import WRONG
 from launch.run import Command, run
 
 MODULE = "scripts.spec_infer start"  # what a rank is
 
 
-def answer_all(pipeline: Pipeline) -> None:
+def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
     """On rank 0: answer one prompt after the other; the lines are appended as soon as an answer is whole.
 
     A prompt that cannot be answered is reported and left out; the exit code says so in the end.
     """
-    config, answers = pipeline.config, []
-    assert isinstance(config, SpecInferConfig), f"SpecInfer's lines were asked of a {type(config).__name__}"
-    own = Question(0, "", (config.prompt,))
-    asked = questions(config) if config.question_file else [own]
+    config, answers = own.run, []
+    asked = questions(config) if config.question_file else [Question(0, "", (config.prompt,))]
     for number, question in enumerate(asked):
         prompt, = question.turns
         print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
         try:
             result = answer_to(pipeline, Request(prompt), _show)
         except ValueError as error:
-            print(f"flowspec: Prompt[{number}] is left out: {plain(str(error))}", file=sys.stderr)
+            say(f"Prompt[{number}] is left out: {plain(str(error))}")
             continue
-        keep(config.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
+        keep(own.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
         answers.append(result.answer)
         print(f"\n\n{table([result.answer])}\n", flush=True)
     if len(answers) > 1:
@@ -58,25 +57,25 @@ START = Command(MODULE, answer_all, SpecInferConfig)
 
 def program(name: str, argv: Sequence[str]) -> int:
     """The whole life of one of SpecInfer's programs; its exit code."""
+    return console.run(partial(_program, name), argv)
+
+
+def _program(name: str, argv: Sequence[str]) -> int:
     if name in ASKS:
         print(__doc__)
         return 0
-    try:
-        check_name(name, PROGRAMS, "program of SpecInfer")
-        if any(word in HELP for word in argv):
-            print(Parser(name).format_help(), end="")
-            return 0
-        call = read(name, argv)
-        for word in call.words:
-            key, _, path = word.partition("=")
-            if key == "lines":
-                check_output(path, ANOTHER)
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
+    check_name(name, PROGRAMS, "program of SpecInfer")
+    if any(word in HELP for word in argv):
+        print(Parser(name).format_help(), end="")
+        return 0
+    call = read(name, argv)
+    for word in call.words:
+        key, _, path = word.partition("=")
+        if key == "lines":
+            check_output(path, ANOTHER)
     if call.ignored:
-        print(f"flowspec: {plain(call.ignored)}", file=sys.stderr)
-    print(f"flowspec: the same by this project's own command: {call.command}", file=sys.stderr)
+        say(plain(call.ignored))
+    say(f"the same by this project's own command: {call.command}")
     return run(START, call.words)
 
 

@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,10 @@ from typing import Any, Callable, Dict, Sequence
 
 import torch.distributed as dist
 
+from config.command import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
-from config.small_models import drafting_ranks
+from launch.console import say
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
@@ -57,22 +57,22 @@ class Rendezvous:
         self.names: list[str] = []
         os.environ.update(board.environment)
         interface = plain(board.interface) or "the interface that leads there"
-        print(f"flowspec: this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
-              f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
-              f"{board.wait:g} seconds (wait=)", file=sys.stderr)
+        say(f"this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
+            f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
+            f"{board.wait:g} seconds (wait=)")
         self._deadline = time.monotonic() + board.wait
         self._store = self._open()
 
-    def attend(self, config: RunConfig, prepare: Callable[[RunConfig], tuple[Path, Placement]]
+    def attend(self, keys: RunConfig | CommandKeys, prepare: Callable[[RunConfig], tuple[Path, Placement]]
                ) -> tuple[Path, Placement]:
         """What `prepare` gives, once all ranks are here and belong together; raises ValueError or PeerLost."""
-        host = socket.gethostname()
-        facts: Facts = {"host": host, "code": code_version(), "settings": settings(config)}
+        config, host = keys.run, socket.gethostname()
+        facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
         with socket.socket() as door:
             try:
                 folder, placement = prepare(config)
                 part = open_part(folder, self.board.rank, config)
-                facts.update(self._describe(config, part, door))
+                facts.update(self._describe(keys, part, door))
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
                 self._agree("facts", len(self.board.lines), self._judge_facts)
@@ -83,7 +83,7 @@ class Rendezvous:
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         self._settle(config.timeout)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(placement.world))
-        print(f"flowspec: all {placement.world} ranks are here", file=sys.stderr)
+        say(f"all {placement.world} ranks are here")
         return folder, placement
 
     def connect(self) -> Any:
@@ -100,18 +100,19 @@ class Rendezvous:
                            f"firewall is between them ({reason}); start all again") from error
         return dist.distributed_c10d._get_default_store()
 
-    def _describe(self, config: RunConfig, part: Part, door: socket.socket) -> Facts:
+    def _describe(self, keys: RunConfig | CommandKeys, part: Part, door: socket.socket) -> Facts:
         """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
+        config = keys.run
         interface, address = self.board.network()
         door.bind((address, 0))
         door.listen()
         opening = partial(open_door, door, self.board.rank)
         threading.Thread(target=opening, name="door", daemon=True).start()
         found = {"dtype": str(RankSpec(config, part).dtype).rpartition(".")[2]}
-        if drafting_ranks(config):
-            found["ssm"] = f"{drafting_ranks(config)} folders"
+        if config.drafting_ranks:
+            found["ssm"] = f"{config.drafting_ranks} folders"
         return {"split": part.split_id, "world": part.world, "address": address, "interface": interface,
-                "port": door.getsockname()[1], "settings": settings(config, **found)}
+                "port": door.getsockname()[1], "settings": settings(keys, **found)}
 
     def _try_ways(self, written: Written) -> None:
         """Knock at the doors of all ranks, and agree that every knock is answered. From now on ranks have names."""
@@ -129,7 +130,6 @@ class Rendezvous:
     # --- what the coordinator and the participants do each in their own way -------------------------------------------
 
     def _open(self) -> Store:
-        """The store to which all ranks write."""
         raise NotImplementedError
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
@@ -145,7 +145,6 @@ class Rendezvous:
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def _write(self, topic: str, value: Any) -> None:
-        """Write about a topic under this rank's number."""
         self._store.set(f"{topic}/{self.board.rank}", json.dumps(value))
 
     def _read(self, key: str) -> Any:
@@ -154,7 +153,6 @@ class Rendezvous:
         return None if found is None else json.loads(found)
 
     def _missing(self, topic: str, world: int) -> str:
-        """In words, the ranks that have not written yet."""
         ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
@@ -162,7 +160,7 @@ class Rendezvous:
         """Print who is waited for, if that is news; returns it."""
         if missing and missing != before:
             left = max(0, self._deadline - time.monotonic())
-            print(f"flowspec: waiting for {missing}, up to {left:.0f} seconds", file=sys.stderr)
+            say(f"waiting for {missing}, up to {left:.0f} seconds")
         return missing
 
 
@@ -213,7 +211,6 @@ class Coordinator(Rendezvous):
         return dict(sorted(written.items())), verdict
 
     def _absent(self, topic: str, world: int) -> str:
-        """Who has not written in time, and what to do."""
         missing = self._missing(topic, world)
         if topic == "ways":
             return f"{missing} fell silent during the rendezvous: look at its board and network, then start all again"
