@@ -38,6 +38,7 @@ HALF = 0.5  # of the stages are passed by a guess that proves wrong, in the mean
 MESSAGE_ROWS = 256  # rows of a message of several segments
 LAST = 3.0  # seconds; text that settled so long ago counts 1 / e in its rate
 DOUBT = 0.97  # by which a level's time shrinks whenever it speaks against one, so that one is tried now and then
+SURE = 0.99  # no level is foreseen to be right more often
 MARGIN = 2.0  # tokens that a level must promise for each token that would be settled while others wait for it
 Point = Tuple[float, float]  # rows, seconds
 
@@ -343,11 +344,14 @@ class DraftGate:
     def holds(self, promise: float, likely: float, behind: float) -> bool:
         """Whether a level that promises so many tokens should leave together with what waits, of so many tokens.
 
-        What waits leaves later by the level's time, and so does what comes behind; but behind what waits the level
-        would leave later by so many seconds, the time of a segment in a stage.
+        What waits leaves later by the level's time. Behind it the level would wait for so many seconds, the time of a
+        segment in a stage, and the levels drafted in that time would leave together with it, so they are later, too.
         """
         level = self._level or 0.0
-        return promise * (behind - level) > MARGIN * likely * level
+        beside = int(behind / level) if level else 0
+        chance = min(promise, SURE)
+        later = (chance ** 2 - chance ** (beside + 1)) / (1 - chance) if beside > 1 else 0.0
+        return promise * (behind - level) > (likely + later) * level
 
     def settled(self, tokens: int, now: float) -> None:
         """So many tokens have become text."""

@@ -103,9 +103,11 @@ class RequestTarget(Target):
 
     def holds(self, promise: float) -> bool:
         self._level_is_done()
+        if not self.terms.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
+            return False
         likely = len(self.tree.unsent) + sum(map(math.exp, worths(self, weighed=False)))
         behind = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
-        return self.terms.thrifty and self.ring.pacing.gate.holds(promise, likely, behind)
+        return self.ring.pacing.gate.holds(promise, likely, behind)
 
     def spares(self, promise: float) -> bool:
         self._level_is_done()
