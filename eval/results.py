@@ -1,6 +1,6 @@
 """The results folder: a line for each answer, written once and for good, and env.json, which says how they were made.
 
-It does not know how answers are made. An interrupted evaluation loses no line and repeats none.
+An interrupted evaluation loses no line and repeats none.
 """
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, Mapping, NamedTuple
 
 import torch
 
-from config.files import ROOM, fits, lines, open_lock, whole, write
+from config.drafts import listed
+from config.files import ROOM, append, fits, lines, open_lock, whole, write_json
 from config.methods import METHODS
 from eval.keys import EvalConfig
 from eval.metrics import ANSWER
@@ -53,13 +54,9 @@ class Results:
         self._lock: Any = None
 
     @property
-    def _env(self) -> Path:
-        return self.folder / "env.json"
-
-    @property
     def has_answers(self) -> bool:
         """Whether any answer was written, be it a half one."""
-        return bool(self._files())
+        return bool(answer_files(self.folder))
 
     def path(self, method: str, name: str, temperature: float) -> Path:
         """The file of a method's answers to the data set `name` at a temperature."""
@@ -75,29 +72,21 @@ class Results:
 
     def check(self, config: EvalConfig) -> None:
         """Read the answers that are there. Raises ValueError if they were made with another configuration."""
-        if not self._env.is_file():
+        env = read_environment(self.folder, OTHER)
+        if not env:
             if self.has_answers:
                 raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their "
                                  "configuration: choose another results=")
             return
-        saved = self._saved()["config"]
         for option in fields(config):
             name = option.name
-            there = saved.get(name, option.default)
-            here = getattr(config, name)
+            there, here = env["config"].get(name, option.default), getattr(config, name)
             if name not in FREE and there != here:
                 raise ValueError(f"{self.folder} holds answers with {name}={there}, not {here}: choose another "
                                  f"results=, or ask for {name}={there}")
         self.texts = {}
-        for path in self._files():
+        for path in answer_files(self.folder):
             self.texts.update((key(line), line["token_ids"]) for line in read_answers(path))
-
-    def _saved(self) -> dict[str, Any]:
-        """What env.json says. Raises ValueError if no evaluation wrote it."""
-        saved = whole(self._env, OTHER)
-        if not fits(saved, {"config": dict, "starts": [dict]}):
-            raise ValueError(f"{self._env} is not what an evaluation writes: {OTHER}")
-        return saved  # type: ignore[no-any-return]
 
     def open(self, config: EvalConfig, scale: float, split: str = "") -> Results:
         """Make it ready for writing: cut off half lines, note this start. Raises ValueError if it cannot be used.
@@ -105,20 +94,20 @@ class Results:
         `split` names the split model of this start: methods of one target are asked of one model.
         """
         self._take_lock()
-        for path in self._files():
+        for path in answer_files(self.folder):
             _repair(path)
         self.check(config)
         asked = {name: getattr(config, name) for name in ASKED}
         target = METHODS[config.pipeline_type].target
-        start = {"time": _now(), "launch": config.launch, "command": sys.argv, "scale": scale,
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        start = {"time": now, "launch": config.launch, "command": sys.argv, "scale": scale,
                  "target": target, "split": split, **asked}
-        before = self._saved()["starts"] if self._env.is_file() else []
+        before = read_environment(self.folder, OTHER).get("starts", [])
         others = {earlier.get("split", "") for earlier in before if earlier.get("target") == target} - {"", split}
         if others and split:
             raise ValueError(f"{self.folder} holds answers of another model, or of another split of it, than the one "
                              "in use: choose another results=")
-        environment = {**_environment(config), "starts": [*before, start]}
-        write(self._env, json.dumps(environment, indent=1), ROOM)
+        write_json(self.folder / "env.json", {**_environment(config), "starts": [*before, start]})
         return self
 
     def _take_lock(self) -> None:
@@ -136,14 +125,7 @@ class Results:
     def add(self, line: dict[str, Any]) -> None:
         """Write one answer; it is on the disk when this returns."""
         path = self.path(line["method"], line["set"], line["temperature"])
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written ({error.strerror}): {ROOM}") from error
+        append(path, json.dumps(line, ensure_ascii=False) + "\n", ROOM)
         self.texts[key(line)] = line["token_ids"]
 
     def close(self) -> None:
@@ -151,8 +133,34 @@ class Results:
         if self._lock:
             self._lock.close()
 
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("answers/*/*.jsonl"))
+
+def answer_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("answers/*/*.jsonl"))
+
+
+def _temperatures(value: Any) -> bool:
+    """Whether a value is a text of numbers with commas between."""
+    try:
+        return fits([float(word) for word in listed(value)], [float])
+    except (ValueError, AttributeError):
+        return False
+
+
+ENVIRONMENT = {  # what is read of env.json; see `fits` in config/files.py
+    "machine": dict, "config": {"data": str, "draft": str, "drafts": str, "baseline_draft": str},
+    "starts": [{"methods": str, "draft": str, "drafts": str, "sets": str, "temperatures": _temperatures,
+                "question_begin": int, "question_end": int, "repeats": int}]}
+
+
+def read_environment(folder: Path, remedy: str) -> Mapping[str, Any]:
+    """What env.json says; nothing if it is not there. Raises ValueError if no evaluation wrote it."""
+    path = folder / "env.json"
+    if not path.is_file():
+        return {}
+    env: Mapping[str, Any] = whole(path, remedy)
+    if not fits(env, ENVIRONMENT):
+        raise ValueError(f"{path} is not what an evaluation writes: {remedy}")
+    return env
 
 
 def key(line: dict[str, Any]) -> Key:
@@ -162,24 +170,15 @@ def key(line: dict[str, Any]) -> Key:
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
-    """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none.
-
-    A line that does not say its draft is of a time when there was one kind: the head.
-    """
+    """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none."""
     first: dict[Key, int] = {}
     for number, entry in lines(path, DELETE, growing=True):
-        if fits(entry, ANSWER):
-            entry.setdefault("draft", _only_draft(entry["method"]))
-        if not fits(entry, {**ANSWER, "draft": str}):
+        if not fits(entry, ANSWER):
             raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
         same = first.setdefault(key(entry), number)
         if same != number:
             raise ValueError(f"line {number} of {path} answers once more what line {same} does: {DELETE}")
         yield entry
-
-
-def _only_draft(method: str) -> str:
-    return "none" if method in METHODS and METHODS[method].draft == "none" else "eagle"
 
 
 def _repair(path: Path) -> None:
@@ -188,10 +187,6 @@ def _repair(path: Path) -> None:
     end = data.rfind(b"\n") + 1
     if end < len(data):
         os.truncate(path, end)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _environment(config: EvalConfig) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """The sweeps: hyperparameters that the papers vary one at a time, and the table and plot of the figures at each point.
 
-They know nothing about how a point is evaluated: each is a results folder of its own, and those that are there count.
+A point is a results folder of its own, and those that are there count.
 """
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,8 @@ from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 from config import files
 from eval import metrics
 from eval.results_index import GROUP, Found, NoAnswers, provenance, read
-from eval.summary import MEAN, SUMMARY, means, number, save, summary
+from eval.summary import MEAN, SUMMARY, means, summary
+from eval.tables import markdown, number, save
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64",
          "draft=eagle", "baseline_draft=")  # a head alone, whose trees grow as in the papers
@@ -148,25 +150,26 @@ def write(folder: Path, name: str, sweep: Sweep) -> Path:
     title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
     speeds = _speeds(found, sweep.points)
     path = folder / "sweep.md"
-    table = _grids if sweep.down else _line_table
     gaps = [point for point in sweep.points if point not in found]
     missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
-    text = [f"# {title}\n", *table(sweep, speeds), missing, "![sweep.png](sweep.png)\n"]
+    text = [f"# {title}\n", *_tables(sweep, speeds), missing, "![sweep.png](sweep.png)\n"]
     files.write(path, "\n".join(text), files.ROOM)
-    try:
-        from eval import plots
-    except ImportError:
-        return path
-    series = [plots.Series(*line) for line in speeds.items()]
-    labels = (sweep.axis, "tokens/s")
-    if sweep.down:
-        places = plots.Grid(sweep.rows, sweep.columns, sweep.down, sweep.axis)
-        plots.heat(folder / "sweep.png", series, places, title)
-    elif sweep.numbers:
-        plots.lines(folder / "sweep.png", series, sweep.numbers, title, labels)
-    else:
-        plots.bars(folder / "sweep.png", series, list(sweep.points), title, labels)
+    with suppress(ImportError):  # without matplotlib there is the table
+        _plot(folder / "sweep.png", sweep, speeds, title)
     return path
+
+
+def _plot(path: Path, sweep: Sweep, speeds: Mapping[str, Speeds], title: str) -> None:
+    from eval import plots
+
+    series = [plots.Series(*line) for line in speeds.items()]
+    labels = sweep.axis, "tokens/s"
+    if sweep.down:
+        plots.heat(path, series, plots.Grid(sweep.rows, sweep.columns, sweep.down, sweep.axis), title)
+    elif sweep.numbers:
+        plots.lines(path, series, sweep.numbers, title, labels)
+    else:
+        plots.bars(path, series, list(sweep.points), title, labels)
 
 
 def rows(name: str, found: Points) -> list[dict[str, Any]]:
@@ -175,63 +178,40 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
     `equal` compares with the first answer to the same question in the whole sweep, one of ar if there is any: no switch
     and no method changes a text.
     """
-    reference = _reference(found).values()
+    reference = [answer for point in found.values() for answer in point.answers]
+    reference.reverse()  # the last of a trial counts
+    reference.sort(key=lambda answer: answer["method"] == "ar")
     result = []
     for point, results in found.items():
         for row in summary(results):
-            answers = results.groups[tuple(row[key] for key in GROUP)]
-            row["equal"] = metrics.equality(answers, reference)
+            row["equal"] = metrics.equality(results.groups[tuple(row[key] for key in GROUP)], reference)
             result.append({"sweep": name, "point": point, **row})
     return result
 
 
-def _reference(found: Points) -> dict[metrics.Trial, metrics.Answer]:
-    """An answer for each trial of a sweep, that of ar if there is one, else the first."""
-    first: dict[metrics.Trial, metrics.Answer] = {}
-    answers = [answer for point in found.values() for answer in point.answers]
-    for answer in sorted(answers, key=lambda answer: answer["method"] != "ar"):
-        first.setdefault(metrics.trial_of(answer), answer)
-    return first
-
-
 def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
     """The xi at each point, a line for each contender, and for each temperature if there are several at a point."""
-    nothing = metrics.Interval(metrics.NAN, metrics.NAN, metrics.NAN)
     lines: dict[str, dict[str, metrics.Interval]] = {}
     for point, results in found.items():
         several = len(results.temperatures) > 1
-        for contender in results.contenders:
-            for temperature in results.temperatures:
-                label = results.label(contender)
-                name = f"{label} t={temperature:g}" if several else label
-                speed = means(results, contender, temperature)["xi"]
-                lines.setdefault(name, {})[point] = speed
-    complete: dict[str, Speeds] = {}
-    for name, line in lines.items():
-        complete[name] = [line.get(point, nothing) for point in points]
-    return complete
+        for contender, temperature in itertools.product(results.contenders, results.temperatures):
+            label = results.label(contender)
+            name = f"{label} t={temperature:g}" if several else label
+            line = lines.setdefault(name, dict.fromkeys(points, metrics.NOTHING))
+            line[point] = means(results, contender, temperature)["xi"]
+    return {name: list(line.values()) for name, line in lines.items()}
 
 
-def _line_table(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
-    """A row for each contender, a column for each point."""
-    yield f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
-    yield from _rows(["method", *sweep.points], speeds)
-
-
-def _grids(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
-    """A table for each contender, with a row and a column for each of the two numbers."""
-    yield f"Tokens per second, the {MEAN} over the data sets; rows: {sweep.down}; columns: {sweep.axis}.\n"
+def _tables(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
+    """A row for each contender and a column for each point; of a grid a table for each contender."""
+    rows = f"rows: {sweep.down}; " if sweep.down else ""
+    yield f"Tokens per second, the {MEAN} over the data sets; {rows}columns: {sweep.axis}.\n"
+    cells = {name: [number(speed.value) for speed in line] for name, line in speeds.items()}
+    if not sweep.down:
+        yield from markdown(["method", *sweep.points], ([name, *line] for name, line in cells.items()))
+        return
     width = len(sweep.columns)
-    for name, line in speeds.items():
-        cells = {row: line[i * width:(i + 1) * width] for i, row in enumerate(sweep.rows)}
-        yield from _rows([name, *sweep.columns], cells)
+    for name, line in cells.items():
+        yield from markdown([name, *sweep.columns],
+                            ([row, *line[i * width:(i + 1) * width]] for i, row in enumerate(sweep.rows)))
         yield ""
-
-
-def _rows(head: Sequence[str], lines: Mapping[str, Speeds]) -> Iterator[str]:
-    """A table of speeds."""
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for name, line in lines.items():
-        cells = [number(speed.value) for speed in line]
-        yield f"| {' | '.join([name, *cells])} |"

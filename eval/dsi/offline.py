@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from config.files import ROOM, write
 from config.keys import read_keys
-from eval.columns import in_columns
 from eval.dsi import cost_model
 from eval.dsi.cost_model import Decoding, Moments, moments
 from eval.dsi.counting import (
@@ -31,6 +30,7 @@ from eval.dsi.counting import (
 )
 from eval.dsi.formulas import PIPELINES
 from eval.dsi.keys import COMMAND, Offline
+from eval.tables import in_columns
 
 PLAIN, SI, DSI = "non-SI", "SI", "DSI"
 PUBLISHED = {SI: count_si, DSI: count_dsi}

@@ -11,12 +11,12 @@ from tqdm import tqdm
 
 from config.files import write_json
 from config.keys import read_keys
-from eval.columns import in_columns
 from eval.dsi.counting import read_traces
 from eval.dsi.events import Forward
 from eval.dsi.keys import COMMAND, Online
 from eval.dsi.published import Latencies, online_mean
 from eval.dsi.speculation import Outcome, Plan, decode
+from eval.tables import in_columns
 
 TICK = 1e-9  # seconds
 PLAIN = "non-SI"

@@ -25,9 +25,9 @@ from tqdm import tqdm
 from config.cli import parse
 from config.questions import load as load_set
 from config.typed import over
-from eval.columns import in_columns
 from eval.load.arrivals import tail
 from eval.load.server_keys import ServeLoadConfig, of_the_server
+from eval.tables import in_columns
 from launch.processes import LOST
 
 COMMAND = "python -m scripts.bench server"

@@ -13,10 +13,10 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 from unittest.mock import patch
 
 from config.typed import over
-from eval.columns import in_columns
 from eval.load.arrivals import at_once
 from eval.load.keys import LoadConfig
 from eval.load.pipeline import OF_TOY, USUAL, prompts_of, request
+from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.sample import Sampler

@@ -17,13 +17,13 @@ from config.boards import Boards, uneven, write
 from config.keys import read_keys
 from config.profiles import PROFILES
 from config.ranges import Checked, Range, outside
-from eval.columns import in_columns
 from eval.plan.candidates import Candidate
 from eval.plan.judge import plan_of
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written, made
 from eval.plan.replayed import Table
 from eval.plan.trial import Bench
+from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from pipeline.trace import read
 
