@@ -20,7 +20,7 @@ from config.keys import ASKS
 from config.questions import BUNDLED, Question, load
 from config.schema.untrusted import plain
 from eval.evaluation import Evaluation, all_jobs
-from eval.keys import PROTOCOLS, Contender, EvalConfig, first, words
+from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
@@ -30,7 +30,6 @@ from launch.pipeline import Pipeline
 from launch.processes import STOPPED, WRONG
 from launch.run import Command, run
 from launch.trace import open_trace
-from pipeline.decode import Decoder
 from pipeline.interfaces import Clock
 from pipeline.trace import NoTrace
 
@@ -47,23 +46,16 @@ def answer_all(pipeline: Pipeline) -> None:
     if _apart(config):
         announce(config)
     methods = next(group for group in config.groups if config.pipeline_type in group)
-    decoders = _decoders(pipeline, config.contenders(methods))
+    decoders = {}
+    for contender in config.contenders(methods):
+        own = replace(config.with_draft(contender.draft), pipeline_type=contender.method)
+        decoders[contender] = pipeline.decoder_for(own, parts(contender.draft).head)
     evaluation = Evaluation(config, text, decoders, pipeline.scale, pipeline.trace, pipeline.unlearn)
     results = Results(config.results).open(config, pipeline.scale, pipeline.spec.part.split_id)
     try:
         evaluation.run(all_jobs(config, _sets(config), methods), results, lambda: _check_pace(config))
     finally:
         results.close()
-
-
-def _decoders(pipeline: Pipeline, contenders: Sequence[Contender]) -> dict[Contender, Decoder]:
-    """A decoder for each method with each draft, over the one pipeline."""
-    config, decoders = pipeline.config, {}
-    assert isinstance(config, EvalConfig)
-    for contender in contenders:
-        own = replace(config.with_draft(contender.draft), pipeline_type=contender.method)
-        decoders[contender] = pipeline.decoder_for(own, parts(contender.draft).head)
-    return decoders
 
 
 def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
@@ -109,10 +101,10 @@ def announce(config: EvalConfig) -> None:
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
     done = sum(job.key in results.texts for job in jobs)
-    counts = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
     answers = f"{len(jobs)} of at most {config.max_new_tokens} tokens a turn"
     if done:
         answers += f", of which {done} are there"
+    last_seed = config.seed + config.repeats - 1
     where = "this pipeline as it is"
     if config.cluster:
         where = f"a cluster that is {config.kind}, profile {config.profile}"
@@ -122,10 +114,10 @@ def announce(config: EvalConfig) -> None:
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.chosen_drafts),
         "template": config.template,
-        "questions": ", ".join(counts),
+        "questions": ", ".join(f"{name} ({len(chosen)})" for name, chosen in sets.items()),
         "from": config.data or str(BUNDLED),
         "temperatures": config.temperatures,
-        "seeds": _seeds(config),
+        "seeds": f"{config.seed} to {last_seed}" if config.repeats > 1 else f"{config.seed}",
         "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
         "answers": answers,
         "results": os.path.abspath(config.results)}
@@ -135,17 +127,10 @@ def announce(config: EvalConfig) -> None:
 
 def _check_drafts(config: EvalConfig) -> None:
     """Raise ValueError for a draft whose folder is not there."""
-    for name in (*config.chosen_drafts, *filter(None, [config.baseline_draft])):
-        _, *folders = parts(name)
-        for folder in filter(None, folders):
+    for name in filter(None, [*config.chosen_drafts, config.baseline_draft]):
+        for folder in filter(None, parts(name)[1:]):
             if not Path(folder).is_dir():
-                raise ValueError(f"{name}: there is no folder {folder}: name that of a draft head, or "
-                                 "of a small model")
-
-
-def _seeds(config: EvalConfig) -> str:
-    last = config.seed + config.repeats - 1
-    return f"{config.seed} to {last}" if config.repeats > 1 else f"{config.seed}"
+                raise ValueError(f"{name}: there is no folder {folder}: name that of a draft head, or of a small model")
 
 
 def _apart(config: EvalConfig) -> bool:
@@ -166,18 +151,17 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return WRONG
     results = Results(config.results)
-    code, slowdown = 0, config.slowdown
     argv = [word for word in argv if not word.startswith(("slowdown=", "draft=", "max_requests="))]
-    for group in config.groups:
-        method = first(group)
-        code = TOO_FAST
-        while code == TOO_FAST:
-            own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
-                   f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
-            code = _start(config, [*argv, *own])
-            slowdown *= 2 if code == TOO_FAST else 1
-        if code:
-            break
+    code, slowdown, groups = 0, config.slowdown, list(config.groups)
+    while groups and not code:
+        method = first(groups[0])
+        own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
+               f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
+        code = _start(config, [*argv, *own])
+        if code == TOO_FAST:  # once more
+            code, slowdown = 0, 2 * slowdown
+        else:
+            groups.pop(0)
     return _conclude(results, code)
 
 

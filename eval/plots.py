@@ -20,11 +20,9 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 from config.files import ROOM, write  # noqa: E402
 from config.methods import METHODS  # noqa: E402
-from eval import summary  # noqa: E402
 from eval.keys import Contender  # noqa: E402
 from eval.metrics import NOTHING, Answer, Interval  # noqa: E402
-from eval.results_index import Found  # noqa: E402
-from eval.summary import BASELINES, BOUNDS, MEAN, Row  # noqa: E402
+from eval.summary import BASELINES, BOUNDS, MEAN, View  # noqa: E402
 
 STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.7,
          "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": 130, "axes.axisbelow": True}
@@ -205,55 +203,38 @@ def _stack(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]]
 
 # --- of a results folder ----------------------------------------------------------------------------------------------
 
-class View(NamedTuple):
-    """The answers at one temperature, and their rows of the summary."""
-
-    found: Found
-    temperature: float
-    rows: Sequence[Row]
-
-    @property
-    def where(self) -> str:
-        """The end of every title."""
-        return f"temperature {self.temperature:g} ({self.found.provenance})"
-
-
-def draw(found: Found, rows: Sequence[Row]) -> Iterator[str]:
+def draw(views: Sequence[View]) -> Iterator[str]:
     """Write all plots of a results folder into it; their names."""
     plots = {"speedup": _speed_ups, "progress": _progress, "stages": _stages, "account": _account}
-    for temperature in found.temperatures:
-        view = View(found, temperature, [row for row in rows if row["temperature"] == temperature])
+    for view in views:
+        where = f"temperature {view.temperature:g} {view.where}"
         for kind, plot in plots.items():
-            path = found.folder / f"{kind}-t{temperature:g}.png"
-            if plot(view, path):
+            path = view.found.folder / f"{kind}-t{view.temperature:g}.png"
+            if plot(view, path, where):
                 yield path.name
 
 
-def _speed_ups(view: View, path: Path) -> bool:
+def _speed_ups(view: View, path: Path, where: str) -> bool:
     """Bars of the speed-ups over the first baseline that has answers; False without one, or with nothing else."""
     found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), None)
     if baseline is None or len(found.contenders) < 2:
         return False
     named = found.label(Contender(baseline, found.baseline_draft))
-    ratio = f"sr_{baseline}"
-    cells = {(row["method"], row["draft"], row["set"]): Interval(*(row[f"{ratio}{bound}"] for bound in BOUNDS))
-             for row in view.rows}
+    columns = [f"sr_{baseline}{bound}" for bound in BOUNDS]
     series = []
-    for contender in found.contenders:
-        values = [cells.get((*contender, name), NOTHING) for name in found.sets]
-        mean = summary.means(found, contender, view.temperature)[ratio]
-        series.append(Series(found.label(contender), [*values, mean]))
-    bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {view.where}", ("data set", "SR"))
+    for label, mean in view.means.items():
+        values = view.cells(label, lambda row: Interval(*(row[column] for column in columns)), NOTHING)
+        series.append(Series(label, [*values, mean[f"sr_{baseline}"]]))
+    bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {where}", ("data set", "SR"))
     return True
 
 
-def _progress(view: View, path: Path) -> bool:
+def _progress(view: View, path: Path, where: str) -> bool:
     """How the text grows: tokens settled after so many seconds, the mean over the turns of all answers."""
-    answers_of = summary.by_label(view.found, view.temperature)
-    looks = _looks(list(answers_of))
+    looks = _looks(list(view.answers))
     with drawn(path, LINE_SIZE) as axes:
-        for label, answers in answers_of.items():
+        for label, answers in view.answers.items():
             if any(turn for answer in answers for turn in answer["settled"]):
                 look = looks[label]
                 axes.plot(*_growth(answers), label=label,
@@ -264,7 +245,7 @@ def _progress(view: View, path: Path) -> bool:
         axes.set_xlim(left=0)
         axes.grid(color="0.9")
         axes.legend(loc="lower right", frameon=True, edgecolor="none")
-        axes.set_title(f"How the text grows, {view.where}", loc="left")
+        axes.set_title(f"How the text grows, {where}", loc="left")
     return True
 
 
@@ -280,36 +261,35 @@ def _growth(answers: Sequence[Answer]) -> tuple[np.ndarray, np.ndarray]:
     return time, np.mean(counts, 0)
 
 
-def _stages(view: View, path: Path) -> bool:
+def _stages(view: View, path: Path, where: str) -> bool:
     """A bar for each rank and contender, stacked of what the rank did; False if there is no tally."""
-    ranks_of = summary.ranks_of_all_sets(view.found, view.temperature)
-    if not ranks_of:
+    if not view.ranks:
         return False
-    columns = min(len(ranks_of), ABREAST)
-    rows = math.ceil(len(ranks_of) / columns)
+    columns = min(len(view.ranks), ABREAST)
+    rows = math.ceil(len(view.ranks) / columns)
     size = 1.75 * columns + 1.2, 2.9 * rows
     with drawn(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
         first, places = grid[0][0], grid.flatten()
-        for axes, (label, ranks) in zip(places, ranks_of.items()):
+        for axes, (label, ranks) in zip(places, view.ranks.items()):
             parts = {activity: [getattr(used, activity) for used in ranks.values()] for activity in FILLS}
             _stack(axes, list(map(str, ranks)), parts, FILLS)
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
             axes.set_xlabel("% of its time")
             axes.set_title(label.replace(", ", ",\n"), fontsize=9)
-        for axes in places[len(ranks_of):]:
+        for axes in places[len(view.ranks):]:
             axes.axis("off")
         first.invert_yaxis()
         first.set_ylabel("rank (0 drafts)")
-        first.figure.suptitle(f"What each rank did, {view.where}", x=0.01, ha="left", fontsize=11)
+        first.figure.suptitle(f"What each rank did, {where}", x=0.01, ha="left", fontsize=11)
         handles, names = first.get_legend_handles_labels()
         first.figure.legend(handles, names, ncols=len(names), handlelength=1.8, loc="outside lower left")
     return True
 
 
-def _account(view: View, path: Path) -> bool:
+def _account(view: View, path: Path, where: str) -> bool:
     """A bar for each contender, stacked of what its tokens' time went into; False if the tally has none of it."""
-    seen = summary.accounts_of_all_sets(view.found, view.temperature)
+    seen = view.accounts
     if not seen:
         return False
     with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
@@ -319,5 +299,5 @@ def _account(view: View, path: Path) -> bool:
             axes.annotate(f"{total:.0f}", (total, place), (3, 0), textcoords="offset points", fontsize=8, va="center")
         axes.invert_yaxis()
         axes.set_xlabel("ms per token")
-        _head(axes, f"Where the time of a token went, {view.where}")
+        _head(axes, f"Where the time of a token went, {where}")
     return True

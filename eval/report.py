@@ -18,7 +18,7 @@ from eval.keys import Contender
 from eval.metrics import Interval
 from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import Found, missing, read
-from eval.summary import BASELINES, MEAN, Ratio, Row
+from eval.summary import BASELINES, MEAN, Row, View
 from eval.tables import NONE, markdown, number, save
 
 TOO_LATE = 0.03  # of the time of computing
@@ -62,23 +62,29 @@ def report(folder: str | Path) -> Path:
     save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
     save(found.folder / "account.csv", summary.ACCOUNT, summary.accounts(found))
     path = found.folder / "report.md"
-    write(path, "\n".join(_text(found, rows)) + "\n", ROOM)
+    write(path, "\n".join(_text(found, summary.views(found, rows))) + "\n", ROOM)
     return path
 
 
-def _text(found: Found, rows: Sequence[Row]) -> Iterator[str]:
-    yield f"# Results ({found.provenance})\n"
+def _text(found: Found, views: Sequence[View]) -> Iterator[str]:
+    where = f"({found.provenance})"
+    yield f"# Results {where}\n"
     yield from _about(found)
-    for temperature in found.temperatures:
-        here = [row for row in rows if row["temperature"] == temperature]
-        yield f"## Temperature {temperature:g} ({found.provenance})\n"
-        yield from _paper_table(found, here, temperature)
-        yield from _ratio_table(found, temperature)
-        yield from _other_tables(found, here)
-        yield from _stage_tables(found, temperature)
-        yield from _account_tables(found, temperature)
-        yield from _source_table(found, temperature)
-    yield from _plots(found, rows)
+    for view in views:
+        yield f"## Temperature {view.temperature:g} {where}\n"
+        yield from _paper_table(view)
+        yield from _ratio_table(view)
+        yield from _other_tables(view)
+        yield from _stage_tables(view)
+        yield from _account_tables(view)
+        yield from _source_table(view)
+    try:
+        from eval import plots
+    except ImportError:
+        yield "Plots need matplotlib, which is not installed here.\n"
+    else:
+        yield f"## Plots {where}\n"
+        yield from (f"![{name}]({name})\n" for name in plots.draw(views))
     yield f"## What the words mean\n\n{WORDS}"
 
 
@@ -136,133 +142,98 @@ def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> It
     yield ""
 
 
-def _by_set(found: Found, contender: Contender, rows: Iterable[Row], value: Cell) -> list[str]:
-    """A cell for each data set: what `value` makes of the contender's row of the summary."""
-    cells = {row["set"]: value(row) for row in rows if (row["method"], row["draft"]) == contender}
-    return [cells.get(name, NONE) for name in found.sets]
-
-
-def _paper_table(found: Found, rows: Sequence[Row], temperature: float) -> Iterator[str]:
+def _paper_table(view: View) -> Iterator[str]:
     """The layout of the FlowSpec paper's table 1: methods by data sets, speed and ratio, the mean at the end."""
+    found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
     ratio, named = f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
     lines = []
-    for contender in found.contenders:
-        cells = _by_set(found, contender, rows, lambda row: f"{number(row['xi'])} ({number(row[ratio])})")
-        mean = summary.means(found, contender, temperature)
-        last = f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"
-        lines.append([found.label(contender), *cells, last])
-    title = f"Tokens per second, ξ, and in brackets the ratio to {named}, SR ({found.provenance})"
+    for label, mean in view.means.items():
+        cells = view.cells(label, lambda row: f"{number(row['xi'])} ({number(row[ratio])})", NONE)
+        lines.append([label, *cells, f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"])
+    title = f"Tokens per second, ξ, and in brackets the ratio to {named}, SR {view.where}"
     yield from _table(title, [*found.sets, MEAN], lines)
 
 
-def _ratio_table(found: Found, temperature: float) -> Iterator[str]:
+def _ratio_table(view: View) -> Iterator[str]:
     """The mean over the sets: both speeds, and a column for each baseline that has answers."""
-    heads = {ratio.column: f"SR to {_named(found, ratio)}" for ratio in summary.ratios(found)}
-    lines = []
-    for contender in found.contenders:
-        mean = summary.means(found, contender, temperature)
-        lines.append([found.label(contender), *(_interval(mean[name]) for name in ("xi", "xi_decoding", *heads))])
-    title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline ({found.provenance})"
+    drafts = {"baseline": f" with {view.found.baseline_draft}", "same": " with the same draft", "none": ""}
+    heads = {ratio.column: f"SR to {ratio.method}{drafts[ratio.draft]}" for ratio in summary.ratios(view.found)}
+    columns = ("xi", "xi_decoding", *heads)
+    lines = [[label, *(_interval(mean[name]) for name in columns)] for label, mean in view.means.items()]
+    title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline {view.where}"
     yield from _table(title, ["ξ", "ξ of decoding", *heads.values()], lines)
     yield from (f"- **{head}**: {BESIDE[column]}" for column, head in heads.items())
     yield ""
 
 
-def _named(found: Found, ratio: Ratio) -> str:
-    """The baseline of a ratio, as the head of its column calls it."""
-    drafts = {"baseline": f" with {found.baseline_draft}", "same": " with the same draft", "none": ""}
-    return f"{ratio.method}{drafts[ratio.draft]}"
-
-
-def _other_tables(found: Found, rows: Sequence[Row]) -> Iterator[str]:
+def _other_tables(view: View) -> Iterator[str]:
     """What else there is for each contender and data set, a table for each figure."""
     def grid(title: str, value: Cell) -> Iterator[str]:
-        lines = [[found.label(contender), *_by_set(found, contender, rows, value)] for contender in found.contenders]
-        return _table(title, found.sets, lines)
+        return _table(title, view.found.sets, ([label, *view.cells(label, value, NONE)] for label in view.labels))
 
-    where = f"({found.provenance})"
-    if "ar" in found.methods:
-        yield from grid(f"Ratio of ξ to ar, SR {where}", lambda row: number(row["sr_ar"]))
-    yield from grid(f"Tokens per second of decoding alone, without prefill {where}",
+    if "ar" in view.found.methods:
+        yield from grid(f"Ratio of ξ to ar, SR {view.where}", lambda row: number(row["sr_ar"]))
+    yield from grid(f"Tokens per second of decoding alone, without prefill {view.where}",
                     lambda row: number(row["xi_decoding"]))
-    if any(row["total"] == row["total"] for row in rows):
-        yield from grid(f"Tokens per second of all answers of a set together, several at once {where}",
+    if any(row["total"] == row["total"] for row in view.rows):
+        yield from grid(f"Tokens per second of all answers of a set together, several at once {view.where}",
                         lambda row: number(row["total"]))
-    yield from grid(f"Mean acceptance length, τ {where}", lambda row: number(row["tau"]))
-    yield from grid(f"Seconds of a request: the mean; the 95th percentile {where}",
+    yield from grid(f"Mean acceptance length, τ {view.where}", lambda row: number(row["tau"]))
+    yield from grid(f"Seconds of a request: the mean; the 95th percentile {view.where}",
                     lambda row: _joined([row["request_mean"], row["request_p95"]], 2))
-    yield from grid(f"Milliseconds to the first token; then per token, the median; the 99th percentile {where}",
+    yield from grid(f"Milliseconds to the first token; then per token, the median; the 99th percentile {view.where}",
                     lambda row: _joined([1e3 * row[key] for key in ("ttft", "tpt_p50", "tpt_p99")], 0))
-    if "ar" in found.methods:
+    if "ar" in view.found.methods:
         yield from grid("The same text as ar with the same seed", lambda row: row["equal"] or NONE)
 
 
-def _stage_tables(found: Found, temperature: float) -> Iterator[str]:
-    """How every rank spent its time and what it sent, all sets together."""
-    ranks_of = summary.ranks_of_all_sets(found, temperature)
-    if not ranks_of:
+def _stage_tables(view: View) -> Iterator[str]:
+    """How every rank spent its time and what it sent."""
+    head = sorted({rank for ranks in view.ranks.values() for rank in ranks})
+    if not head:
         return
-    head = sorted({rank for ranks in ranks_of.values() for rank in ranks})
 
     def grid(title: str, value: Callable[[Utilization], str]) -> Iterator[str]:
-        lines = []
-        for label, ranks in ranks_of.items():
-            cells = [value(ranks[rank]) if rank in ranks else NONE for rank in head]
-            lines.append([label, *cells])
+        lines = [[label, *(value(ranks[rank]) if rank in ranks else NONE for rank in head)]
+                 for label, ranks in view.ranks.items()]
         return _table(title, [f"rank {rank}" for rank in head], lines)
 
-    where = f"({found.provenance})"
-    yield from grid(f"Per cent of the time that each rank computed; waited; was idle {where}",
+    yield from grid(f"Per cent of the time that each rank computed; waited; was idle {view.where}",
                     lambda used: _joined([100 * share for share in used[:3]], 0))
-    yield from grid(f"Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows {where}",
+    yield from grid(f"Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows {view.where}",
                     lambda used: _joined([used.bytes / 1e3, used.control / 1e3, used.rows], 1))
-    if any(used.late for ranks in ranks_of.values() for used in ranks.values()):
-        yield from grid(f"Per cent by which what was emulated came too late {where}",
+    if any(used.late for ranks in view.ranks.values() for used in ranks.values()):
+        yield from grid(f"Per cent by which what was emulated came too late {view.where}",
                         lambda used: number(100 * used.late, 1))
 
 
-def _account_tables(found: Found, temperature: float) -> Iterator[str]:
-    """Where the time of a token went on rank 0, and what the rows in flight did for the text; all sets together."""
-    seen = summary.accounts_of_all_sets(found, temperature)
-    if not seen:
+def _account_tables(view: View) -> Iterator[str]:
+    """Where the time of a token went on rank 0, and what the rows in flight did for the text."""
+    if not view.accounts:
         return
-    shares = [[label, *(number(1e3 * seconds, 1) for seconds in (*own[:len(SHARES)], own.whole))]
-              for label, own in seen.items()]
-    yield from _table(f"Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
-                      f"({found.provenance})", [*SHARES, "in all"], shares)
-    ranks_of = summary.ranks_of_all_sets(found, temperature)
-    lines = []
-    for label, own in seen.items():
-        busy = [100 * used.computed for rank, used in ranks_of[label].items() if rank]
-        lines.append([label, _joined(busy, 0) or NONE, number(own.aloft), number(1e3 * own.stay, 0),
-                      number(own.tokens_per_miss), number(1e3 * own.lost, 1)])
-    title = f"What was in flight while decoding, and how busy the stages were ({found.provenance})"
-    yield from _table(title, FLIGHT, lines)
+    shares, flights = [], []
+    for label, own in view.accounts.items():
+        shares.append([label, *(number(1e3 * seconds, 1) for seconds in (*own[:len(SHARES)], own.whole))])
+        busy = _joined([100 * used.computed for rank, used in view.ranks[label].items() if rank], 0)
+        flights.append([label, busy or NONE, number(own.aloft), number(1e3 * own.stay, 0),
+                        number(own.tokens_per_miss), number(1e3 * own.lost, 1)])
+    yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
+                      f"{view.where}", [*SHARES, "in all"], shares)
+    yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}", FLIGHT, flights)
 
 
-def _source_table(found: Found, temperature: float) -> Iterator[str]:
+def _source_table(view: View) -> Iterator[str]:
     """How much of the text each source of the drafts had guessed; one guess may have several."""
     counts: dict[str, Counter[str]] = {}
-    for label, answers in summary.by_label(found, temperature).items():
+    for label, answers in view.answers.items():
         counts[label] = Counter()
         for turn in (turn for answer in answers for turn in answer.get("sources", ())):
             counts[label].update(turn)
     sources = sorted({source for count in counts.values() for source in count})
     if len(sources) > 1:
         lines = [[label, *(str(count[source]) for source in sources)] for label, count in counts.items() if count]
-        yield from _table(f"Guesses that became text, by who had made them ({found.provenance})", sources, lines)
-
-
-def _plots(found: Found, rows: Sequence[Row]) -> Iterator[str]:
-    try:
-        from eval import plots
-    except ImportError:
-        yield "Plots need matplotlib, which is not installed here.\n"
-        return
-    yield f"## Plots ({found.provenance})\n"
-    for name in plots.draw(found, rows):
-        yield f"![{name}]({name})\n"
+        yield from _table(f"Guesses that became text, by who had made them {view.where}", sources, lines)
 
 
 def _joined(values: Iterable[float], digits: int) -> str:

@@ -1,12 +1,12 @@
 """The summary: what a results folder holds, as rows of figures."""
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
 from eval import metrics
 from eval.keys import Contender
 from eval.metrics import Answer, Interval
-from eval.observe.time_breakdown import Account, Utilization, account, utilization
+from eval.observe.time_breakdown import Account, account, utilization
 from eval.results_index import GROUP, Found
 
 BASELINES = ("naive", "ar")  # what the first table and the plots compare with, if it is there
@@ -37,6 +37,7 @@ STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", *ORIGIN)
 ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN)
 AR = Contender("ar", "none")
 Row = dict  # one line of a table
+T = TypeVar("T")
 
 
 def baseline(found: Found, ratio: Ratio, draft: str) -> Contender:
@@ -94,21 +95,30 @@ def _head(group: Sequence[Any], answers: Sequence[Answer]) -> Row:
     return {**dict(zip(GROUP, group)), **{key: answers[0][key] for key in ORIGIN}}
 
 
-def by_label(found: Found, temperature: float) -> Mapping[str, Sequence[Answer]]:
-    """The answers of each contender to all sets, by its label."""
-    return {found.label(contender): found.of_all_sets(contender, temperature) for contender in found.contenders}
+class View:
+    """What there is at one temperature, all data sets together; figures are by the label of a contender."""
+
+    def __init__(self, found: Found, rows: Sequence[Row], temperature: float) -> None:
+        self.found, self.temperature = found, temperature
+        self.rows = [row for row in rows if row["temperature"] == temperature]
+        self.where = f"({found.provenance})"  # at the end of every title
+        self.labels = {found.label(contender): contender for contender in found.contenders}
+        self.answers = {label: found.of_all_sets(one, temperature) for label, one in self.labels.items()}
+        self.means = {label: _speeds(found, one, found.sets, temperature) for label, one in self.labels.items()}
+        ranks = {label: utilization(found.tally, answers) for label, answers in self.answers.items()}
+        self.ranks = {label: own for label, own in ranks.items() if own}  # of those that the tally knows
+        spent = {label: account(found.tally, answers) for label, answers in self.answers.items()}
+        self.accounts = {label: own for label, own in spent.items() if own}  # of those whose tally has flights
+
+    def cells(self, label: str, value: Callable[[Row], T], otherwise: T) -> list[T]:
+        """For each data set what `value` makes of the contender's row of the summary."""
+        found = {row["set"]: value(row) for row in self.rows if (row["method"], row["draft"]) == self.labels[label]}
+        return [found.get(name, otherwise) for name in self.found.sets]
 
 
-def ranks_of_all_sets(found: Found, temperature: float) -> dict[str, dict[int, Utilization]]:
-    """How each rank spent its time, by a contender's label; of those that the tally knows."""
-    seen = {label: utilization(found.tally, answers) for label, answers in by_label(found, temperature).items()}
-    return {label: ranks for label, ranks in seen.items() if ranks}
-
-
-def accounts_of_all_sets(found: Found, temperature: float) -> dict[str, Account]:
-    """The account of each contender by its label; of those whose tally has flights."""
-    seen = {label: account(found.tally, answers) for label, answers in by_label(found, temperature).items()}
-    return {label: own for label, own in seen.items() if own}
+def views(found: Found, rows: Sequence[Row]) -> list[View]:
+    """The view of each temperature, out of the rows of the summary."""
+    return [View(found, rows, temperature) for temperature in found.temperatures]
 
 
 def means(found: Found, contender: Contender, temperature: float) -> dict[str, Interval]:

@@ -100,6 +100,18 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
         assert entry["spans"]["grow"] == 2.0
 
 
+def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(tmp_path):
+    clock = Stepping()
+    tally = Tally(tmp_path, 0, clock=clock)
+    spend(tally, clock, 1.0, "send", nodes=[0], tokens=[4], parents=[0], text=1)
+    spend(tally, clock, 1.0, "verify", nodes=[0], said={0: 5})
+    with tally.span("reset"):  # of a group that shares layers, whose rank 0 is a stage as well
+        spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
+    tally.close()
+    [entry] = told(tmp_path)
+    assert (entry["first"], entry["seconds"], entry["decoding"]["send"]) == (2.0, 3.0, 1.0)
+
+
 def test_a_rank_that_hears_no_answers_has_no_account(tmp_path):
     clock = Stepping()
     tally = Tally(tmp_path, 0, clock=clock)
