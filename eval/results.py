@@ -22,6 +22,7 @@ import torch
 from config.drafts import listed
 from config.files import ROOM, append, fits, lines, open_lock, whole, write_json
 from config.methods import METHODS
+from config.presets import ROOT
 from eval.keys import EvalConfig
 from eval.metrics import ANSWER
 
@@ -65,10 +66,8 @@ class Results:
     @property
     def starts(self) -> int:
         """How often the pipeline was started for these answers: each start leaves a folder tally/NUMBER-METHOD."""
-        paths = self.folder.glob("tally/*")
-        found = [re.match(r"\d+(?=-)", path.name, re.ASCII) for path in paths]
-        last = max((int(number[0]) for number in found if number), default=-1)
-        return last + 1
+        found = (re.match(r"\d+(?=-)", path.name, re.ASCII) for path in self.folder.glob("tally/*"))
+        return max((int(number[0]) + 1 for number in found if number), default=0)
 
     def check(self, config: EvalConfig) -> None:
         """Read the answers that are there. Raises ValueError if they were made with another configuration."""
@@ -192,17 +191,11 @@ def _repair(path: Path) -> None:
 def _environment(config: EvalConfig) -> dict[str, Any]:
     """The configuration, and what else figures may depend on."""
     cluster = asdict(config.cluster) if config.cluster else None
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        versions[name] = _version(name)
-    return {"emulated": cluster is not None, "profile": config.profile, "cluster": cluster,
-            "versions": versions, "machine": _machine(), "commit": _commit(), "config": asdict(config)}
-
-
-def _machine() -> dict[str, Any]:
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"platform": platform.platform(), "cpu": _processor(),
-            "cores": os.cpu_count(), "gpus": gpus}
+    machine = {"platform": platform.platform(), "cpu": _processor(), "cores": os.cpu_count(), "gpus": gpus}
+    return {"emulated": cluster is not None, "profile": config.profile, "cluster": cluster,
+            "versions": versions, "machine": machine, "commit": _commit(), "config": asdict(config)}
 
 
 def _version(package: str) -> str | None:
@@ -215,24 +208,17 @@ def _version(package: str) -> str | None:
 def _processor() -> str:
     """The name of the processor, as Linux gives it if this is Linux."""
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.startswith("model name"):
-                return value.strip()
-    return platform.processor()
+    named = re.search(r"^model name\s*:\s*(.*)", info.read_text(), re.M) if info.is_file() else None
+    return named[1].strip() if named else platform.processor()
 
 
 def _commit() -> str | None:
     """The commit of this repository, with a + if files were changed since; None outside of git."""
+    def git(*words: str) -> str:
+        return subprocess.check_output(["git", *words], cwd=ROOT, stderr=subprocess.DEVNULL, text=True).strip()
+
     try:
-        changed = _git("status", "--porcelain", "--untracked-files=no")
-        return _git("rev-parse", "HEAD") + ("+" if changed else "")
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _git(*words: str) -> str:
-    folder = Path(__file__).parent
-    output = subprocess.check_output(["git", *words], cwd=folder, stderr=subprocess.DEVNULL, text=True)
-    return output.strip()

@@ -1,20 +1,29 @@
-"""The sweeps: hyperparameters that the papers vary one at a time, and the table and plot of the figures at each point.
+"""Sweeps and ablations: the evaluation at each point of what papers vary one at a time, then a table and a plot.
 
-A point is a results folder of its own, and those that are there count.
+Usage: python -m scripts.sweep NAME [PRESET] [key=value ...], which eval/sweeps/NAME.sh calls. Every key of run_eval.sh
+may be given, but those that the sweep varies; results=DIR holds a folder for each point (results/sweeps/NAME if it is
+not given), and the same command goes on with what is there.
 """
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 from config import files
+from config.keys import ASKS, check_name
+from config.presets import ROOT
+from config.schema.untrusted import plain
 from eval import metrics
 from eval.results_index import GROUP, Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, means, summary
 from eval.tables import markdown, number, save
+from launch.processes import STOPPED, WRONG
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64",
          "draft=eagle", "baseline_draft=")  # a head alone, whose trees grow as in the papers
@@ -215,3 +224,64 @@ def _tables(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
         yield from markdown([name, *sweep.columns],
                             ([row, *line[i * width:(i + 1) * width]] for i, row in enumerate(sweep.rows)))
         yield ""
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+def commands(name: str, sweep: Sweep, argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
+    """The folder of the sweep, and the words of each point's evaluation. Raises ValueError for words that cannot be."""
+    given = {_key(word): word for word in argv}
+    varied = {_key(word) for keys in sweep.points.values() for word in keys}
+    for key in varied & given.keys():
+        raise ValueError(f"{key} is what {name} varies: leave {given[key]} out")
+    usual = f"results={ROOT / 'results' / 'sweeps' / name}"
+    results = given.get("results", usual).partition("=")[2]
+    if not results.strip():
+        raise ValueError("results is empty: name a folder behind the results=")
+    folder = Path(results).expanduser().absolute()
+    asked = [word for word in argv if not word.startswith("results=")]
+    base = [word for word in sweep.base if _key(word) not in given.keys() | varied]
+    return folder, {point: [*asked, *base, *keys, f"results={place(folder, point)}"]
+                    for point, keys in sweep.points.items()}
+
+
+def _key(word: str) -> str:
+    """The key of `key=value`."""
+    return word.partition("=")[0]
+
+
+def run(name: str, argv: Sequence[str]) -> int:
+    """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
+    if name in ASKS:
+        print(__doc__)
+        print("\n".join(f"  {key:<18}{sweep.about}: {', '.join(sweep.points)}" for key, sweep in SWEEPS.items()))
+        return 0
+    try:
+        check_name(name, SWEEPS, "sweep")
+        folder, points = commands(name, SWEEPS[name], argv)
+    except ValueError as error:
+        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+        return WRONG
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code says so
+    code = 0
+    for turn, (point, words) in enumerate(points.items(), 1):
+        print(f"\n{name}: point {turn} of {len(points)}, {point}", flush=True)
+        evaluation = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words])
+        code = evaluation.returncode
+        if code:
+            code = code if code > 0 else STOPPED - code
+            break
+    try:
+        path = write(folder, name, SWEEPS[name])
+        print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
+    except (ValueError, OSError) as error:
+        reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
+        if not reported:
+            print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+        code = code or WRONG
+    return code
+
+
+def main(argv: list[str]) -> int:
+    """The command."""
+    return run("".join(argv[:1]), argv[1:])

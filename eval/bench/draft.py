@@ -88,10 +88,9 @@ def _decoder(pipeline: Pipeline, name: str) -> Decoder:
     """A decoder with this draft. Raises ValueError for one that does not read a text token by token."""
     config = pipeline.config
     assert isinstance(config, DraftConfig)
-    decoder = pipeline.decoder_for(config.with_draft(name), parts(name).head)
     if name.partition(":")[0] not in FOLDERS:
         raise ValueError(f"the draft {name} has no guesses of its own to read on: name eagle, model, or both")
-    return decoder
+    return pipeline.decoder_for(config.with_draft(name), parts(name).head)
 
 
 def _prompts(pipeline: Pipeline) -> list[list[int]]:

@@ -141,18 +141,14 @@ class Story:
     def _settle(self, tip: int, at: float) -> None:
         """The text goes on to `tip`: what stands on the way there is settled, and what stands beside it dies."""
         path = []
-        node = tip
-        while self.nodes[node]["settled"] is None:
-            path.append(node)
-            parent = self.nodes[node]["parent"]
-            if parent == node:  # where a text begins
-                break
-            node = parent
-        for node in path:
-            self.nodes[node]["settled"] = at
-            if node not in self.live:
-                self.nodes[node]["kind"] = "own"
-            self.live.discard(node)
+        entry = self.nodes[tip]
+        while entry["settled"] is None:
+            path.append(entry["id"])
+            entry["settled"] = at
+            if entry["id"] not in self.live:
+                entry["kind"] = "own"
+            self.live.discard(entry["id"])
+            entry = self.nodes[entry["parent"]]  # the first node of a text is its own
         for node in sorted(self.live):  # parents first
             parent = self.nodes[node]["parent"]
             if parent != tip and parent not in self.live:

@@ -42,9 +42,7 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
 
 def _run(about: Path) -> Span:
     """What a run says about itself and its tokens. Raises ValueError if the file is not of that form."""
-    run = whole(about) if about.is_file() else {}
-    if isinstance(run, dict):
-        run.setdefault("tokens", {})
+    run = whole(about) if about.is_file() else {"tokens": {}}
     if not fits(run, {"tokens": dict}):
         raise ValueError(f"{about} is not of the form that a run writes: delete it, and the page has no texts")
     return run
