@@ -19,8 +19,8 @@ A hosts file has one line for the board of each rank, rank 0 first; a board find
 user and folder, the repository on the board, are for scripts/push.sh. Without a hosts file, or beside it:
 
   NODE_RANK            this board's rank, from 0 (hosts file: the line that has an address of this board)
-  MASTER_ADDR          address of rank 0's board, also master_addr= (hosts file: the first line)
-  MASTER_PORT          its port, also master_port= (29500)
+  MASTER_ADDR          address of rank 0's board, also master=HOST (hosts file: the first line)
+  MASTER_PORT          its port, also master=:PORT (29500)
   GLOO_SOCKET_IFNAME   the network interface to the other boards (the one that leads to rank 0's board)
   PYTHON               a Python with torch (board/bin/python, else python3, else .venv/bin/python)
 

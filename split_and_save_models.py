@@ -26,6 +26,7 @@ example:
   python split_and_save_models.py models/vicuna-7b split/vicuna-7b-nf4 --stages 0+8+8+8+8 --quant nf4
   python split_and_save_models.py models/vicuna-7b split/vicuna-7b-tp --tp 4 --eagle models/eagle-vicuna-7b
   python split_and_save_models.py models/vicuna-7b split/vicuna-7b-2x2 --stages 0+16+16 --tp 2
+  python split_and_save_models.py SmolLM2-135M-Instruct.Q4_1.gguf split/smollm2 --stages 4
   python split_and_save_models.py --check split/vicuna-7b
 
   OUT_DIR/stage_0 gets the language-model head, the tokenizer and the draft head; OUT_DIR/stage_1 ... stage_N get the
@@ -53,7 +54,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TensorParalle
     """What was typed, and how ranks share layers; a mistake ends the program with the usage."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=EXAMPLE,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form")
+    parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form; or "
+                        "a GGUF file, which is first unpacked to OUT_DIR/whole")
     parser.add_argument("out_dir", nargs="?", metavar="OUT_DIR", help="where the folders stage_0, stage_1, ... go")
     parser.add_argument("--stages", metavar="SPLIT", help="layers per rank, as 0+2+2+2+2 (rank 0 drafts and has none); "
                         "a number of stages: equal shares, larger ones last; or auto:4: 4 stages with bytes alike")
@@ -64,7 +66,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TensorParalle
     parser.add_argument("--tp-shares", metavar="SPEEDS", default="", help="their speeds, as 2,1,1,1, if not all alike")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)
-    tensor_parallel = TensorParallel("ar" if args.stages else "tp", args.tp, args.tp_shares, "")
+    tensor_parallel = TensorParallel("ar" if args.stages else "tp", args.tp, args.tp_shares)
     layout_known = args.stages or tensor_parallel.asked
     if not (args.check or (args.model_dir and args.out_dir and layout_known)):
         parser.error("MODEL_DIR, OUT_DIR and --stages or --tp are needed (or --check OUT_DIR alone); see --help")

@@ -13,15 +13,14 @@ from config.run_config import DRAWN, RunConfig
 from config.typed import preset_of, typed
 
 AUTO = "auto"
-SIZES = ("init_depth", "expand_depth", "init_subseq_token", "expand_subseq_token", "stream_subseq_token", "lookahead",
-         "run_pipeinfer", "init_topk_pipedec", "expansion")
-LEFT = ("tp", "tp_shares", "tp_type", "replicas", "replica_stages", *SIZES)  # to the plan, and not to be typed
+SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
+LEFT = ("tp", "tp_shares", "replicas", *SIZES)  # to the plan, and not to be typed
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
 # What no choice depends on: what is asked, how an answer is chosen, where it goes, and who waits how long.
 APART = frozenset({
     "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "temperature", "top_p", "top_k", "seed",
     "verify", "max_new_tokens", "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait",
-    "master_addr", "master_port", "hosts", "time", "trace", "output", "debug", "answers"})
+    "master", "hosts", "time", "trace", "output", "debug", "answers"})
 RECORD = {"question_end": "1", "max_new_tokens": "32"}  # of each data set, and tokens of an answer
 CHECK = 3  # of the best candidates, those that answer on this machine
 

@@ -11,21 +11,30 @@ from config.boards import is_file
 from config.drafts import ComparedDrafts, headless, needs_head, no_head
 from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
-from config.presets import PRESETS, ROOT, under
+from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.typed import opened
 
-DEFAULT_PRESET = "toy"
+DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
 COMMAND = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
          "data", "results", "hosts", "traces", "measured", "preset", "write_hosts", "write_cluster")
 QUESTIONS = ("prompt", "prompt_ids", "question_file")
-TUNED = ("min_probability", "expand_depth", "none_expand")  # what a preset chooses for its model alone
+TUNED = ("min_probability", "expand_depth", "ablate")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
 TAKES_BACK = {
     "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", *TUNED),
     "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
+}
+FORMER = {  # keys of earlier versions, and what to write
+    **dict.fromkeys(("init_topk", "expand_topk", "stream_topk"), "write width=N"),
+    **dict.fromkeys(("init_subseq_token", "expand_subseq_token", "stream_subseq_token"), "write subseq_token=N"),
+    **{key: f"write ablate={key} where it was false" for key in ("expand", "none_expand", "score_order", "prune")},
+    "stream_thrift": "write ablate=thrift where it was false", "tp_type": "write pipeline_type=tp or galaxy",
+    **dict.fromkeys(("none_expand_size", "none_expand_depth", "stream_total_token"), "leave it out, it is fixed"),
+    **dict.fromkeys(("master_addr", "master_port"), "write master=HOST:PORT"),
+    "rate_mbps": "write wires=MBPS", "delay_ms": "write wires=,MS", "replica_stages": "write replicas=COPIESxSTAGES",
 }
 EXAMPLES = """\
   bash run_pipe.sh
@@ -73,6 +82,9 @@ def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     for word in words:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
+        name = word.partition("=")[0].lstrip("-")
+        if name in FORMER:
+            raise ValueError(f"there is no key {name} any more: {FORMER[name]}")
     found = given(words, keys, PATHS)
     if "ssm" in found:
         folders = [folder.strip() for folder in found["ssm"].split(",")]
@@ -101,7 +113,8 @@ def _chosen(preset: RunConfig, typed: Mapping[str, Any]) -> dict[str, Any]:
 def help_text(command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> str:
     """The text of `--help`: usage, presets, methods, and every key with its default and its meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
-             f"PRESET names a model ({DEFAULT_PRESET} if left out). A value with spaces goes in quotes with its key.",
+             f"PRESET names a model (if left out: {SMOLLM2}, or {DEFAULT_PRESET} where that cannot be fetched).",
+             "A value with spaces goes in quotes with its key.",
              "", "examples:", getattr(kind, "EXAMPLES", EXAMPLES).replace(COMMAND, command), "",
              "presets:"]
     lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]

@@ -5,6 +5,7 @@ too, and says what to do.
 """
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -118,6 +119,15 @@ def open_lock(path: Name) -> BinaryIO:
         lock.close()
         raise OSError(0, "it is no file", str(path))
     return lock
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let only one process at a time write into a folder, which is made; the others wait, and then find it done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open_lock(folder / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def make_private(path: Name) -> None:

@@ -56,7 +56,7 @@ METHODS = {
         tree="chain", sizes=("run_pipeinfer",), look=("#cfe8cf", "++"), planned=False),
     "streaming": Method(
         "streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
-        sizes=("stream_subseq_token",), look=("#5b6fb5", "||"), measured=True),
+        sizes=("stream_rows",), look=("#5b6fb5", "||"), measured=True),
     "dsi": Method(
         "dsi", "replicas", "eagle", "DSI: a drafter that never waits, copies of the model verify by turns",
         tree="chain", sizes=("lookahead",), look=("#20639b", "oo")),
@@ -70,4 +70,4 @@ METHODS = {
         "naive", "galaxy", "eagle", "as tp, but rows are shared between blocks, and travel under matmuls",
         tree="round", sizes=("init_depth",), look=("white", "\\\\")),
 }
-SHARINGS = ("tp", "galaxy")  # targets without a pipeline; also how the ranks of a pipeline's stage may share it
+SHARINGS = ("tp", "galaxy")  # targets without a pipeline; ranks of a pipeline's stage share it as the first does

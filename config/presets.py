@@ -13,6 +13,7 @@ from config.run_config import RunConfig
 ROOT = Path(__file__).resolve().parent.parent  # the repository
 MODELS = Path(RunConfig().models).expanduser() if RunConfig().models else ROOT / "models"
 TOY = ROOT / "toy"
+SMOLLM2, TOY_PRESET = "smollm2", "toy"  # the presets where none is named: the second where the first cannot be had
 PROMPT = "Tell me a short story about a curious fox called Maya."
 
 
@@ -22,11 +23,12 @@ def _hub(base: str, head: str, stages: str, template: str) -> RunConfig:
 
 
 PRESETS = {
-    "toy": RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
+    SMOLLM2: RunConfig(base_dir=str(MODELS / "smollm2-135m"), stages="0+7+7+8+8", prompt=PROMPT),
+    TOY_PRESET: RunConfig(base_dir=str(TOY / "llama"), eagle_dir=str(TOY / "eagle_deep"), ssm=str(TOY / "draft_a"),
                      stages="0+2+2+2+2", prompt=PROMPT,
                      # on a processor each row and each drafted level of so small a model costs time, and only likely
                      # guesses pay for it (`python -m scripts.bench overhead` compares)
-                     min_probability=0.1, expand_depth=2, none_expand=False),
+                     min_probability=0.1, expand_depth=2, ablate="none_expand"),
     # those of the paper
     "vicuna-7b": _hub("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "0+8+8+8+8", "vicuna"),
     "vicuna-13b": _hub("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "0+10+10+10+10", "vicuna"),

@@ -13,7 +13,7 @@ from typing import Iterator
 from config.boards import cluster_of, is_file
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
-from config.ranges import Checked, Range, outside, unknown
+from config.ranges import NUMBER, Checked, Range, number, outside, unknown
 from config.small_models import problems as problems_of_small_models
 from config.tensor_parallel import TensorParallel
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
@@ -40,26 +40,25 @@ RANGES = {  # of every key that is a number, but those of sharing
     "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
     "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
     "seed": Range(0, (1 << 64) - 1), "max_new_tokens": Range(1, COUNT),
-    "init_total_token": GUESSES, "init_topk": GUESSES, "init_depth": LEVELS, "init_subseq_token": ROWS,
-    "expand_total_token": GUESSES, "expand_topk": GUESSES, "expand_depth": LEVELS, "expand_subseq_token": ROWS,
-    "stream_total_token": GUESSES, "stream_topk": GUESSES, "stream_subseq_token": ROWS,
+    "init_total_token": GUESSES, "init_depth": LEVELS, "expand_total_token": GUESSES, "expand_depth": LEVELS,
+    "width": GUESSES, "subseq_token": ROWS,
     "opt_threshold": Range(0.000001, 1, {0: "what pays, as measured"}),
-    "none_expand_size": Range(0, 65536), "none_expand_depth": LEVELS, "init_topk_pipedec": GUESSES,
-    "run_pipeinfer": GUESSES,
-    "replicas": Range(1, 1024, {0: "as many as fill four ranks"}),
-    "replica_stages": Range(1, 1024, {0: "as split"}),
+    "init_topk_pipedec": GUESSES, "run_pipeinfer": GUESSES,
     "min_probability": Range(0.000000001, 0.999, {0: "all guesses"}),
     "prefill_chunk": GUESSES, "max_length": Range(2, COUNT), "max_requests": Range(1, 256),
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
-    "timeout": PATIENCE, "wait": PATIENCE, "master_port": Range(1, 65535, {0: "the usual one"}),
-    "rate_mbps": Range(0.001, 1_000_000, {0: "that of the profile"}),
-    "delay_ms": Range(0, 60_000, {-1: "that of the profile"}), "slowdown": Range(0.001, 1_000_000),
+    "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
 }
+MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
+PORTS, COPIES = Range(1, 65535), Range(0, 1024)
 # Keys that change an emulated cluster, and the values that leave it, and every other run, as it is.
-EMULATION = {"rate_mbps": 0, "delay_ms": -1, "slowdown": 1, "time": "real"}
+EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
+ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift")
 TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
 STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
 COUNTED = re.compile(r"[0-9]{1,9}")
+REPLICAS = re.compile(r"([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?")
+MASTER = re.compile(r"([^:]*)(?::([0-9]{1,5}))?")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
 MEASURED = 16  # rows per segment until it is measured how many there should be
@@ -83,10 +82,8 @@ class RunConfig(Checked):
     models: str = ""  # folder of the presets' models, named as at Hugging Face; empty: models/ beside config/
     tp: int = 0  # ranks that share a stage's layers (tensor parallel); 0: as split, or 4 for tp and galaxy
     tp_shares: str = ""  # speeds of those ranks, as 2,1,1,1, to which their shares are cut; empty: all alike
-    tp_type: str = ""  # how they add up: tp (Megatron) or galaxy; empty: as pipeline_type says, and else tp
     stages: str = ""  # layers per rank, as 0+2+2+2+2 (rank 0 drafts); number of stages; auto:4; empty: as split
-    replicas: int = 0  # copies of the model that verify for dsi; 0: as many as fill four ranks
-    replica_stages: int = 0  # ranks of each copy, which may be a pipeline of its own; 0: as split, or 1
+    replicas: str = "0"  # copies of the model for dsi, or copies x stages of each, as 2x2; 0: to fill four ranks
 
     # What is asked (one of the first three)
     prompt: str = ""  # the question
@@ -111,31 +108,18 @@ class RunConfig(Checked):
     expansion: str = "1,1,3,1,1,1,1,1"  # of specinfer, step by step: children of each guess of the step before
     opt_threshold: float = 0.0  # accepted guesses that a level of opt must bring; 0: as many as pay, as measured
     init_total_token: int = 80  # guesses in the tree
-    init_topk: int = 10  # children of a guess, and guesses of a level that get children
     init_depth: int = 6  # levels after the first
-    init_subseq_token: int = 0  # rows per segment of pruned and continuous; 0: as measured at the start; -1: no bound
 
     # The tree that continuous grows after a hit, from fresh features
-    expand: bool = True  # whether it grows one at all
     expand_total_token: int = 64  # guesses in the tree
-    expand_topk: int = 10  # children of a guess, and guesses of a level that get children
     expand_depth: int = 6  # levels after the first
-    expand_subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
 
-    # What continuous adds in a turn that settles nothing
-    none_expand: bool = True  # whether it deepens the tree at all
-    none_expand_size: int = 48  # more guesses
-    none_expand_depth: int = 1  # more levels
-
-    # The tree of streaming, which grows wherever its likeliest guess stands
-    stream_total_token: int = 1024  # guesses in the tree
-    stream_topk: int = 10  # guesses that are read at once, and children of each
-    stream_subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
-    stream_thrift: bool = True  # send and draft only what pays, by what stages and levels took recently
+    # All trees and their segments
+    width: int = 10  # children of a guess, and guesses of a level that get children
+    subseq_token: int = 0  # rows per segment, at most; 0: as measured at the start; -1: no bound
+    ablate: str = ""  # habits to leave out: expand, none_expand, score_order, prune, thrift (commas between)
 
     # Other habits of the pipeline
-    score_order: bool = True  # send the best guesses first; false: in the order in which they were drafted
-    prune: bool = True  # drop what died on its way; false: every guess that was sent is computed to its end
     init_topk_pipedec: int = 16  # guesses in a layer of pipedec
     run_pipeinfer: int = 4  # guesses in a run of pipeinfer
     lookahead: str = "auto"  # guesses of dsi in a verification; auto: the fewest with which none waits, as measured
@@ -153,15 +137,13 @@ class RunConfig(Checked):
     threads_per_rank: int = 0  # threads for arithmetic in each rank; 0: the cores are shared out
     processes: bool = True  # a process per rank; false: all ranks are threads of one (for a debugger)
     timeout: float = 10.0  # seconds after which a silent rank counts as dead
-    master_addr: str = "127.0.0.1"  # where the ranks of several hosts meet: address of rank 0's machine
-    master_port: int = 0  # and its port; 0: 29500. Ranks of one machine need neither
+    master: str = ""  # where the ranks of several hosts meet: HOST:PORT of rank 0, or HOST or :PORT alone
     hosts: str = ""  # file with a line for the board of each rank (docs/jetson.md); empty: all ranks are here
     wait: float = 300.0  # seconds for the ranks of several hosts to come, in any order
 
     # An emulated cluster: real processes, messages and tokens, in the time that other devices would need
     profile: str = "none"  # none (this machine as it is), jetson-7b, jetson-13b, lan-1g, wifi, server or FILE.json
-    rate_mbps: float = 0.0  # Mbit/s of its wires; 0: as the profile says
-    delay_ms: float = -1.0  # milliseconds of a message on its wires; -1: as the profile says
+    wires: str = ""  # Mbit/s of its wires, ms of a message, as 125,2 or 125 or ,2; empty: the profile's
     time: str = "real"  # how its time passes: real (who is done early sleeps) or virtual (it is only counted)
     slowdown: float = 1.0  # every modelled time is so many times as long; more if this machine is too slow
 
@@ -211,26 +193,44 @@ class RunConfig(Checked):
     def cluster(self) -> Profile | None:
         """The profile of the cluster to emulate, or None to run on this machine as it is.
 
-        `rate_mbps` and `delay_ms` replace the profile's rate and latency; a step of a collective, which is a message
-        and more, is longer by as much as the latency is. In the end `slowdown` stretches every time.
+        `wires` replaces the profile's rate and latency; a step of a collective, which is a message and more, is longer
+        by as much as the latency is. In the end `slowdown` stretches every time.
         """
         if self.profile == "none":
             return None
         usual = cluster_of(self.profile)
-        rate = self.rate_mbps or usual.mbps
-        delay = usual.latency if self.delay_ms < 0 else self.delay_ms
+        mbps, _, milliseconds = self.wires.partition(",")
+        rate = number(mbps) if mbps else usual.mbps
+        delay = number(milliseconds) if milliseconds else usual.latency
         step = usual.step + (delay - usual.latency)
         return replace(usual, mbps=rate, latency=delay, step=step).slowed(self.slowdown)
 
     @property
     def tensor_parallel(self) -> TensorParallel:
         """How the ranks of a stage share its layers, as the keys about tensor parallelism say."""
-        return TensorParallel(self.pipeline_type, self.tp, self.tp_shares, self.tp_type)
+        return TensorParallel(self.pipeline_type, self.tp, self.tp_shares)
 
     @property
     def replicated(self) -> bool:
-        """Whether the method has copies of the model, each split into `replica_stages` instead of `stages`."""
+        """Whether the method has copies of the model, each split as `replicas` says instead of `stages`."""
         return METHODS[self.pipeline_type].target == "replicas"
+
+    @property
+    def replica_stages(self) -> int:
+        """The stages of each copy; 0 if the key `replicas` leaves them open."""
+        return int(self.replicas.partition("x")[2] or 0)
+
+    @property
+    def meeting(self) -> tuple[str, int]:
+        """Host and port of the key `master`, as far as it gives them."""
+        host, _, port = self.master.partition(":")
+        return host, int(port or 0)
+
+    @property
+    def ablated(self) -> tuple[str, ...]:
+        """The habits that the key `ablate` lists."""
+        names = map(str.strip, self.ablate.split(","))
+        return tuple(filter(None, names))
 
     @property
     def guesses(self) -> int:
@@ -241,45 +241,49 @@ class RunConfig(Checked):
         """How many copies of a model of so many stages, rank 0's included, verify; 1 if the method has no replicas."""
         if not self.replicated:
             return 1
-        return self.replicas or max(1, USUAL_RANKS // max(1, stages - 1))
+        named = int(self.replicas.partition("x")[0])
+        return named or max(1, USUAL_RANKS // max(1, stages - 1))
 
     @property
     def tree(self) -> TreeConfig:
         """The hyperparameters of drafting, sending and pruning, as the strategies and the draft read them.
 
-        A growth that is switched off has no nodes and no levels; `min_probability` becomes a log-probability.
+        A growth that is ablated has no nodes and no levels; `min_probability` becomes a log-probability.
         """
-        policy = self.policy_of(self.pipeline_type)
+        policy, off = self.policy_of(self.pipeline_type), self.ablated
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
-        init = Growth(self.init_total_token, self.init_depth, self.init_topk, _bound(self.init_subseq_token), worth)
+        segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
+        init = Growth(self.init_total_token, self.init_depth, self.width, segment, worth)
         expand = replace(init, nodes=0, depth=0)
-        if self.expand:
-            segment = _bound(self.expand_subseq_token)
-            expand = Growth(self.expand_total_token, self.expand_depth, self.expand_topk, segment, worth)
+        if "expand" not in off:
+            expand = Growth(self.expand_total_token, self.expand_depth, self.width, segment, worth)
             expand = by_policy(expand, policy, self.expansion, self.opt_threshold)
-        init = by_policy(init, policy, self.expansion, self.opt_threshold)
-        idle = Growth(0, 0, self.expand_topk)
-        if self.none_expand:
-            idle = Growth(self.none_expand_size, self.none_expand_depth, self.expand_topk)
-        width = self.init_topk_pipedec
-        layer = Growth(ENDLESS, ENDLESS, width, segment=width, worth=worth)
+        idle = replace(TreeConfig.idle, width=self.width)
+        if "none_expand" in off:
+            idle = replace(idle, nodes=0, depth=0)
+        wide = self.init_topk_pipedec
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
-        stream = Growth(self.stream_total_token, ENDLESS, self.stream_topk, _bound(self.stream_subseq_token),
-                        max(worth, LEAST), anywhere=True)
-        coupled = replace(chain, anywhere=True)
-        return TreeConfig(init, expand, idle, layer, chain, stream, self.run_pipeinfer, coupled, self.guesses or 1,
-                          self.prefill_chunk, self.score_order, self.prune, self.stream_thrift)
+        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=max(worth, LEAST))
+        return TreeConfig(
+            init=by_policy(init, policy, self.expansion, self.opt_threshold),
+            expand=expand,
+            idle=idle,
+            layer=Growth(ENDLESS, ENDLESS, wide, wide, worth),
+            chain=chain,
+            stream=stream,
+            run=self.run_pipeinfer,
+            coupled=replace(chain, anywhere=True),
+            lookahead=self.guesses or 1,
+            chunk=self.prefill_chunk,
+            best_first="score_order" not in off,
+            prunes="prune" not in off,
+            thrifty="thrift" not in off)
 
     def policy_of(self, method: str) -> str:
         """How a method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
         if self.policy != "auto":
             return self.policy
         return "expansion" if METHODS[method].draft == "ssm" else "eagle2"
-
-
-def _bound(size: int) -> int | None:
-    """The most rows of a segment, as a key says it; None: there is no bound."""
-    return None if size == -1 else size or MEASURED
 
 
 def _problems(c: RunConfig) -> Iterator[str]:
@@ -295,6 +299,7 @@ def _problems(c: RunConfig) -> Iterator[str]:
     yield from problems_of_small_models(c)
     yield from _problems_of_time(c)
     yield from _problems_of_questions(c)
+    yield from _problems_of_drafts(c)
     yield from _problems_of_machine(c)
     yield from _problems_of_trees(c)
 
@@ -316,22 +321,45 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
 
 
-def _problems_of_machine(c: RunConfig) -> Iterator[str]:
+def _problems_of_drafts(c: RunConfig) -> Iterator[str]:
     if c.draft_dir and "model" not in (*c.sources, *c.draft.split("+")):
         fix = "name small models with ssm=DIR,DIR" if "ssm" in c.sources else "add draft=model, or leave it out"
         yield f"draft_dir={c.draft_dir} is ignored with draft={'+'.join(c.sources)}: {fix}"
     if c.answers and "suffix" not in c.sources:
         yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
+
+
+def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if c.stages and not STAGES.fullmatch(c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
                "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
+    copies = REPLICAS.fullmatch(c.replicas)
+    counts = map(int, filter(None, copies.groups())) if copies else [-1]
+    if not all(map(COPIES.holds, counts)):
+        yield (f"replicas={c.replicas} is not possible: give 0 for as many as fill four ranks, a number of copies from "
+               "1 to 1024, or copies and stages of each, as 2x2")
     if c.lookahead != "auto" and not (COUNTED.fullmatch(c.lookahead) and GUESSES.holds(int(c.lookahead))):
         yield f"lookahead={c.lookahead} is not possible: give auto or {GUESSES.advice}"
     if not DEVICE.fullmatch(c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"
+    meeting = MASTER.fullmatch(c.master)
+    if not meeting or not PORTS.holds(int(meeting[2] or PORTS.most)):
+        yield f"master={c.master} is not possible: write HOST:PORT, with a port from 1 to 65535, or HOST or :PORT alone"
+    wires = c.wires.split(",")
+    if len(wires) > 2 or not all(map(_is_wire, wires, (MBPS, MILLISECONDS))):
+        yield (f"wires={c.wires} is not possible: write Mbit/s from 0.001 to 1000000, a comma, and milliseconds from 0 "
+               "to 60000, or one of the two, as 125 or ,2")
+
+
+def _is_wire(word: str, allowed: Range) -> bool:
+    """Whether a part of the key `wires` is left out, or a number that is allowed."""
+    return not word or bool(NUMBER.fullmatch(word)) and allowed.holds(number(word))
 
 
 def _problems_of_trees(c: RunConfig) -> Iterator[str]:
+    for name in c.ablated:
+        if name not in ABLATIONS:
+            yield f"ablate={c.ablate}: there is no {name}: choose among {', '.join(ABLATIONS)}"
     wrong = wrong_widths(c.expansion)
     if wrong:
         yield f"expansion={c.expansion} {wrong}"

@@ -24,7 +24,6 @@ class TensorParallel:
     pipeline_type: str
     tp: int
     tp_shares: str
-    tp_type: str
 
     @property
     def whole(self) -> bool:
@@ -34,8 +33,7 @@ class TensorParallel:
     @property
     def comm(self) -> str:
         """How the ranks of a stage add up their sums: tp or galaxy, the name of a target in `METHODS`."""
-        usual = METHODS[self.pipeline_type].target if self.whole else SHARINGS[0]
-        return self.tp_type or usual
+        return METHODS[self.pipeline_type].target if self.whole else SHARINGS[0]
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -62,7 +60,3 @@ class TensorParallel:
         elif self.tp_shares and self.tp not in (0, len(self.speeds)):
             yield (f"tp_shares={self.tp_shares} is for {len(self.speeds)} ranks, not for tp={self.tp}: give one number "
                    "for each")
-        if self.tp_type not in ("", *SHARINGS):
-            yield f"tp_type={self.tp_type} is unknown: choose one of {', '.join(SHARINGS)}"
-        elif self.whole and self.comm != self.pipeline_type:
-            yield f"tp_type={self.tp_type} is another method: say pipeline_type={self.tp_type}"

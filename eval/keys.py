@@ -16,7 +16,7 @@ from config.run_config import RANGES
 from config.typed import opened, over, preset_of, typed
 
 # The trees of the paper, whatever a preset is tuned to.
-TREES = {"min_probability": "0", "expand_depth": "6", "none_expand": "true"}
+TREES = {"min_probability": "0", "expand_depth": "6", "ablate": ""}
 PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_tokens": "256"}
 # Each board holds its part of a pipeline, so the methods that need the model split another way are left out.
 BOARDS = {**TREES, "methods": "naive,pipedec,continuous", "max_new_tokens": "256"}
@@ -52,7 +52,7 @@ REPEATS = Range(1, 1_000_000)
 EXAMPLES = """\
   bash run_eval.sh
   bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 question_end=2 results=quick
-  bash run_eval.sh profile=jetson-13b rate_mbps=125 results=slow
+  bash run_eval.sh profile=jetson-13b wires=125 results=slow
   bash run_eval.sh methods=naive,continuous drafts=eagle,model:toy/draft_a results=drafts
   bash run_eval.sh vicuna-7b data=DIR question_begin=30 question_end=50"""
 

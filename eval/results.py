@@ -29,7 +29,7 @@ from eval.metrics import ANSWER
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
 ASKED = ("methods", "draft", "drafts", "sets", "temperatures", "question_begin", "question_end", "repeats")
 FREE = frozenset((*ASKED, "baseline_draft", "max_requests", "results", "launch", "pipeline_type", "prompt", "slowdown",
-                  "timeout", "master_addr", "master_port", "hosts", "wait", "trace", "output", "debug"))
+                  "timeout", "master", "hosts", "wait", "trace", "output", "debug"))
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fschat")
 OTHER = "choose another results=, or delete the folder"
 DELETE = "delete this line"
@@ -77,6 +77,10 @@ class Results:
                 raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their "
                                  "configuration: choose another results=")
             return
+        former = sorted(env["config"].keys() - {option.name for option in fields(config)})
+        if former:
+            raise ValueError(f"{self.folder} holds answers of an earlier version, with the key {former[0]}: choose "
+                             "another results=")
         for option in fields(config):
             name = option.name
             there, here = env["config"].get(name, option.default), getattr(config, name)

@@ -82,14 +82,14 @@ def _methods(names: str) -> tuple[str, ...]:
 
 
 OWN, TREES = _methods("continuous"), _methods("serial,naive,pruned,continuous")
-NO_ORDER, NO_PRUNING = "score_order=false", "prune=false"
-NO_GROWTH = ("expand=false", "none_expand=false")
+NO_ORDER, NO_PRUNING, NO_GROWTH = "ablate=score_order", "ablate=prune", "ablate=expand,none_expand"
 DEPTHS = range(3, 9)
+LATENCIES = {str(ms): (f"wires=,{ms}",) for ms in (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)}
 SWEEPS = {
     "ablation": Sweep(
         "FlowSpec without each of its parts, and without all of them", "left out",
-        {"nothing": (), "score order": (NO_ORDER,), "pruning": (NO_PRUNING,), "expansion": NO_GROWTH,
-         "all": (NO_ORDER, NO_PRUNING, *NO_GROWTH)}, OWN),
+        {"nothing": (), "score order": (NO_ORDER,), "pruning": (NO_PRUNING,),
+         "expansion": (NO_GROWTH,), "all": ("ablate=score_order,prune,expand,none_expand",)}, OWN),
     "score_order": Sweep(
         "score-ordered segments, or guesses as they were drafted", "best guesses first",
         {"on": (), "off": (NO_ORDER,)}, _methods("naive,pruned,continuous")),
@@ -98,7 +98,7 @@ SWEEPS = {
         {"on": (), "off": (NO_PRUNING,)}, _methods("pruned,pipedec,continuous")),
     "expand": Sweep(
         "expansion of the tree: after a hit, in a turn without news, both, neither", "the tree grows",
-        {"never": NO_GROWTH, "in turns without news": ("expand=false",), "after a hit": ("none_expand=false",),
+        {"never": (NO_GROWTH,), "in turns without news": ("ablate=expand",), "after a hit": ("ablate=none_expand",),
          "both": ()}, OWN),
     "init_total_token": Sweep(
         "guesses in the tree after a miss", "guesses in the first tree",
@@ -117,16 +117,16 @@ SWEEPS = {
         _grid(range(1, 7), "init_depth", "expand_depth"), OWN, down="levels of the first tree"),
     "segment": Sweep(
         "rows in a segment", "rows in a segment, at most",
-        _values((8, 16, 24, 32, 48, 64), "init_subseq_token", "expand_subseq_token"),
+        _values((8, 16, 24, 32, 48, 64), "subseq_token"),
         _methods("pruned,continuous")),
     "stages": Sweep(
         "the same model over more stages", "stages",
         _values((1, 2, 4, 8), "stages"), _methods("serial,naive,pipedec,continuous")),
     "bandwidth": Sweep(
-        "bandwidth of the wires", "Mbit/s", _values((125, 250, 500, 1000), "rate_mbps")),
+        "bandwidth of the wires", "Mbit/s", _values((125, 250, 500, 1000), "wires")),
     "latency": Sweep(
         "latency of the wires between fast devices: from where on tensor parallelism wins",
-        "milliseconds of a message", _values((1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01), "delay_ms"),
+        "milliseconds of a message", LATENCIES,
         (*_methods("naive,tp,galaxy,continuous"), "profile=server")),
     "temperature": Sweep(
         "sampling", "temperature", _values((0, 0.25, 0.5, 0.75, 1), "temperatures")),

@@ -36,6 +36,7 @@ from config.typed import opened, preset_of, typed
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
+from launch.models import with_model
 from launch.prepare import open_part
 from launch.processes import INTERRUPTED, LOST
 from model.text import VOCABULARIES
@@ -57,6 +58,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
 
     What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
     """
+    argv = with_model(argv)
     words = opened(argv)
     planned = is_asked(words)
     compares = hasattr(kind, "chosen_methods")  # several methods, which are named

@@ -268,15 +268,11 @@ class Pipeline:
     def _tree(self, config: RunConfig) -> TreeConfig:
         """The trees that the strategy grows. Sizes of segments that were left open are measured, once."""
         tree = config.tree
-        if not METHODS[config.pipeline_type].measured:
+        if config.subseq_token or not METHODS[config.pipeline_type].measured:
             return tree
-        if config.init_subseq_token == 0:
-            tree = replace(tree, init=replace(tree.init, segment=self.segment_rows))
-        if config.expand_subseq_token == 0:
-            tree = replace(tree, expand=replace(tree.expand, segment=self.segment_rows))
-        if config.stream_subseq_token == 0:
-            tree = replace(tree, stream=replace(tree.stream, segment=self.segment_rows))
-        return tree
+        rows = self.segment_rows
+        init, expand = replace(tree.init, segment=rows), replace(tree.expand, segment=rows)
+        return replace(tree, init=init, expand=expand, stream=replace(tree.stream, segment=rows))
 
     def _deepening(self, config: RunConfig, draft: Draft, tree: TreeConfig) -> TreeConfig:
         """The trees as deep as pays with this draft, as far as OPT-Tree's threshold was left open."""

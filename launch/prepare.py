@@ -76,8 +76,8 @@ def _check_replica(stages: int, part: Part, held: str) -> None:
         raise ValueError(f"{held}, so rank 0 holds the model and there is nothing to copy: split the model again into "
                          "another folder, with --stages 1")
     if stages not in (0, there):
-        raise ValueError(f"{held}, not for replica_stages={stages}: leave replica_stages out, or split the model again "
-                         "into another folder")
+        raise ValueError(f"{held}, not for copies of {stages} stages: leave the stages out of replicas=, or split the "
+                         "model again into another folder")
 
 
 def _check_world(part: Part, placement: Placement) -> None:
@@ -154,8 +154,8 @@ def _replica(stages: int, source: Checkpoint) -> str:
     """The stages of a copy of the model, as `plan_stages` reads them."""
     layers = read_sizes(source).layers
     if stages > layers:
-        raise ValueError(f"replica_stages={stages} does not fit: the model has {layers} layers, so choose 1 to "
-                         f"{layers}")
+        raise ValueError(f"copies of {stages} stages do not fit: the model has {layers} layers, so write replicas= "
+                         f"with 1 to {layers} stages")
     return str(stages)
 
 

@@ -33,7 +33,7 @@ planner     plans for many drawn clusters, each made with some questions and jud
             choice reaches of the best, and of plain decoding
 planner_map  which method a plan chooses by the time of a stage and the cost of a row or of a message: table and map
 planner_emulated  plans for a few of the drawn clusters, and what they take in virtual time beside real time
-thrift      streaming with and without stream_thrift over plain decoding, in virtual time: with devices on which guesses
+thrift      streaming with and without ablate=thrift over plain decoding, in virtual time: with devices on which guesses
             are costly, with guesses for another text, and with a board that gets slower in the midst of an answer
 """
 from __future__ import annotations

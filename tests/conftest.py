@@ -4,9 +4,12 @@ Processes that tests start hear every signal, also where a shell's background or
 """
 from __future__ import annotations
 
+import os
 import signal
 
 import torch
+
+os.environ["FLOWSPEC_PRESET"] = "toy"  # where no model is named; also of the processes that tests start
 
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:

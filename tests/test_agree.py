@@ -13,7 +13,7 @@ from launch.hosts.board import Board
 from launch.hosts.entries import clean
 
 BOARD = Board(0, "10.0.0.1", 1, "", 1, ())
-TYPED = {"stages": "0+2+2", "tp_shares": "2,1", "tp_type": "galaxy", "methods": "ar", "sets": "qa", "temperatures": "0",
+TYPED = {"stages": "0+2+2", "tp_shares": "2,1", "methods": "ar", "sets": "qa", "temperatures": "0",
          "device": "cpu", "prompt_ids": "1,2", "tp": 2, "question_end": 9, "pipeline_type": "tp"}
 
 
@@ -67,8 +67,8 @@ def test_what_is_said_to_be_local_exists():
 @pytest.mark.parametrize(("own", "other", "told"), [
     ({}, {"trace": "mine"}, "trace=FOLDER, but rank 0 with none"), ({"trace": "a"}, {"trace": "b"}, ""),
     ({"pipeline_type": "tp"}, {"pipeline_type": "galaxy"}, "pipeline_type=galaxy, but rank 0 with tp"),
-    ({"tp": 2, "tp_type": "tp"}, {"tp": 2, "tp_type": "galaxy"}, "tp_type=galaxy, but rank 0 with tp"),
-    ({}, {"expand": False}, "expand=false, but rank 0 with true"),
+    ({"ablate": "prune"}, {"ablate": "thrift"}, "ablate=thrift, but rank 0 with prune"),
+    ({}, {"ignore_eos": True}, "ignore_eos=true, but rank 0 with false"),
 ])
 def test_what_hung_or_ended_in_a_traceback_is_told_before_the_start(own, other, told):
     sentence = judged(RunConfig(**own), RunConfig(**other))

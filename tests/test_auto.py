@@ -143,7 +143,7 @@ def test_a_pipeline_a_command_and_a_server_take_the_chosen_method(asked, capsys)
     assert run(generate.COMMAND, words) == 0
     assert text.text.strip() in capsys.readouterr().out
     assert "pipeline_type=serial" in auto.settled(["pipeline_type=auto", "port=0"], ServeConfig)
-    assert auto.settled(["pipeline_type=auto"], EvalConfig) == ["pipeline_type=auto"], "which names its methods"
+    assert auto.settled(["pipeline_type=auto"], EvalConfig) == ["toy", "pipeline_type=auto"], "which names its methods"
 
 
 # --- the template and the draft ---------------------------------------------------------------------------------------

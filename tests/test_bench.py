@@ -48,7 +48,7 @@ def run(saved, tmp_path, monkeypatch):
         given = {word.partition("=")[0] for word in more}
         usual = ("methods=naive,ar", "sets=mt_bench,chatbot", "temperatures=0,1", "seed=5", "max_new_tokens=6")
         fixed = (f"model_dir={saved / '0+2+2'}", f"data={data}", "template=none", "processes=false",
-                 "dtype=float64", "ignore_eos=true", "init_total_token=8", "init_topk=3")
+                 "dtype=float64", "ignore_eos=true", "init_total_token=8", "width=3")
         return evaluate("emulated", [f"results={tmp_path / results}", *fixed, *more,
                                      *(word for word in usual if word.partition("=")[0] not in given)])
 

@@ -9,7 +9,7 @@ from config.presets import TOY
 from eval.bench.overhead import QUESTIONS, request
 from launch.pipeline import Pipeline
 
-PAPER = {"min_probability": 0, "expand_depth": 6, "none_expand": True}  # the trees of the paper
+PAPER = {"min_probability": 0, "expand_depth": 6, "ablate": ""}  # the trees of the paper
 METHODS = ("ar", "serial", "naive", "pruned", "continuous", "streaming")
 
 

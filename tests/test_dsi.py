@@ -84,13 +84,14 @@ def test_too_few_replicas_are_told_with_the_number_that_would_do(tmp_path, capsy
 
 
 def test_a_replica_of_more_stages_than_layers_is_refused(saved, capsys):
-    assert here(f"base_dir={saved / 'base'}", *ASK, "replica_stages=5") == 2
-    assert "replica_stages=5 does not fit: the model has 4 layers, so choose 1 to 4" in capsys.readouterr().err
+    assert here(f"base_dir={saved / 'base'}", *ASK, "replicas=0x5") == 2
+    error = capsys.readouterr().err
+    assert "copies of 5 stages do not fit: the model has 4 layers, so write replicas= with 1 to 4 stages" in error
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["replica_stages=1"], "is split as 0+2+2, not for replica_stages=1: leave replica_stages out"),
-    (["replica_stages=2", "replicas=1"], "")])
+    (["replicas=0x1"], "is split as 0+2+2, not for copies of 1 stages: leave the stages out of replicas="),
+    (["replicas=1x2"], "")])
 def test_a_split_for_other_replicas_is_refused(saved, capsys, words, told):
     assert here(f"model_dir={saved / '0+2+2'}", *ASK, *words) == (2 if told else 0)
     assert told in capsys.readouterr().err

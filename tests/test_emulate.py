@@ -147,7 +147,7 @@ def test_every_strategy_writes_its_text_in_an_emulated_cluster(strategy):
 
 
 def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_count():
-    cluster = parse(["profile=jetson-7b", "rate_mbps=125", "delay_ms=2", "slowdown=2"]).cluster
+    cluster = parse(["profile=jetson-7b", "wires=125,2", "slowdown=2"]).cluster
     assert (cluster.mbps, cluster.latency, cluster.step) == (62.5, 4.0, pytest.approx(2 * (2.9 + 0.5)))
     assert parse([]).cluster is None
     assert parse(["profile=jetson-7b"]).tree.init.worth == -math.inf
@@ -155,10 +155,12 @@ def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["rate_mbps=100"], "rate_mbps only works with an emulated cluster: name one, as in profile=jetson-7b"),
+    (["wires=100"], "wires only works with an emulated cluster: name one, as in profile=jetson-7b"),
     (["profile=jetson"], "choose one of none, jetson-7b"),
     (["profile=wifi", "slowdown=0"], "slowdown=0.0 is not possible"),
-    (["profile=wifi", "rate_mbps=-1"], "rate_mbps=-1.0 is not possible")])
+    (["profile=wifi", "wires=-1"], "wires=-1 is not possible"),
+    (["profile=wifi", "wires=,2,3"], "wires=,2,3 is not possible"),
+    (["profile=wifi", "rate_mbps=1"], "there is no key rate_mbps any more: write wires=MBPS")])
 def test_what_is_no_cluster_is_refused(words, sentence):
     with pytest.raises(ValueError, match=sentence):
         parse(words)

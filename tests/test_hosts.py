@@ -103,7 +103,7 @@ def meet_here(tmp_path):
         port = probe.getsockname()[1]
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "hosts").write_text("127.0.0.1\n127.0.0.2\n127.0.0.3\n")
-    return f"hosts={tmp_path / 'hosts'}", f"master_port={port}", "wait=20"
+    return f"hosts={tmp_path / 'hosts'}", f"master=:{port}", "wait=20"
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def test_rank_0_on_a_board_without_the_masters_address_or_with_a_busy_port_is_to
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         runs = [start(0, *ASK, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(busy.getsockname()[1]))]
-        assert ends(runs) == [2] and "choose another master_port" in said(tmp_path, 0)
+        assert ends(runs) == [2] and "choose another with master=:PORT" in said(tmp_path, 0)
     assert ends([start(0, *ASK, MASTER_ADDR="203.0.113.7")]) == [2]
     assert "203.0.113.7 is no address of this board, which has lo 127.0.0.1" in said(tmp_path, 0)
 

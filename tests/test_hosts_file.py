@@ -69,7 +69,7 @@ def test_keys_go_before_the_environment_and_that_before_the_hosts_file(tmp_path)
     assert board[:5] == (1, "10.9.9.9", 29500, "b", 300) and board.named(0) == "rank 0 (10.9.9.9)"
     environment = {"NODE_RANK": "0", "MASTER_ADDR": "10.8.8.8", "MASTER_PORT": "7", "GLOO_SOCKET_IFNAME": "c"}
     assert found(environment, text, tmp_path)[:4] == (0, "10.8.8.8", 7, "c")
-    assert found(environment, text, tmp_path, master_addr="10.7.7.7", master_port=8)[:4] == (0, "10.7.7.7", 8, "c")
+    assert found(environment, text, tmp_path, master="10.7.7.7:8")[:4] == (0, "10.7.7.7", 8, "c")
     assert found(environment)[:4] == (0, "10.8.8.8", 7, "c")
 
 

@@ -164,7 +164,7 @@ def small(saved, tmp_path):
     """Words for a measurement with a small model."""
     (tmp_path / "hello.json").write_text('["hello", "where is it?", "who are you?"]')
     return [f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "sets=hello", "template=none", "dtype=float64",
-            "ignore_eos=true", "max_new_tokens=6", "draft=eagle", "init_total_token=8", "init_topk=3", "requests=3"]
+            "ignore_eos=true", "max_new_tokens=6", "draft=eagle", "init_total_token=8", "width=3", "requests=3"]
 
 
 def test_a_load_is_told_as_a_table_and_written_as_csv_and_plots(small, tmp_path, capsys):
@@ -213,7 +213,7 @@ def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_o
     (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({**each, "category": ""}) for each in QUESTIONS))
     monkeypatch.setattr("eval.evaluation.WARM_UP", 2)
     fixed = (f"model_dir={saved / '0+2+2'}", f"data={tmp_path}", "template=none", "processes=false", "dtype=float64",
-             "ignore_eos=true", "init_total_token=8", "init_topk=3", "methods=naive,ar", "sets=talk", "temperatures=1",
+             "ignore_eos=true", "init_total_token=8", "width=3", "methods=naive,ar", "sets=talk", "temperatures=1",
              "seed=5", "max_new_tokens=6", "profile=jetson-7b", "time=virtual")
     texts = []
     for places in (1, 2):

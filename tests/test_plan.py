@@ -93,11 +93,10 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded,
     """Beside the text a replayed draft guesses as it does on it, so the times are near and not the same."""
     config, found = recorded
     site = uneven(PROFILES["jetson-7b"])
-    candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), (("stream_subseq_token", "16"),))
+    candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), (("stream_rows", "16"),))
     trial = Bench(site, config, found).trial(candidate, found.answers, 24)
     keys = {"draft": draft} if method not in ("ar", "specinfer") else {}
-    run = config.run(pipeline_type=method, time="virtual", profile="jetson-7b", stages="0+4+4", stream_subseq_token=16,
-                     init_subseq_token=16, expand_subseq_token=16, **keys)
+    run = config.run(pipeline_type=method, time="virtual", profile="jetson-7b", stages="0+4+4", subseq_token=16, **keys)
     with as_virtual(run, *prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         took = 0.0
         for one in found.answers:

@@ -150,7 +150,7 @@ def test_the_static_tree_has_exactly_the_shape_that_was_published():
 
 
 def test_the_static_tree_is_that_of_the_policy_and_has_no_other_size():
-    growth = parse(["policy=static", "init_total_token=7", "init_depth=1", "init_subseq_token=8"]).tree.init
+    growth = parse(["policy=static", "init_total_token=7", "init_depth=1", "subseq_token=8"]).tree.init
     assert (growth.shape, growth.nodes, growth.depth, growth.segment) == (STATIC, 25, 4, 8)
     assert growth.deeper(TREE.idle) == growth
 

@@ -49,7 +49,7 @@ def by_models(config, book, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("given", [
     ("lookahead=5",), ("lookahead=2", "temperature=0.8", "seed=3", "top_k=40"),
-    ("lookahead=3", "profile=lan-1g", "expand_depth=7", "run_pipeinfer=4", "prune=false")])
+    ("lookahead=3", "profile=lan-1g", "expand_depth=7", "run_pipeinfer=4", "ablate=prune")])
 def test_a_prediction_takes_what_the_models_themselves_take_in_virtual_time(books, method, given):
     config = config_of(*SHORT, *given)
     book = books(config)
@@ -61,7 +61,7 @@ def test_a_prediction_takes_what_the_models_themselves_take_in_virtual_time(book
 
 
 def test_replicas_of_several_stages_too(books):
-    config = config_of(*SHORT, "replicas=2", "replica_stages=2", "lookahead=4")
+    config = config_of(*SHORT, "replicas=2x2", "lookahead=4")
     book = books(config)
     for mine, theirs in zip(predicted(config, book, "dsi"), by_models(config, book, "dsi")):
         assert mine.seconds == pytest.approx(theirs.seconds, rel=1e-9)
@@ -107,7 +107,7 @@ def test_a_coupled_drafter_is_right_elsewhere_than_one_that_takes_the_likeliest_
 
 
 def test_figures_by_hand():
-    config = config_of("lookahead=2", "delay_ms=3", "slowdown=4")
+    config = config_of("lookahead=2", "wires=,3", "slowdown=4")
     book = Book([Written([1], [2, 3, 4], [1, 0, 1], [1, 1, 1]), Written([1], [5], [1], [1])], 9, [])
     numbers = numbers_of(config, book)
     assert numbers == (240, 14, 3, 0.75, 4)
@@ -151,10 +151,10 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     ("methods=ar,streaming", "streaming drafts no chain"), ("methods=dsi,dsi", "names something twice"),
     ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
     ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
-    ("init_subseq_token=0", "give init_subseq_token a number"), ("profile=none", "profile=jetson-7b"),
+    ("subseq_token=0", "give subseq_token a number"), ("profile=none", "profile=jetson-7b"),
     ("time=virtual", "leave time out"), ("pipeline_type=dsi", "write methods="), ("stop=x", "has no stop"),
     ("tp=2", "has no tp"), ("trace=x", "has no trace"), ("ignore_eos=true", "has no ignore_eos"),
-    ("sets=", "sets is empty"), ("sets=nothing", "there is no data set nothing"), ("init_topk=2", "give init_topk=1"),
+    ("sets=", "sets is empty"), ("sets=nothing", "there is no data set nothing"), ("width=2", "give width=1"),
     (f"output={TOY}", "choose another output="), (f"traces={TOY}", "choose another traces="),
     ("draft_dir=/nowhere/at/all", "/nowhere/at/all"), ("max_length=9", "in a context of 9")])
 def test_what_cannot_be_predicted_is_refused_with_the_fix(word, told, capsys):

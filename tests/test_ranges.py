@@ -68,7 +68,7 @@ def test_numbers_are_read_as_people_write_them() -> None:
     ("tp_shares=1," + "9" * 400, "give a number from 0.001 to 1000 for each rank"),
     ("tp_shares=1,0." + "0" * 310 + "1", "give a number from 0.001 to 1000 for each rank"),
     ("stages=0+２", "is no split"), ("stages=" + "9" * 5000, "is no split"), ("device=cuda:１", "is unknown"),
-    ("delay_ms=-0.5 profile=wifi", "give -1 for that of the profile or a number from 0 to 60000"),
+    ("wires=,-0.5 profile=wifi", "and milliseconds from 0 to 60000"),
 ])
 def test_lists_of_numbers_are_read_by_the_same_rule(words: str, said: str) -> None:
     with pytest.raises(ValueError) as error:

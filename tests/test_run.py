@@ -17,7 +17,7 @@ NEW = 30
 KEYS = ["prompt", "text", "token_ids", "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds",
         "ttft_seconds", "tokens_per_second", "target_passes", "mean_accepted_length", "config"]
 ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true")
-FAST = ("init_total_token=20", "init_topk=4", "init_depth=4", "expand_total_token=16", "expand_topk=4")
+FAST = ("init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16")
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ def told(saved, tmp_path, *words, form="0+2+2"):
 
 @pytest.mark.parametrize("words", [
     ("temperature=0",), ("temperature=1", "verify=mss", "expansion=2,2,1"), ("temperature=1", "verify=eagle1"),
-    ("temperature=1", "pipeline_type=pruned", "draft=ssm", "policy=static", "init_subseq_token=8")])
+    ("temperature=1", "pipeline_type=pruned", "draft=ssm", "policy=static", "subseq_token=8")])
 def test_threads_on_ranks_of_their_own_write_what_rank_0_writes_alone(saved, tmp_path, words):
     alone = told(saved, tmp_path, *words)
     assert told(saved, tmp_path, *words, "ssm_ranks=true") == alone and len(alone["token_ids"]) == NEW

@@ -71,13 +71,13 @@ def test_a_growth_of_no_guesses_drafts_nothing():
     tree = TokenTree(PROMPT, limit=60)
     draft = TINY.twin()
     tree.cut()
-    assert not at_once(draft.grow(tree, RunConfig(expand=False).tree.expand)) and not tree.live
+    assert not at_once(draft.grow(tree, RunConfig(ablate="expand").tree.expand)) and not tree.live
     assert at_once(draft.grow(tree, TREE.expand))
 
 
 def test_the_switches_reach_what_strategies_know():
-    assert RunConfig().tree.best_first and not RunConfig(score_order=False).tree.best_first
-    off = RunConfig(expand=False, init_total_token=33, init_subseq_token=7, expand_total_token=55).tree
+    assert RunConfig().tree.best_first and not RunConfig(ablate="score_order").tree.best_first
+    off = RunConfig(ablate="expand", init_total_token=33, subseq_token=7, expand_total_token=55).tree
     assert off.expand.nodes == off.expand.depth == 0 and off.expand.segment == 7 and off.init.nodes == 33
     assert RunConfig(expand_total_token=55).tree.expand.nodes == 55
 
@@ -97,10 +97,10 @@ def test_what_a_person_says_counts_but_for_what_is_varied(tmp_path):
     folder, points = commands("bandwidth", SWEEPS["bandwidth"], argv)
     assert folder == tmp_path and list(points) == ["125", "250", "500", "1000"]
     config = parse(words("emulated", points["250"]), kind=EvalConfig)
-    assert (config.methods, config.question_end, config.rate_mbps) == ("continuous", 1, 250)
+    assert (config.methods, config.question_end, config.wires) == ("continuous", 1, "250")
     assert config.results == str(tmp_path / "250") and config.sets == "mt_bench,gsm8k"
-    with pytest.raises(ValueError, match="rate_mbps is what bandwidth varies: leave rate_mbps=5 out"):
-        commands("bandwidth", SWEEPS["bandwidth"], ["rate_mbps=5"])
+    with pytest.raises(ValueError, match="wires is what bandwidth varies: leave wires=5 out"):
+        commands("bandwidth", SWEEPS["bandwidth"], ["wires=5"])
 
 
 def test_a_sweep_has_a_script_that_names_its_figure_and_a_line_in_the_documentation():
@@ -159,7 +159,7 @@ def test_a_point_that_is_spoiled_is_told_and_not_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["results="], "results is empty: name a folder"), (["prune=true"], "prune is what prune varies")])
+    (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
 def test_a_sweep_that_cannot_be_is_told_before_its_first_point(monkeypatch, capsys, words, told):
     monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_: pytest.fail("a point was begun"))
     assert command.run("prune", words) == 2

@@ -106,8 +106,8 @@ def speeds(site: Boards, right: float) -> list[float]:
     """Tokens/s of plain decoding, of streaming regardless, and of streaming that is thrifty, in virtual time."""
     made = book(right, tokens=40)
     groups = tuple((rank,) for rank in range(1, 5))
-    kinds = [("ar", ()), ("streaming", (("stream_thrift", ""),)), ("streaming", (("stream_thrift", "1"),))]
-    sizes = (("stream_subseq_token", "16"),)
+    kinds = [("ar", ()), ("streaming", (("ablate", "thrift"),)), ("streaming", (("ablate", ""),))]
+    sizes = (("stream_rows", "16"),)
     candidates = [Candidate(kind, "eagle", groups, (2, 2, 2, 2), (*sizes, *keys) if keys else ())
                   for kind, keys in kinds]
     return [bench_of(site, made).trial(one, made.answers, 40).speed for one in candidates]

@@ -21,8 +21,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
          "--disable-component-update", "--disable-background-networking", "--virtual-time-budget=2000",
          "--window-size=1400,900")
-SMALL = ("init_total_token=20", "init_topk=4", "init_depth=4", "expand_total_token=16", "expand_topk=4",
-         "init_subseq_token=4", "max_new_tokens=12", "ignore_eos=true", "template=none")
+SMALL = ("init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16",
+         "subseq_token=4", "max_new_tokens=12", "ignore_eos=true", "template=none")
 QUESTIONS = ("what does a fox do?", "and a crow?")
 
 

@@ -61,4 +61,4 @@ def test_the_command_of_tensor_parallelism_hands_on_what_it_does_not_know(tmp_pa
 
 def test_a_way_to_add_up_that_is_unknown_is_named_by_its_own_key(capsys):
     assert run(generate.COMMAND, ["pipeline_type=tp", "tp_type=mega"]) == 2
-    assert capsys.readouterr().err == "flowspec: tp_type=mega is unknown: choose one of tp, galaxy\n"
+    assert capsys.readouterr().err == "flowspec: there is no key tp_type any more: write pipeline_type=tp or galaxy\n"

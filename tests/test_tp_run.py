@@ -26,7 +26,7 @@ from tp.links import Leading, Placement
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 30
 ASK = ("prompt_ids=" + ",".join(map(str, PROMPT)), f"max_new_tokens={NEW}", "seed=4", "ignore_eos=true",
-       "init_total_token=20", "init_topk=4", "init_depth=4", "expand_total_token=16", "expand_topk=4",
+       "init_total_token=20", "width=4", "init_depth=4", "expand_total_token=16",
        "threads_per_rank=1")
 ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
 FORMS = {"tp1": ("", (1,)), "tp2": ("", (1, 1)), "tp3": ("", (2, 1, 1)), "2x2": ("0+2+2", (1, 1))}
@@ -56,8 +56,8 @@ def text(path) -> list[int]:
 @pytest.mark.parametrize(("form", "words"), [
     ("tp1", ["pipeline_type=tp"]), ("tp2", ["pipeline_type=tp"]), ("tp2", ["pipeline_type=galaxy"]),
     ("tp3", ["pipeline_type=tp"]), ("tp3", ["pipeline_type=galaxy", "tp_shares=2,1,1"]),
-    ("tp2", ["pipeline_type=continuous"]), ("tp2", ["pipeline_type=pruned", "tp_type=galaxy"]),
-    ("2x2", ["pipeline_type=continuous", "tp_type=galaxy"]), ("2x2", ["pipeline_type=pruned", "tp=2"]),
+    ("tp2", ["pipeline_type=continuous"]), ("tp2", ["pipeline_type=pruned"]),
+    ("2x2", ["pipeline_type=continuous"]), ("2x2", ["pipeline_type=pruned", "tp=2"]),
     ("2x2", ["pipeline_type=pipedec"]), ("2x2", ["pipeline_type=ar", "stages=0+2+2"]),
 ])
 def test_ranks_that_share_layers_write_the_reference_text(saved, tmp_path, form, words, temperature):
@@ -164,8 +164,7 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     ("2x2", ["tp=3"], "is split as 0+2+2 tp=2, not with tp=3: leave tp and tp_shares out"),
     ("tp3", ["pipeline_type=tp", "tp_shares=1,1,1"], "is split as tp=3, not with tp_shares=1,1,1"),
     ("tp2", ["stages=0+2+2"], "is split as tp=2, not as stages=0+2+2: leave stages out"),
-    ("tp2", ["pipeline_type=tp", "tp_type=galaxy"], "tp_type=galaxy is another method: say pipeline_type=galaxy"),
-    ("tp2", ["tp_type=ring"], "tp_type=ring is unknown: choose one of tp, galaxy"),
+    ("tp2", ["tp_type=galaxy"], "there is no key tp_type any more: write pipeline_type=tp or galaxy"),
     ("tp2", ["tp_shares=1,x"], "tp_shares=1,x is no list of speeds"),
     ("tp2", ["tp_shares=1,0"], "tp_shares=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
     ("tp2", ["tp=3", "tp_shares=1,1"], "tp_shares=1,1 is for 2 ranks, not for tp=3"),

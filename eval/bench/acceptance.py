@@ -12,7 +12,7 @@ from launch.ask import questions
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 
-TREE = {"init_total_token": "59", "init_depth": "5", "init_topk": "10", "min_probability": "0"}  # of EAGLE-2's paper
+TREE = {"init_total_token": "59", "init_depth": "5", "width": "10", "min_probability": "0"}  # of EAGLE-2's paper
 
 
 def acceptance(argv: list[str]) -> int:

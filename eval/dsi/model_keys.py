@@ -169,10 +169,10 @@ METHODS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfe
 LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
 USUAL = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
 NARROW = {  # of every level the likeliest guess alone, however unlikely it is
-    "init_topk": "1", "expand_topk": "1", "init_topk_pipedec": "1", "min_probability": "0"}
-SEGMENTS = ("run_pipeinfer", "init_subseq_token", "expand_subseq_token")
+    "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
+SEGMENTS = ("run_pipeinfer", "subseq_token")
 LEVELS = ("init_depth", "expand_depth")  # after the first
-OPEN = {"lookahead": "auto", **dict.fromkeys(SEGMENTS[1:], 0)}  # keys, and what asks for a measurement
+OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
 
 
 @dataclass(frozen=True)

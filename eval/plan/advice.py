@@ -200,8 +200,8 @@ def to_do(config: PlanConfig, one: Candidate) -> list[str]:
     """What to split and push."""
     folder, split = "SPLIT", one.split
     form = f"--stages {split['stages']}" if "stages" in split else ""
-    if "replica_stages" in split:
-        form = f"--stages {split['replica_stages']}"
+    if "replicas" in split:
+        form = f"--stages {len(one.layers)}"
     if "tp" in split:
         form = f"{form} --tp {split['tp']}".strip()
     head = f" --eagle {config.eagle_dir}" if "eagle" in one.draft and METHODS[one.method].draft == "eagle" else ""

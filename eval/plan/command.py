@@ -77,7 +77,7 @@ def _write_boards(config: PlanConfig, found: Plan) -> None:
 
 def _keys(argv: Sequence[str], config: PlanConfig, found: Plan) -> dict[str, str]:
     """The keys of a run that were typed, and those that were chosen; of a cluster that was written its name."""
-    apart = {*APART, *(("rate_mbps", "delay_ms", "slowdown") if config.write_cluster else ())}
+    apart = {*APART, *(("wires", "slowdown") if config.write_cluster else ())}
     known = {key.name for key in fields(RunConfig)}.difference(apart)
     words = [word for word in argv if word.partition("=")[0] in known]
     keys = typed(with_chosen(words, found.chosen.candidate.keys))

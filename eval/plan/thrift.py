@@ -48,7 +48,7 @@ STAGES, DRAFT = (2, 2, 2, 2), "eagle+suffix"
 
 @dataclass(frozen=True)
 class ThriftConfig(Checked):
-    """Streaming on the bundled models with and without stream_thrift, over plain decoding; all of it is simulated."""
+    """Streaming on the bundled models with and without ablate=thrift, over plain decoding; all of it is simulated."""
 
     PATHS: ClassVar[tuple[str, ...]] = ()
 
@@ -72,7 +72,7 @@ def thrift(argv: list[str]) -> int:
         rows += _compared(name, plan, book, config)
     print(in_columns(head, rows, names=2))
     for thrifty in (False, True):
-        print(f"\nsimulated, stream_thrift={str(thrifty).lower()}: board {SLOWS} gets {FACTOR:g} times slower")
+        print(f"\nsimulated, with{'' if thrifty else 'out'} thrift: board {SLOWS} gets {FACTOR:g} times slower")
         columns = ("second", "segments sent", "rows of each", f"ms of each on board {SLOWS}")
         print(in_columns(columns, _slower(thrifty, config)))
     return 0
@@ -89,10 +89,10 @@ def _compared(name: str, plan: PlanConfig, book: Book, config: ThriftConfig) -> 
 
 def _candidates(rows: int) -> list[Candidate]:
     groups = tuple((rank,) for rank in range(1, len(STAGES) + 1))
-    size = ("stream_subseq_token", str(rows))
+    size = ("stream_rows", str(rows))
     plain = Candidate("ar", DRAFT, groups, STAGES)
     streamed = replace(plain, method="streaming")
-    return [plain, *(replace(streamed, sizes=(size, ("stream_thrift", value))) for value in ("", "1"))]
+    return [plain, *(replace(streamed, sizes=(size, ("ablate", value))) for value in ("thrift", ""))]
 
 
 def _mistaken(answers: Sequence[Written]) -> list[Written]:
@@ -113,8 +113,8 @@ def _slower(thrifty: bool, config: ThriftConfig) -> list[Sequence[str]]:
     folder = tempfile.mkdtemp(prefix="flowspec-")
     profile = str(Path(folder, "hot.json"))
     write(profile, HOT)
-    keys: dict[str, Any] = {"pipeline_type": "streaming", "draft": DRAFT, "stream_subseq_token": config.rows,
-                            "stream_thrift": thrifty, "max_new_tokens": 2 * config.tokens}
+    keys: dict[str, Any] = {"pipeline_type": "streaming", "draft": DRAFT, "subseq_token": config.rows,
+                            "ablate": "" if thrifty else "thrift", "max_new_tokens": 2 * config.tokens}
     keys.update(profile=profile, time="virtual", trace=folder)
     with Pipeline.open("toy", **keys) as pipeline:
         pipeline.generate(PROMPT)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Sequence
 from config.boards import Boards
 from config.methods import METHODS
 from config.run_config import RunConfig
-from config.trees import MOST
+from config.trees import MOST, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written
@@ -123,7 +123,9 @@ class Bench:
         clock = VirtualClock()
         drafting, judging = Counted(clock), Counted(clock)
         config = self.config_of(candidate)
-        config = replace(config, stream_total_token=min(guesses, config.stream_total_token))
+        tree = config.tree
+        stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
+        tree = replace(tree, stream=stream)
         leaders, works = self._works(candidate)
         traces = [Sums() for _ in ([0] if candidate.whole else [0, *leaders])]
         recorded = Recorded(Record([0], [0], ()), self.book.vocab)
@@ -133,11 +135,11 @@ class Bench:
         ring = Ring(cluster.links[0], head, depth, clock=clock)
         if config.replicated:
             ring = Replicas(cluster.links, head, depth - 1, clock=clock)
-        networks = self._networks(config)
+        networks = self._networks(config, tree)
         draft = self._draft(config, networks)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy = STRATEGIES[METHODS[candidate.method].strategy]
-        decoder = Decoder(ring, draft, strategy, config.tree, self._context, passes)
+        decoder = Decoder(ring, draft, strategy, tree, self._context, passes)
         spent = []
         for one in answers:
             recorded.record = Record(one.prompt, one.text, ())
@@ -159,11 +161,11 @@ class Bench:
         rings = [works[i:i + depth] for i in range(0, len(works), depth)]
         return [ranks[0] for ranks in candidate.groups], rings
 
-    def _networks(self, config: RunConfig) -> dict[str, Replayed]:
+    def _networks(self, config: RunConfig, tree: TreeConfig) -> dict[str, Replayed]:
         """The networks of the draft that a run names."""
         if METHODS[config.pipeline_type].draft == "none":
             return {}
-        room = self._context + SPARE * max(config.init_total_token, config.stream_total_token // SPARE)
+        room = self._context + SPARE * max(config.init_total_token, tree.stream.nodes // SPARE)
         return {name: Replayed(network, room) for name, network in self.book.networks.items()
                 if _kind(name) in config.sources}
 

@@ -178,7 +178,7 @@ class Coordinator(Rendezvous):
             self._server = StoreServer((address, board.port), entries)
         except OSError as error:
             raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
-                             "master_port, the same on all boards") from error
+                             "with master=:PORT, the same on all boards") from error
         return Store(entries.own)
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:

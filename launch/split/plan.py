@@ -16,7 +16,7 @@ from config.tensor_parallel import USUAL
 from model.drafts.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES
-from model.weights.checkpoint import Checkpoint
+from model.weights.checkpoint import Checkpoint, sample
 from model.weights.parts import FLOATS, HEAD, VERSION, Part, assign, check_model, check_type, plan_stages
 from model.weights.quant import Recast
 from model.weights.split import placements
@@ -161,18 +161,3 @@ def describe(source: Checkpoint) -> dict[str, Any]:
         forms[name] = [str(form.dtype), *form.shape]
     files = {path.name: sample(path) for path in source.files}
     return {"config": source.config, "forms": forms, "files": files}
-
-
-def sample(path: Path, block: int = 1 << 20, blocks: int = 64) -> str:
-    """A hash over a file's size and content; of a large file, over blocks spread evenly.
-
-    The content counts because a model that was trained again has the same names, shapes and sizes.
-    """
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        stride = max(block, (size - block) // (blocks - 1))
-        for i in range(blocks):
-            file.seek(i * stride)
-            digest.update(file.read(block))
-    return digest.hexdigest()

@@ -5,18 +5,17 @@ It knows nothing about which rank gets what: `plan.py` decides that.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import torch
 from tqdm import tqdm
 
-from config.files import open_lock, replace
+from config.files import one_at_a_time, replace
+from launch.split.gguf import whole_model
 from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, SplitPlan, make_plan
 from model.weights.checkpoint import Writer
 from model.weights.parts import FORMAT, MANIFEST, VERSION, Part
@@ -89,15 +88,6 @@ def manifest(plan: SplitPlan, rank: int, files: dict[str, Any]) -> dict[str, Any
     }
 
 
-@contextmanager
-def one_at_a_time(out: Path) -> Iterator[None]:
-    """Let only one process at a time split into a folder; the others wait, and then find it done."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open_lock(out / ".lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def check_space(plan: SplitPlan, ranks: list[int]) -> None:
     """Refuse to write the folders of these ranks where they do not fit; what stands in them is overwritten."""
     free = shutil.disk_usage(plan.out).free
@@ -127,9 +117,12 @@ def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: st
           progress: bool = True, layout: Layout = AS_IT_IS) -> list[Path]:
     """Write one folder for each rank, and keep those that an earlier run finished. Returns all folders.
 
+    A GGUF file is unpacked beside them first.
+
     Raises ValueError, in a sentence that names the fix, for what cannot work.
     """
     try:
+        model_dir = whole_model(model_dir, Path(out_dir) / "whole", progress=progress)
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
         probe(layout.quant, torch.float32, "cpu")
         if plan.missing:  # a whole split can be used by those who may only read it

