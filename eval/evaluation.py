@@ -49,7 +49,8 @@ class Job:
     @property
     def key(self) -> Key:
         assert self.question.id is not None, f"a question of {self.set} has no id"
-        return Key(*self.contender, self.set, self.temperature, self.repeat, self.question.id)
+        return Key(*self.contender, self.set,
+                   self.temperature, self.repeat, self.question.id)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Recorder(Sampler):
         their noise."""
         row_V = self.rows[position]
         if self.temperature:
-            [warped_V] = warp(row_V.double()[None], self.temperature, self.top_k, self.top_p)
+            [warped_V] = warp(row_V.double()[None],
+                              self.temperature, self.top_k, self.top_p)
             row_V = warped_V + gumbel(self.seed, position, len(row_V)).to(row_V.device)
         return float(row_V[token] - row_V[other])
 
@@ -95,8 +97,9 @@ def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job
     jobs, contenders = [], config.contenders(methods)
     for repeat in range(config.repeats):
         for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
-            by_turns = itertools.product(sets[name], contenders)
-            pairs = sorted(by_turns, key=lambda pair: contenders.index(pair[1])) if config.concurrency > 1 else by_turns
+            pairs = list(itertools.product(sets[name], contenders))
+            if config.concurrency > 1:
+                pairs.sort(key=lambda pair: contenders.index(pair[1]))
             jobs += [Job(contender, name, temperature, repeat, question) for question, contender in pairs]
     return jobs
 
@@ -106,7 +109,7 @@ def _batches(jobs: Sequence[Job], concurrency: int) -> Iterator[list[Job]]:
     if concurrency == 1:
         yield from ([job] for job in jobs)
         return
-    for _, batch in itertools.groupby(jobs, key=lambda job: job.key._replace(question=0)):
+    for _, batch in itertools.groupby(jobs, lambda job: job.key._replace(question=0)):
         yield list(batch)
 
 
@@ -130,7 +133,8 @@ class Evaluation:
         """How many requests the pipeline has had so far, as the tally counts them."""
         return next(iter(self.decoders.values())).ring.requests
 
-    def run(self, jobs: Sequence[Job], results: Results, ready: Callable[[], None] = lambda: None) -> None:
+    def run(self, jobs: Sequence[Job], results: Results,
+            ready: Callable[[], None] = lambda: None) -> None:
         """Answer what `results` does not have yet, and write each answer as it is made.
 
         `ready` is called once, when every method is warm and nothing is written yet. Raises ValueError before the
@@ -146,7 +150,8 @@ class Evaluation:
         seconds = [len(job.question.turns) * limit / speeds[job.contender] for job in left]
         print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
         done = len(jobs) - len(left)
-        with tqdm(total=len(jobs), initial=done, unit="answer", file=sys.stderr) as bar:
+        with tqdm(total=len(jobs), initial=done,
+                  unit="answer", file=sys.stderr) as bar:
             for batch in _batches(left, self.config.concurrency):
                 job = batch[0]
                 bar.set_description(f"{job.set} t={job.temperature:g} {' '.join(job.contender)}")
@@ -158,7 +163,8 @@ class Evaluation:
         """The lines of these jobs as they are done, as many at once as the configuration says."""
         decoder = self.decoders[batch[0].contender]
         self.unlearn()
-        references = (results.texts.get(job.key._replace(method="ar", draft="none")) for job in batch)
+        references = (results.texts.get(job.key._replace(method="ar", draft="none"))
+                      for job in batch)
         works = (self._answer(job, reference) for job, reference in zip(batch, references))
         yield from concurrent(works, decoder, self.config.concurrency)
 
@@ -184,11 +190,13 @@ class Evaluation:
     def _request(self, messages: Sequence[str], sampler: Sampler, limit: int) -> Request:
         """The request of an answer to the last of these messages with at most `limit` tokens."""
         prompt = self.text.prompt_ids(messages, self.config.template)
-        return Request(prompt, sampler, limit, self.end, self.text.stop_rule(self.config.stop))
+        return Request(prompt, sampler, limit, self.end,
+                       self.text.stop_rule(self.config.stop))
 
     def _sampler(self, job: Job) -> Sampler:
         config = self.config
-        return Sampler(job.temperature, config.top_p, config.top_k, config.seed + job.repeat, config.verify)
+        return Sampler(job.temperature, config.top_p, config.top_k,
+                       config.seed + job.repeat, config.verify)
 
     def _answer(self, job: Job, reference: Texts | None) -> Work[Line]:
         """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
@@ -270,12 +278,14 @@ class Evaluation:
             "token_ids": [answer.token_ids for answer in answers],
             "finish_reason": [answer.finish_reason for answer in answers],
             "ttft": [answer.prefill_seconds / self.scale for answer in answers],
-            "settled": [[[seconds / self.scale, count] for seconds, count in turn.settled] for turn in turns],
+            "settled": [[[seconds / self.scale, count] for seconds, count in turn.settled]
+                        for turn in turns],
             "target_passes": [answer.target_passes for answer in answers],
             "tau": [answer.mean_accepted_length for answer in answers],
             "segments": [answer.segments for answer in answers]}
 
-    def _first_difference(self, job: Job, turns: Sequence[Turn], reference: Texts) -> dict[str, Any] | None:
+    def _first_difference(self, job: Job, turns: Sequence[Turn],
+                          reference: Texts) -> dict[str, Any] | None:
         """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
         for number, (turn, others) in enumerate(zip(turns, reference)):
             ids = turn.answer.token_ids
@@ -285,11 +295,13 @@ class Evaluation:
             token, other = ([*text, None][position] for text in (ids, others))  # None behind the end
             margin = None
             if token is not None and other is not None:
-                margin = self._margin(job, [*turn.prompt, *others[:position]], other, token)
+                before = [*turn.prompt, *others[:position]]
+                margin = self._margin(job, before, other, token)
             return {"turn": number, "position": position, "token": token, "ar_token": other, "margin": margin}
         return None
 
-    def _margin(self, job: Job, before: list[int], token: int, other: int) -> float:
+    def _margin(self, job: Job, before: list[int],
+                token: int, other: int) -> float:
         """Ask the target once more what follows the tokens `before`, which the prefill of a new request shows."""
         recorder = Recorder(**vars(self._sampler(job)))
         _, stream = self.decoders[job.contender].decode(Request(before, recorder, 1))

@@ -24,7 +24,8 @@ NAN = float("nan")  # where there is nothing to measure
 
 def _has_choice(value: Any) -> bool:
     """Whether an answer has its one choice, with tokens and seconds of each turn."""
-    return fits(value, [{"new_tokens": [int], "wall_time": [float]}]) and len(value) > 0
+    choice = {"new_tokens": [int], "wall_time": [float]}
+    return fits(value, [choice]) and len(value) > 0
 
 
 ANSWER = {  # what is read of an answer; see `fits` in config/files.py
@@ -81,7 +82,8 @@ def paired(answers: Answers, baseline: Answers) -> np.ndarray:
     mine = {trial_of(answer): answer for answer in answers}
     theirs = {trial_of(answer): answer for answer in baseline}
     both = [trial for trial in mine if trial in theirs]
-    return np.hstack([sample(found[trial] for trial in both) for found in (mine, theirs)])
+    return np.hstack([sample(found[trial] for trial in both)
+                      for found in (mine, theirs)])
 
 
 def speed(samples: Sequence[np.ndarray]) -> Interval:
@@ -100,7 +102,8 @@ def speed_up(samples: Sequence[np.ndarray]) -> Interval:
 
     Of several sets it is the ratio of both means, as in table 1 of the FlowSpec paper.
     """
-    return bootstrap(samples, lambda sums: _rate(sums[..., :2]) / _rate(sums[..., 2:]))
+    return bootstrap(samples,
+                     lambda sums: _rate(sums[..., :2]) / _rate(sums[..., 2:]))
 
 
 def _rate(sums: np.ndarray) -> np.ndarray:
@@ -213,7 +216,8 @@ def equality(answers: Answers, baseline: Answers) -> str:
     """
     reference = {trial_of(answer): answer["token_ids"] for answer in baseline}
     compared = [answer for answer in answers if trial_of(answer) in reference]
-    places = [place for answer in compared if (place := _difference(answer, reference[trial_of(answer)]))]
+    places = [place for answer in compared
+              if (place := _difference(answer, reference[trial_of(answer)]))]
     if not places:
         return "same" if compared else ""
     return f"{len(places)} of {len(compared)} differ, first {places[0]}"

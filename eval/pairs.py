@@ -50,7 +50,8 @@ def open_model(folder: str, config: Measured) -> Model:
     number: torch.dtype = getattr(torch, dtype)
     text, source = Text(folder), Checkpoint(folder)
     width = torch.empty(0, dtype=number).element_size()
-    need = sum(form.bytes // form.width for form in map(source.form, source.names())) * width
+    need = sum(form.bytes // form.width
+               for form in map(source.form, source.names())) * width
     if need > free(place):
         raise ValueError(f"the weights of {folder} take {need / GB:,.1f} GB in {dtype}, and {place} has "
                          f"{free(place) / GB:,.1f} GB free: choose a smaller model or another device=")
@@ -83,7 +84,8 @@ def check_sets(names: Iterable[str], config: Measured) -> None:
         draw(name, config.data, config.num_examples, config.seed)
 
 
-def prompts_of(name: str, config: Measured, models: Sequence[Model]) -> list[list[int]]:
+def prompts_of(name: str, config: Measured,
+               models: Sequence[Model]) -> list[list[int]]:
     """The prompts of a data set as token ids of the first of these models.
 
     Those that leave no room for an answer in the context of one of them are left out with a warning. Raises ValueError
@@ -103,7 +105,8 @@ def prompts_of(name: str, config: Measured, models: Sequence[Model]) -> list[lis
     return fitting
 
 
-def answer(model: Model, prompt: Sequence[int], limit: int, sampler: Sampler) -> list[int]:
+def answer(model: Model, prompt: Sequence[int],
+           limit: int, sampler: Sampler) -> list[int]:
     """The token ids that a model writes behind a prompt: `limit` of them, or up to an end token."""
     cache = model.whole.cache(len(prompt) + limit)
     ends, text = model.text.end_ids, []
@@ -114,7 +117,8 @@ def answer(model: Model, prompt: Sequence[int], limit: int, sampler: Sampler) ->
     return text
 
 
-def record(drafter: Model, prompt: Sequence[int], text: Sequence[int], sampler: Sampler) -> list[int]:
+def record(drafter: Model, prompt: Sequence[int],
+           text: Sequence[int], sampler: Sampler) -> list[int]:
     """For each token of a target's text, whether the drafter has it, too, once it has read the text up to there.
 
     The drafter reads prompt and text in one pass. With the sampler of the target it draws with the target's noise, so

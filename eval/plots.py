@@ -9,6 +9,7 @@ import math
 import textwrap
 from collections import Counter
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
@@ -86,13 +87,15 @@ def _looks(names: Sequence[str]) -> dict[str, Look]:
         number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
         i = number % len(HATCHES)
         j = (i + 3 * drafts[method]) % len(HATCHES)
-        looks[name] = Look(i, TONES[i], HATCHES[j], MARKERS[i], DASHES[j])
+        looks[name] = Look(i, TONES[i],
+                           HATCHES[j], MARKERS[i], DASHES[j])
         drafts[method] += 1
     return looks
 
 
 @contextmanager
-def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1),
+def drawn(path: str | Path, size: tuple[float, float],
+          places: tuple[int, int] = (1, 1),
           **options: Any) -> Iterator[Any]:
     """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file."""
     with plt.rc_context(STYLE):
@@ -106,7 +109,8 @@ def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] =
 
 # --- kinds of plots ---------------------------------------------------------------------------------------------------
 
-def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str, labels: Labels) -> None:
+def bars(path: Path, series: Sequence[Series],
+         places: Sequence[str], title: str, labels: Labels) -> None:
     """Draw groups of bars with whiskers; those of the last group are labelled, all of them if there are few."""
     count = len(series) * len(places)
     width, few = 0.82 / len(series), count <= 16
@@ -115,7 +119,8 @@ def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str
         for i, one in enumerate(series):
             x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
             look = looks[one.name]
-            axes.bar(x, one.heights, width, label=one.name, color=look.tone, hatch=look.hatch,
+            axes.bar(x, one.heights, width,
+                     label=one.name, color=look.tone, hatch=look.hatch,
                      edgecolor="black", linewidth=0.8, error_kw={"elinewidth": 0.8},
                      yerr=one.whiskers, ecolor="black", capsize=2)
             for place, value in zip(x, one.values):
@@ -141,14 +146,16 @@ def _head(axes: Any, title: str) -> None:
     """Write the title, and the legend below it, in as many rows as its entries need."""
     room = int(11 * axes.figure.get_figwidth())  # characters in a line
     names = axes.get_legend_handles_labels()[1]
-    columns = min(len(names), max(1, room // (max(map(len, names)) + 8)))
+    longest = max(map(len, names))
+    columns = min(len(names), max(1, room // (longest + 8)))
     rows = math.ceil(len(names) / columns)
     axes.set_title(textwrap.fill(title, room), loc="left", pad=10 + 16 * rows)
     axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2,
                 handlelength=2.2, columnspacing=1.2)
 
 
-def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: str, labels: Labels) -> None:
+def lines(path: Path, series: Sequence[Series],
+          places: Sequence[float], title: str, labels: Labels) -> None:
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
     looks = _looks([one.name for one in series])
     with drawn(path, LINE_SIZE) as axes:
@@ -170,8 +177,10 @@ def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: 
 def heat(path: Path, series: Sequence[Series], places: Grid, title: str) -> None:
     """Draw a grid of cells for each series, brighter where the value is larger, which each cell says as well."""
     shape = len(places.rows), len(places.columns)
-    size = max(6.0, (0.62 * shape[1] + 1.2) * len(series)), 0.5 * shape[0] + 1.4
-    with drawn(path, size, (1, len(series)), squeeze=False, layout="constrained") as grid:
+    width, height = (0.62 * shape[1] + 1.2) * len(series), 0.5 * shape[0] + 1.4
+    size = max(6.0, width), height
+    with drawn(path, size, (1, len(series)),
+               squeeze=False, layout="constrained") as grid:
         for axes, one in zip(grid[0], series):
             cells = np.array(one.heights).reshape(shape)
             picture = axes.imshow(cells, cmap="cividis", aspect="auto")
@@ -191,12 +200,14 @@ def heat(path: Path, series: Sequence[Series], places: Grid, title: str) -> None
         axes.figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
 
 
-def _stack(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]],
+def _stack(axes: Any, names: Sequence[str],
+           parts: Mapping[str, Sequence[float]],
            fills: Mapping[str, tuple[str, str]]) -> np.ndarray:
     """Draw a bar for each name, stacked of its parts; where the bars end."""
     left = np.zeros(len(names))
     for part, (tone, hatch) in fills.items():
-        axes.barh(names, parts[part], left=left, color=tone, hatch=hatch, edgecolor="black", linewidth=0.8, label=part)
+        axes.barh(names, parts[part], left=left, color=tone,
+                  hatch=hatch, edgecolor="black", linewidth=0.8, label=part)
         left += parts[part]
     return left
 
@@ -224,7 +235,7 @@ def _speed_ups(view: View, path: Path, where: str) -> bool:
     columns = [f"sr_{baseline}{bound}" for bound in BOUNDS]
     series = []
     for label, mean in view.means.items():
-        values = view.cells(label, lambda row: Interval(*(row[column] for column in columns)), NOTHING)
+        values = view.cells(label, lambda row: Interval(*itemgetter(*columns)(row)), NOTHING)
         series.append(Series(label, [*values, mean[f"sr_{baseline}"]]))
     bars(path, series, [*found.sets, MEAN], f"Speed-up over {named}, {where}", ("data set", "SR"))
     return True
@@ -268,10 +279,12 @@ def _stages(view: View, path: Path, where: str) -> bool:
     columns = min(len(view.ranks), ABREAST)
     rows = math.ceil(len(view.ranks) / columns)
     size = 1.75 * columns + 1.2, 2.9 * rows
-    with drawn(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
+    with drawn(path, size, (rows, columns),
+               squeeze=False, sharey=True, layout="constrained") as grid:
         first, places = grid[0][0], grid.flatten()
         for axes, (label, ranks) in zip(places, view.ranks.items()):
-            parts = {activity: [getattr(used, activity) for used in ranks.values()] for activity in FILLS}
+            parts = {activity: [getattr(used, activity) for used in ranks.values()]
+                     for activity in FILLS}
             _stack(axes, list(map(str, ranks)), parts, FILLS)
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
@@ -293,10 +306,12 @@ def _account(view: View, path: Path, where: str) -> bool:
     if not seen:
         return False
     with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
-        parts = {share: [1e3 * getattr(own, share) for own in seen.values()] for share in SPENT}
+        parts = {share: [1e3 * getattr(own, share)
+                         for own in seen.values()] for share in SPENT}
         ends = _stack(axes, list(seen), parts, SPENT)
         for place, total in enumerate(ends.tolist()):
-            axes.annotate(f"{total:.0f}", (total, place), (3, 0), textcoords="offset points", fontsize=8, va="center")
+            axes.annotate(f"{total:.0f}", (total, place),
+                          (3, 0), textcoords="offset points", fontsize=8, va="center")
         axes.invert_yaxis()
         axes.set_xlabel("ms per token")
         _head(axes, f"Where the time of a token went, {where}")

@@ -131,6 +131,7 @@ def _texts(path: Path, name: str) -> Iterator[str]:
     if not entries:
         raise ValueError(f"{path} has no entry: {remedy}")
     for number, entry in enumerate(entries, 1) if kind == "entry" else entries:
-        if not fits(entry, form.form) or not fits(entry.get("input") or "", str):
+        is_sound = fits(entry, form.form) and fits(entry.get("input") or "", str)
+        if not is_sound:
             raise ValueError(f"{kind} {number} of {path} is none of {name}: {remedy}")
         yield form.write(entry)

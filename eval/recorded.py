@@ -56,7 +56,8 @@ class Recorded:
 
     def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The token that follows each path, as a column `[T, 1]` for `lm_head`; there are no inner features."""
-        said_T1 = torch.tensor([self._next(path) for path in paths], dtype=torch.float64)[:, None]
+        said_T1 = torch.tensor([self._next(path) for path in paths],
+                               dtype=torch.float64)[:, None]
         return said_T1, said_T1.new_empty(len(said_T1), 0)
 
     def lm_head(self, said_T1: Tensor) -> Tensor:
@@ -66,7 +67,8 @@ class Recorded:
 
     def draft(self, slots: int) -> ModelDraft:
         """The drafter of the record, with an empty cache of so many slots."""
-        return ModelDraft(self._read, self.lm_head, TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
+        return ModelDraft(self._read, self.lm_head,
+                          TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
 
     def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         """The guess after each row `[T, 1]`.
@@ -110,7 +112,8 @@ def _content(folder: str) -> str:
     if not folder or not Path(folder).is_dir():
         return folder
     digest = hashlib.sha256()
-    for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+    for path in sorted(path for path in Path(folder).rglob("*")
+                       if path.is_file()):
         name = path.relative_to(folder)
         if not any(part.startswith(".") for part in name.parts):
             with path.open("rb") as file:
@@ -119,7 +122,8 @@ def _content(folder: str) -> str:
     return f"{Path(folder).name} ({digest.hexdigest()[:12]})"
 
 
-def check_settings(path: Path, recorded: Mapping[str, Any], asked: Mapping[str, Any], other: str) -> None:
+def check_settings(path: Path, recorded: Mapping[str, Any],
+                   asked: Mapping[str, Any], other: str) -> None:
     """Refuse a record that was made with other keys than are asked for; `other` is what to do then."""
     for key, value in asked.items():
         if recorded.get(key) != value:

@@ -62,7 +62,8 @@ def report(folder: str | Path) -> Path:
     save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
     save(found.folder / "account.csv", summary.ACCOUNT, summary.accounts(found))
     path = found.folder / "report.md"
-    write(path, "\n".join(_text(found, summary.views(found, rows))) + "\n", ROOM)
+    text = "\n".join(_text(found, summary.views(found, rows)))
+    write(path, f"{text}\n", ROOM)
     return path
 
 
@@ -136,7 +137,8 @@ def _missing(found: Found) -> Iterator[str]:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def _table(title: str, head: Sequence[str],
+           rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield f"{title}:\n"
     yield from markdown(["method", *head], rows)
     yield ""
@@ -160,7 +162,8 @@ def _ratio_table(view: View) -> Iterator[str]:
     drafts = {"baseline": f" with {view.found.baseline_draft}", "same": " with the same draft", "none": ""}
     heads = {ratio.column: f"SR to {ratio.method}{drafts[ratio.draft]}" for ratio in summary.ratios(view.found)}
     columns = ("xi", "xi_decoding", *heads)
-    lines = [[label, *(_interval(mean[name]) for name in columns)] for label, mean in view.means.items()]
+    lines = [[label, *(_interval(mean[name]) for name in columns)]
+             for label, mean in view.means.items()]
     title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline {view.where}"
     yield from _table(title, ["ξ", "ξ of decoding", *heads.values()], lines)
     yield from (f"- **{head}**: {BESIDE[column]}" for column, head in heads.items())
@@ -170,7 +173,8 @@ def _ratio_table(view: View) -> Iterator[str]:
 def _other_tables(view: View) -> Iterator[str]:
     """What else there is for each contender and data set, a table for each figure."""
     def grid(title: str, value: Cell) -> Iterator[str]:
-        return _table(title, view.found.sets, ([label, *view.cells(label, value, NONE)] for label in view.labels))
+        return _table(title, view.found.sets,
+                      ([label, *view.cells(label, value, NONE)] for label in view.labels))
 
     if "ar" in view.found.methods:
         yield from grid(f"Ratio of ξ to ar, SR {view.where}", lambda row: number(row["sr_ar"]))
@@ -183,7 +187,8 @@ def _other_tables(view: View) -> Iterator[str]:
     yield from grid(f"Seconds of a request: the mean; the 95th percentile {view.where}",
                     lambda row: _joined([row["request_mean"], row["request_p95"]], 2))
     yield from grid(f"Milliseconds to the first token; then per token, the median; the 99th percentile {view.where}",
-                    lambda row: _joined([1e3 * row[key] for key in ("ttft", "tpt_p50", "tpt_p99")], 0))
+                    lambda row: _joined([1e3 * row[key]
+                                         for key in ("ttft", "tpt_p50", "tpt_p99")], 0))
     if "ar" in view.found.methods:
         yield from grid("The same text as ar with the same seed", lambda row: row["equal"] or NONE)
 
@@ -195,15 +200,18 @@ def _stage_tables(view: View) -> Iterator[str]:
         return
 
     def grid(title: str, value: Callable[[Utilization], str]) -> Iterator[str]:
-        lines = [[label, *(value(ranks[rank]) if rank in ranks else NONE for rank in head)]
+        lines = [[label, *(value(ranks[rank]) if rank in ranks else NONE
+                           for rank in head)]
                  for label, ranks in view.ranks.items()]
         return _table(title, [f"rank {rank}" for rank in head], lines)
 
     yield from grid(f"Per cent of the time that each rank computed; waited; was idle {view.where}",
                     lambda used: _joined([100 * share for share in used[:3]], 0))
     yield from grid(f"Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows {view.where}",
-                    lambda used: _joined([used.bytes / 1e3, used.control / 1e3, used.rows], 1))
-    if any(used.late for ranks in view.ranks.values() for used in ranks.values()):
+                    lambda used: _joined([used.bytes / 1e3,
+                                          used.control / 1e3, used.rows], 1))
+    if any(used.late for ranks in view.ranks.values()
+           for used in ranks.values()):
         yield from grid(f"Per cent by which what was emulated came too late {view.where}",
                         lambda used: number(100 * used.late, 1))
 
@@ -214,9 +222,12 @@ def _account_tables(view: View) -> Iterator[str]:
         return
     shares, flights = [], []
     for label, own in view.accounts.items():
-        shares.append([label, *(number(1e3 * seconds, 1) for seconds in (*own[:len(SHARES)], own.whole))])
-        busy = _joined([100 * used.computed for rank, used in view.ranks[label].items() if rank], 0)
-        flights.append([label, busy or NONE, number(own.aloft), number(1e3 * own.stay, 0),
+        shares.append([label, *(number(1e3 * seconds, 1)
+                                for seconds in (*own[:len(SHARES)], own.whole))])
+        busy = _joined([100 * used.computed
+                        for rank, used in view.ranks[label].items() if rank], 0)
+        flights.append([label, busy or NONE,
+                        number(own.aloft), number(1e3 * own.stay, 0),
                         number(own.tokens_per_miss), number(1e3 * own.lost, 1)])
     yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
                       f"{view.where}", [*SHARES, "in all"], shares)
@@ -232,7 +243,8 @@ def _source_table(view: View) -> Iterator[str]:
             counts[label].update(turn)
     sources = sorted({source for count in counts.values() for source in count})
     if len(sources) > 1:
-        lines = [[label, *(str(count[source]) for source in sources)] for label, count in counts.items() if count]
+        lines = [[label, *(str(count[source]) for source in sources)]
+                 for label, count in counts.items() if count]
         yield from _table(f"Guesses that became text, by who had made them {view.where}", sources, lines)
 
 

@@ -66,7 +66,8 @@ class Results:
     @property
     def starts(self) -> int:
         """How often the pipeline was started for these answers: each start leaves a folder tally/NUMBER-METHOD."""
-        found = (re.match(r"\d+(?=-)", path.name, re.ASCII) for path in self.folder.glob("tally/*"))
+        found = (re.match(r"\d+(?=-)", path.name, re.ASCII)
+                 for path in self.folder.glob("tally/*"))
         return max((int(number[0]) + 1 for number in found if number), default=0)
 
     def check(self, config: EvalConfig) -> None:
@@ -77,7 +78,8 @@ class Results:
                 raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their "
                                  "configuration: choose another results=")
             return
-        former = sorted(env["config"].keys() - {option.name for option in fields(config)})
+        names = {option.name for option in fields(config)}
+        former = sorted(env["config"].keys() - names)
         if former:
             raise ValueError(f"{self.folder} holds answers of an earlier version, with the key {former[0]}: choose "
                              "another results=")
@@ -106,7 +108,8 @@ class Results:
         start = {"time": now, "launch": config.launch, "command": sys.argv, "scale": scale,
                  "target": target, "split": split, **asked}
         before = read_environment(self.folder, OTHER).get("starts", [])
-        others = {earlier.get("split", "") for earlier in before if earlier.get("target") == target} - {"", split}
+        others = {earlier.get("split", "") for earlier in before
+                  if earlier.get("target") == target} - {"", split}
         if others and split:
             raise ValueError(f"{self.folder} holds answers of another model, or of another split of it, than the one "
                              "in use: choose another results=")
@@ -197,7 +200,8 @@ def _environment(config: EvalConfig) -> dict[str, Any]:
     cluster = asdict(config.cluster) if config.cluster else None
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    machine = {"platform": platform.platform(), "cpu": _processor(), "cores": os.cpu_count(), "gpus": gpus}
+    machine = {"platform": platform.platform(), "cpu": _processor(),
+               "cores": os.cpu_count(), "gpus": gpus}
     return {"emulated": cluster is not None, "profile": config.profile, "cluster": cluster,
             "versions": versions, "machine": machine, "commit": _commit(), "config": asdict(config)}
 
@@ -212,14 +216,16 @@ def _version(package: str) -> str | None:
 def _processor() -> str:
     """The name of the processor, as Linux gives it if this is Linux."""
     info = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*:\s*(.*)", info.read_text(), re.M) if info.is_file() else None
+    text = info.read_text() if info.is_file() else ""
+    named = re.search(r"^model name\s*:\s*(.*)", text, re.M)
     return named[1].strip() if named else platform.processor()
 
 
 def _commit() -> str | None:
     """The commit of this repository, with a + if files were changed since; None outside of git."""
     def git(*words: str) -> str:
-        return subprocess.check_output(["git", *words], cwd=ROOT, stderr=subprocess.DEVNULL, text=True).strip()
+        return subprocess.check_output(["git", *words], cwd=ROOT,
+                                       stderr=subprocess.DEVNULL, text=True).strip()
 
     try:
         changed = git("status", "--porcelain", "--untracked-files=no")

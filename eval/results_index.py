@@ -49,7 +49,8 @@ class Found:
     @property
     def drafts(self) -> list[str]:
         """The drafts that answers were made with, in the order in which they were asked for."""
-        return _ordered({group[1] for group in self.groups if not _needs_none(group[0])}, self._asked_drafts)
+        return _ordered({group[1] for group in self.groups
+                         if not _needs_none(group[0])}, self._asked_drafts)
 
     @property
     def baseline_draft(self) -> str:
@@ -66,7 +67,8 @@ class Found:
     def contenders(self) -> list[Contender]:
         """The methods that have answers, each with its drafts."""
         there = {Contender(*group[:2]) for group in self.groups}
-        every = itertools.starmap(Contender, itertools.product(self.methods, [*self.drafts, "none"]))
+        every = itertools.starmap(Contender,
+                                  itertools.product(self.methods, [*self.drafts, "none"]))
         return [contender for contender in every if contender in there]
 
     def label(self, contender: Contender) -> str:
@@ -163,10 +165,12 @@ def missing(found: Found) -> list[str]:
 def _wanted(found: Found, name: str, start: Mapping[str, Any]) -> int:
     """How many answers to a set each method was asked for; where the set is gone, the most that one has given."""
     try:
-        questions = load(found.env["config"]["data"], name, start["question_begin"], start["question_end"])
+        questions = load(found.env["config"]["data"],
+                         name, start["question_begin"], start["question_end"])
         return len(questions) * int(start["repeats"])
     except ValueError:
-        return max((len(answers) for group, answers in found.groups.items() if group[2] == name), default=0)
+        return max((len(answers) for group, answers in found.groups.items()
+                    if group[2] == name), default=0)
 
 
 def _asked(start: Mapping[str, Any]) -> list[Contender]:
@@ -174,7 +178,8 @@ def _asked(start: Mapping[str, Any]) -> list[Contender]:
     found = []
     for method in listed(start["methods"]):
         own = METHODS[method].draft if method in METHODS else "eagle"
-        found += [Contender(method, draft) for draft in (_drafts(start) if own == "eagle" else [own])]
+        found += [Contender(method, draft)
+                  for draft in (_drafts(start) if own == "eagle" else [own])]
     return found
 
 

@@ -42,9 +42,11 @@ def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> It
     _read_text(draft, tree, text[draft.lag:first], settled=True)
     out_TD = _read_text(draft, tree, text[first:-1], settled=False)
     starts = list(range(first, len(text) - 1))
-    at_once = max(1, (draft.cache.capacity - len(text)) // max(1, deepest))
+    at_once = max(1,
+                  (draft.cache.capacity - len(text)) // max(1, deepest))
     for i in range(0, len(starts), at_once):
-        yield from _unroll(draft, tree, starts[i:i + at_once], out_TD[i:i + at_once], deepest)
+        yield from _unroll(draft, tree, starts[i:i + at_once],
+                           out_TD[i:i + at_once], deepest)
         draft.cache.retain(set(text))
     draft.reset()
 
@@ -56,10 +58,12 @@ def _read_text(draft: TreeDraft, tree: TokenTree, nodes: Sequence[int], settled:
     parents = [tree.parent[node] for node in nodes]
     draft.cache.admit(nodes, parents, text=len(nodes) if settled else 0)
     places = [tree.pos[node] for node in nodes]
-    return _read(draft, [tree.token[node] for node in nodes], places, draft.features(tree, list(nodes)))
+    return _read(draft, [tree.token[node] for node in nodes],
+                 places, draft.features(tree, list(nodes)))
 
 
-def _read(draft: TreeDraft, tokens: Sequence[int], places: Sequence[int], feature_TD: Tensor) -> Tensor:
+def _read(draft: TreeDraft, tokens: Sequence[int],
+          places: Sequence[int], feature_TD: Tensor) -> Tensor:
     token_T, pos_T = torch.tensor([tokens, places], device=draft.cache.keys.device)
     return draft.read(token_T, feature_TD, pos_T - draft.lag, draft.cache)
 

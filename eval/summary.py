@@ -49,7 +49,8 @@ def baseline(found: Found, ratio: Ratio, draft: str) -> Contender:
 def ratios(found: Found) -> list[Ratio]:
     """The speed-ups whose baseline has answers."""
     there = found.contenders
-    return [ratio for ratio in RATIOS if any(baseline(found, ratio, own.draft) in there for own in there)]
+    return [ratio for ratio in RATIOS
+            if any(baseline(found, ratio, own.draft) in there for own in there)]
 
 
 def summary(found: Found) -> list[Row]:
@@ -61,7 +62,8 @@ def summary(found: Found) -> list[Row]:
 def _row(found: Found, contender: Contender, name: str, temperature: float) -> Row:
     answers = found.of(contender, name, temperature)
     requests, tokens = metrics.request_times(answers), metrics.token_times(answers)
-    row = dict(zip(GROUP, (*contender, name, temperature)), n=len(answers), profile=answers[0]["profile"])
+    row = dict(zip(GROUP, (*contender, name, temperature)),
+               n=len(answers), profile=answers[0]["profile"])
     row["emulated"] = any(answer["emulated"] for answer in answers)
     row["equal"] = metrics.equality(answers, found.of(AR, name, temperature))
     row["total"] = metrics.total_speed(answers)
@@ -74,7 +76,8 @@ def _row(found: Found, contender: Contender, name: str, temperature: float) -> R
     for column, interval in _speeds(found, contender, [name], temperature).items():
         row.update((f"{column}{bound}", value) for bound, value in zip(BOUNDS, interval))
     stages = [used for rank, used in utilization(found.tally, answers).items() if rank]
-    row.update((key, metrics.mean([getattr(used, key) for used in stages])) for key in TIMES)
+    row.update((key, metrics.mean([getattr(used, key) for used in stages]))
+               for key in TIMES)
     return row
 
 
@@ -87,12 +90,15 @@ def stages(found: Found) -> list[Row]:
 
 def accounts(found: Found) -> list[Row]:
     """The rows of account.csv, one for each method, draft, set and temperature; seconds per token, and counts."""
-    seen = ((_head(group, answers), account(found.tally, answers)) for group, answers in found.groups.items())
-    return [{**head, **own._asdict(), "whole": own.whole} for head, own in seen if own]
+    seen = ((_head(group, answers), account(found.tally, answers))
+            for group, answers in found.groups.items())
+    return [{**head, **own._asdict(), "whole": own.whole}
+            for head, own in seen if own]
 
 
 def _head(group: Sequence[Any], answers: Sequence[Answer]) -> Row:
-    return {**dict(zip(GROUP, group)), **{key: answers[0][key] for key in ORIGIN}}
+    origin = {key: answers[0][key] for key in ORIGIN}
+    return {**dict(zip(GROUP, group)), **origin}
 
 
 class View:
@@ -103,16 +109,22 @@ class View:
         self.rows = [row for row in rows if row["temperature"] == temperature]
         self.where = f"({found.provenance})"  # at the end of every title
         self.labels = {found.label(contender): contender for contender in found.contenders}
-        self.answers = {label: found.of_all_sets(one, temperature) for label, one in self.labels.items()}
-        self.means = {label: _speeds(found, one, found.sets, temperature) for label, one in self.labels.items()}
-        ranks = {label: utilization(found.tally, answers) for label, answers in self.answers.items()}
+        self.answers = {label: found.of_all_sets(one, temperature)
+                        for label, one in self.labels.items()}
+        self.means = {label: _speeds(found, one, found.sets, temperature)
+                      for label, one in self.labels.items()}
+        ranks = {label: utilization(found.tally, answers)
+                 for label, answers in self.answers.items()}
         self.ranks = {label: own for label, own in ranks.items() if own}  # of those that the tally knows
-        spent = {label: account(found.tally, answers) for label, answers in self.answers.items()}
+        spent = {label: account(found.tally, answers)
+                 for label, answers in self.answers.items()}
         self.accounts = {label: own for label, own in spent.items() if own}  # of those whose tally has flights
 
-    def cells(self, label: str, value: Callable[[Row], T], otherwise: T) -> list[T]:
+    def cells(self, label: str, value: Callable[[Row], T],
+              otherwise: T) -> list[T]:
         """For each data set what `value` makes of the contender's row of the summary."""
-        found = {row["set"]: value(row) for row in self.rows if (row["method"], row["draft"]) == self.labels[label]}
+        found = {row["set"]: value(row) for row in self.rows
+                 if (row["method"], row["draft"]) == self.labels[label]}
         return [found.get(name, otherwise) for name in self.found.sets]
 
 
@@ -126,7 +138,8 @@ def means(found: Found, contender: Contender, temperature: float) -> dict[str, I
     return _speeds(found, contender, found.sets, temperature)
 
 
-def _speeds(found: Found, contender: Contender, sets: Sequence[str], temperature: float) -> dict[str, Interval]:
+def _speeds(found: Found, contender: Contender, sets: Sequence[str],
+            temperature: float) -> dict[str, Interval]:
     """The figures that have bounds, over these sets."""
     every = [found.of(contender, name, temperature) for name in sets]
     result = {"xi": metrics.speed([metrics.sample(answers) for answers in every]),
@@ -134,5 +147,6 @@ def _speeds(found: Found, contender: Contender, sets: Sequence[str], temperature
     for ratio in RATIOS:
         other = baseline(found, ratio, contender.draft)
         others = [found.of(other, name, temperature) for name in sets]
-        result[ratio.column] = metrics.speed_up([metrics.paired(*both) for both in zip(every, others)])
+        pairs = [metrics.paired(*both) for both in zip(every, others)]
+        result[ratio.column] = metrics.speed_up(pairs)
     return result

@@ -71,7 +71,8 @@ def _values(values: Iterable[Any], *keys: str) -> dict[str, list[str]]:
     return {str(value): [f"{key}={value}" for key in keys] for value in values}
 
 
-def _grid(values: Iterable[Any], row: str, column: str) -> dict[str, list[str]]:
+def _grid(values: Iterable[Any], row: str,
+          column: str) -> dict[str, list[str]]:
     """A point for each pair of values, of which one key gets the first, and another the second."""
     pairs = itertools.product(list(values), repeat=2)
     return {f"{a}{TIMES}{b}": [f"{row}={a}", f"{column}={b}"] for a, b in pairs}
@@ -168,13 +169,15 @@ def write(folder: Path, name: str, sweep: Sweep) -> Path:
     return path
 
 
-def _plot(path: Path, sweep: Sweep, speeds: Mapping[str, Speeds], title: str) -> None:
+def _plot(path: Path, sweep: Sweep,
+          speeds: Mapping[str, Speeds], title: str) -> None:
     from eval import plots
 
     series = [plots.Series(*line) for line in speeds.items()]
     labels = sweep.axis, "tokens/s"
     if sweep.down:
-        plots.heat(path, series, plots.Grid(sweep.rows, sweep.columns, sweep.down, sweep.axis), title)
+        plots.heat(path, series,
+                   plots.Grid(sweep.rows, sweep.columns, sweep.down, sweep.axis), title)
     elif sweep.numbers:
         plots.lines(path, series, sweep.numbers, title, labels)
     else:
@@ -193,7 +196,8 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
     result = []
     for point, results in found.items():
         for row in summary(results):
-            row["equal"] = metrics.equality(results.groups[tuple(row[key] for key in GROUP)], reference)
+            answers = results.groups[tuple(row[key] for key in GROUP)]
+            row["equal"] = metrics.equality(answers, reference)
             result.append({"sweep": name, "point": point, **row})
     return result
 
@@ -215,20 +219,24 @@ def _tables(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
     """A row for each contender and a column for each point; of a grid a table for each contender."""
     rows = f"rows: {sweep.down}; " if sweep.down else ""
     yield f"Tokens per second, the {MEAN} over the data sets; {rows}columns: {sweep.axis}.\n"
-    cells = {name: [number(speed.value) for speed in line] for name, line in speeds.items()}
+    cells = {name: [number(speed.value) for speed in line]
+             for name, line in speeds.items()}
     if not sweep.down:
-        yield from markdown(["method", *sweep.points], ([name, *line] for name, line in cells.items()))
+        yield from markdown(["method", *sweep.points],
+                            ([name, *line] for name, line in cells.items()))
         return
     width = len(sweep.columns)
     for name, line in cells.items():
         yield from markdown([name, *sweep.columns],
-                            ([row, *line[i * width:(i + 1) * width]] for i, row in enumerate(sweep.rows)))
+                            ([row, *line[i * width:(i + 1) * width]]
+                             for i, row in enumerate(sweep.rows)))
         yield ""
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
-def commands(name: str, sweep: Sweep, argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
+def commands(name: str, sweep: Sweep,
+             argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
     """The folder of the sweep, and the words of each point's evaluation. Raises ValueError for words that cannot be."""
     given = {_key(word): word for word in argv}
     varied = {_key(word) for keys in sweep.points.values() for word in keys}

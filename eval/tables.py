@@ -23,24 +23,28 @@ def short(name: str) -> str:
     return name[-LONGEST:]
 
 
-def in_columns(heading: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
+def in_columns(heading: Sequence[str],
+               rows: Iterable[Sequence[str]], names: int = 1) -> str:
     """A line for the heading and for each row; so many `names` begin a row, and figures follow, flush right."""
     columns = []
     for place, column in enumerate(zip(heading, *rows)):
         cells = list(map(short, column)) if place < names else column
         width = max(map(len, cells))
-        columns.append([cell.ljust(width) if place < names else cell.rjust(width) for cell in cells])
+        align = str.ljust if place < names else str.rjust
+        columns.append([align(cell, width) for cell in cells])
     return "\n".join(APART.join(row).rstrip() for row in zip(*columns))
 
 
-def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def markdown(heading: Sequence[str],
+             rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """The lines of a table in Markdown."""
     yield f"| {' | '.join(heading)} |"
     yield f"|{'---|' * len(heading)}"
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def save(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def save(path: Path, columns: Sequence[str],
+         rows: Iterable[Mapping[str, Any]]) -> None:
     """Write these columns into a CSV file; what was not measured is an empty cell."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")

@@ -84,7 +84,12 @@ def merged_passes(rank_DN: Sequence[Array], widths: Sequence[int]) -> int:
     """
     place, total = 1, 0
     while place < len(rank_DN[0]):
-        reached = (takewhile(lambda pair: pair[0] < pair[1], zip(rank_N[place:], widths)) for rank_N in rank_DN)
-        place += 1 + max(len(list(path)) for path in reached)
+        place += 1 + max(_reach(rank_N[place:], widths) for rank_N in rank_DN)
         total += 1
     return total
+
+
+def _reach(rank_N: Array, widths: Sequence[int]) -> int:
+    """How many of the next tokens the tree of one drafter has on one path."""
+    found = takewhile(lambda pair: pair[0] < pair[1], zip(rank_N, widths))
+    return len(list(found))

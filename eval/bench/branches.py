@@ -30,7 +30,8 @@ def ordered(tree: TokenTree) -> Iterator[Leaf]:
     while waiting:
         leaf = waiting.pop()
         yield leaf
-        below = sorted(tree.children.get(leaf.node, {}).items(), key=lambda child: tree.score[child[1]])
+        below = sorted(tree.children.get(leaf.node, {}).items(),
+                       key=lambda child: tree.score[child[1]])
         for token, node in below:
             probability = math.exp(tree.score[node] - tree.score[tree.tip])
             waiting.append(Leaf(node, leaf.node, leaf.depth + 1, probability, token))
@@ -61,7 +62,8 @@ def draw(tree: TokenTree, words: Words, title: str, path: str) -> None:
     with drawn(path, (1.9 * deepest + 3, 0.19 * len(leaves) + 0.8)) as axes:
         for leaf in leaves:
             (x, y), (above, start) = places[leaf.node], places[leaf.parent]
-            axes.plot([above, above, x], [start, y, y], color="black", linewidth=0.4 + 2 * leaf.probability)
+            axes.plot([above, above, x], [start, y, y],
+                      color="black", linewidth=0.4 + 2 * leaf.probability)
             label = f" {leaf.probability:.2f} {words(leaf.token)!r} {leaf.token}"
             axes.text(x, y, label, fontsize=7, va="center", parse_math=False,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})

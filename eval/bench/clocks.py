@@ -29,6 +29,7 @@ METHODS = ("ar", "naive", "continuous", "streaming")
 TEMPERATURES = (0.0, 1.0)
 ASKED = 3  # questions
 WARM = 8  # tokens of an answer that is not measured
+Place = Tuple[int, int]  # rank and node
 Case = Tuple[float, str]  # temperature and method
 Speeds = Dict[Case, float]
 
@@ -36,7 +37,8 @@ Speeds = Dict[Case, float]
 def clocks(argv: list[str]) -> int:
     """The command `python -m scripts.bench clocks`; its exit code."""
     words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"})
-    options = {key: value for key, value in typed(words).items() if key not in ("time", "trace")}
+    options = {key: value for key, value in typed(words).items()
+               if key not in ("time", "trace")}
     preset = preset_of(words) or "toy"
     folder = tempfile.mkdtemp(prefix="flowspec-")
     with Pipeline.open(preset, **options, trace=folder) as pipeline:
@@ -69,7 +71,8 @@ def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
     cases = [(temperature, method) for temperature in TEMPERATURES for method in METHODS]
     speeds = {}
     for temperature, method in tqdm(cases, unit="method", desc=kind):
-        asked = [replace(request(pipeline, question), sampler=Sampler(temperature)) for question in QUESTIONS[:ASKED]]
+        asked = [replace(request(pipeline, question), sampler=Sampler(temperature))
+                 for question in QUESTIONS[:ASKED]]
         answers = list(map(decoders[method].whole, asked))
         seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
         speeds[temperature, method] = sum(answer.new_tokens for answer in answers) / seconds
@@ -98,10 +101,13 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Own:
         following = bisect(sends, begin)
         if following < len(sends):
             turns.append(sends[following] - begin - profile.verdict / 1e3)
-    return Own(*(max(0.0, median(each)) for each in (turns, messages, segments)))
+    return Own(*(max(0.0, median(each))
+                 for each in (turns, messages, segments)))
 
 
-def _moments(spans: Sequence[Span], name: str) -> dict[tuple[int, int], tuple[float, float]]:
+def _moments(spans: Sequence[Span], name: str) -> dict[Place, tuple[float, float]]:
     """When the spans of this name begin and end that are about one node, by rank and node."""
-    alone = [span for span in spans if span["name"] == name and len(span.get("nodes", ())) == 1]
-    return {(span["rank"], span["nodes"][0]): (span["t0"], span["t1"]) for span in alone}
+    alone = [span for span in spans if span["name"] == name
+             and len(span.get("nodes", ())) == 1]
+    return {(span["rank"], span["nodes"][0]): (span["t0"], span["t1"])
+            for span in alone}

@@ -58,19 +58,22 @@ def measure(pipeline: Pipeline) -> None:
     prompts = _prompts(pipeline)
     writer = pipeline.decoder_for(replace(config, pipeline_type="ar"))
     found = dict.fromkeys(decoders, Hits.none())
-    with tqdm(total=len(prompts) * len(decoders), unit="text", file=sys.stderr) as bar:
+    with tqdm(total=len(prompts) * len(decoders),
+              unit="text", file=sys.stderr) as bar:
         for prompt in prompts:
             text = [*prompt, *_greedy(writer, prompt, pipeline)]
             for name, decoder in decoders.items():
                 bar.set_description(name)
                 assert isinstance(decoder.draft, Mixture), f"a {type(decoder.draft).__name__} has no networks"
                 [network] = decoder.draft.networks
-                found[name] = found[name].plus(hits(network, read_text(decoder, text), len(prompt)))
+                tree = read_text(decoder, text)
+                found[name] = found[name].plus(hits(network, tree, len(prompt)))
                 bar.update()
     print(table(found))
     if config.picture:
         name, decoder = next(iter(decoders.items()))
-        _show(pipeline, name, decoder, text[:(len(prompt) + len(text)) // 2])
+        middle = (len(prompt) + len(text)) // 2
+        _show(pipeline, name, decoder, text[:middle])
 
 
 def _check(config: DraftConfig) -> None:
@@ -119,7 +122,8 @@ class Hits(NamedTuple):
     @staticmethod
     def none() -> Hits:
         """Nothing was tried yet."""
-        return Hits(torch.zeros(len(DEPTHS), dtype=torch.long), torch.zeros(len(DEPTHS), len(BEST), dtype=torch.long))
+        return Hits(torch.zeros(len(DEPTHS), dtype=torch.long),
+                    torch.zeros(len(DEPTHS), len(BEST), dtype=torch.long))
 
     def plus(self, other: Hits) -> Hits:
         """Both together."""
@@ -139,7 +143,8 @@ def hits(draft: TreeDraft, tree: TokenTree, prompt: int) -> Hits:
             _, guess_TW = draft.guess(draft.logits(out_TD), max(BEST))
             right_TW = guess_TW == torch.tensor(following, device=out_TD.device)[:, None]
             found.tries[row] += len(following)
-            found.hits[row] += torch.stack([right_TW[:, :best].sum() for best in BEST]).cpu()
+            right_B = torch.stack([right_TW[:, :best].sum() for best in BEST])
+            found.hits[row] += right_B.cpu()
     return found
 
 

@@ -50,7 +50,8 @@ def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
     columns = "".join(f"{f'{rows} rows':>18}" for rows in args.rows)
     print(f"  {'':<16}{'MB':>7}{'error':>9}{columns}")
     for form, stage in made.items():
-        size = sum(p.numel() * p.element_size() for p in stage.body.parameters())
+        size = sum(p.numel() * p.element_size()
+                   for p in stage.body.parameters())
         line = f"  {str(form):<16}{size / 1e6:7.0f}{errors[form]:9.4f}"
         for rows in args.rows:
             mine, plain = took[form, rows], took[PLAIN, rows]
@@ -62,7 +63,8 @@ def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:
     """How far what the layers add to their input is from the first form's, in parts of the latter's length."""
     added = {form: (stage.segment(rows) - stage.x_TD[:rows]).double().cpu() for form, stage in made.items()}
     exact = next(iter(added.values()))
-    return {form: float((x_TD - exact).norm() / exact.norm()) for form, x_TD in added.items()}
+    return {form: float((x_TD - exact).norm() / exact.norm())
+            for form, x_TD in added.items()}
 
 
 def compare_texts(forms: list[Form], device: str) -> None:

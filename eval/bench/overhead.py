@@ -61,7 +61,8 @@ def compare(pipeline: Pipeline) -> None:
     print("tokens/s, median of five answers in one run")
     for name, speed in speeds.items():
         label = name if name == "ar" else f"{pipeline.config.pipeline_type}, {name}"
-        ratio = median(a / b for a, b in zip(speed[1:], speeds["ar"][1:]))
+        ratio = median(a / b
+                       for a, b in zip(speed[1:], speeds["ar"][1:]))
         print(f"  {label:<36}{median(speed[1:]):8.1f}   {ratio:.2f}x ar")
 
 
@@ -92,8 +93,10 @@ def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
 def report(folder: str) -> None:
     """Print the table of times while the large trees decoded, from the spans of all ranks in this folder."""
     spans = read(folder)
-    windows = [(span["t0"], span["t1"]) for span in spans if span["name"] == LARGE]
-    spans = [span for span in spans if any(begin <= span["t0"] and span["t1"] <= end for begin, end in windows)]
+    windows = [(span["t0"], span["t1"])
+               for span in spans if span["name"] == LARGE]
+    spans = [span for span in spans
+             if any(begin <= span["t0"] and span["t1"] <= end for begin, end in windows)]
     ranks = sorted({span["rank"] for span in spans})
     print("\nmedian, and 90th percentile, in milliseconds")
     _print_row("rank 0, own time per turn", own_times(spans, 0, "model"))
@@ -113,18 +116,21 @@ def own_times(spans: list[Span], number: int, model: str) -> list[float]:
     own = []
     for before, after in zip(waits, waits[1:]):
         begin, end = before["t1"], after["t0"]
-        inside = [span["t1"] - span["t0"] for span in forwards if begin <= span["t0"] <= end]
+        inside = [span["t1"] - span["t0"]
+                  for span in forwards if begin <= span["t0"] <= end]
         if inside:
             own.append(end - begin - sum(inside))
     return own
 
 
-def flights(spans: list[Span], sender: int, receiver: int, rows: int) -> list[float]:
+def flights(spans: list[Span], sender: int,
+            receiver: int, rows: int) -> list[float]:
     """Seconds from the call that sends a segment of at least so many rows until it lies in the next rank's inbox."""
     sent = {tuple(span["nodes"]): span["t0"] for span in spans
             if span["name"] == "send" and span["rank"] == sender and len(span["nodes"]) >= rows}
     arrivals = [span for span in spans if span["name"] == "recv" and span["rank"] == receiver]
-    return [span["t1"] - sent[tuple(span["nodes"])] for span in arrivals if tuple(span["nodes"]) in sent]
+    return [span["t1"] - sent[tuple(span["nodes"])]
+            for span in arrivals if tuple(span["nodes"]) in sent]
 
 
 def _print_row(name: str, seconds: Iterable[float]) -> None:

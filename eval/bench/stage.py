@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import time
 from argparse import Namespace
+from collections import defaultdict
 from typing import Any, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
 import torch
@@ -61,13 +62,14 @@ class Stage(NamedTuple):
         return time.perf_counter() - start
 
 
-def by_turns(stages: Mapping[Name, Stage], args: Namespace) -> dict[tuple[Name, int], list[float]]:
+def by_turns(stages: Mapping[Name, Stage],
+             args: Namespace) -> dict[tuple[Name, int], list[float]]:
     """The seconds of segments for each stage and number of rows.
 
     Stages take turns, so that what disturbs one disturbs all. Every other round has them in reverse, since who comes
     second finds the caches of the processor warm.
     """
-    took: dict[tuple[Name, int], list[float]] = {(name, rows): [] for rows in args.rows for name in stages}
+    took: dict[tuple[Name, int], list[float]] = defaultdict(list)
     for number in tqdm(range(args.repeats + 1), desc="segments", leave=False):
         for rows in args.rows:
             for name in list(stages)[::-1 if number % 2 else 1]:
@@ -85,7 +87,8 @@ def number(text: str) -> int:
     return int(text)
 
 
-def read(prog: str, usual: Sequence[int], argv: Sequence[str], forms: int) -> Namespace:
+def read(prog: str, usual: Sequence[int],
+         argv: Sequence[str], forms: int) -> Namespace:
     """The sizes of a stage that is held in so many forms; `usual` are the defaults of SIZES.
 
     Raises ValueError for a stage that this machine cannot hold.
@@ -127,7 +130,8 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
     """The same random layers in every form, with the same random text in their caches."""
     head_dim, context = args.hidden // args.heads, 2 * args.context + max(args.rows)
     # two layers more than the stage has, which so neither embeds nor norms
-    config = LlamaConfig(args.hidden, args.layers + 2, args.heads, args.heads, head_dim, args.intermediate, vocab=1,
+    config = LlamaConfig(args.hidden, args.layers + 2,
+                         args.heads, args.heads, head_dim, args.intermediate, vocab=1,
                          context=context, eps=1e-6, theta=1e4)
     weights = {name: _random(parameter) for name, parameter in _slice(config).named_parameters()}
     x_TD = torch.randn(max(args.rows), args.hidden)
@@ -136,7 +140,8 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
         body = _slice(config)
         fill(body, weights, form.dtype, args.device)
         compress(body, form.kind, form.dtype)
-        made[form] = Stage(body, _cache(args, config, form.dtype), x_TD.to(args.device, form.dtype))
+        made[form] = Stage(body, _cache(args, config, form.dtype),
+                           x_TD.to(args.device, form.dtype))
     return made
 
 
@@ -152,7 +157,8 @@ def _random(parameter: Tensor) -> Tensor:
 
 def _cache(args: Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCache:
     """A KV cache in which a text of `--context` tokens has been settled, with random keys and values."""
-    cache = config.cache(args.layers, config.context, torch.empty(0, dtype=dtype, device=args.device))
+    cache = config.cache(args.layers, config.context,
+                         torch.empty(0, dtype=dtype, device=args.device))
     for stored in (cache.keys, cache.values):
         generator = torch.Generator().manual_seed(1)
         stored.copy_(torch.randn(stored.shape, generator=generator))

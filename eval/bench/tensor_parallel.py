@@ -51,12 +51,14 @@ def tensor_parallel(argv: list[str]) -> int:
 def _sharded(args: argparse.Namespace, group: Counting, method: str) -> Stage:
     """A stage of random layers as a member of this group holds it."""
     stage = build(args, [PLAIN])[PLAIN]
-    return stage._replace(body=ShardedSlice(stage.body, COMMS[method](group, args.hidden)))
+    comm = COMMS[method](group, args.hidden)
+    return stage._replace(body=ShardedSlice(stage.body, comm))
 
 
 def alone(args: argparse.Namespace) -> None:
     """Print the times of a sharded stage of one member and of the same stage as it is."""
-    took = by_turns({"whole": build(args, [PLAIN])[PLAIN], "sharded": _sharded(args, Counting(1), "tp")}, args)
+    took = by_turns({"whole": build(args, [PLAIN])[PLAIN],
+                     "sharded": _sharded(args, Counting(1), "tp")}, args)
     print("one member beside the unsharded stage: median milliseconds, and the median of the ratios")
     for rows in args.rows:
         whole, sharded = took["whole", rows], took["sharded", rows]

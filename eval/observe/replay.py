@@ -45,7 +45,8 @@ class _Log:
                 self.said.update(facts["said"])
 
     def _send(self, place: int, facts: Mapping[str, Any]) -> None:
-        for i, (node, token, parent) in enumerate(zip(facts["nodes"], facts["tokens"], facts["parents"])):
+        rows = zip(facts["nodes"], facts["tokens"], facts["parents"])
+        for i, (node, token, parent) in enumerate(rows):
             self.sent[node] = place
             if node != parent:  # the root is its own parent
                 self._child[parent, token] = node
@@ -69,7 +70,8 @@ def replay(spans: Sequence[Span], begin: float, end: float) -> Flight:
     """Follow the text of a request through the spans of rank 0, in their order; it decoded from `begin` to `end`."""
     log = _Log(spans)
     text = log.text()
-    prompt = next((i for i, node in enumerate(text) if node in log.said), len(text)) + 1  # ends with the first answer
+    answered = (i for i, node in enumerate(text) if node in log.said)
+    prompt = next(answered, len(text)) + 1
     rows = misses = 0
     stay, aloft, covered, reached = 0.0, 0.0, 0.0, begin
     for parent, node in zip(text[prompt - 1:], text[prompt:]):

@@ -43,7 +43,8 @@ class Tally(NoTrace):
     `spans` after that), and `flight`: what `eval/observe/replay.py` finds of its rows. All times are of `clock`.
     """
 
-    def __init__(self, folder: str | Path, rank: int, behind: NoTrace = OFF, clock: Clock = REAL) -> None:
+    def __init__(self, folder: str | Path, rank: int,
+                 behind: NoTrace = OFF, clock: Clock = REAL) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.rank, self.behind, self._clock = rank, behind, clock
         self._file = open(Path(folder) / f"rank_{rank}.jsonl", "w", encoding="utf-8", buffering=1)
@@ -64,7 +65,8 @@ class Tally(NoTrace):
         finally:
             self._add(Span(name, since, self._clock.now(), facts))
 
-    def note(self, name: str, since: float, until: float | None = None, **facts: Any) -> None:
+    def note(self, name: str, since: float,
+             until: float | None = None, **facts: Any) -> None:
         """Add what began at `since`, seconds of the clock, and ended at `until`, or ends now."""
         span = Span(name, since, self._clock.now() if until is None else until, facts)
         self._begin(name, since, facts)
@@ -91,7 +93,8 @@ class Tally(NoTrace):
     def _add(self, span: Span) -> None:
         """Keep a span of the request that is under way; of one that has ended, what its sender still does."""
         with self._lock:
-            if self._start is None or (self._end is not None and span.name not in (*WIRES, "late")):
+            ended = self._end is not None and span.name not in (*WIRES, "late")
+            if self._start is None or ended:
                 return
             self._spans.append(span)
             if span.name == "reset":  # rank 0 has the whole answer when it begins
@@ -124,7 +127,8 @@ def _sums(spans: Sequence[Span]) -> dict[str, Any]:
             segments.append(len(facts["nodes"]))
     carried = sent["wire"] or sent["sent"]
     control = carried["Prune"]
-    return {"spans": _seconds(spans), "late": late, "segments": len(segments), "rows": sum(segments),
+    return {"spans": _seconds(spans), "late": late,
+            "segments": len(segments), "rows": sum(segments),
             "bytes": sum(carried.values()) - control, "control": control}
 
 
@@ -137,13 +141,16 @@ def _seconds(spans: Sequence[Span]) -> dict[str, float]:
     return dict(spent)
 
 
-def _flight(spans: Sequence[Span], start: float, end: float) -> dict[str, Any]:
+def _flight(spans: Sequence[Span], start: float,
+            end: float) -> dict[str, Any]:
     """What the line of the rank that hears the answers has beside; nothing if no token settled."""
     heard = False
     for i, (name, since, _, facts) in enumerate(spans):
         if heard and name in SETTLES:
             before = _seconds(spans[:i])
-            decoding = {name: spent - before.get(name, 0.0) for name, spent in _seconds(spans).items()}
-            return {"first": since - start, "decoding": decoding, "flight": replay(spans, since, end)._asdict()}
+            decoding = {name: spent - before.get(name, 0.0)
+                        for name, spent in _seconds(spans).items()}
+            return {"first": since - start, "decoding": decoding,
+                    "flight": replay(spans, since, end)._asdict()}
         heard = heard or name == "verify" and bool(facts["said"])
     return {}

@@ -6,7 +6,7 @@ account are modelled ones where a cluster was emulated.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from config.files import fits
 from eval.metrics import NAN, Answer
 
 TallyLine = Mapping[str, Any]
+Place = Tuple[str, int]  # of a request: the start of the pipeline, and how many came before it there
 COMPUTING = ("forward", "grow", "verify")  # the spans in which a rank computes
 SHARES = ("drafting", "verdict", "waiting", "prefill", "other")  # of the time of a token; they add up to it
 SPANS = {"drafting": "grow", "verdict": "verify", "waiting": "wait"}  # of rank 0, after the first token
@@ -51,7 +52,7 @@ def utilization(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> dict[i
     Only requests count of which every rank wrote that wrote anything.
     """
     kept = {place for place, _, _ in _requests(answers)}
-    requests: dict[tuple[str, int], dict[int, TallyLine]] = defaultdict(dict)
+    requests: dict[Place, dict[int, TallyLine]] = defaultdict(dict)
     for line in lines:
         place = line["launch"], line["request"]
         if place in kept:
@@ -59,7 +60,8 @@ def utilization(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> dict[i
     ranks = sorted({rank for by_rank in requests.values() for rank in by_rank})
     complete = [by_rank for by_rank in requests.values() if len(by_rank) == len(ranks)]
     durations = [max(line["seconds"] for line in by_rank.values()) for by_rank in complete]
-    return {rank: _used([by_rank[rank] for by_rank in complete], durations) for rank in ranks if complete}
+    return {rank: _used([by_rank[rank] for by_rank in complete], durations)
+            for rank in ranks if complete}
 
 
 def _used(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization:
@@ -139,7 +141,7 @@ def _of_request(line: TallyLine, scale: float) -> Iterator[tuple[str, float]]:
         yield name, flight[name]
 
 
-def _requests(answers: Iterable[Answer]) -> Iterator[tuple[tuple[str, int], int, float]]:
+def _requests(answers: Iterable[Answer]) -> Iterator[tuple[Place, int, float]]:
     """Start and number of each request, its tokens, and how many seconds passed for a modelled one."""
     for answer in answers:
         for request, tokens in zip(answer["requests"], answer["choices"][0]["new_tokens"]):

@@ -51,10 +51,12 @@ class Story:
     def _ms(self, seconds: float) -> float:
         return round((seconds - self.start) * 1e3, 4)
 
-    def _note(self, at: float, kind: str, what: int, many: int, rank: int | None = None) -> None:
+    def _note(self, at: float, kind: str, what: int,
+              many: int, rank: int | None = None) -> None:
         """An event, on rank 0 if nothing else is said."""
         here = self.root if rank is None else rank
-        self.events.append({"at": at, "kind": kind, "rank": here, "what": what, "many": many})
+        self.events.append({"at": at, "kind": kind,
+                            "rank": here, "what": what, "many": many})
 
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 
@@ -71,10 +73,12 @@ class Story:
         at, number = self._ms(span["t0"]), len(self.segments)
         nodes, text = span["nodes"], span["text"]
         if any(node == parent for node, parent in zip(nodes, span["parents"])):
-            self.requests.append({"from": at, "to": None, "answer": self._answer, "said": False})
+            self.requests.append({"from": at, "to": None,
+                                  "answer": self._answer, "said": False})
             self._answer = None
         request = self.requests[-1] if self.requests else {}
-        for i, (node, token, parent) in enumerate(zip(nodes, span["tokens"], span["parents"])):
+        rows = zip(nodes, span["tokens"], span["parents"])
+        for i, (node, token, parent) in enumerate(rows):
             new = node not in self.nodes
             entry = self._node(node, token, parent, at)
             entry["segment"] = number
@@ -84,10 +88,12 @@ class Story:
                 self.live.add(node)
         if text and request["said"]:
             self._settle(nodes[text - 1], at)
-        self.segments.append({"request": len(self.requests) - 1, "nodes": nodes, "text": text, "sent": at,
+        self.segments.append({"request": len(self.requests) - 1,
+                              "nodes": nodes, "text": text, "sent": at,
                               "stops": [], "back": None, "verified": None})
         self._away.append(number)
-        self._number.update(dict.fromkeys([*nodes, *span.get("ids", ())], number))
+        ids = [*nodes, *span.get("ids", ())]
+        self._number.update(dict.fromkeys(ids, number))
         self._note(at, "send", number, len(nodes))
 
     def _grow(self, span: Span) -> None:
@@ -97,7 +103,8 @@ class Story:
         new = span.get("nodes")
         if not new:
             return
-        for node, token, parent, score in zip(new, span["tokens"], span["parents"], span["scores"]):
+        guesses = zip(new, span["tokens"], span["parents"], span["scores"])
+        for node, token, parent, score in guesses:
             self._node(node, token, parent, at)["score"] = round(score, 4)
             self.live.add(node)
         self._note(at, "grow", new[0], len(new))
@@ -169,7 +176,8 @@ class Story:
             mine = [span for span in self.spans if span["rank"] == here]
             came = [span for span in mine if span["name"] == "recv" and span["kind"] != "Prune"]
             left = [span for span in mine if span["name"] == "send"]
-            forwards = {self._of(span): span for span in mine if span["name"] == "forward" and span["nodes"]}
+            forwards = {self._of(span): span for span in mine
+                        if span["name"] == "forward" and span["nodes"]}
             numbers = iter(range(len(self.segments)))
             for span, departed in zip(came, [*left, *[None] * len(came)]):
                 number = None
@@ -177,20 +185,25 @@ class Story:
                     number = self._of(span) if self._dealt else next(numbers, None)
                 if number is not None and here == self.root:
                     self.segments[number]["back"] = self._ms(span["t1"])
-                    self._note(self._ms(span["t1"]), "back", number, len(span["nodes"]))
+                    self._note(self._ms(span["t1"]),
+                               "back", number, len(span["nodes"]))
                 elif number is not None:
                     self._stay(number, span, forwards.get(number), departed)
         self.events.sort(key=lambda event: float(event["at"]))
 
-    def _stay(self, number: int, came: Span, forward: Span | None, left: Span | None) -> None:
+    def _stay(self, number: int, came: Span,
+              forward: Span | None, left: Span | None) -> None:
         """A segment on a stage; `forward` is None if all of its rows had died before."""
-        stop = {"rank": came["rank"], "came": self._ms(came["t1"]), "rows": len(came["nodes"]), **STAY}
+        stop = {"rank": came["rank"], "came": self._ms(came["t1"]),
+                "rows": len(came["nodes"]), **STAY}
         if forward:
             begin, rows = self._ms(forward["t0"]), len(forward["nodes"])
-            stop.update({"from": begin, "to": self._ms(forward["t1"]), "computed": rows})
+            stop.update({"from": begin,
+                         "to": self._ms(forward["t1"]), "computed": rows})
             self._note(begin, "forward", number, rows, came["rank"])
         if left:
-            stop.update(left=self._ms(left["t0"]), passed=len(left["nodes"]))
+            stop.update(left=self._ms(left["t0"]),
+                        passed=len(left["nodes"]))
         self.segments[number]["stops"].append(stop)
 
     # --- for the page -------------------------------------------------------------------------------------------------
@@ -211,15 +224,21 @@ class Story:
         sent = [number for number, segment in enumerate(self.segments) if segment["request"] in requests]
         segments = {number: place for place, number in enumerate(sent)}
         places = {**dict.fromkeys(OF_SEGMENT, segments), "end": requests}
+
+        def place_of(kind: str, what: int) -> int:
+            return places.get(kind, {}).get(what, what)
+
         return {
             "ranks": self.ranks,
             "left_out": len(asked) - len(numbers),
-            "requests": [{key: request[key] for key in ("from", "to", "answer")} for request in chosen],
+            "requests": [{key: request[key] for key in ("from", "to", "answer")}
+                         for request in chosen],
             "segments": [{**segment, "request": requests[segment["request"]]}
                          for segment in map(self.segments.__getitem__, sent)],
-            "nodes": [{**node, "request": requests[node["request"]], "segment": segments.get(node["segment"])}
+            "nodes": [{**node, "request": requests[node["request"]],
+                       "segment": segments.get(node["segment"])}
                       for node in self.nodes.values() if node["request"] in requests],
-            "events": [{**event, "what": places.get(event["kind"], {}).get(event["what"], event["what"])}
+            "events": [{**event, "what": place_of(event["kind"], event["what"])}
                        for event in self.events if begin <= event["at"] <= end],
             "spans": [bar for bar in map(self._bar, filter(self._is_shown, self.spans))
                       if begin <= bar["to"] and bar["from"] <= end]}
@@ -228,5 +247,6 @@ class Story:
         return span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)
 
     def _bar(self, span: Span) -> Span:
-        return {"rank": span["rank"], "name": span["name"], "from": self._ms(span["t0"]), "to": self._ms(span["t1"]),
+        return {"rank": span["rank"], "name": span["name"],
+                "from": self._ms(span["t0"]), "to": self._ms(span["t1"]),
                 "tip": span.get("tip")}

@@ -34,9 +34,12 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
         raise ValueError(f"{folder} holds no trace of a run: give the folder of trace=FOLDER, with its rank_N.jsonl")
     run = _run(folder / "run.json")
     story = _story(folder, spans, first, last)
-    used = {str(node[name]) for node in story["nodes"] for name in ("token", "said")}
-    run["tokens"] = {token: text for token, text in run["tokens"].items() if token in used}
-    data = json.dumps({"run": run, **story}, ensure_ascii=False, separators=(",", ":"))
+    used = {str(node[name])
+            for node in story["nodes"] for name in ("token", "said")}
+    run["tokens"] = {token: text
+                     for token, text in run["tokens"].items() if token in used}
+    data = json.dumps({"run": run, **story},
+                      ensure_ascii=False, separators=(",", ":"))
     return PAGE.read_text(encoding="utf-8").replace(MARK, data.replace("<", "\\u003c"))
 
 
@@ -48,7 +51,8 @@ def _run(about: Path) -> Span:
     return run
 
 
-def _story(folder: Path, spans: list[Span], first: int, last: int | None) -> Span:
+def _story(folder: Path, spans: list[Span],
+           first: int, last: int | None) -> Span:
     """The story of these requests. Raises ValueError if the spans do not belong together."""
     try:
         return Story(spans).told(first, last)
