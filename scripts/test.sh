@@ -7,4 +7,4 @@ make_env serve/requirements.txt tests/requirements.txt
 cd "$ROOT"
 "$PY" -m ruff check .
 "$PY" -m mypy
-exec "$PY" -m pytest -q -n logical --maxprocesses 8 --dist loadfile "$@"
+exec "$PY" -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"

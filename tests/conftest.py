@@ -6,8 +6,13 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 import torch
+
+SLOW = ("plan", "train_eagle", "failure", "hosts", "exact", "replicas", "serve", "prunes", "ssm_ranks", "heatmap",
+        "auto")
 
 os.environ["FLOWSPEC_PRESET"] = "toy"  # where no model is named; also of the processes that tests start
 
@@ -17,3 +22,8 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
 
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files begin first, so that no process is left with one of them at the end."""
+    items.sort(key=lambda item: Path(item.path).stem[5:] not in SLOW)

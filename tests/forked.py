@@ -1,25 +1,33 @@
-"""The ranks of one machine, forked from a process that has torch already: a whole run starts in a second.
+"""Commands and ranks that are forked from a process that has torch already: a whole run starts in a second.
 
-They are started as launch/processes.py does it, in a private folder of their own.
+`ranks` starts them as launch/processes.py does it, in a private folder of their own; `command` forks the launcher,
+which then forks its ranks.
 """
 from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
-from contextlib import contextmanager
+import sys
+import time
+import traceback
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
+from config.presets import ROOT
+from launch import processes
 from launch.folder import Folder, private_folder
 from launch.processes import FOLDER
 from launch.run import run
 from pipeline.heartbeat import LOST as NOTED
 from scripts import generate
-from tests.saved import wait_until
+from tests.saved import Command, leaving_nothing, wait_until
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.forked"])
+CONTEXT.set_forkserver_preload(["tests.forked", "transformers"])
 Prepare = Callable[[int], Any]  # what a rank does before anything else
 
 
@@ -78,3 +86,118 @@ def ranks(folder: Path, words: Sequence[str], world: int, prepare: Prepare = not
             for process in started.processes:
                 process.kill()
                 process.join()
+
+
+# --- whole commands ---------------------------------------------------------------------------------------------------
+
+class Child:
+    """A program that this process forks, with what launch/processes.py uses of subprocess.Popen."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            _pid_file(Path(env[HERE]), env["RANK"]).write_text(str(os.getpid()))
+            _be_program(words[2:], env)  # behind `python -m`
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(0.01)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+HERE = "FLOWSPEC_TEST_FOLDER"  # in the environment of a forked launcher: where its ranks write their pids
+
+
+def _pid_file(folder: Path, rank: str) -> Path:
+    return folder / f"pid{rank}"
+
+
+def _be_program(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Be `python -m WORDS`, as if it had just been started."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(environment)
+    processes.subprocess = SimpleNamespace(Popen=Child)  # type: ignore[attr-defined]
+    sys.argv = list(words)
+    sys.modules.pop(words[0], None)  # runpy warns of a module that is there already
+    code: Any = 1
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def _be_launcher(words: Sequence[str], environment: dict[str, str], files: Sequence[Path]) -> None:
+    os.setsid()
+    os.chdir(ROOT)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, path in enumerate(files, 1):
+        os.dup2(os.open(path, os.O_WRONLY), number)
+    _be_program(words, environment)
+
+
+class Launcher:
+    """The process of a forked launcher, with what tests use of subprocess.Popen."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self.pid, self.kill, self.wait = process.pid, process.kill, process.join
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    returncode = property(poll)
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+class ForkedCommand(Command):
+    """As `Command` of tests/saved.py."""
+
+    def start(self, words: Sequence[str]) -> Launcher:
+        for path in self.files:
+            path.touch()
+        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", HERE: str(self.files[0].parent)}
+        process = CONTEXT.Process(target=_be_launcher, args=(words, environment, self.files))
+        process.start()
+        return Launcher(process)
+
+    def ranks(self) -> dict[int, int]:
+        found = {}
+        for path in self.files[0].parent.glob("pid*"):
+            with suppress(OSError, ValueError):  # it is being written, or the process has ended
+                pid = int(path.read_text())
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX":
+                    found[int(path.name[3:])] = pid
+        return found
+
+
+@contextmanager
+def command(folder: Path, module: str, *words: str) -> Iterator[ForkedCommand]:
+    """A command that leaves nothing behind, however the test ends."""
+    with leaving_nothing(ForkedCommand(folder, module, *words)) as started:
+        yield started

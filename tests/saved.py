@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from safetensors.torch import save_file
@@ -102,18 +102,21 @@ class Command:
     """A command as a person types it in a terminal: `stdout` and `stderr` are what it has printed so far."""
 
     def __init__(self, folder: Path, module: str, *words: str) -> None:
-        self._files = [folder / "stdout", folder / "stderr"]
-        with self._files[0].open("w") as out, self._files[1].open("w") as err:
-            self.process = subprocess.Popen([sys.executable, "-m", *module.split(), *words], cwd=ROOT, stdout=out,
-                                            stderr=err, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.files = [folder / "stdout", folder / "stderr"]
+        self.process = self.start([*module.split(), *words])
+
+    def start(self, words: Sequence[str]) -> Any:
+        with self.files[0].open("w") as out, self.files[1].open("w") as err:
+            return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, stdout=out, stderr=err,
+                                    stdin=subprocess.DEVNULL, start_new_session=True)
 
     @property
     def stdout(self) -> str:
-        return self._files[0].read_text()
+        return self.files[0].read_text()
 
     @property
     def stderr(self) -> str:
-        return self._files[1].read_text()
+        return self.files[1].read_text()
 
     def ranks(self) -> dict[int, int]:
         """The processes of the ranks that have not ended, though the launcher may have."""
@@ -137,7 +140,12 @@ class Command:
 @contextmanager
 def command(folder: Path, module: str, *words: str) -> Iterator[Command]:
     """A command that leaves nothing behind, however the test ends."""
-    started = Command(folder, module, *words)
+    with leaving_nothing(Command(folder, module, *words)) as started:
+        yield started
+
+
+@contextmanager
+def leaving_nothing(started: Any) -> Iterator[Any]:
     try:
         yield started
     finally:

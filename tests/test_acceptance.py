@@ -20,7 +20,7 @@ from eval.pairs import answer, check_pair, open_model, record, sampler_of
 from model.sample import Sampler
 from tests.checkpoints import refused
 from tests.saved import save_model
-from tests.tiny import Tiny
+from tests.tiny import TINY
 
 NAN = math.nan
 CONFIG = AcceptanceConfig(dtype="float64", max_new_tokens=24)
@@ -123,7 +123,7 @@ def test_the_lengths_count_every_run():
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, seed=3)])
 def test_a_whole_model_writes_the_reference_text(target, sampler):
-    assert answer(target, PROMPT, 24, sampler) == _until_end(Tiny().text(PROMPT, 24, sampler))
+    assert answer(target, PROMPT, 24, sampler) == _until_end(TINY.text(PROMPT, 24, sampler))
 
 
 def _until_end(text, end=2):

@@ -23,7 +23,7 @@ from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.text import Text
 from tests.saved import models
-from tests.tiny import Tiny, pipeline
+from tests.tiny import TINY, pipeline
 
 TALK = {"question_id": 7, "category": "writing", "turns": ["who are you?", "why?"]}
 TIMES = ("tstamp", "ttft", "settled", "launch", "requests", "segments")
@@ -96,7 +96,7 @@ def test_an_answer_has_the_text_of_its_seed_and_the_names_that_spec_bench_reads(
             sampler = Sampler(line["temperature"], seed=line["seed"])
             first = text.prompt_ids(["who are you?"], "none")
             second = text.prompt_ids(["who are you?", choice["turns"][0], "why?"], "none")
-            assert line["token_ids"] == [Tiny().text(prompt, 6, sampler) for prompt in (first, second)]
+            assert line["token_ids"] == [TINY.text(prompt, 6, sampler) for prompt in (first, second)]
             assert choice["turns"] == [text.decode(ids) for ids in line["token_ids"]]
             assert line["prompt_tokens"] == [len(first), len(second)] and choice["new_tokens"] == [6, 6]
             assert (line["question_id"], line["category"]) == (7, "writing") and choice["index"] == 0
@@ -201,7 +201,7 @@ def test_a_spoiled_line_is_named_and_a_half_one_is_cut_off(tmp_path):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_its_token(saved, tmp_path, temperature):
-    tiny, config = Tiny(), EvalConfig(template="none", max_new_tokens=6, ignore_eos=True, seed=3, prompt="x",
+    tiny, config = TINY, EvalConfig(template="none", max_new_tokens=6, ignore_eos=True, seed=3, prompt="x",
                                       methods="naive", sets="a", temperatures=f"{temperature}")
     text, question = Text(saved / "base"), Question(1, "", ("hello",))
     prompt, sampler = text.prompt_ids(["hello"], "none"), Sampler(temperature, seed=3)

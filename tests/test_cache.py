@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.tree import TokenTree, verify
-from tests.tiny import CONFIG, Tiny
-
-TINY = Tiny()
+from tests.tiny import CONFIG, TINY
 
 
 def run(cache, tree, nodes, text=None):

@@ -8,9 +8,8 @@ import pytest
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.strategies import autoregressive
-from tests.tiny import Oracle, Tiny, pipeline
+from tests.tiny import TINY, Oracle, pipeline
 
-TINY = Tiny()
 PROMPT = [6, 21, 44, 3]
 TEXT = TINY.text(PROMPT, 60, Sampler(1.0, seed=2))
 STRATEGIES = ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"]

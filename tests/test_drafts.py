@@ -22,9 +22,9 @@ from pipeline.decode import Request
 from pipeline.messages import Segment
 from tests.checkpoints import refused
 from tests.saved import FORM, here, save_model
-from tests.tiny import CONFIG, Tiny, pipeline, weights
+from tests.tiny import CONFIG, DEEP, pipeline, weights
 
-DEEP = Tiny(layers=8)
+DEEP = DEEP
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
 NEW = 24
 SPECULATIVE = ["serial", "naive", "pruned", "continuous", "pipedec"]

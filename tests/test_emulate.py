@@ -18,11 +18,10 @@ from pipeline.scheduler import Scheduler
 from pipeline.trace import Trace, read
 from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice, size
 from sim.emulation import Pace
-from tests.tiny import CONFIG, Tiny, pipeline, write
+from tests.tiny import CONFIG, TINY, pipeline, write
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4,
                 latency=1, mbps=8, step=1)
-TINY = Tiny()
 PROMPT, NEW, SAMPLER = [8, 1, 33, 25, 46, 12, 9], 12, Sampler(1.0, seed=11)
 
 

@@ -18,6 +18,7 @@ from launch import ask as generate
 from launch.run import Command, run
 from launch.split.write import split
 from model.cache import TreeCache
+from tests import forked
 from tests.saved import command, here, models, save_tokenizer, wait_until
 
 FIVE = "0+1+1+1+1"
@@ -163,7 +164,7 @@ def test_bad_input_ends_the_real_command_in_one_sentence_too(saved, tmp_path):
 
 def started(folder, saved, *words):
     """A launcher and three ranks in mid-generation."""
-    return command(folder, "scripts.generate", f"model_dir={saved / '0+2+2'}", *ENDLESS, *words)
+    return forked.command(folder, "scripts.generate", f"model_dir={saved / '0+2+2'}", *ENDLESS, *words)
 
 
 def in_full_flow(run) -> bool:
@@ -239,7 +240,8 @@ def test_a_stage_that_fails_in_mid_run_ends_the_threads_with_its_name(saved, mon
 
 
 def test_a_stage_that_fails_in_mid_run_ends_the_processes_with_its_name(saved, tmp_path):
-    with command(tmp_path, "tests.test_failure", f"model_dir={saved / '0+1+1+2'}", *ENDLESS, "pipeline_type=ar") as run:
+    words = [f"model_dir={saved / '0+1+1+2'}", *ENDLESS, "pipeline_type=ar"]
+    with forked.command(tmp_path, "tests.test_failure", *words) as run:
         assert run.end(90) == 2, run.stderr
     assert run.stderr.splitlines()[1] == "flowspec: rank 3 failed: the cache is full: raise max_length"
     assert run.stdout.count(" ") > 10

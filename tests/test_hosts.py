@@ -31,7 +31,7 @@ from launch.split.write import split
 from model.sample import Sampler
 from scripts import generate
 from tests.saved import boards_of, models, wait_until
-from tests.tiny import Tiny
+from tests.tiny import TINY
 
 ASK = ("prompt_ids=5,17,40", "max_new_tokens=12", "seed=4", "temperature=0.7", "ignore_eos=true", "dtype=float64")
 LONG = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
@@ -127,7 +127,7 @@ def said(tmp_path, rank):
 
 
 def reference():
-    return Tiny().text([5, 17, 40], 12, Sampler(0.7, seed=4))
+    return TINY.text([5, 17, 40], 12, Sampler(0.7, seed=4))
 
 
 def flows(tmp_path, runs):

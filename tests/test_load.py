@@ -25,9 +25,8 @@ from sim.stages import Work
 from tests.checkpoints import refused
 from tests.saved import here, models
 from tests.test_virtual import PLAIN, paths
-from tests.tiny import TREE, Tiny, pipeline
+from tests.tiny import TINY, TREE, pipeline
 
-TINY = Tiny()
 PROMPTS = [[5, 17, 40], [8, 1, 33, 2], [2, 31], [7, 7, 19, 44], [30, 21]]
 NEW = 6
 TEXTS = [TINY.text(prompt, NEW, Sampler()) for prompt in PROMPTS]

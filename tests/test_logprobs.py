@@ -9,20 +9,15 @@ from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.strategies import STRATEGIES
 from tests.test_replicas import replicas
-from tests.tiny import CONFIG, Tiny, pipeline
+from tests.tiny import CONFIG, TINY, pipeline
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 30, 2, 14, 6, 22, 1, 35, 8, 19, 27, 50, 4, 33]
 MOST = 3
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return Tiny()
-
-
-def whole(tiny, text):
+def whole(text):
     """Log-probabilities `[T, V]` of what follows each token of a text."""
-    return tiny.logits(text).log_softmax(-1)
+    return TINY.logits(text).log_softmax(-1)
 
 
 def compare(told, rows_TV, tokens):
@@ -37,13 +32,13 @@ def compare(told, rows_TV, tokens):
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prompt(tiny, strategy):
-    with pipeline(tiny, 2, strategy, None if strategy == "autoregressive" else tiny.eagle()) as decoder:
+def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prompt(strategy):
+    with pipeline(TINY, 2, strategy, None if strategy == "autoregressive" else TINY.eagle()) as decoder:
         decoder.scheduler.reuses = True
         sampler = Sampler(0.9, seed=3)
         for echo in (True, False, True):
             answer = decoder.whole(Request(PROMPT, sampler, 12, likeliest=MOST, echo=echo))
-            rows_TV = whole(tiny, PROMPT + answer.token_ids)
+            rows_TV = whole(PROMPT + answer.token_ids)
             compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
             compare(answer.prompt_logprobs, rows_TV, PROMPT[1:] if echo else [])
             assert bool(answer.reused_tokens) != echo
@@ -51,17 +46,17 @@ def test_each_method_tells_what_the_whole_model_says_of_its_text_and_of_the_prom
         assert silent.token_ids == answer.token_ids and silent.logprobs == []
 
 
-def test_replicas_tell_the_same(tiny):
-    with replicas(3, draft=tiny.mixture("twin"), lookahead=2) as decoder:
+def test_replicas_tell_the_same():
+    with replicas(3, draft=TINY.mixture("twin"), lookahead=2) as decoder:
         answer = decoder.whole(Request(PROMPT, Sampler(0.9, seed=3), 20, likeliest=MOST, echo=True))
-    rows_TV = whole(tiny, PROMPT + answer.token_ids)
+    rows_TV = whole(PROMPT + answer.token_ids)
     compare(answer.logprobs, rows_TV[len(PROMPT) - 1:], answer.token_ids)
     compare(answer.prompt_logprobs, rows_TV, PROMPT[1:])
 
 
-def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has(tiny):
-    text = tiny.text(PROMPT, 12, Sampler())
-    with pipeline(tiny, 2, "serial", tiny.twin()) as decoder:
+def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has():
+    text = TINY.text(PROMPT, 12, Sampler())
+    with pipeline(TINY, 2, "serial", TINY.twin()) as decoder:
         answer = decoder.whole(Request(PROMPT, Sampler(), 40, end=frozenset([text[7]]), likeliest=0))
     assert answer.token_ids == text[:text.index(text[7]) + 1]
     assert [one.token for one in answer.logprobs] == answer.token_ids and answer.logprobs[0].likeliest == []

@@ -11,9 +11,8 @@ from model.sample import Sampler
 from pipeline import scheduler as prefixes
 from pipeline.decode import Request
 from tests.test_prunes import delaying, losing
-from tests.tiny import Tiny, pipeline
+from tests.tiny import TINY, pipeline
 
-TINY = Tiny()
 BEGINNINGS = [[], [5, 17, 40, 3, 28, 11], [5, 17, 40, 3, 28, 11, 9, 9, 21, 4]]
 SPOILED = {"as sent": lambda link: link, "all lost": losing(1.0, seed=8), "some lost": losing(0.5, seed=8),
            "late": delaying(6, seed=9)}

@@ -30,12 +30,13 @@ def options(tmp_path_factory):
             "max_new_tokens": NEW, "threads_per_rank": 1}
 
 
-@pytest.fixture(params=["threads", "processes"])
+@pytest.fixture
 def pipeline(request, options):
-    with Pipeline.open(**options, processes=request.param == "processes") as opened:
+    with Pipeline.open(**options, processes=getattr(request, "param", False)) as opened:
         yield opened
 
 
+@pytest.mark.parametrize("pipeline", [False, True], indirect=True, ids=["threads", "processes"])
 def test_an_answer_can_be_taken_whole_or_piece_by_piece_and_given_up(pipeline):
     whole = pipeline.generate("the first question")
     assert len(whole.answer.token_ids) == NEW and whole.answer.finish_reason == "length"

@@ -17,7 +17,7 @@ from model.drafts.mixture import Mixture
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
-from tests.tiny import CONFIG, TREE, Tiny, pipeline, write
+from tests.tiny import CONFIG, TINY, TREE, pipeline, write
 
 VOCAB = 5
 PUBLISHED = ("0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001").split()
@@ -205,7 +205,6 @@ def test_a_drafter_of_few_likely_tokens_draws_no_more_than_there_are():
 
 # --- any strategy -----------------------------------------------------------------------------------------------------
 
-TINY = Tiny()
 PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 30
 POLICIES = {"static": TREE.init.shaped(STATIC), "expansion": TREE.init.shaped(expanded("2,2,1")),
             "opt": Growth(12, 4, 4, 4).adaptive(0.1)}

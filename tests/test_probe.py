@@ -12,9 +12,8 @@ from pipeline.interfaces import RealClock
 from pipeline.stage import Stage
 from sim.devices import SlowSlice
 from sim.emulation import Pace
-from tests.tiny import Tiny, pipeline, write
+from tests.tiny import TINY, pipeline, write
 
-TINY = Tiny()
 BASE = replace(PROFILES["server"], model=40, free=16, token=0)
 
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
@@ -24,14 +25,15 @@ from sim.paths import Paths
 from sim.stages import Work
 from tests.test_prunes import delaying, losing
 from tests.test_sample import ALPHA, p_value
-from tests.tiny import TREE, Oracle, Tiny, stages_of, work, write
+from tests.tiny import TINY, TREE, Oracle, stages_of, work, write
 
-TINY = Tiny()
 PROMPT = [8, 1, 33, 25, 46, 12, 9]
-NEW = 40
+NEW, SHORT = 40, 24  # tokens in virtual time, and of threads
 RUNS = 750  # of the test of the joint law
 SAMPLERS = {0.0: Sampler(), 0.7: Sampler(0.7, top_p=0.9, top_k=20, seed=3), 1.0: Sampler(1.0, seed=4)}
-TEXT = {t: TINY.text(PROMPT, NEW, sampler) for t, sampler in SAMPLERS.items()}
+COUNTS = [(1, 1, 1), (1, 2, 1), (1, 5, 1), (2, 3, 1), (2, 2, 2), (3, 4, 1), (4, 3, 1), (5, 1, 4), (6, 2, 1)]
+SPOILS = {"some prunes lost": lambda: losing(0.5, seed=8), "all prunes lost": lambda: losing(1.0, seed=8),
+          "prunes late": lambda: delaying(6, seed=9), "segments late": lambda: jittering(0.004, 1)}
 FREE = Profile("wires that take no time", layers=64, row_bytes=1, model=0, row=0, free=9, token=0, level=0, verdict=0,
                latency=0, mbps=1e15, step=0)
 
@@ -77,28 +79,30 @@ def jittering(longest, seed):
     return wrap
 
 
-@pytest.mark.parametrize("temperature", SAMPLERS)
-@pytest.mark.parametrize("lookahead, copies, stages", [
-    (1, 1, 1), (1, 2, 1), (1, 5, 1), (2, 3, 1), (2, 2, 2), (3, 4, 1), (4, 3, 1), (5, 1, 4), (6, 2, 1)])
-def test_any_number_of_replicas_writes_the_reference_text_at_any_lookahead(lookahead, copies, stages, temperature):
+def text_at(temperature, new=SHORT):
+    return TINY.text(PROMPT, new, SAMPLERS[temperature])
+
+
+@pytest.mark.parametrize("counts, temperature", [*zip(COUNTS, cycle(SAMPLERS))])
+def test_any_number_of_replicas_writes_the_reference_text_at_any_lookahead(counts, temperature):
+    lookahead, copies, stages = counts
     with replicas(copies, stages, TINY.mixture("twin"), lookahead=lookahead) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
+        assert write(decoder, PROMPT, SHORT, SAMPLERS[temperature]) == text_at(temperature)
         assert not any(stage.caches for stage in decoder.stages)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("names", ["eagle", "drifting", "suffix", "eagle+twin+suffix"])
+@pytest.mark.parametrize("names, temperature", [
+    ("eagle", 0.0), ("drifting", 1.0), ("suffix", 0.0), ("eagle+twin+suffix", 1.0)])
 def test_any_draft_writes_the_reference_text(names, temperature):
     with replicas(3, draft=TINY.mixture(*names.split("+")), lookahead=2) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
+        assert write(decoder, PROMPT, SHORT, SAMPLERS[temperature]) == text_at(temperature)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("copies, stages", [(3, 1), (2, 2)])
-def test_every_strategy_writes_the_reference_text_over_replicas(strategy, copies, stages):
-    for draft in (TINY.eagle(), Oracle(PROMPT + TEXT[1.0])):
+def test_every_strategy_writes_the_reference_text_over_replicas(strategy):
+    for copies, stages, draft in ((3, 1, TINY.eagle()), (2, 2, Oracle(PROMPT + text_at(1.0)))):
         with replicas(copies, stages, draft, strategy) as decoder:
-            assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
+            assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
 
 
 @pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT[:3]])
@@ -109,39 +113,37 @@ def test_a_prompt_that_leaves_together_with_guesses_changes_nothing(strategy, pr
         assert write(decoder, prompt, 20, SAMPLERS[1.0]) == text
 
 
-@pytest.mark.parametrize("spoil", [losing(0.5, seed=8), losing(1.0, seed=8), delaying(6, seed=9), jittering(0.004, 1)],
-                         ids=["some prunes lost", "all prunes lost", "prunes late", "segments late"])
-@pytest.mark.parametrize("copies, stages", [(3, 1), (2, 2)])
+@pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("strategy", ["dsi", "continuous", "streaming"])
-def test_what_is_lost_late_or_reordered_changes_nothing(strategy, copies, stages, spoil):
-    for draft in (TINY.mixture("twin"), Oracle(PROMPT + TEXT[1.0])):
-        with replicas(copies, stages, draft, strategy, wrap=spoil, lookahead=2) as decoder:
-            assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
+def test_what_is_lost_late_or_reordered_changes_nothing(strategy, spoil):
+    for copies, stages, draft in ((3, 1, TINY.mixture("twin")), (2, 2, Oracle(PROMPT + text_at(1.0)))):
+        with replicas(copies, stages, draft, strategy, wrap=SPOILS[spoil](), lookahead=2) as decoder:
+            assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
 
 
 @pytest.mark.parametrize("strategy", ["dsi", "continuous"])
 def test_without_prunes_nothing_changes(strategy):
     with replicas(3, 1, TINY.mixture("twin"), strategy, prunes=False, lookahead=2) as decoder:
-        assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
+        assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
 
 
 def test_requests_follow_one_another_and_may_be_given_up_in_mid_air():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=1) as decoder:
-        for left in (0, 1, 3, 0, 2):
-            _, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], NEW))
+        for left in (0, 1, 3):
+            _, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], SHORT))
             for _ in range(left):
                 next(stream)
             stream.close()
             assert not any(stage.caches for stage in decoder.stages)
-            assert write(decoder, PROMPT, NEW, SAMPLERS[1.0]) == TEXT[1.0]
+            assert write(decoder, PROMPT, SHORT, SAMPLERS[1.0]) == text_at(1.0)
 
 
 def test_an_answer_of_one_token_and_an_end_token_among_unverified_guesses():
     with replicas(3, draft=TINY.mixture("twin"), lookahead=2) as decoder:
-        assert write(decoder, PROMPT, 1, SAMPLERS[0.0]) == TEXT[0.0][:1]
-        text = TEXT[1.0]
+        assert write(decoder, PROMPT, 1, SAMPLERS[0.0]) == text_at(0.0)[:1]
+        text = text_at(1.0)
         end = text[9]
-        answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], NEW, end=frozenset([end])))
+        answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], SHORT, end=frozenset([end])))
         assert [token for new in stream for token in new] == text[:text.index(end) + 1]
         assert answer.finish_reason == "stop"
 
@@ -201,7 +203,7 @@ def virtual(seconds, guess, lookahead, servers, wrong):
     work = Work(lambda rows, text: seconds(), layers=64)
     cluster = Cluster(FREE, clock, [[work]] * servers, PATHS, [OFF] * (servers + 1))
     ring = Watched(cluster.links, TINY.lm_head, 1, clock=clock)
-    draft = Known(clock, guess, wrong, TEXT[1.0])
+    draft = Known(clock, guess, wrong, text_at(1.0, NEW))
     tree = replace(TREE, lookahead=lookahead, chunk=64)
     return Decoder(ring, draft, STRATEGIES["dsi"], tree, max_length=200)
 
@@ -210,7 +212,7 @@ def takes(new, verification, guess, lookahead, servers, wrong):
     """The seconds of `new` tokens at temperature 1, and the most verifications that were under way at once."""
     decoder = virtual(lambda: verification, guess, lookahead, servers, wrong)
     answer, stream = decoder.decode(Request(PROMPT, SAMPLERS[1.0], new))
-    assert [token for tokens in stream for token in tokens] == TEXT[1.0][:new]
+    assert [token for tokens in stream for token in tokens] == text_at(1.0, NEW)[:new]
     return answer.prefill_seconds + answer.decode_seconds, decoder.ring.most
 
 
@@ -246,10 +248,10 @@ def test_a_run_of_right_guesses_takes_its_drafting_and_one_verification(wrong, l
 @pytest.mark.parametrize("servers", range(1, 6))
 def test_verifications_that_end_in_any_order_change_nothing_and_none_is_under_way_without_a_server(lookahead, servers):
     chance = random.Random(10 * lookahead + servers)
-    for wrong, temperature in ((0, 0.7), (0, 1.0), (1, 1.0), (3, 1.0), (3, 0.0)):
-        decoder = virtual(lambda: chance.choice([0.5, 3.0, 8.0, 21.0]), 1.0, lookahead, servers, wrong)
-        assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == TEXT[temperature]
-        assert decoder.ring.most <= servers
+    wrong, temperature = [(0, 0.7), (0, 1.0), (1, 1.0), (3, 1.0), (3, 0.0)][(lookahead + servers) % 5]
+    decoder = virtual(lambda: chance.choice([0.5, 3.0, 8.0, 21.0]), 1.0, lookahead, servers, wrong)
+    assert write(decoder, PROMPT, NEW, SAMPLERS[temperature]) == text_at(temperature, NEW)
+    assert decoder.ring.most <= servers
 
 
 def test_tokens_follow_the_joint_law_of_the_model():

@@ -3,12 +3,10 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 
 import pytest
 
-from config.presets import ROOT
 from eval import report as reporting
 from eval import results_index as results
 from eval import summary
@@ -133,10 +131,10 @@ def test_without_matplotlib_there_are_tables(folder, monkeypatch):
     assert not list(folder.glob("*.png"))
 
 
-def test_a_folder_without_answers_is_one_sentence(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "eval.report", tmp_path], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "has no answers: make some with bash run_eval.sh results=" in done.stderr
+def test_a_folder_without_answers_is_one_sentence(tmp_path, capsys):
+    assert reporting.main([str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and "has no answers: make some with bash run_eval.sh results=" in shown
 
 
 JUNK = pytest.mark.parametrize("junk", ["null", "[]", "{}", '"text"', "{cut", "[" * 100_000, '{"rank": "0"}'],

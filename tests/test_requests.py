@@ -10,9 +10,8 @@ from config.presets import ROOT
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.strategies import STRATEGIES
-from tests.tiny import Tiny, pipeline
+from tests.tiny import DEEP, TINY, pipeline
 
-TINY, DEEP = Tiny(), Tiny(8)
 NEW = 20
 PROMPTS = [[5, 17, 40, 3, 28, 11, 9], [8, 1, 33], [2, 31, 7, 7, 19, 44, 12, 30, 21, 6, 4, 4, 50]]
 SAMPLERS = [Sampler(), Sampler(1.0, seed=4), Sampler(0.7, top_k=20, seed=9)]

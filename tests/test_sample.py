@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from model.sample import Sampler, gumbel, warp
 from tests.checkpoints import refused
-from tests.tiny import Tiny, pipeline, write
+from tests.tiny import TINY, pipeline, write
 
 DRAWS = 20_000
 ALPHA = 1e-4
@@ -123,11 +123,11 @@ def test_a_token_that_the_model_rules_out_is_no_fault_and_never_comes(sampler):
 
 def test_the_whole_pipeline_samples_the_models_distribution():
     """First and second token of many seeds against the model's own law, speculation and pruning included."""
-    tiny, prompt, runs = Tiny(), [4, 9, 13], 1500
-    law = (tiny.logits(prompt)[-1] / 0.6).softmax(-1)
-    with pipeline(tiny, 2, "continuous", tiny.eagle()) as decoder:
+    prompt, runs = [4, 9, 13], 1500
+    law = (TINY.logits(prompt)[-1] / 0.6).softmax(-1)
+    with pipeline(TINY, 2, "continuous", TINY.eagle()) as decoder:
         texts = [write(decoder, prompt, 2, Sampler(0.6, seed=seed)) for seed in range(runs)]
     assert p_value([text[0] for text in texts], law.numpy()) > ALPHA
     first = int(law.argmax())
-    after = (tiny.logits([*prompt, first])[-1] / 0.6).softmax(-1)
+    after = (TINY.logits([*prompt, first])[-1] / 0.6).softmax(-1)
     assert p_value([text[1] for text in texts if text[0] == first], after.numpy()) > ALPHA

@@ -4,8 +4,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -15,7 +13,7 @@ from config.cli import parse
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig
 from config.typed import typed
-from eval.specinfer.command import program
+from eval.specinfer.command import main, program
 from eval.specinfer.flags import BY_NAME, FLAGS, OPTIONS
 from eval.specinfer.parse import SpecInferConfig, flags_of, help_text, read
 from launch.pipeline import Pipeline
@@ -211,12 +209,10 @@ def test_the_help_has_every_flag(capsys):
 
 
 @pytest.mark.parametrize("name", ["spec_infer", "incr_decoding"])
-def test_the_commands_stand_beside_the_others(name):
+def test_the_commands_stand_beside_the_others(name, capsys):
     words = (ROOT / "scripts" / f"{name}.sh").read_text(encoding="utf-8")
     assert words.endswith(f'exec "$PY" -m scripts.spec_infer {name} "$@"\n')
-    ran = subprocess.run([sys.executable, "-m", "scripts.spec_infer", name, "-h"], cwd=ROOT, capture_output=True,
-                         text=True)
-    assert ran.returncode == 0 and ran.stdout.startswith(f"usage: bash scripts/{name}.sh")
+    assert main([name, "-h"]) == 0 and capsys.readouterr().out.startswith(f"usage: bash scripts/{name}.sh")
 
 
 # --- options of the Python programs -----------------------------------------------------------------------------------
@@ -357,9 +353,12 @@ def test_how_tokens_are_chosen_and_what_is_ignored_is_settled_by_compile(saved):
         ff.init(memory=4)
 
 
-def test_the_program_of_the_page_runs():
+@pytest.mark.filterwarnings("ignore")
+def test_the_program_of_the_page_runs(monkeypatch, capsys):
     page = (ROOT / "docs" / "moving.md").read_text(encoding="utf-8")
     code, = re.findall(r"```python\n(.*?)```", page, re.S)
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert "def add(a, b):" in ran.stdout and "The baker" in ran.stdout
+    start = Pipeline.open
+    monkeypatch.setattr(Pipeline, "open", lambda preset, **keys: start(preset, **keys, processes=False))
+    exec(code, {})
+    shown = capsys.readouterr().out
+    assert "def add(a, b):" in shown and "The baker" in shown

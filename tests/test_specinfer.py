@@ -27,9 +27,8 @@ from pipeline.decode import Request
 from pipeline.trace import OFF
 from tests.forked import ranks
 from tests.saved import FORM, here, models, save_tokenizer
-from tests.tiny import CONFIG, TREE, Tiny, pipeline, weights, write
+from tests.tiny import CONFIG, DEEP, TINY, TREE, pipeline, weights, write
 
-TINY = Tiny()
 PROMPT, NEW = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19], 30
 SHAPED = replace(TREE, init=TREE.init.shaped(expanded("1,3,1,1")), expand=TREE.expand.shaped(expanded("2,1")))
 STRATEGIES = ["serial", "naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming"]
@@ -43,8 +42,7 @@ def reference(temperature: float) -> list[int]:
 
 # --- in memory --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("stages, temperature", [(1, 0.0), (4, 1.0)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_writes_the_reference_text_with_several_drafters(strategy, stages, temperature):
     with pipeline(TINY, stages, strategy, TINY.drafters(0.02, 0.03), SHAPED) as decoder:
@@ -79,10 +77,9 @@ def test_two_equal_drafters_of_the_target_itself_are_always_right(rule):
 
 
 def test_the_heads_of_eagle_1_and_3_may_draw_too():
-    deep = Tiny(layers=8)
-    for draft in (deep.eagle(), deep.eagle3()):
+    for draft in (DEEP.eagle(), DEEP.eagle3()):
         for rule in ("mss", "eagle1"):
-            with pipeline(deep, 2, "serial", draft, SHAPED) as decoder:
+            with pipeline(DEEP, 2, "serial", draft, SHAPED) as decoder:
                 assert len(write(decoder, PROMPT, 9, Sampler(1.0, seed=4, rule=rule))) == 9
 
 
@@ -128,8 +125,8 @@ def told(folder, *words):
     return json.loads((folder / "out.json").read_text()) if code == 0 else code
 
 
-@pytest.mark.parametrize("temperature", ["0", "1"])
-@pytest.mark.parametrize("form", ["saved/0+4", "saved/0+2+2", "saved/0+1+1+1+1", "tp2", "2x2"])
+@pytest.mark.parametrize(("form", "temperature"), [
+    ("saved/0+4", "0"), ("saved/0+2+2", "1"), ("saved/0+1+1+1+1", "0"), ("tp2", "0"), ("2x2", "1")])
 def test_specinfer_writes_the_reference_text_over_one_rank_stages_and_groups(saved, tmp_path, form, temperature):
     got = told(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}",
                f"temperature={temperature}")

@@ -6,9 +6,8 @@ import torch
 
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.stage import Stage
-from tests.tiny import CONFIG, Tiny
+from tests.tiny import CONFIG, TINY
 
-TINY = Tiny()
 TEXT = Segment(0, [0, 1, 2], [0, 0, 1], [0, 1, 2], 3, torch.tensor([5, 17, 40]))
 GUESSES = Segment(0, [3, 4], [2, 2], [3, 3], 0, torch.tensor([8, 9]))
 MISS = Prune(0, tip=5, parent=2, horizon=6, keep=[])  # both guesses were wrong: node 5 is what follows node 2

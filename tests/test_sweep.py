@@ -19,9 +19,8 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.requests import RingTarget
 from tests.test_report import put
-from tests.tiny import TREE, Oracle, Tiny, pipeline, write
+from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
-TINY = Tiny()
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2]
 NEW = 40
 SAMPLER = Sampler(1.0, seed=4)

@@ -22,7 +22,7 @@ from pipeline.transport import Inbox, LocalLink, PeerLost
 from sim.clock import VirtualClock
 from sim.devices import SlowLink
 from sim.emulation import Pace
-from tests.tiny import CONFIG, Tiny
+from tests.tiny import CONFIG, TINY
 from tp.links import Loop
 
 VOCAB = 9
@@ -275,8 +275,7 @@ def test_the_loss_of_a_peer_ends_a_rest_and_is_told_to_who_listens():
 
 
 def test_a_ring_that_is_one_group_has_each_answer_when_it_has_sent_and_never_rests():
-    tiny = Tiny()
-    stage = Stage(tiny.whole, lambda: CONFIG.cache(CONFIG.layers, 64, tiny.lm_head.weight))
+    stage = Stage(TINY.whole, lambda: CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight))
     link = Loop(stage, None)
     link.send(Segment(0, [0, 1], [0, 0], [0, 1], 2, torch.tensor([3, 4])))
     link.rest(time.monotonic() + 3600)

@@ -18,9 +18,9 @@ from pipeline.messages import Prune, Reset, Segment, Stop
 from pipeline.stage import run_stage
 from pipeline.trace import OFF
 from tests.checkpoints import refused
-from tests.forked import ranks
-from tests.saved import command, here, models, wait_until
-from tests.tiny import Tiny
+from tests.forked import command, ranks
+from tests.saved import here, models, wait_until
+from tests.tiny import TINY
 from tp.links import Leading, Placement
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9, 50, 2, 31, 7, 7, 19]
@@ -43,7 +43,7 @@ def saved(tmp_path_factory):
 
 @lru_cache(maxsize=None)
 def reference(temperature: float) -> list[int]:
-    return Tiny().text(PROMPT, NEW, Sampler(temperature, seed=4))
+    return TINY.text(PROMPT, NEW, Sampler(temperature, seed=4))
 
 
 def text(path) -> list[int]:
@@ -141,7 +141,7 @@ def test_members_hear_everything_in_the_order_in_which_their_leader_obeys():
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
-    whole = Tiny().tensors
+    whole = TINY.tensors
     parts = [Part(saved / "tp3" / f"stage_{rank}") for rank in range(3)]
     assert [(part.world, part.member, part.layers, part.shares) for part in parts] == [
         (3, member, (0, 4), [2, 1, 1]) for member in range(3)]

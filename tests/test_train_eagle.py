@@ -222,9 +222,9 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
         assert dict(read.config.scaling) == dict(teacher.config.scaling)
 
 
-@both
-@pytest.mark.parametrize("course, halt", [("--authors", 5), ("", 5), ("", 11)], ids=["authors", "first", "own"])
-def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, third, course, halt):
+@pytest.mark.parametrize("third, course, halts", [(False, "--authors", [5]), (False, "", [11]), (True, "", [5, 11])],
+                         ids=["eagle authors", "eagle", "eagle3"])
+def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, third, course, halts):
     base, talks = base_and_talks
 
     def command(out):
@@ -236,14 +236,15 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     advance = Course.advance
 
     def interrupted(course):
-        if course.step == halt:
+        if course.step in halts:
             raise KeyboardInterrupt
         advance(course)
 
     monkeypatch.setattr(Course, "advance", interrupted)
-    assert train_eagle.main(command("halves")) == 130
-    assert sorted(path.name for path in (tmp_path / "halves").iterdir()) == ["lessons.safetensors", "training.pt"]
-    monkeypatch.setattr(Course, "advance", advance)
+    while halts:
+        assert train_eagle.main(command("halves")) == 130
+        assert sorted(path.name for path in (tmp_path / "halves").iterdir()) == ["lessons.safetensors", "training.pt"]
+        halts = halts[1:]
     assert train_eagle.main(command("halves")) == 0
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "halves" / name).read_bytes()

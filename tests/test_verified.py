@@ -15,40 +15,35 @@ from scripts.bench import main
 from tests.saved import save_model
 from tests.test_acceptance import save_off
 from tests.test_rules import CASES, distribution, proposals
-from tests.tiny import CAPACITY, TREE, Tiny, pipeline
+from tests.tiny import CAPACITY, TINY, TREE, pipeline
 
 PROMPT, NEW = [1, 5, 9, 12, 7], 40
 ONE = {name: case for name, case in CASES.items() if len(case[1]) == 1}
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return Tiny()
-
-
-def twins(tiny, *noises):
+def twins(*noises):
     """Small models as they draft side by side."""
-    networks = [tiny.twin(noise) for noise in noises]
+    networks = [TINY.twin(noise) for noise in noises]
     for number, network in enumerate(networks):
         network.number, network.source = number, f"ssm{number + 1}"
     return networks
 
 
-def decode(tiny, networks, widths, sampler):
+def decode(networks, widths, sampler):
     """The text that a pipeline writes with trees of these networks, and the passes that it took."""
     shaped = TREE.init.shaped(expanded(",".join(map(str, widths))))
     cfg = TREE.__class__(init=shaped, chunk=TREE.chunk)
-    with pipeline(tiny, 2, "serial", Mixture(networks, None), cfg) as decoder:
+    with pipeline(TINY, 2, "serial", Mixture(networks, None), cfg) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, sampler, NEW))
         for _ in stream:
             pass
     return answer.token_ids, answer.target_passes
 
 
-def foreseen(network, tiny, text):
+def foreseen(network, text):
     """The logits of a network at each token of a text, `[N, V]`."""
     read = [*PROMPT, *text[:-1]]
-    cache = tiny.config.cache(tiny.config.layers, CAPACITY, tiny.lm_head.weight)
+    cache = TINY.config.cache(TINY.config.layers, CAPACITY, TINY.lm_head.weight)
     nodes = list(range(len(read)))
     cache.admit(nodes, [0, *nodes[:-1]], text=len(nodes))
     return network.lm_head(network.model(torch.tensor(read), torch.tensor(nodes), cache))[-len(text):]
@@ -76,10 +71,10 @@ def test_the_probability_of_acceptance_is_that_of_all_that_can_happen(case, rule
 @pytest.mark.parametrize("widths", [[1], [2, 1, 3], [1, 1, 3, 1, 1]])
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, seed=3, rule="naive")], ids=["greedy", "naive"])
 @pytest.mark.parametrize("noises", [(0.03,), (0.02, 0.05)], ids=["one", "merged"])
-def test_the_passes_along_a_text_are_those_of_a_pipeline(tiny, noises, sampler, widths):
-    networks = twins(tiny, *noises)
-    text, taken = decode(tiny, networks, widths, sampler)
-    rank_DN = [ranks(foreseen(network, tiny, text), text) for network in networks]
+def test_the_passes_along_a_text_are_those_of_a_pipeline(noises, sampler, widths):
+    networks = twins(*noises)
+    text, taken = decode(networks, widths, sampler)
+    rank_DN = [ranks(foreseen(network, text), text) for network in networks]
     assert len(text) == NEW and merged_passes(rank_DN, widths) == taken < NEW - 1
     if len(noises) == 1:
         assert passes(among_best(rank_DN[0], max(widths)), widths) == taken
@@ -107,15 +102,15 @@ def test_expected_passes_are_the_mean_over_all_that_can_be_accepted():
     assert passes(chance, widths) == pytest.approx(mean)
 
 
-def test_the_expected_passes_of_multi_step_sampling_are_those_of_pipelines(tiny):
+def test_the_expected_passes_of_multi_step_sampling_are_those_of_pipelines():
     widths, differences = [1, 3, 1], []
-    networks = twins(tiny, 0.04)
+    networks = twins(0.04)
     for seed in range(30):
         sampler = Sampler(1.0, seed=seed, rule="mss")
-        text, taken = decode(tiny, networks, widths, sampler)
+        text, taken = decode(networks, widths, sampler)
         read = [*PROMPT, *text[:-1]]
-        law_NV = laws(sampler, tiny.logits(read)[-len(text):])
-        theirs_NV = laws(sampler, foreseen(networks[0], tiny, text))
+        law_NV = laws(sampler, TINY.logits(read)[-len(text):])
+        theirs_NV = laws(sampler, foreseen(networks[0], text))
         differences.append(taken - passes(by_mss(law_NV, theirs_NV, text, 3), widths))
     spread = np.std(differences) / len(differences) ** 0.5
     assert spread > 0 and abs(np.mean(differences)) < 4 * spread

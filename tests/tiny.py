@@ -55,6 +55,7 @@ class Tiny:
         self.lm_head = torch.nn.Linear(CONFIG.hidden, CONFIG.vocab, bias=False, dtype=torch.float64)
         self.lm_head.weight = torch.nn.Parameter(
             torch.randn(CONFIG.vocab, CONFIG.hidden, generator=generator, dtype=torch.float64) * 0.4, False)
+        self._texts: dict[tuple[tuple[int, ...], Sampler], list[int]] = {}
 
     def slice(self, first: int, last: int) -> Slice:
         part = Slice(self.config, first, last)
@@ -109,11 +110,14 @@ class Tiny:
         return self.lm_head(self.whole(torch.tensor(tokens), torch.arange(len(tokens)), cache))
 
     def text(self, prompt: list[int], new: int, sampler: Sampler) -> list[int]:
-        """The reference text: token by token, without any cache."""
-        tokens = list(prompt)
-        for _ in range(new):
+        """The reference text: token by token, without any cache. It is computed once."""
+        tokens = self._texts.setdefault((tuple(prompt), sampler), list(prompt))
+        while len(tokens) < len(prompt) + new:
             tokens += sampler(self.logits(tokens)[-1:], [len(tokens)])
-        return tokens[len(prompt):]
+        return tokens[len(prompt):len(prompt) + new]
+
+
+TINY, DEEP = Tiny(), Tiny(layers=8)
 
 
 class Oracle:
