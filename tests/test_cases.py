@@ -95,16 +95,28 @@ def test_what_a_file_rounds_is_no_deviation(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_servers_that_are_too_few_are_waited_for(tmp_path: Path) -> None:
-    """Two servers, a verification after every draft of 0.25: they end at 1, 1.25, 2, 2.25, 3, ..."""
+    """Two servers, a verification after every draft of 0.3, the newest first: of 0, 1, 3, 4, 6 and 7 drafts."""
     case = {"kind": "analytic", "quantity": "number of output tokens",
-            "inputs": {"target_latency": 1, "drafter_latency": 0.25, "lookahead": 1, "SP": 2,
-                       "times": {"a": 0.5, "b": 1, "c": 2.2, "d": 3}},
-            "expected": {"best": {"dsi": [0, 1, 3, 5], "si": [0, 0, 2, 4]}, "worst": {"dsi": [0, 1, 2, 3]}}}
+            "inputs": {"target_latency": 1, "drafter_latency": 0.3, "lookahead": 1, "SP": 2,
+                       "times": {"a": 0.5, "b": 1, "c": 1.5, "d": 2.2, "e": 2.5, "f": 3}},
+            "expected": {"best": {"dsi": [0, 1, 2, 4, 5, 7], "si": [0, 0, 2, 2, 2, 4]},
+                         "worst": {"dsi": [0, 1, 1, 2, 2, 3]}}}
     assert main(["cases", write(tmp_path, {"mine": [case]})]) == 0
 
 
+def test_a_moment_that_is_a_whole_number_of_forwards_but_for_rounding_has_them_all(tmp_path: Path) -> None:
+    assert 0.3 // 0.1 == 2
+    case = {"kind": "analytic", "quantity": "number of output tokens",
+            "inputs": {"target_latency": 0.1, "drafter_latency": 0.1, "lookahead": 2, "times": {"a": 0.3, "b": 0.09}},
+            "expected": {"best": {"nonsi": [3, 0], "si": [3, 0], "dsi": [3, 0]},
+                         "worst": {"nonsi": [3, 0], "si": [1, 0], "dsi": [3, 0]}}}
+    assert main(["cases", write(tmp_path, {"mine": [case]})]) == 0
+    case["inputs"]["times"]["a"] = 1e9
+    assert main(["cases", write(tmp_path, {"mine": [case]})]) == 2
+
+
 WRONG = {
-    "groups": ({"a": 1}, "is not a list of objects"), "empty": ({}, "has no cases"),
+    "groups": ({"a": 1}, "of lists of cases"), "empty": ({}, "of lists of cases"),
     "kind": ({"a": [{"id": 1, "kind": "online"}]}, "the kind 'online', which is unknown: give one of offline_determin"),
     "list": ({"a": [{"id": 1, "kind": []}]}, "is of the kind [], which is unknown"),
     "group": ({"a": [{"id": 1}]}, "the case 1 is of the kind 'a', which is unknown"),
@@ -122,7 +134,7 @@ WRONG = {
     "unknown": ({"a": [{**GROUPS["analytic"][20], "expected": {"dsi_best": 1}}]}, "expects 'dsi_best', which is unkn"),
     "form": ({"a": [{**GROUPS["analytic"][20], "expected": [1]}]}, "has not the form"),
     "text": ({"a": [{**GROUPS["analytic"][0], "expected": "5"}]}, "expected='5', which has not the form"),
-    "length": ({"a": [{**GROUPS["analytic"][-1], "expected": [1]}]}, "expects 1 values of expected for 4 inputs"),
+    "length": ({"a": [{**GROUPS["analytic"][-1], "expected": [1]}]}, "expected=[1], which has not the form"),
     "late": ({"offline_trace": [GROUPS["offline_traces"][0]], "b": [{"kind": "no"}]}, "which is unknown"),
     "huge": ({"a": [{**GROUPS["analytic"][0], "expected": 10 ** 400}]}, "which has not the form"),
     "nan": ({"a": [{**GROUPS["analytic"][0], "expected": float("nan")}]}, "which has not the form"),

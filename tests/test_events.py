@@ -55,46 +55,35 @@ def test_stop_leaves_nothing_to_end():
     assert log == [(1, "the end")]
 
 
-@pytest.mark.parametrize(("parts", "at", "free"), [
-    (0, 5, 5), (1, 0, 12), (1, 5, 12), (3, 0, 4), (3, 4, 4), (3, 5, 8), (3, 11, 12), (5, 3, 5), (5, 0, 3)])
-def test_a_forward_is_given_up_at_the_next_border_of_its_parts(parts: int, at: int, free: int):
+@pytest.mark.parametrize(("stops", "at", "free"), [
+    (True, 5, 5), (True, 0, 0), (False, 0, 12), (False, 5, 12), (False, 12, 12)])
+def test_a_forward_is_given_up_at_once_or_at_its_end(stops: bool, at: int, free: int):
     events, log = Events(), []
-    server = Worker(events, Forward(12, (12,)), parts)
-    server.compute(0, told(events, log, "unwanted"))
+    server = Worker(events, Forward(12, 12), stops)
 
     def give_up() -> None:
         server.give_up(told(events, log, "free"))
         server.give_up(told(events, log, "twice"))
         if server.free:
             log.append((events.now, "free"))
-    events.start(at, give_up)
+    if at < 12:
+        server.compute(told(events, log, "unwanted"))
+        events.start(at, give_up)
+    else:
+        server.compute(give_up)
     events.run()
-    assert log == [(free, "free")] and server.free and server.held == 0
+    assert log == [(free, "free")] and server.free
 
 
-def test_a_forward_takes_what_the_rows_take_that_the_cache_lacks_and_the_first_one_what_a_first_one_takes():
+def test_the_first_forward_takes_what_a_first_one_takes():
     events, ends = Events(), []
-    server = Worker(events, Forward(100, (10, 12, 15)), 0, hop=1)
-    for length in (3, 4, 6, 9, 30, 30):
-        server.compute(length, lambda: ends.append(events.now))
+    server = Worker(events, Forward(100, 10))
+    for _ in range(3):
+        server.compute(lambda: ends.append(events.now))
         events.run()
-    server.truncate(28)
-    assert ends == [102, 114, 128, 145, 162, 174] and (server.held, server.forwards) == (28, 6)
+    assert ends == [100, 110, 120] and server.forwards == 3
 
 
-def test_what_a_server_computes_is_given_up_when_the_message_is_there_and_its_answer_may_be_under_way():
-    events, log = Events(), []
-    server = Worker(events, Forward(10, (10,)), parts=2, hop=3)  # answers at 16; computes from 3 to 13
-    for at, free in ((1, 5), (6, 10), (10, 10), (12, 12)):
-        server.compute(0, told(events, log, "unwanted"))
-        begun = events.now
-        events.start(at, lambda: server.give_up(told(events, log, "free")) or server.free and log.append(
-            (events.now, "free")))
-        events.run()
-        assert log == [(begun + free, "free")]
-        log.clear()
-
-
-def test_a_task_is_under_way_from_its_begin_to_its_end():
+def test_a_task_is_under_way_to_its_end():
     task = Events().start(7, lambda: None)
-    assert (task.begun, task.due, task.cancelled) == (0, 7, False)
+    assert (task.due, task.cancelled) == (7, False)

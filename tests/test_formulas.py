@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from config.presets import ROOT
+from eval.dsi import cases, formulas
 from eval.dsi import cost_model as rounds
-from eval.dsi import formulas, quantities
 from eval.dsi.cost_model import moments
 from eval.dsi.formulas import (
     ACCOUNTINGS,
@@ -15,7 +15,6 @@ from eval.dsi.formulas import (
     latency,
     least_lookahead,
     progress,
-    proposition_bound,
     rows_of_share,
     servers_needed,
     shares,
@@ -146,7 +145,7 @@ def test_the_servers_that_no_verification_waits_for() -> None:
 
 
 def test_proposition_1_is_what_a_further_token_costs_by_events() -> None:
-    bound = [proposition_bound(20.6, 6.8, 0.93, tokens) for tokens in (50, 51)]
+    bound = [cases.proposition(6.8, 20.6, 0.93, tokens)["expected"] for tokens in (50, 51)]
     assert bound[0] == pytest.approx(401.134, rel=1e-12)
     assert bound[1] - bound[0] == pytest.approx(dsi_rate(20.6, 6.8, 0.93, 1, bare=False), rel=1e-12)
 
@@ -154,9 +153,9 @@ def test_proposition_1_is_what_a_further_token_costs_by_events() -> None:
 def test_the_examples_of_the_paper() -> None:
     assert visible_fraction(0.8, 2) == pytest.approx(0.36) and visible_fraction(0.0, 3) == 1
     assert visible_fraction(1.0, 3) == 0
-    counted = quantities.forwards(30.0, 6.0, 5, 1.5, 100)["expected"]
+    counted = cases.forwards(30.0, 6.0, 5, 1.5, 100)["expected"]
     assert counted == {"target_forwards": 40, "drafter_forwards": 200, "si": 2400, "nonsi": 3000, "speedup": 1.25}
-    perfect = [quantities.perfect(d, k)["expected"] for d, k in ((0.05, 2), (0.01, 5), (0.05, 5), (0.01, 2))]
+    perfect = [cases.perfect(d, k)["expected"] for d, k in ((0.05, 2), (0.01, 5), (0.05, 5), (0.01, 2))]
     assert [round(float(one), 6) for one in perfect] == [7.333333, 17.5, 4.166667, 34]
     assert progress(0.5, 3) == 1.75 and progress(1.0, 3) == 3 and progress(0.0, 3) == 1
 

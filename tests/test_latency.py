@@ -2,7 +2,6 @@
 """
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from eval.dsi.command import main
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.latency import paces, passes, spread
-from eval.dsi.model_keys import LatencyConfig, TableConfig
+from eval.dsi.model_keys import LatencyConfig
 from eval.dsi.table import Measures, Measuring, predict
 from eval.pairs import open_model
 from model.sample import Sampler
@@ -70,12 +69,11 @@ def test_a_verification_that_reads_more_tokens_costs_what_such_a_pass_takes():
     assert found.nonsi == flat.nonsi == 10 and found.dsi > flat.dsi and found.si > flat.si
 
 
-def test_the_latency_command_tells_and_writes_what_it_measured(folder, tmp_path, capsys):
-    assert main(["latency", f"model={folder}", *SMALL, "sets=qa,sum", f"output={tmp_path / 'times.json'}"]) == 0
-    told, found = capsys.readouterr().out, json.loads((tmp_path / "times.json").read_text())
-    assert "TTFT" in told and "m = 3" in told
-    assert list(found["sets"]) == ["qa", "sum"] and list(found["passes"]) == ["1", "3"]
-    assert found["sets"]["qa"]["tpot"]["median"] > 0
+def test_the_latency_command_shows_what_it_measured(folder, capsys):
+    assert main(["latency", f"model={folder}", *SMALL, "sets=qa,sum"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if "TPOT" in line] == ["qa", "sum"]
+    assert shown.count("TTFT") == 2 and "m = 1 " in shown and "m = 3 " in shown
 
 
 @pytest.mark.parametrize(("command", "words", "told"), [
@@ -88,7 +86,7 @@ def test_the_latency_command_tells_and_writes_what_it_measured(folder, tmp_path,
     ("latency", ["device=cuda:99"], "device=cuda:99 is not here"),
     ("table", ["output=rows.csv"], "rows.csv is no JSON file"), ("table", ["drafts="], "drafts is empty"),
     ("table", ["num_target_servers=0"], "num_target_servers=0 is not possible"),
-    ("table", ["records=nowhere.json"], "nowhere.json")], ids=lambda value: " ".join(value)[:24])
+], ids=lambda value: " ".join(value)[:24])
 def test_what_cannot_be_measured_is_one_sentence(command, words, told, capsys):
     assert main([command, *words]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
@@ -108,10 +106,6 @@ def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(
     capsys.readouterr()
     assert main([*words, "sets=sum", "num_target_servers=2"]) == 0
     assert capsys.readouterr().out.count("\ntiny") == 1
-    with (tmp_path / "rows.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["servers"] for line in lines] == ["2", "2"] and {line["flat_best"] for line in lines} <= {
-        "dsi", "si", "nonsi"}
     assert main([*words, "seed=1"]) == 2
     assert "was recorded with seed=42, and seed=1 is asked for" in capsys.readouterr().err
 
@@ -124,14 +118,3 @@ def test_a_file_that_holds_no_rows_is_not_written_over(text, told, tmp_path, cap
     assert main(["table", f"output={tmp_path / 'rows.json'}"]) == 2
     assert told in capsys.readouterr().err
     assert (tmp_path / "rows.json").read_text() == text
-
-
-def test_rows_may_stand_in_a_file_of_records(folder, tmp_path):
-    path = tmp_path / "records.json"
-    path.write_text(json.dumps([{"target": folder, "draft": folder, "set": "qa"}]))
-    assert TableConfig(records=str(path)).pairs == [(folder, folder, "qa")]
-    for text, told in (("[]", "is no list of records"), ('[{"target": "a", "draft": "b"}]', "is no list of records"),
-                       ('[{"target": "a", "draft": "b", "set": "c4:x"}]', "c4 is no format of prompts")):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=told):
-            _ = TableConfig(records=str(path)).pairs

@@ -140,9 +140,7 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     shown = capsys.readouterr().out
     written = json.loads(output.read_text())
     assert written["measured"] == "emulated" and written["other_texts"] == {"ar": 0, "serial": 0, "dsi": 0}
-    for name, figures in written["tokens_per_second"].items():
-        [one] = written["answers"][name]
-        assert one["tokens"] == 6 and figures["measured"] == pytest.approx(6 / one["seconds"])
+    for figures in written["tokens_per_second"].values():
         assert 0 < figures["measured"] < figures["predicted"]
     assert "worst deviation: predicted +" in shown.splitlines()[-1]
 

@@ -6,27 +6,24 @@ the last one.
 """
 from __future__ import annotations
 
-import io
 from collections import Counter
-from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
-from config.files import ROOM, write, write_json
+from config.files import write_json
 from config.keys import read_keys
 from eval.dsi.keys import COMMAND
 from eval.dsi.model_keys import AcceptanceConfig
 from eval.metrics import NAN, Interval, bootstrap
-from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
+from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
 
 Record = Sequence[int]
 Records = Sequence[Record]
 ALL = "all"
 LONGEST = 16  # runs from this length on share one line
-CUT_OFF: dict[str, Any] = {"color": "white", "edgecolor": "black", "hatch": "////"}  # the bars of such runs
 
 
 class Runs(NamedTuple):
@@ -151,10 +148,19 @@ def main(argv: list[str]) -> int:
     target, drafter = (open_model(folder, config) for folder in (config.target, config.draft))
     check_pair(target, drafter)
     asked = {name: prompts_of(name, config, (target, drafter)) for name in config.chosen_sets}
-    found = {name: of_set(name, prompts, target, drafter, config) for name, prompts in asked.items()}
+    sampler, found = sampler_of(config), dict[str, list[list[int]]]()
+    for name, prompts in asked.items():
+        found[name] = []
+        for prompt in tqdm(prompts, desc=name, leave=False):
+            text = answer(target, prompt, config.max_new_tokens, sampler)
+            found[name].append(record(drafter, prompt, text, sampler))
     every = [one for records in found.values() for one in records]
+    choice = "the likeliest token each"
+    if config.do_sample:
+        choice = (f"drawn by both with the noise of seed {config.seed}, temperature {config.temperature:g}, "
+                  f"top-p {config.top_p:g}")
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens an answer, "
-          f"{_choice(config)}\n")
+          f"{choice}\n")
     if len(found) > 1:
         found[ALL] = every
     print(table(found))
@@ -162,27 +168,7 @@ def main(argv: list[str]) -> int:
           f"all texts\nor of its own\n\n{histogram(every)}")
     if config.traces:
         write_json(config.traces, every, indent=None)
-    if config.picture:
-        draw(list(lengths(every)), f"{Path(config.draft).name} for {Path(config.target).name}", config.picture)
     return 0
-
-
-def of_set(name: str, prompts: Sequence[list[int]], target: Model, drafter: Model,
-           config: AcceptanceConfig) -> list[list[int]]:
-    """The matches of each text that the target writes to the prompts of a data set, and the drafter reads."""
-    sampler = sampler_of(config)
-    records = []
-    for prompt in tqdm(prompts, desc=name, leave=False):
-        text = answer(target, prompt, config.max_new_tokens, sampler)
-        records.append(record(drafter, prompt, text, sampler))
-    return records
-
-
-def _choice(config: AcceptanceConfig) -> str:
-    if not config.do_sample:
-        return "the likeliest token each"
-    drawn = f"temperature {config.temperature:g}, top-p {config.top_p:g}"
-    return f"drawn by both with the noise of seed {config.seed}, {drawn}"
 
 
 def table(found: dict[str, list[list[int]]]) -> str:
@@ -192,15 +178,13 @@ def table(found: dict[str, list[list[int]]]) -> str:
     rows = []
     for name, records in found.items():
         sizes = [str(len(records)), str(sum(map(len, records)))]
-        bounds = [_bounds(rate(records, definition)) for definition in DEFINITIONS.values()]
+        bounds = []
+        for definition in DEFINITIONS.values():
+            value, low, high = (number(one, 3) for one in rate(records, definition))
+            bounds.append(f"{value} [{low}, {high}]")
         after = [number(rate_after(records, match), 3) for match in (1, 0)]
         rows.append([name, *sizes, *bounds, *after])
     return in_columns(heading, rows)
-
-
-def _bounds(found: Interval) -> str:
-    value, low, high = (number(one, 3) for one in found)
-    return f"{value} [{low}, {high}]"
 
 
 def histogram(records: Records) -> str:
@@ -214,24 +198,3 @@ def histogram(records: Records) -> str:
         _, ended, cut, expected, by_text = (sum(column) for column in zip(*group))
         rows.append([name, str(ended), str(cut), f"{expected:.1f}", f"{by_text:.1f}"])
     return in_columns(["length", "ended", "cut off", "expected", "by text"], rows)
-
-
-def draw(found: list[Length], title: str, path: str) -> None:
-    """Draw the lengths of the runs into a file. Raises ValueError if it cannot be written."""
-    from eval.plots import STYLE, plt
-
-    x, ended, cut, expected, by_text = zip(*found)
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(7, 3.5))
-        axes.bar(x, ended, color="#5b6fb5", label="ended by a miss")
-        axes.bar(x, cut, bottom=ended, label="cut off by the text's end", **CUT_OFF)
-        axes.plot(x, expected, "k.-", label="expected to end, if all places have one rate")
-        axes.plot(x, by_text, "k+:", label="expected to end, if each text has its own")
-        axes.set_xlabel("matches in a row")
-        axes.set_ylabel("runs")
-        axes.set_title(f"Runs of matches, measured: {title}", loc="left", parse_math=False)
-        axes.legend()
-        picture = io.BytesIO()
-        figure.savefig(picture, format=Path(path).suffix[1:], bbox_inches="tight")
-        plt.close(figure)
-    write(path, picture.getvalue(), ROOM)

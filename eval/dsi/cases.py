@@ -1,20 +1,46 @@
-"""Reference cases, recomputed: which of them agree, and how far the worst value is off."""
+"""Reference cases of the paper's offline simulator and analysis, recomputed: which agree, and how far the worst is off.
+
+A function for every kind of case, and one for every analytic quantity, whose arguments are named as the inputs of its
+cases. Results are named as expected values are.
+"""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from decimal import Decimal
+from inspect import signature
 from itertools import chain
-from typing import Any, ClassVar, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, NamedTuple, Sequence
 
+import numpy as np
+
+from config.files import fits
 from config.keys import HELP, read_keys
+from config.schema.fields import OBJECT, Kind, check, list_of, number, whole
 from config.schema.untrusted import LARGEST, parse_object, plain, read_bytes, shown
+from eval.dsi import cost_model, formulas
+from eval.dsi.cost_model import counted
+from eval.dsi.events import Forward, Plan, decode
 from eval.dsi.keys import COMMAND
-from eval.dsi.quantities import Case, computed, named
 
+Case = Mapping[str, Any]
+Results = Dict[str, Any]  # by the names of expected values
 REMEDY = "name a JSON file of reference cases, as tests/golden/dsi/cases.json"
+MEND = "mend the case"
 LARGE = 1e300  # so that differences are finite
 TOLERANCE = 1e-9  # relative, of a case that names none
-BEGINS = ("nonsi", "si", "dsi", "ideal_dsi_cost", "expected", "required_at_k", "useful_max_SP", "nonsi_cost")
+EXPECTED = ("nonsi", "si", "dsi", "ideal_dsi_cost", "expected", "required_at_k", "useful_max_SP", "nonsi_cost")
+POSITIVE, SHARE = number(1e-12, 1e12), number(0, 1)
+COUNT, TOKENS = whole(1, 1_000_000_000), whole(1, 1_000_000)
+INPUTS = {
+    "target_latency": POSITIVE, "drafter_latency": POSITIVE, "SP": COUNT, "lookahead": COUNT,
+    "c": POSITIVE, "failure_cost": POSITIVE, "a": SHARE, "k": COUNT, "S": TOKENS,
+    "t1": POSITIVE, "t2": POSITIVE, "p": SHARE, "N": TOKENS, "mean_accepted": number(0, 1e9),
+    "times": Kind("an object of numbers", lambda value: fits(value, dict) and fits([*value.values()], [float]))}
+DRAW = whole(0, 1_000_000_000)
+DRAWS = {"accept_draws": list_of(DRAW, 1_000_000), "pad_with": DRAW}
+TICKS = 10 ** 12  # of a forward of the target
+LONGEST = 10_000  # tokens that events settle
 
 
 @dataclass(frozen=True)
@@ -63,16 +89,12 @@ class Found(NamedTuple):
     rounded: int  # values that round to what the file shows, which is all that can be said of them
 
 
-def half_unit(value: float) -> float:
-    """Half a unit of the last digit that a number shows, and a bit for the rounding of doubles."""
-    exponent = Decimal(repr(value)).as_tuple().exponent
-    return 0.5 * 10.0 ** exponent * (1 + 1e-6) if isinstance(exponent, int) else 0.0
-
-
 def main(argv: Sequence[str]) -> int:
     """Print how many cases of each group agree; the exit code."""
-    first = [_key(word) for word in argv[:1]]
-    asked = read_keys([*first, *argv[1:]], Cases, f"{COMMAND} cases")
+    words = list(argv)
+    if words and "=" not in words[0] and not words[0].startswith("-") and words[0] not in HELP:
+        words[0] = f"file={words[0]}"
+    asked = read_keys(words, Cases, f"{COMMAND} cases")
     groups = {}
     for group, cases in read(asked.file).items():
         groups[group] = [compared(case, group) for case in cases]
@@ -86,12 +108,6 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(found.problems for found in every) else 0
 
 
-def _key(word: str) -> str:
-    """The first word as a key: it may be the file alone."""
-    is_key = "=" in word or word.startswith("-") or word in HELP
-    return word if is_key else f"file={word}"
-
-
 def line(name: str, cases: Sequence[Found]) -> str:
     """One line about a group, or about all."""
     agreed = sum(not found.problems for found in cases)
@@ -103,21 +119,19 @@ def line(name: str, cases: Sequence[Found]) -> str:
 
 def read(path: str) -> dict[str, list[Case]]:
     """The cases of a file by group. Raises ValueError if it is none."""
-    groups = parse_object(read_bytes(path, REMEDY, LARGEST), path, REMEDY).get("groups")
-    if not isinstance(groups, dict):
-        raise ValueError(f'{path} has no object "groups": {REMEDY}')
-    for group, cases in groups.items():
-        if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-            raise ValueError(f"the group {shown(group)} of {path} is not a list of objects: {REMEDY}")
-    if not any(groups.values()):
-        raise ValueError(f"{path} has no cases: {REMEDY}")
-    return groups
+    groups: Any = parse_object(read_bytes(path, REMEDY, LARGEST), path, REMEDY).get("groups")
+    lists = [*groups.values()] if isinstance(groups, dict) else []
+    if not fits(lists, [[dict]]) or not any(lists):
+        raise ValueError(f'{path} has no object "groups" of lists of cases: {REMEDY}')
+    return dict(groups)
 
+
+# --- comparing --------------------------------------------------------------------------------------------------------
 
 def compared(case: Case, group: str) -> Found:
     """A case beside what is computed for it. Raises ValueError if it has nothing to compare, or makes no sense."""
     found = computed(case, group)
-    given = {name: case[name] for name in BEGINS if name in case}
+    given = {name: case[name] for name in EXPECTED if name in case}
     values = list(pairs(given, found, "", case))
     if not values:
         raise ValueError(f"{named(case)} expects nothing: give it an expected value")
@@ -140,9 +154,7 @@ def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
             if key not in got:
                 raise ValueError(f"{named(case)} expects {shown(key)}, which is unknown: leave it out")
             yield from pairs(value, got[key], f"{name}.{key}".lstrip("."), case)
-    elif isinstance(expected, list) and isinstance(got, list):
-        if len(expected) != len(got):
-            raise ValueError(f"{named(case)} expects {len(expected)} values of {name or 'it'} for {len(got)} inputs")
+    elif isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
         for index, (value, other) in enumerate(zip(expected, got)):
             yield from pairs(value, other, f"{name}[{index}]", case)
     elif is_number(expected) and not isinstance(got, (dict, list)):
@@ -153,6 +165,161 @@ def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
 
 def is_number(value: object) -> bool:
     """Whether JSON gave a number that can be compared."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return abs(value) <= LARGE
+    return fits(value, float) and abs(value) <= LARGE  # type: ignore[arg-type]
+
+
+def half_unit(value: float) -> float:
+    """Half a unit of the last digit that a number shows, and a bit for the rounding of doubles."""
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    return 0.5 * 10.0 ** exponent * (1 + 1e-6) if isinstance(exponent, int) else 0.0
+
+
+def named(case: Case) -> str:
+    """How a sentence calls a case."""
+    return f"the case {shown(case.get('id', '?'))}"
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+def deterministic(case: Case) -> Results:
+    """No draft is right (a = 0), or every draft is (a = 1)."""
+    given = _part(case, "params", ["c", "a", "k", "S", "failure_cost"])
+    if given["a"] not in (0, 1):
+        raise ValueError(f"{named(case)} has a={given['a']}, which leaves its cost to chance: give 0 or 1")
+    return _counted(given, [], given["k"] if given["a"] == 1 else 0)
+
+
+def trace(case: Case) -> Results:
+    """The accepted drafts are given in the case, window by window."""
+    given = _part(case, "params", ["c", "k", "S", "failure_cost"])
+    check(case, DRAWS, named(case), MEND, needed=["accept_draws"])
+    return _counted(given, case["accept_draws"], case.get("pad_with", 0))
+
+
+def _counted(given: Case, draws: list[int], padding: int) -> Results:
+    setting, tokens = (given["failure_cost"], given["c"], given["k"]), given["S"]
+    published = cost_model.si(*setting), cost_model.dsi(*setting, "original")
+    decodings = *published, cost_model.dsi(*setting)
+    si, dsi, ideal = (counted(decoding, [draws], tokens, padding) for decoding in decodings)
+    return {"nonsi_cost": tokens * given["failure_cost"], "ideal_dsi_cost": ideal.costs.item(),
+            "si": {"cost": si.costs.item(), "iters": si.iterations.item()},
+            "dsi": {"cost": dsi.costs.item(), "iters": dsi.iterations.item()}}
+
+
+def _part(case: Case, name: str, needed: list[str]) -> Any:
+    """The parameters or inputs of a case, checked."""
+    check(case, {name: OBJECT}, named(case), MEND, needed=[name])
+    check(case[name], INPUTS, f"{named(case)}, in its {name},", MEND, needed)
+    return case[name]
+
+
+# --- analytic quantities ----------------------------------------------------------------------------------------------
+
+def lookahead(target_latency: float, drafter_latency: float, SP: int) -> Results:
+    """The least lookahead of Eq. 1, the servers that it needs, and the most that are of use at any."""
+    least = formulas.least_lookahead(target_latency, drafter_latency, SP)
+    return {"expected": least,
+            "required_at_k": formulas.servers_needed(target_latency, drafter_latency, least),
+            "useful_max_SP": formulas.servers_needed(target_latency, drafter_latency, 1)}
+
+
+def long_run(c: float, a: float, k: int, failure_cost: float) -> Results:
+    """The cost per token of a text without end."""
+    setting = failure_cost, c, a, k
+    return {"expected": {
+        "nonsi": failure_cost, "si": formulas.si_rate(*setting),
+        "dsi_sim": formulas.dsi_rate(*setting, "original"),
+        "dsi_sim_without_min": formulas.dsi_rate(*setting, "original", bare=False),
+        "dsi_ideal": formulas.dsi_rate(*setting), "dsi_ideal_without_min": formulas.dsi_rate(*setting, bare=False)}}
+
+
+def proposition(t1: float, t2: float, p: float, N: int) -> Results:
+    """Proposition 1: the most that DSI with lookahead 1 takes for so many tokens, in the mean."""
+    later = N - 1
+    bound = t1 * p * later + t2 * ((1 - p) * later + 1)
+    return {"expected": bound, "nonsi": t2 * N}
+
+
+def output_tokens(target_latency: float, drafter_latency: float, lookahead: int, times: Mapping[str, float],
+                  SP: float = math.inf) -> Results:
+    """The tokens of Figure 1 and Table 1 at given moments, if no draft is right (worst) or every draft is (best)."""
+    tick = target_latency / TICKS
+    draft = max(1, round(drafter_latency / tick))
+    servers = min(SP, 1 + int(formulas.servers_needed(TICKS, draft, lookahead)))
+    moments = [moment / tick * (1 + formulas.SLACK) for moment in times.values()]
+    tokens = 2 + lookahead + int(max(moments, default=0) / min(TICKS, draft))
+    if max(tokens, servers) > LONGEST:
+        raise ValueError(f"has moments with more than {LONGEST} tokens or servers; {MEND}")
+    target, drafter = Forward(TICKS, TICKS), Forward(draft, draft)
+    plan = Plan(tokens, lookahead, int(servers), target, drafter)
+    found: dict[str, dict[str, list[int]]] = {}
+    for name, right in (("worst", False), ("best", True)):
+        found[name] = {}
+        for method in ("non-SI", "SI", "DSI"):
+            outcome = decode(method, plan, [right] * tokens)
+            key = method.lower().replace("-", "")
+            found[name][key] = list(map(outcome.settled, moments))
+    return {"expected": found}
+
+
+def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float, N: int) -> Results:
+    """SI by counting forwards, as in appendix F.3: a round settles one token more than is accepted."""
+    rounds = N / (mean_accepted + 1)
+    plain, si = target_latency * N, rounds * (target_latency + lookahead * drafter_latency)
+    return {"expected": {"target_forwards": rounds, "drafter_forwards": rounds * lookahead, "si": si, "nonsi": plain,
+                         "speedup": plain / si}}
+
+
+def visible(a: float, lookahead: int) -> Results:
+    """The forwards of the target that cost latency, and the speed-up by model parallelism that is as good."""
+    share = formulas.visible_fraction(a, lookahead)
+    with np.errstate(divide="ignore"):
+        return {"expected": {"visible_fraction": share, "mp_breakeven": 1 / share}}
+
+
+def perfect(c: float, k: int, failure_cost: float = 1.0) -> Results:
+    """DSI over SI if every draft is right: (T + k d) / ((k + 1) d)."""
+    setting = failure_cost, c, 1.0, k
+    return {"expected": formulas.si_rate(*setting) / formulas.dsi_rate(*setting)}
+
+
+KINDS: dict[str, Callable[[Case], Results]] = {"offline_deterministic": deterministic, "offline_trace": trace}
+QUANTITIES: dict[str, Callable[..., Results]] = {  # by words out of an analytic case's `quantity`
+    "minimal lookahead": lookahead, "long-run cost per token": long_run, "proposition 1": proposition,
+    "number of output tokens": output_tokens, "counting forwards": forwards,
+    "fraction of target forwards": visible, "dsi/si speedup with a=1": perfect}
+
+
+def computed(case: Case, group: str) -> Results:
+    """All that can be said about a case, whose kind is what it says, or else what its group is called.
+
+    Raises ValueError for a kind or a quantity that there is not.
+    """
+    one_of_them = group[:-1]  # as offline_trace of offline_traces
+    kind = case.get("kind", one_of_them if one_of_them in KINDS else group)
+    if isinstance(kind, str) and kind in KINDS:
+        return KINDS[kind](case)
+    if kind != "analytic":
+        raise ValueError(f"{named(case)} is of the kind {shown(kind)}, which is unknown: give one of "
+                         f"{', '.join([*KINDS, 'analytic'])}")
+    quantity = str(case.get("quantity", "")).lower()
+    found = [function for words, function in QUANTITIES.items() if words in quantity]
+    if not found:
+        raise ValueError(f"{named(case)} asks for the quantity {shown(case.get('quantity'))}, which is unknown: give "
+                         f"one with the words {', '.join(QUANTITIES)}")
+    asked = case.get("inputs")
+    if not isinstance(asked, list):
+        return _of_inputs(found[0], case)
+    several = [_of_inputs(found[0], {**case, "inputs": each}) for each in asked]
+    return {"expected": [one["expected"] for one in several]}
+
+
+def _of_inputs(function: Callable[..., Results], case: Case) -> Results:
+    """A quantity for the inputs of a case, of which those that it does not ask for are ignored."""
+    arguments = signature(function).parameters
+    needed = [name for name, argument in arguments.items() if argument.default is argument.empty]
+    given = _part(case, "inputs", needed)
+    try:
+        return function(**{name: given[name] for name in arguments if name in given})
+    except ValueError as error:
+        raise ValueError(f"{named(case)} {error}") from error

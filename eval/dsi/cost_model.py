@@ -1,62 +1,58 @@
-"""What a text costs: rounds or runs, each with accepted drafts, one token more, and a cost; mean and deviation.
+"""What a text costs: rounds or runs, each with accepted drafts, one token more, and a cost; exactly, and drawn.
 
 The costs are those of `formulas.py` (with its symbols), cut off where the text ends: the last token is always the
 target's, so with `left` tokens to go at most left - 1 drafts are of use, and none is drafted beyond them.
 
-A *round* (SI, naive, pruned; ar is a round without drafts) ends at its lookahead; a *run* (DSI, pipedec, continuous)
-ends with a rejection or the text. Arrays: C configurations; R outcomes or repeats of each.
+A *round* (SI) ends at its lookahead; a *run* (DSI) ends with a rejection or the text. Arrays: C configurations;
+R outcomes or repeats of each.
 """
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Union
+from itertools import chain, repeat
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, Union
 
 import numpy as np
+import numpy.typing as npt
 
-from eval.dsi.formulas import Array, Numbers, check_accounting, doubles, latency, rows_of_share, shares
+from eval.dsi.formulas import Array, Numbers, check_accounting, doubles
 
 ENDLESS = 1 << 40  # more drafts than any text has tokens
 NEGLIGIBLE = 1e-20  # chance of outcomes that change no digit of a double
+Positions = npt.NDArray[np.int64]
+Ahead = Callable[[Positions], Positions]  # at positions [C, R]: the drafts that are right from there on, [C, R]
 
 
 @dataclass(frozen=True)
 class Rounds:
     """Rounds of draft, then verify. Every field has the shape [C, 1]."""
 
+    target: Array
     drafter: Array
-    delay: Array  # from sending to the answer
-    slot: Array  # for each further share of the rows; 0 if all go at once
     most: Array  # the lookahead
-    stages: Array
-    early: bool = False  # whether a round ends with the share that holds its last answer, or with the last share
 
     def cost(self, left: Numbers, accepted: Numbers) -> Array:
         """The costs [C, R] of rounds in which so many drafts `accepted` [C, R] are right, with `left` tokens to go."""
         drafts = np.minimum(self.most, np.asarray(left) - 1)
-        some = np.maximum(drafts, 1)  # no share without rows
-        last = shares(some, self.stages) - 1
-        waited = accepted // rows_of_share(some, self.stages) if self.early else last
-        follow = (drafts > 0) & (self.slot > 0)
-        behind = np.where(follow, waited * self.slot, 0.0)
-        return drafts * self.drafter + self.delay + behind
+        return drafts * self.drafter + self.target + 0.0 * accepted
 
     def iterations(self, left: Numbers, accepted: Numbers) -> Array:
         """One each, [C, R]."""
-        shape = np.broadcast_shapes(np.shape(left), np.shape(accepted), self.most.shape)
-        return np.ones(shape)
+        return np.ones(np.shape(accepted))
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of drafts without end, verified window after window. Every field has the shape [C, 1]."""
+    """Runs of drafts without end, verified window after window; beside them tokens are decoded plainly.
 
+    Arrays have the shape [C, 1].
+    """
+
+    target: Array
     drafter: Array
-    delay: Array  # from sending to the answer
-    slot: Array  # between two windows, at least
     lookahead: Array
-    bare: Array  # what a token of plain decoding costs that goes on beside; infinite if none does
-    late: bool = False  # whether a run whose drafts fill its windows pays for the window after them (original)
+    late: bool  # whether a run whose drafts fill its windows pays for the window after them (original)
     most: int = ENDLESS
 
     def cost(self, left: Numbers, accepted: Numbers) -> Array:
@@ -64,12 +60,8 @@ class Runs:
         accepted = np.asarray(accepted)
         whole = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
         windows = np.where(accepted > 0, whole, 0)
-        run = self.delay + windows * self._window(self.lookahead)
-        full, rest = np.divmod(np.asarray(left) - 1, self.lookahead)
-        short = np.where(rest > 0, self._window(rest), 0.0)
-        end = self.delay + full * self._window(self.lookahead) + short
-        bare = (accepted + 1) * self.bare
-        return np.minimum(np.minimum(run, end), bare)
+        drafts = np.minimum(windows * self.lookahead, np.asarray(left) - 1)
+        return np.minimum(self.target + drafts * self.drafter, (accepted + 1) * self.target)
 
     def iterations(self, left: Numbers, accepted: Numbers) -> Array:
         """The windows [C, R] that were drafted until the rejection; at the end of the text one more, without drafts."""
@@ -77,41 +69,20 @@ class Runs:
         begun, filled = -(-accepted // self.lookahead), accepted // self.lookahead
         return np.where(ends, begun, filled) + 1.0
 
-    def _window(self, drafts: Numbers) -> Array:
-        return np.maximum(drafts * self.drafter, self.slot)
-
 
 Decoding = Union[Rounds, Runs]
 
 
 def si(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Rounds:
-    """SI with C configurations, each argument a number or [C]."""
-    T, d, k = _columns(target, drafter, lookahead)
-    return Rounds(d, T, 0 * T, k, np.ones_like(T))
+    """SI with C configurations, each argument a number or [C]; plain decoding has the lookahead 0."""
+    return Rounds(*_columns(target, drafter, lookahead))
 
 
-def dsi(target: Numbers, drafter: Numbers, lookahead: Numbers, accounting: str = "corrected",
-        bare: bool = True) -> Runs:
-    """DSI in one of the two accountings, without or with the bare chain. Raises ValueError for another accounting."""
+def dsi(target: Numbers, drafter: Numbers, lookahead: Numbers, accounting: str = "corrected") -> Runs:
+    """DSI in one of the two accountings. Raises ValueError for another one."""
     check_accounting(accounting)
     T, d, k = _columns(target, drafter, lookahead)
-    beside = T if bare else np.full_like(T, np.inf)
-    return Runs(d, T, 0 * T, k, beside, late=accounting == "original")
-
-
-def pipeline(method: str, target: Numbers, drafter: Numbers, lookahead: Numbers, stages: Numbers,
-             hop: Numbers) -> Decoding:
-    """A method of this project on a pipeline, with the assumptions of its formula; `ar` drafts nothing."""
-    T, d, k, P, wire = _columns(target, drafter, lookahead, stages, hop)
-    delay = latency(T, P, wire)
-    if method == "ar":
-        return Rounds(d, delay, 0 * T, 0 * k, P)
-    if method in ("naive", "pruned"):
-        return Rounds(d, delay, T / P, k, P, early=method == "pruned")
-    if method in ("pipedec", "continuous"):
-        window = np.ones_like(k) if method == "pipedec" else k
-        return Runs(d, delay, T / P, window, np.full_like(T, np.inf))
-    raise ValueError(f"there is no formula for the method {method}: choose ar, naive, pruned, pipedec or continuous")
+    return Runs(T, d, k, late=accounting == "original")
 
 
 def _columns(*values: Numbers) -> list[Any]:
@@ -168,3 +139,70 @@ def _widest(acceptance: Array, decoding: Decoding, tokens: int) -> int:
         return 1
     likely = math.ceil(math.log(NEGLIGIBLE) / math.log(between.max()))
     return int(max(1, min(likely, np.max(decoding.most), tokens)))
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+class Sample(NamedTuple):
+    """Costs and iterations [C, R] of C configurations, R repeats each."""
+
+    costs: Array
+    iterations: Array
+
+
+def simulate(decoding: Decoding, ahead: Ahead, tokens: int, repeats: int) -> Sample:
+    """What texts of so many tokens cost, for every configuration of `decoding` and so many repeats."""
+    shape = (decoding.drafter.shape[0], repeats)
+    done = np.zeros(shape, dtype=np.int64)
+    costs, iterations = np.zeros(shape), np.zeros(shape)
+    while (going := done < tokens).any():
+        left = np.maximum(tokens - done, 1)
+        most = np.minimum(decoding.most, left - 1).astype(np.int64)
+        accepted = np.minimum(ahead(done), most)
+        costs += np.where(going, decoding.cost(left, accepted), 0.0)
+        iterations += np.where(going, decoding.iterations(left, accepted), 0.0)
+        done += np.where(going, accepted + 1, 0)
+    return Sample(costs, iterations)
+
+
+def drawn(acceptance: Numbers, seed: int) -> Ahead:
+    """Drafts that are right by chance, each with `acceptance` (a number or [C]) and independent of all others."""
+    rng = np.random.default_rng(seed)
+    a = np.reshape(acceptance, (-1, 1)).astype(np.float64)
+
+    def ahead(positions: Positions) -> Positions:
+        if np.all((a == 0) | (a == 1)):
+            return np.broadcast_to(np.where(a == 1, ENDLESS, 0), positions.shape)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            right = np.log(1 - rng.random(positions.shape)) / np.log(a)  # a = 1: -0 or infinite, replaced below
+        counted = np.minimum(np.nan_to_num(right), ENDLESS)
+        return np.where(a == 1, ENDLESS, counted).astype(np.int64)
+
+    return ahead
+
+
+def counted(decoding: Decoding, texts: Sequence[Iterable[int]], tokens: int, padding: int = 0) -> Sample:
+    """What texts [R] cost by one configuration; each says how many drafts of window after window are accepted.
+
+    Where a text ends, `padding` drafts are. A window of SI is a round; a run of DSI goes on until a window is not full.
+    """
+    ahead: list[Iterator[int]] = [chain(text, repeat(padding)) for text in texts]
+    if isinstance(decoding, Runs):
+        lookahead = int(decoding.lookahead.item())
+        ahead = [_runs(windows, lookahead, tokens) for windows in ahead]
+
+    def following(positions: Positions) -> Positions:
+        return np.array([list(map(next, ahead))])
+
+    return simulate(decoding, following, tokens, len(ahead))
+
+
+def _runs(windows: Iterator[int], lookahead: int, tokens: int) -> Iterator[int]:
+    """The accepted drafts of run after run, which are not counted beyond the text's tokens."""
+    while True:
+        length = 0
+        for accepted in windows:
+            length += min(accepted, lookahead)
+            if accepted < lookahead or length >= tokens:
+                break
+        yield length

@@ -75,14 +75,6 @@ def check_accounting(accounting: str) -> None:
         raise ValueError(f"accounting={accounting} is unknown: choose one of {', '.join(ACCOUNTINGS)}")
 
 
-# --- bounds and examples of the paper ---------------------------------------------------------------------------------
-
-def proposition_bound(target: Numbers, drafter: Numbers, acceptance: Numbers, tokens: Numbers) -> Array:
-    """Proposition 1: the most that DSI with lookahead 1 takes for so many tokens, in the mean."""
-    later = np.asarray(tokens) - 1
-    return drafter * acceptance * later + target * ((1 - np.asarray(acceptance)) * later + 1)
-
-
 def visible_fraction(acceptance: Numbers, lookahead: Numbers) -> Array:
     """The share of the target's forwards that DSI does not hide: 1 - acceptance^lookahead."""
     with np.errstate(divide="ignore"):  # the logarithm of 0

@@ -12,18 +12,15 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import matplotlib
 import numpy as np
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from tqdm import tqdm
 
-matplotlib.use("Agg")  # no screen is needed
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.colors import BoundaryNorm, ListedColormap  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
-from matplotlib.ticker import MaxNLocator  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from config.files import ROOM, check_folder, write  # noqa: E402
-from config.keys import read_keys  # noqa: E402
-from eval.dsi import heatmap_costs  # noqa: E402
-from eval.dsi.heatmap_costs import (  # noqa: E402
+from config.files import ROOM, check_folder, write
+from config.keys import read_keys
+from eval.dsi import heatmap_costs
+from eval.dsi.heatmap_costs import (
     MAPS,
     METHODS,
     ONE_COPY,
@@ -35,26 +32,22 @@ from eval.dsi.heatmap_costs import (  # noqa: E402
     grid,
     speed_up,
 )
-from eval.dsi.keys import COMMAND, Heatmap  # noqa: E402
-from eval.plots import STYLE  # noqa: E402
+from eval.dsi.keys import COMMAND, Heatmap
+from eval.plots import STYLE, plt
 
 TABLE = "heatmap.csv"
 BAR: dict[str, Any] = {"delay": 1, "leave": False}  # what takes less than a second shows no bar
 FORMS = ("png", "pdf")
-SIZE = (6.4, 5.4)
 RARE = 0.005  # of the cells: a draw in fewer of them is left out
-INK = "0.25"  # of the hatches of methods
 NARROW = 0.01  # speed-ups that differ by less need no bands of their own
-ALONE = 0.05  # half the width of the only cell of an axis
-DOTS = 160  # an inch
 LINE = 66  # characters of a legend
-COLOURS = "viridis"  # of speed-ups, the larger the brighter
 SLOWER = "#f2b58a", "////", "#8c4a1a"  # tone, hatch, and the colour of the hatch
 MISSING = "white", "....", "0.65"
-LOOKS = {  # tone and hatch
-    "non-SI": ("#ededed", ""), "SI": ("#e8a33d", "////"), "DSI": ("#20639b", ""),
-    "naive": ("#d9a5c7", "xxx"), "pruned": ("#f7e26b", "...."),
-    "pipedec": ("#8ccbea", "\\\\\\\\"), "continuous": ("#1b9e77", "---"),
+LOOKS = {
+    "non-SI": ("#ededed", "", "0.25"), "SI": ("#e8a33d", "////", "0.25"),
+    "DSI": ("#20639b", "", "0.25"), "naive": ("#d9a5c7", "xxx", "0.25"),
+    "pruned": ("#f7e26b", "....", "0.25"), "pipedec": ("#8ccbea", "\\\\\\\\", "0.25"),
+    "continuous": ("#1b9e77", "---", "0.25"),
 }
 WINNERS = {"fastest": (METHODS, "The fastest method"),
            "fastest_one_copy": (ONE_COPY, "The fastest method with one copy of the target")}
@@ -70,22 +63,15 @@ def main(argv: Sequence[str]) -> int:
         check_folder(folder, remedy)
     else:
         check_folder(folder, remedy)
-        found = _computed(config, folder)
-    with tqdm(total=len(NAMES), desc="maps", unit="map", **BAR) as bar:
-        for _ in draw(config, found, folder):
-            bar.update()
+        lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", **BAR)
+        found = heatmap_costs.best(config, lookaheads)
+        write(folder / TABLE, heatmap_costs.table(config, found), ROOM)
+    drawn = draw(config, found, folder)
+    for _ in tqdm(drawn, total=len(NAMES), desc="maps", unit="map", **BAR):
+        pass
     print("\n".join(heatmap_costs.summary(config, found)))
     print(f"The maps are in {folder}, simulated by formulas.")
     return 0
-
-
-def _computed(config: Heatmap, folder: Path) -> Bests:
-    """Every method at its best lookahead; the table is written into a folder."""
-    lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", **BAR)
-    every = heatmap_costs.costs(config, lookaheads)
-    found = heatmap_costs.best(config, every)
-    write(folder / TABLE, heatmap_costs.table(config, every, found), ROOM)
-    return found
 
 
 # --- the maps ---------------------------------------------------------------------------------------------------------
@@ -100,12 +86,13 @@ class Bands(NamedTuple):
 
 def draw(config: Heatmap, found: Bests, folder: Path) -> Iterator[str]:
     """Write every map into a folder, as PNG and as PDF; its name, one of NAMES."""
-    for one in MAPS:
-        _write(_speed_ups(config, one, speed_up(one, found)), folder / one.name)
-        yield one.name
-    for name, (methods, title) in WINNERS.items():
-        _write(_winners(config, methods, fastest(found, methods), title), folder / name)
-        yield name
+    with plt.rc_context(STYLE):
+        for one in MAPS:
+            _write(_speed_ups(config, one, speed_up(one, found)), folder / one.name)
+            yield one.name
+        for name, (methods, title) in WINNERS.items():
+            _write(_winners(config, methods, fastest(found, methods), title), folder / name)
+            yield name
 
 
 def bands(one: Map, ratio: Array) -> Bands:
@@ -117,59 +104,54 @@ def bands(one: Map, ratio: Array) -> Bands:
         return Bands(borders, _colours(len(borders) - 1), [f"{border:g}" for border in borders])
     width = min(largest, one.most) - 1
     count = max(math.ceil(round(width / one.step, 9)), 1)
-    faster = 1 + one.step * np.arange(count + 1)
-    labels = ["0", *map(_label, faster.round(9))]
+    faster = (1 + one.step * np.arange(count + 1)).round(9)
+    labels = ["0", *(f"{border:.0f}" if border == round(border) else f"{border:.2f}" for border in faster)]
     if largest > faster[-1]:
         labels[-1] = f"> {labels[-1]}"
     slower, *_ = SLOWER
     return Bands(np.array([0, *faster]), [slower, *_colours(count)], labels)
 
 
-def _label(border: float) -> str:
-    return f"{border:.0f}" if border == round(border) else f"{border:.2f}"
-
-
 def _colours(count: int) -> list[Any]:
-    return list(matplotlib.colormaps[COLOURS](np.linspace(0.08, 1, count)))
+    """The larger the brighter."""
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.08, 1, count)))
 
 
 def _speed_ups(config: Heatmap, one: Map, ratio: Array) -> Any:
     """The figure of a map of speed-ups `[C, A]`."""
     shown = bands(one, ratio)
+    figure, axes = _axes(config, f"Speed-up of {one.method} over {one.compared}")
+    norm = BoundaryNorm(shown.borders, len(shown.colours), clip=True)
+    mesh = _mesh(config, axes, ratio, ListedColormap(shown.colours), norm)
+    bar = figure.colorbar(mesh, ax=axes, spacing="uniform", ticks=shown.borders)
+    bar.ax.set_yticklabels(shown.labels)
+    bar.set_label(f"cost of {one.compared} / cost of {one.method}")
+    handles = []
+    if one.step:
+        handles.append(_hatch(config, axes, ratio < 1, SLOWER, f"{one.method} is slower"))
+        _, hatch, ink = SLOWER
+        bar.ax.axhspan(0, 1, facecolor="none", edgecolor=ink, hatch=hatch, linewidth=0)
     missing = np.isnan(ratio)
-    with plt.rc_context(STYLE):
-        figure, axes = _axes(config, f"Speed-up of {one.method} over {one.compared}")
-        norm = BoundaryNorm(shown.borders, len(shown.colours), clip=True)
-        mesh = _mesh(config, axes, ratio, ListedColormap(shown.colours), norm)
-        bar = figure.colorbar(mesh, ax=axes, spacing="uniform", ticks=shown.borders)
-        bar.ax.set_yticklabels(shown.labels)
-        bar.set_label(f"cost of {one.compared} / cost of {one.method}")
-        handles = []
-        if one.step:
-            handles.append(_hatch(config, axes, ratio < 1, SLOWER, f"{one.method} is slower"))
-            _, hatch, ink = SLOWER
-            bar.ax.axhspan(0, 1, facecolor="none", edgecolor=ink, hatch=hatch, linewidth=0)
-        if missing.any():
-            handles.append(_hatch(config, axes, missing, MISSING, "no lookahead of the grid is legal"))
-        _legend(figure, handles)
+    if missing.any():
+        handles.append(_hatch(config, axes, missing, MISSING, "no lookahead of the grid is legal"))
+    _legend(figure, handles)
     return figure
 
 
 def _winners(config: Heatmap, names: Sequence[str], is_fastest: Mask, title: str) -> Any:
     """The figure that shows where which method is the fastest, `[M, C, A]`; of several it is the one named first."""
     first = is_fastest.argmax(0)
-    with plt.rc_context(STYLE):
-        figure, axes = _axes(config, title)
-        colours = ListedColormap([LOOKS[name][0] for name in names])
-        borders = np.arange(len(names) + 1) - 0.5
-        _mesh(config, axes, first, colours, BoundaryNorm(borders, len(names)))
-        handles = []
-        for i, name in enumerate(names):
-            own = first == i
-            if own.any():
-                about = f"{name}: {own.mean():.1%} of the cells{_draws(names[i + 1:], own & is_fastest[i + 1:])}"
-                handles.append(_hatch(config, axes, own, (*LOOKS[name], INK), about))
-        _legend(figure, handles)
+    figure, axes = _axes(config, title)
+    colours = ListedColormap([LOOKS[name][0] for name in names])
+    borders = np.arange(len(names) + 1) - 0.5
+    _mesh(config, axes, first, colours, BoundaryNorm(borders, len(names)))
+    handles = []
+    for i, name in enumerate(names):
+        own = first == i
+        if own.any():
+            about = f"{name}: {own.mean():.1%} of the cells{_draws(names[i + 1:], own & is_fastest[i + 1:])}"
+            handles.append(_hatch(config, axes, own, LOOKS[name], about))
+    _legend(figure, handles)
     return figure
 
 
@@ -182,7 +164,7 @@ def _draws(others: Sequence[str], alike: Mask) -> str:
 
 def _axes(config: Heatmap, title: str) -> Any:
     """A figure with the axes of a map, under its title and what the costs depend on."""
-    figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
     servers = config.num_target_servers
     about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
     axes.set_title(f"{title}\n", loc="left", fontsize=12)
@@ -192,15 +174,13 @@ def _axes(config: Heatmap, title: str) -> Any:
     return figure, axes
 
 
-def _mesh(config: Heatmap, axes: Any, values: Any, colours: ListedColormap,
-          norm: BoundaryNorm) -> Any:
+def _mesh(config: Heatmap, axes: Any, values: Any, colours: ListedColormap, norm: BoundaryNorm) -> Any:
     """Fill every cell `[C, A]` with its colour."""
     x, y = map(_edges, grid(config)[:2])
     return axes.pcolormesh(x, y, values.T, cmap=colours, norm=norm, rasterized=True)
 
 
-def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str],
-           about: str) -> Patch:
+def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str], about: str) -> Patch:
     """Hatch the cells of a mask `[C, A]`; their entry of the legend."""
     tone, hatch, ink = look
     if hatch and mask.any():
@@ -217,11 +197,8 @@ def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str],
 def _edges(middles: Array) -> Array:
     """The borders of cells whose middles these are, `[n + 1]`, none beyond 0 or 1."""
     between = (middles[1:] + middles[:-1]) / 2
-    if between.size:
-        first = 2 * middles[0] - between[0]
-        last = 2 * middles[-1] - between[-1]
-    else:
-        first, last = middles[0] - ALONE, middles[0] + ALONE
+    first = 2 * middles[0] - between[0]
+    last = 2 * middles[-1] - between[-1]
     return np.clip([first, *between, last], 0, 1)
 
 
@@ -234,6 +211,6 @@ def _legend(figure: Any, handles: Sequence[Patch]) -> None:
 def _write(figure: Any, path: Path) -> None:
     for form in FORMS:
         picture = io.BytesIO()
-        figure.savefig(picture, format=form, dpi=DOTS)
+        figure.savefig(picture, format=form, dpi=160)
         write(path.with_suffix(f".{form}"), picture.getvalue(), ROOM)
     plt.close(figure)

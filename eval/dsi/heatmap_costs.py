@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 import json
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,13 @@ from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 from eval.dsi import formulas
 from eval.dsi.keys import Heatmap
 
-SCHEMA = "flowspec heatmap 1"
-COLUMNS = ("c", "a", "algorithm", "k", "cost", "best", "si_wins")
+SCHEMA = "flowspec heatmap 2"
+COLUMNS = ("c", "a", "algorithm", "k", "cost", "si_wins")
 REMEDY = "name a heatmap.csv that python -m scripts.simulate heatmap wrote"
 DIGITS = 12  # after the point, of a cost: of lookaheads that differ by less the smallest is the best
+LEAST = 0.01  # bound of the drafters and acceptance rates of a grid by ndim, which ends as far below 1, too
+METHODS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
+ONE_COPY = tuple(name for name in METHODS if name != "DSI")  # those that hold the target's weights once
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -75,28 +78,21 @@ Bests = Dict[str, Best]
 def grid(config: Heatmap) -> Grid:
     """The axes that a configuration asks for.
 
-    The paper's are 100 drafters, 101 acceptance rates and 200 lookaheads. Others have `ndim` steps from 0 to 1; the
-    least drafter and both ends of the acceptance rates are then moved to the bounds, and what falls together is one.
+    The paper's are 100 drafters, 101 acceptance rates and 200 lookaheads. Others have `ndim` steps from 0 to 1, and
+    bounds in place of the least drafter and of both ends of the acceptance rates.
     """
     if config.grid == "paper":
         hundredths = np.arange(101) / 100
         return Grid(hundredths[1:], hundredths, range(1, 201))
     steps = np.round(np.arange(config.ndim + 1) / config.ndim, DIGITS)
-    drafters = np.unique(np.maximum(steps, config.c_min))
-    acceptances = np.unique(np.clip(steps, config.a_min, config.a_max))
-    beyond = 1 + config.ndim * config.k_step
-    return Grid(drafters, acceptances, range(1, beyond, config.k_step))
+    acceptances = np.clip(steps, LEAST, 1 - LEAST)
+    return Grid(np.maximum(steps, LEAST), acceptances, range(1, 1 + config.ndim))
 
 
 def legal(config: Heatmap, drafters: Array, lookahead: int) -> Mask:
     """Whether the target servers are enough for DSI with this lookahead (Eq. 1 of the paper), for each drafter."""
     needed: Counts = formulas.servers_needed(1.0, drafters, lookahead)
     return needed <= config.num_target_servers
-
-
-METHODS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
-RATES = METHODS[1:]  # those whose cost depends on the drafter
-ONE_COPY = tuple(name for name in METHODS if name != "DSI")  # those that hold the target's weights once
 
 
 def _rate(name: str, config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
@@ -109,30 +105,22 @@ def _rate(name: str, config: Heatmap, c: Array, a: Array, lookahead: int) -> Arr
     return formulas.PIPELINES[name](1.0, c, a, lookahead, config.num_target_servers, config.hop)
 
 
-def costs(config: Heatmap, lookaheads: Iterable[int]) -> dict[str, Array]:
-    """What a token costs by each method but plain decoding, `[K, C, A]` for K lookaheads; NaN if impossible."""
+def best(config: Heatmap, lookaheads: Iterable[int]) -> Bests:
+    """Every method at its best lookahead: DSI among the legal ones, the others among all."""
     drafters, acceptances, _ = grid(config)
     c, a = drafters[:, None], acceptances[None, :]
     shape = len(drafters), len(acceptances)
-    found: dict[str, list[Array]] = {name: [] for name in RATES}
+    found = {}
+    for name in METHODS:
+        found[name] = Best(np.full(shape, np.nan), np.zeros(shape, dtype=int))
+    found["non-SI"].cost[:] = 1
     for lookahead in lookaheads:
-        for name in RATES:
-            cost = np.broadcast_to(_rate(name, config, c, a, lookahead), shape)
-            found[name].append(np.round(cost, DIGITS))
-    return {name: np.array(every) for name, every in found.items()}
-
-
-def best(config: Heatmap, every: dict[str, Array]) -> Bests:
-    """Every method at its best lookahead, of what `costs` found: DSI's among the legal ones, the others' among all."""
-    lookaheads = np.array(grid(config).lookaheads)
-    shape = next(iter(every.values())).shape[1:]
-    found = {"non-SI": Best(np.ones(shape), np.zeros(shape, dtype=int))}
-    for name, cost in every.items():
-        filled = np.where(np.isnan(cost), np.inf, cost)
-        least = filled.min(0)
-        possible = np.isfinite(least)
-        chosen = lookaheads[filled.argmin(0)]
-        found[name] = Best(np.where(possible, least, np.nan), np.where(possible, chosen, 0))
+        for name in METHODS[1:]:
+            least, chosen = found[name]
+            rate = _rate(name, config, c, a, lookahead)
+            cost = np.round(np.broadcast_to(rate, shape), DIGITS)
+            better = (cost < least) | (np.isnan(least) & ~np.isnan(cost))
+            least[better], chosen[better] = cost[better], lookahead
     return found
 
 
@@ -142,7 +130,7 @@ def speed_up(one: Map, found: Bests) -> Array:
     return np.round(baseline / found[one.method].cost, DIGITS - 2)  # a draw is 1, whatever the last bit says
 
 
-def fastest(found: Bests, names: Sequence[str]) -> Mask:
+def fastest(found: Bests, names: Iterable[str]) -> Mask:
     """Whether each of these methods is as fast as any of them, `[M, C, A]`."""
     cost = np.array([found[name].cost for name in names])
     return cost <= np.nanmin(cost, 0) * (1 + 10.0**(2 - DIGITS))
@@ -168,34 +156,21 @@ def summary(config: Heatmap, found: Bests) -> Iterator[str]:
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-def table(config: Heatmap, every: dict[str, Array], found: Bests) -> str:
-    """The table as text: a line that says how it was made, the names of the columns, and the rows.
-
-    A row is a cell, a method and a lookahead; the paper's grid has the best lookahead alone.
-    """
+def table(config: Heatmap, found: Bests) -> str:
+    """The table as text: a line that says how it was made, the names of the columns, a row for each cell and method."""
+    drafters, acceptances, _ = grid(config)
+    si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
     body = io.StringIO()
     out = csv.writer(body, lineterminator="\n")
     out.writerow(COLUMNS)
-    out.writerows(_rows(config, every, found))
-    text = body.getvalue()
-    about = {"schema": SCHEMA, "config": config.origin, "seed": None}  # nothing is drawn by chance
-    return f"# {json.dumps({**about, 'sha256': _digest(about, text)})}\n{text}"
-
-
-def _rows(config: Heatmap, every: dict[str, Array], found: Bests) -> Iterator[tuple[object, ...]]:
-    drafters, acceptances, lookaheads = grid(config)
-    si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
     for i, j in np.ndindex(si_wins.shape):
-        cell = float(drafters[i]), float(acceptances[j])
         for name, (cost, chosen) in found.items():
-            best_one = int(chosen[i, j])
-            tried = {best_one: cost[i, j]}
-            if config.grid != "paper" and name in every:
-                tried = dict(zip(lookaheads, every[name][:, i, j]))
-            for lookahead, value in tried.items():
-                if not np.isnan(value):
-                    is_best = int(lookahead == best_one)
-                    yield (*cell, name, lookahead, float(value), is_best, si_wins[i, j])
+            cell = float(drafters[i]), float(acceptances[j])
+            value = float(cost[i, j])
+            out.writerow([*cell, name, chosen[i, j], value, si_wins[i, j]])
+    text = body.getvalue()
+    about = {"schema": SCHEMA, "config": config.origin}
+    return f"# {json.dumps({**about, 'sha256': _digest(about, text)})}\n{text}"
 
 
 def _digest(about: Mapping[str, Any], body: str) -> str:
@@ -217,19 +192,12 @@ def load(path: Name) -> tuple[Heatmap, Bests]:
     if digest != _digest(about, body):
         raise ValueError(f"{path} is damaged, it is not as it was written: copy it again, or compute it again")
     config = Heatmap(**about["config"])
-    return config, _found(config, csv.DictReader(io.StringIO(body)))
-
-
-def _found(config: Heatmap, rows: Iterable[dict[str, str]]) -> Bests:
-    """The best rows of a table as arrays."""
     drafters, acceptances, _ = grid(config)
-    across = {str(c): i for i, c in enumerate(drafters.tolist())}
-    along = {str(a): j for j, a in enumerate(acceptances.tolist())}
-    shape = len(across), len(along)
-    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in METHODS}
-    for row in rows:
-        if row["best"] == "1":
-            cell = across[row["c"]], along[row["a"]]
-            found[row["algorithm"]].cost[cell] = float(row["cost"])
-            found[row["algorithm"]].lookahead[cell] = int(row["k"])
-    return found
+    shape = len(drafters), len(acceptances), len(METHODS)
+    rows = list(csv.DictReader(io.StringIO(body)))
+    costs = np.array([float(row["cost"]) for row in rows]).reshape(shape)
+    chosen = np.array([int(row["k"]) for row in rows]).reshape(shape)
+    found = {}
+    for i, name in enumerate(METHODS):
+        found[name] = Best(costs[:, :, i], chosen[:, :, i])
+    return config, found

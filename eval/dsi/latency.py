@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from config.files import write_json
 from config.keys import read_keys
 from eval.dsi.keys import COMMAND
 from eval.dsi.model_keys import LatencyConfig, Timed
@@ -60,23 +59,17 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int,
     for turn in range(1 + repeats):
         for prompt in prompts:
             for model, firsts, laters in zip(models, first, later):
-                begun, rest = _answer(model, prompt, new, sampler)
+                words = model.words(prompt, model.cache(len(prompt) + new), sampler)
+                start = time.perf_counter()
+                next(words)
+                begun = time.perf_counter()
+                for _ in islice(words, new - 1):
+                    pass
+                ended = time.perf_counter()
                 if turn:
-                    firsts.append(begun)
-                    laters.append(rest / (new - 1))
+                    firsts.append(begun - start)
+                    laters.append((ended - begun) / (new - 1))
     return list(map(Pace, map(spread, first), map(spread, later)))
-
-
-def _answer(model: Whole, prompt: Sequence[int], new: int,
-            sampler: Sampler) -> tuple[float, float]:
-    """The seconds to the first token of an answer, and from there to the last one."""
-    words = model.words(prompt, model.cache(len(prompt) + new), sampler)
-    start = time.perf_counter()
-    next(words)
-    begun = time.perf_counter()
-    for _ in islice(words, new - 1):
-        pass
-    return begun - start, time.perf_counter() - begun
 
 
 def passes(model: Whole, rows: Sequence[int], context: int, sampler: Sampler,
@@ -106,25 +99,16 @@ def main(argv: list[str]) -> int:
     check_context(model, config)
     print(f"{config.model} in {str(model.whole.dtype)[len('torch.'):]}, {place(model)}; {config.max_new_tokens} tokens "
           f"an answer, {config.repeats} turns; ms: median, quartiles\n")
-    found: dict[str, Pace] = {}
     for name in tqdm(config.chosen_sets, desc="sets", leave=False):
         prompts = prompts_of(name, config, [model])
         [pace] = paces([model.whole], prompts, config.max_new_tokens, sampler, config.repeats)
         tqdm.write(f"{short(name):<{LONGEST}}  TTFT {pace.first}   TPOT {pace.later}")
-        found[name] = pace
     took = passes(model.whole, config.chosen_rows, config.context, sampler, config.repeats)
     print(f"\nT(m) behind {config.context} tokens, and how many times as long as T({min(took)})")
     least = took[min(took)].median
     for size, spread in took.items():
         rows = f"m = {size}"
         print(f"{rows:<{LONGEST}}       {spread}   {spread.median / least:6.2f}x")
-    if config.output:
-        sets = {}
-        for name, (first, later) in found.items():
-            sets[name] = {"ttft": first._asdict(), "tpot": later._asdict()}
-        passed = {size: spread._asdict() for size, spread in took.items()}
-        about = {"model": config.model, "dtype": str(model.whole.dtype), "place": place(model)}
-        write_json(config.output, {**about, "context": config.context, "sets": sets, "passes": passed})
     return 0
 
 

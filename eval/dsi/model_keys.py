@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence
 
 from config.drafts import listed
-from config.files import fits, whole
 from config.presets import TOY
 from config.ranges import WHOLE, Range, outside
 from config.run_config import RunConfig
@@ -17,10 +16,7 @@ from eval.pair_keys import COUNT, DRAFTS, SETS, TARGET, Measured
 from eval.prompts import problems as problems_of_sets
 
 TIMED = {"repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
-SERVERS = {"num_target_servers": Range(1, COUNT)}
 ROWS = Range(1, 65536)
-PICTURES = (".png", ".svg", ".pdf")
-RECORD = {"target": str, "draft": str, "set": str}
 
 
 @dataclass(frozen=True)
@@ -33,23 +29,18 @@ class AcceptanceConfig(Measured):
 
     EXAMPLES: ClassVar[str] = f"""\
   {COMMAND} acceptance
-  {COMMAND} acceptance draft=toy/draft_b sets=humaneval,qa num_examples=10 picture=runs.png
+  {COMMAND} acceptance draft=toy/draft_b sets=humaneval,qa num_examples=10
   {COMMAND} acceptance do_sample=true temperature=0.8 traces=matches.json
   {COMMAND} acceptance target=DIR draft=DIR sets=mbpp:mbpp.jsonl max_new_tokens=256"""
 
-    # Whose tokens are compared
+    # What is compared
     target: str = TARGET  # folder of the target, a model in Hugging Face form
     draft: str = DRAFTS[0]  # folder of the drafter
-
-    # What is written
-    traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, which simulations read; empty: none
-    picture: str = ""  # file (.png, .svg or .pdf) for the lengths of the runs of matches; empty: none
+    traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, which online reads; empty: none
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.picture and Path(self.picture).suffix not in PICTURES:
-            yield f"picture={self.picture} is no picture: name a file that ends in {' or '.join(PICTURES)}"
-        yield from problems_of_files(self, "traces", "picture")
+        yield from problems_of_files(self, "traces")
 
 
 @dataclass(frozen=True)
@@ -72,13 +63,9 @@ class Timed(Measured):
         if self.max_new_tokens < 2:
             yield "max_new_tokens=1 leaves no later token to time: give 2 or more"
         words = listed(self.rows)
-        if not words or not all(map(_is_size, words)):
+        are_sizes = (WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words)
+        if not words or not all(are_sizes):
             yield f"rows={self.rows} are no sizes: give {ROWS.advice}, or several with commas between"
-
-
-def _is_size(word: str) -> bool:
-    """Whether a word says how many rows a pass has."""
-    return bool(WHOLE.fullmatch(word)) and ROWS.holds(int(word[:9]))
 
 
 @dataclass(frozen=True)
@@ -92,13 +79,6 @@ class LatencyConfig(Timed):
 
     # What is timed
     model: str = TARGET  # folder of a model in Hugging Face form
-
-    # What is written
-    output: str = ""  # JSON file for the figures; empty: none
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        yield from problems_of_files(self, "output")
 
 
 class Pair(NamedTuple):
@@ -120,22 +100,18 @@ class TableConfig(Timed):
     EXAMPLES: ClassVar[str] = f"""\
   {COMMAND} table
   {COMMAND} table sets=humaneval,qa num_examples=3 output=table.json
-  {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3
-  {COMMAND} table records=pairs.json output=table.json"""
+  {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3"""
 
     # Which rows there are
     target: str = TARGET  # folder of the target
     drafts: str = ",".join(DRAFTS)  # folders of its drafters (commas between)
-    records: str = ""  # JSON list of {"target": FOLDER, "draft": FOLDER, "set": SET}, in place of target, drafts, sets
     num_target_servers: int = 7  # servers of the target that DSI has
-
-    # What is written
-    output: str = ""  # JSON file for the rows, with a table FILE.csv beside it; empty: none
+    output: str = ""  # JSON file for the rows; empty: none
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        yield from outside(vars(self), SERVERS)
-        if not self.records and not listed(self.drafts):
+        yield from outside(vars(self), {"num_target_servers": Range(1, COUNT)})
+        if not listed(self.drafts):
             yield "drafts is empty: name at least one folder"
         if self.output and Path(self.output).suffix != ".json":
             yield f"output={self.output} is no JSON file: name one that ends in .json"
@@ -143,23 +119,14 @@ class TableConfig(Timed):
 
     @property
     def pairs(self) -> list[Pair]:
-        """The rows of the table. Raises ValueError if the file of records is not sound."""
-        if not self.records:
-            asked = product(listed(self.drafts), self.chosen_sets)
-            return [Pair(self.target, folder, name) for folder, name in asked]
-        remedy = 'write a list of {"target": FOLDER, "draft": FOLDER, "set": SET}'
-        found: Any = whole(self.records, remedy)
-        if not fits(found, [RECORD]) or not found:
-            raise ValueError(f"{self.records} is no list of records: {remedy}")
-        for entry in found:
-            for problem in problems_of_sets([entry["set"]]):
-                raise ValueError(f"{self.records}: {problem}")
-        return [Pair(**{name: entry[name] for name in RECORD}) for entry in found]
+        """The rows of the table."""
+        asked = product(listed(self.drafts), self.chosen_sets)
+        return [Pair(self.target, folder, name) for folder, name in asked]
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The keys that decide what is measured, beside the rows themselves."""
-        rest = ("target", "drafts", "records", "sets", "output", "num_target_servers")
+        rest = ("target", "drafts", "sets", "output", "num_target_servers")
         return {name: value for name, value in vars(self).items() if name not in rest}
 
 
@@ -173,6 +140,7 @@ NARROW = {  # of every level the likeliest guess alone, however unlikely it is
 SEGMENTS = ("run_pipeinfer", "subseq_token")
 LEVELS = ("init_depth", "expand_depth")  # after the first
 OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
+ALONE = ("model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "trace", "hosts")  # of a single run
 
 
 @dataclass(frozen=True)
@@ -194,9 +162,25 @@ class PredictConfig(RunConfig):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        yield from _problems_of_methods(self)
+        chosen = listed(self.methods)
+        for name in chosen:
+            if name not in METHODS:
+                yield (f"methods={self.methods}: {name} drafts no chain, or is no method: choose among "
+                       f"{', '.join(METHODS)}")
+        if len(set(chosen)) < len(chosen):
+            yield f"methods={self.methods} names something twice: leave one of them out"
+        yield from problems_of_sets(self.chosen_sets)
         yield from _problems_of_chains(self)
-        yield from _problems_of_runs(self)
+        if self.cluster is None:
+            yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
+        if self.virtual:
+            yield "time=virtual is that of the prediction, and time=real that of the measurement: leave time out"
+        if self.pipeline_type != RunConfig.pipeline_type:
+            yield f"pipeline_type={self.pipeline_type} is of a single run: write methods=NAME,NAME"
+        for key in ALONE:
+            if getattr(self, key):
+                yield f"a prediction has no {key}: leave it out (base_dir and sets name the model and the questions)"
+        yield from problems_of_files(self, "output", "traces")
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -233,16 +217,6 @@ def words(argv: Sequence[str]) -> list[str]:
     return over(argv, defaults, "toy")
 
 
-def _problems_of_methods(c: PredictConfig) -> Iterator[str]:
-    chosen = listed(c.methods)
-    for name in chosen:
-        if name not in METHODS:
-            yield f"methods={c.methods}: {name} drafts no chain, or is no method: choose among {', '.join(METHODS)}"
-    if len(set(chosen)) < len(chosen):
-        yield f"methods={c.methods} names something twice: leave one of them out"
-    yield from problems_of_sets(c.chosen_sets)
-
-
 def _problems_of_chains(c: PredictConfig) -> Iterator[str]:
     if c.draft != "model":
         yield (f"draft={c.draft} guesses by more than a record of the text holds: add draft=model draft_dir=FOLDER, a "
@@ -256,17 +230,3 @@ def _problems_of_chains(c: PredictConfig) -> Iterator[str]:
         if getattr(c, key) == open_value:
             yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
                    "number from 1")
-
-
-def _problems_of_runs(c: PredictConfig) -> Iterator[str]:
-    """What a single run may have, but not a prediction."""
-    if c.cluster is None:
-        yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
-    if c.virtual:
-        yield "time=virtual is that of the prediction, and time=real that of the measurement: leave time out"
-    if c.pipeline_type != RunConfig.pipeline_type:
-        yield f"pipeline_type={c.pipeline_type} is of a single run: write methods=NAME,NAME"
-    for key in ("model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "trace", "hosts"):
-        if getattr(c, key):
-            yield f"a prediction has no {key}: leave it out (base_dir and sets name the model and the questions)"
-    yield from problems_of_files(c, "output", "traces")

@@ -1,21 +1,18 @@
 """SI and DSI by events on a virtual clock: texts with modelled or recorded acceptance."""
 from __future__ import annotations
 
-from dataclasses import asdict
 from itertools import cycle, islice
 from statistics import mean, stdev
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Iterable, Iterator, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
-from config.files import write_json
+from config.files import fits, whole
 from config.keys import read_keys
-from eval.dsi.counting import read_traces
-from eval.dsi.events import Forward
+from eval.dsi.events import Forward, Outcome, Plan, decode
 from eval.dsi.keys import COMMAND, Online
 from eval.dsi.published import Latencies, online_mean
-from eval.dsi.speculation import Outcome, Plan, decode
 from eval.tables import in_columns
 
 TICK = 1e-9  # seconds
@@ -23,40 +20,25 @@ PLAIN = "non-SI"
 COLUMNS = ("", "predicted s", "published s", "plain/it", "forwards", "rejected", "servers")
 NOTE = """\
 Simulated: no model is run. Times are seconds a text.
-predicted  where nothing but forwards and messages takes time: the mean of the repeats, +- its standard error
-published  the exact mean in the accounting of the published online simulator, with servers enough and without hops
+predicted  where nothing but forwards takes time: the mean of the repeats, +- its standard error
+published  the exact mean in the accounting of the published online simulator, with servers enough
 plain/it   predicted time of plain decoding over that of the method
 forwards   of the target for a token, with those given up; rejected: drafts for a token; servers: at work at once"""
-
-
-class Repeat(NamedTuple):
-    """One text by one method."""
-
-    method: str
-    outcome: Outcome
-
-    @property
-    def predicted(self) -> float:
-        """Seconds."""
-        return self.outcome.ticks * TICK
-
-    @property
-    def tokens(self) -> int:
-        return sum(count for _, count in self.outcome.commits)
 
 
 def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Online, f"{COMMAND} online")
     texts = list(islice(texts_of(config), config.num_repeats))
+    methods = ["SI", "DSI"] if config.simul_type == "both" else [config.simul_type]
+    found: dict[str, list[Outcome]] = {method: [] for method in (PLAIN, *methods)}
     bar = tqdm(texts, desc="virtual clock", unit="text", delay=1, leave=False)
-    repeats = [one for number, right in enumerate(bar) for one in predicted(config, right, number)]
+    for number, right in enumerate(bar):
+        for method, outcomes in found.items():
+            outcomes.append(decode(method, plan_of(config, number), right))
     print(f"k={config.k}, {config.servers} servers of the target, preemption {config.preemption}, "
-          f"{config.num_repeats} texts of {config.S} tokens after {config.total_tokens}\n")
-    print(table(config, repeats))
+          f"{config.num_repeats} texts of {config.S} tokens\n")
+    print(table(config, found))
     print(f"\n{NOTE}")
-    if config.output:
-        reported = list(map(_reported, repeats))
-        write_json(config.output, {"simulated": True, "keys": asdict(config), "repeats": reported})
     return 0
 
 
@@ -68,6 +50,16 @@ def texts_of(config: Online) -> Iterator[list[bool]]:
     chance = np.random.RandomState(config.random_seed)
     while True:
         yield spread(drawn(config.a, config.maximum_correct_tokens, chance), config.S)
+
+
+def read_traces(path: str) -> list[list[bool]]:
+    """The recorded matches of each text in a JSON file, empty ones left out. Raises ValueError if it holds none."""
+    found = whole(path)
+    are_matches = fits(found, [[lambda value: value in (0, 1)]])
+    if not are_matches or not any(found):
+        raise ValueError(f"{path} holds no matches: write a JSON list with a list of 0 and 1 for each text, "
+                         "as [[1, 1, 0, 1], [0, 1]]")
+    return [list(map(bool, text)) for text in found if text]
 
 
 def drawn(acceptance: float, most: int, chance: np.random.RandomState) -> Iterator[int]:
@@ -87,24 +79,15 @@ def spread(runs: Iterable[int], tokens: int) -> list[bool]:
 
 def plan_of(config: Online, number: int) -> Plan:
     """What is decoded for a text, in ticks."""
-    later = tuple(map(ticks, config.rows))
-    target = Forward(ticks(config.failure_cost), later)
-    drafter = Forward(ticks(config.c), (ticks(config.c_sub),))
-    parts = {"instant": 0, "layer": config.layers, "none": 1}[config.preemption]
+    target = Forward(ticks(config.failure_cost), ticks(config.failure_cost_sub))
+    drafter = Forward(ticks(config.c), ticks(config.c_sub))
+    stops = config.preemption == "instant"
     seed = config.random_seed + number
-    return Plan(config.S, config.k, config.servers, target, drafter, parts, ticks(config.hop),
-                config.queue == "merged", seed)
+    return Plan(config.S, config.k, config.servers, target, drafter, stops, seed)
 
 
 def ticks(seconds: float) -> int:
     return round(seconds / TICK)
-
-
-def predicted(config: Online, right: Sequence[bool], number: int) -> Iterator[Repeat]:
-    """One text by plain decoding and every method."""
-    methods = ["SI", "DSI"] if config.simul_type == "both" else [config.simul_type]
-    for method in [PLAIN, *methods]:
-        yield Repeat(method, decode(method, plan_of(config, number), right))
 
 
 def published(config: Online, method: str) -> float | None:
@@ -117,22 +100,20 @@ def published(config: Online, method: str) -> float | None:
     return online_mean(times, config.a, config.k, servers, config.S, most)
 
 
-def table(config: Online, repeats: Sequence[Repeat]) -> str:
+def table(config: Online, found: dict[str, list[Outcome]]) -> str:
     """A line for each method."""
-    by_method: dict[str, list[Repeat]] = {}
-    for one in repeats:
-        by_method.setdefault(one.method, []).append(one)
-    plain = mean(one.predicted for one in by_method[PLAIN])
+    seconds = {}
+    for method, outcomes in found.items():
+        seconds[method] = [outcome.ticks * TICK for outcome in outcomes]
+    plain, tokens = mean(seconds[PLAIN]), config.S * config.num_repeats
     rows = []
-    for method, some in by_method.items():
-        seconds = [one.predicted for one in some]
-        tokens = sum(one.tokens for one in some)
-        forwards = sum(one.outcome.forwards for one in some)
-        rejections = sum(one.outcome.rejections for one in some)
+    for method, outcomes in found.items():
+        forwards = sum(outcome.forwards for outcome in outcomes)
+        rejections = sum(outcome.rejections for outcome in outcomes)
         exact = published(config, method)
-        rows.append([method, _shown(seconds), "-" if exact is None else f"{exact:.4f}", f"{plain / mean(seconds):.3f}",
-                     f"{forwards / tokens:.2f}", f"{rejections / tokens:.3f}",
-                     str(max(one.outcome.most for one in some))])
+        rows.append([method, _shown(seconds[method]), "-" if exact is None else f"{exact:.4f}",
+                     f"{plain / mean(seconds[method]):.3f}", f"{forwards / tokens:.2f}", f"{rejections / tokens:.3f}",
+                     str(max(outcome.most for outcome in outcomes))])
     return in_columns(COLUMNS, rows)
 
 
@@ -141,10 +122,3 @@ def _shown(seconds: Sequence[float]) -> str:
         return f"{seconds[0]:.4f}"
     error = stdev(seconds) / len(seconds) ** 0.5
     return f"{mean(seconds):.4f} +- {error:.4f}"
-
-
-def _reported(one: Repeat) -> dict[str, Any]:
-    settled = [[when * TICK, count] for when, count in one.outcome.commits]
-    return {"method": one.method, "predicted_seconds": one.predicted, "tokens": one.tokens,
-            "forwards": one.outcome.forwards, "rejections": one.outcome.rejections,
-            "most_servers": one.outcome.most, "settled": settled}

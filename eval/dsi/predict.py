@@ -6,7 +6,7 @@ real run; only the target's tokens and the drafter's guesses are read out of the
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import asdict, fields, replace
 from typing import Any, Dict, NamedTuple, Sequence
 
@@ -30,10 +30,9 @@ from launch.build import build_decoder, build_passes, build_ring
 from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare
 from launch.processes import LOST
-from launch.ranks import Rank
 from launch.virtual import as_virtual
 from model.drafts.mixture import Mixture
-from pipeline.decode import Answer, Decoder, Request
+from pipeline.decode import Answer, Request
 from pipeline.failure import PeerLost
 
 WARM = 8  # tokens of an answer that is not measured
@@ -63,13 +62,6 @@ class Row(NamedTuple):
 Rows = Dict[str, Row]  # by method
 
 
-class Measured(NamedTuple):
-    """What came of real emulation, in modelled seconds."""
-
-    spent: dict[str, list[Spent]]  # by method, for each answer
-    other: Counter[str]  # by method, the answers that are not the recorded text
-
-
 def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Request:
     """The request whose answer is in the record."""
     return Request(prompt, sampler_of(config), config.max_new_tokens, frozenset(book.ends))
@@ -85,37 +77,24 @@ def speed(spent: Sequence[Spent]) -> float:
     return sum(one.tokens for one in spent) / sum(one.seconds for one in spent)
 
 
-# --- in virtual time --------------------------------------------------------------------------------------------------
-
 def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
-    """What each answer takes in virtual time by a method."""
+    """What each answer takes in virtual time by a method, on a cluster of its own over the record."""
     run = config.run(method, virtual=True)
     spent = []
     for one in book.answers:
         recorded = Recorded(one.record(coupled=method == "dsi"), book.vocab)
-        answer = _answer(run, recorded, request_of(config, book, one.prompt))
+        with as_virtual(run, *prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
+            spec, clock = rank_0.spec, rank_0.clock
+            ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
+            draft = Mixture([recorded.draft(spec.slots)])
+            passes = build_passes(spec, rank_0.trace, clock)
+            decoder = build_decoder(spec, ring, draft, spec.config.tree, passes)
+            ring.start()
+            answer = decoder.whole(request_of(config, book, one.prompt))
+            ring.stop()
         assert answer.token_ids == one.text, "the text of a prediction is the recorded one"
         spent.append(spent_on(answer))
     return spent
-
-
-def _answer(run: RunConfig, recorded: Recorded, request: Request) -> Answer:
-    """One answer by a cluster of its own."""
-    with as_virtual(run, *prepare(run), answers=lambda _: recorded) as rank_0:
-        decoder = _decoder(rank_0, recorded)
-        decoder.ring.start()
-        answer = decoder.whole(request)
-        decoder.ring.stop()
-    return answer
-
-
-def _decoder(rank_0: Rank, recorded: Recorded) -> Decoder:
-    """What decodes on rank 0, over the record in place of the models."""
-    spec, clock = rank_0.spec, rank_0.clock
-    ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
-    draft = Mixture([recorded.draft(spec.slots)])
-    passes = build_passes(spec, rank_0.trace, clock)
-    return build_decoder(spec, ring, draft, spec.config.tree, passes)
 
 
 # --- out of four numbers ----------------------------------------------------------------------------------------------
@@ -163,34 +142,31 @@ def closed_form(config: PredictConfig, method: str, numbers: Numbers) -> float:
 
 # --- in real time -----------------------------------------------------------------------------------------------------
 
-def measured(config: PredictConfig, given: Sequence[str], book: Book) -> Measured:
-    """All methods over real processes; `given` are the words of the command. Methods of a ring share a start."""
+def measured(config: PredictConfig, given: Sequence[str], book: Book, other: Counter[str]) -> dict[str, list[Spent]]:
+    """What each answer takes by each method over real processes, in modelled seconds; `other` counts wrong texts.
+
+    `given` are the words of the command. Methods of a ring share a start; each question is answered by all by turns.
+    """
     ring = [name for name in config.chosen_methods if METHODS[name].target == "ring"]
     copies = [name for name in config.chosen_methods if name not in ring]
-    options: dict[str, Any] = typed(given)
-    for key in options.keys() - {key.name for key in fields(RunConfig)} | set(APART):
-        options.pop(key, None)
-    found = Measured(defaultdict(list), Counter())
+    keys = {key.name for key in fields(RunConfig)}.difference(APART)
+    options: dict[str, Any] = {key: value for key, value in typed(given).items() if key in keys}
+    found: dict[str, list[Spent]] = {name: [] for name in config.chosen_methods}
     total = len(config.chosen_methods) * len(book.answers)
     with tqdm(total=total, unit="answer", desc=f"emulated, {config.profile}", file=sys.stderr) as bar:
         for methods in filter(None, (ring, copies)):
             with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
                 decoders = {name: pipeline.decoder_for(config.run(name, virtual=False)) for name in methods}
-                _answer_all(config, book, decoders, found, bar)
+                first = request_of(config, book, book.answers[0].prompt)
+                for decoder in decoders.values():
+                    decoder.whole(replace(first, max_new_tokens=min(WARM, first.max_new_tokens)))
+                for one in book.answers:
+                    for name, decoder in decoders.items():
+                        answer = decoder.whole(request_of(config, book, one.prompt))
+                        found[name].append(spent_on(answer, config.slowdown))
+                        other[name] += answer.token_ids != one.text
+                        bar.update()
     return found
-
-
-def _answer_all(config: PredictConfig, book: Book, decoders: dict[str, Decoder], found: Measured, bar: Any) -> None:
-    """Every question by these methods by turns."""
-    first = request_of(config, book, book.answers[0].prompt)
-    for decoder in decoders.values():
-        decoder.whole(replace(first, max_new_tokens=min(WARM, first.max_new_tokens)))
-    for one in book.answers:
-        for name, decoder in decoders.items():
-            answer = decoder.whole(request_of(config, book, one.prompt))
-            found.spent[name].append(spent_on(answer, config.slowdown))
-            found.other[name] += answer.token_ids != one.text
-            bar.update()
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -201,30 +177,32 @@ def main(argv: Sequence[str]) -> int:
     assert isinstance(config, PredictConfig), f"a prediction was read as {type(config).__name__}"
     book = book_of(config)
     numbers = numbers_of(config, book)
+    other: Counter[str] = Counter()
     try:
-        found = measured(config, given, book) if config.measure else None
+        found = measured(config, given, book, other) if config.measure else {}
     except PeerLost as loss:
         print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
         return LOST
     rows = {}
-    for name in tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr):
+    bar = tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr)
+    for name in bar:
         simulated = speed(predicted(config, book, name))
-        taken = speed(found.spent[name]) if found else NAN
+        taken = speed(found[name]) if found else NAN
         rows[name] = Row(simulated, taken, closed_form(config, name, numbers))
-    print(f"{heading(config, book, numbers)}\n\n{table(rows)}\n\n{NOTE}")
-    if found:
-        print("\n".join(notes(rows, found)))
-    if config.output:
-        write_json(config.output, report(config, book, rows, found))
-    return 0
-
-
-def heading(config: PredictConfig, book: Book, numbers: Numbers) -> str:
-    """What was asked, and the numbers of the closed forms."""
     tokens = sum(len(one.text) for one in book.answers)
-    return (f"{config.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
-            f"temperature {config.temperature:g}; lookahead {config.lookahead}\n"
-            f"T {numbers.target:g} ms, d {numbers.drafter:g} ms, hop {numbers.hop:g} ms, a {numbers.acceptance:.3f}")
+    print(f"{config.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
+          f"temperature {config.temperature:g}; lookahead {config.lookahead}\n"
+          f"T {numbers.target:g} ms, d {numbers.drafter:g} ms, hop {numbers.hop:g} ms, a {numbers.acceptance:.3f}\n\n"
+          f"{table(rows)}\n\n{NOTE}")
+    if found:
+        print("\n".join(notes(rows, other)))
+    if config.output:
+        speeds = {name: row._asdict() for name, row in rows.items()}
+        if not found:
+            speeds = {name: {**figures, "measured": None} for name, figures in speeds.items()}
+        write_json(config.output, {"predicted": "simulated", "measured": "emulated" if found else None,
+                                   "keys": asdict(config), "tokens_per_second": speeds, "other_texts": dict(other)})
+    return 0
 
 
 def table(rows: Rows) -> str:
@@ -238,30 +216,12 @@ def table(rows: Rows) -> str:
     return in_columns(COLUMNS, lines)
 
 
-def notes(rows: Rows, found: Measured) -> list[str]:
+def notes(rows: Rows, other: Counter[str]) -> list[str]:
     """The method whose prediction is the furthest off, and what was not answered as recorded."""
     off = {method: row.predicted / row.measured - 1 for method, row in rows.items()}
     method = max(off, key=lambda each: abs(off[each]))
     lines = [f"worst deviation: predicted {off[method]:+.1%} ({method})"]
-    different = [f"{count} of {name}" for name, count in found.other.items() if count]
+    different = [f"{count} of {name}" for name, count in other.items() if count]
     if different:
         lines.append(f"answers that are not the recorded text: {', '.join(different)}")
     return lines
-
-
-def report(config: PredictConfig, book: Book, rows: Rows, found: Measured | None) -> dict[str, Any]:
-    """What the output file says: the keys, and every figure; null is what was not measured."""
-    speeds = {name: row._asdict() for name, row in rows.items()}
-    if found is None:
-        speeds = {name: {**figures, "measured": None} for name, figures in speeds.items()}
-    content: dict[str, Any] = {
-        "predicted": "simulated",
-        "measured": "emulated" if found else None,
-        "keys": asdict(config),
-        "tokens_per_second": speeds,
-        "matches": [one.likeliest for one in book.answers]}
-    if found:
-        content["other_texts"] = dict(found.other)
-        content["answers"] = {name: [one._asdict() for one in taken]
-                              for name, taken in found.spent.items()}
-    return content

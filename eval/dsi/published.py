@@ -1,9 +1,9 @@
-"""The accounting of the online simulator that was published with the paper on DSI: mean cost of a text, exactly.
+"""What the simulators published with the paper on DSI draw and count, exactly; it differs from what decoding costs.
 
-It differs from what decoding costs. A run of n accepted drafts settles n tokens: the target's own token after them is
-lost. Every run begins with a verification of no drafts, which SI waits for too. Runs are drawn until they have
-more than the wanted tokens, and the last one costs one verification. The first forward of every server takes longer,
-and that of the drafter until something is settled. Nothing else takes time: a process is started for nothing.
+Online, a run of n accepted drafts settles n tokens: the target's own token after them is lost. Every run begins with a
+verification of no drafts, which SI waits for too. Runs are drawn until they have more than the wanted tokens, and the
+last one costs one verification. The first forward of every server takes longer, and that of the drafter until something
+is settled. Nothing else takes time.
 
 That is T + (floor(n/k) + 1)(k d + T) for a run of SI, and (floor(n/k) + 1) k d + T for a run of DSI, if there are
 servers enough; the first run of DSI is followed verification by verification. The servers that later runs use count as
@@ -18,6 +18,17 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 MOST = 20  # accepted drafts of a run, at most
+
+
+def offline_draws(acceptance: float, lookahead: int, tokens: int, seed: int) -> Iterator[list[int]]:
+    """For text after text the drafts that are accepted window by window, as the offline simulator draws them."""
+    rng = np.random.RandomState(seed)
+    while True:
+        if acceptance in (0, 1):
+            yield [int(acceptance) * lookahead] * tokens
+        else:
+            accepted = rng.geometric(1 - acceptance, size=tokens) - 1
+            yield np.minimum(accepted, lookahead).tolist()
 
 
 class Latencies(NamedTuple):
@@ -61,45 +72,29 @@ def online_mean(times: Latencies, acceptance: float, lookahead: int, servers: in
 
 
 def _first_run(times: Latencies, lookahead: int, servers: int, accepted: int) -> float:
-    """The cost of the first run of DSI: when the first verification ends that has more drafts than are accepted."""
-    pool = _Servers(times, servers)
+    """The cost of the first run of DSI: when the first verification ends that has more drafts than are accepted.
+
+    A verification goes to a server that was used and is free, else to a new one. Else it waits, the newest first.
+    """
+    used, new = 0, servers  # servers that are free
+    busy: list[tuple[float, int]] = []  # ends of verifications, and their drafts
+    waiting: list[int] = []  # the drafts of those that wait
     for drafts in count(0, lookahead):
         moment = times.first_drafter + (drafts - 1) * times.drafter if drafts else 0.0
-        for end, verified in pool.ended(moment):
+        while busy and busy[0][0] <= moment:
+            end, verified = heapq.heappop(busy)
+            if waiting:
+                heapq.heappush(busy, (end + times.target, waiting.pop()))
+            else:
+                used += 1
             if verified > accepted:
                 return end
-        pool.begin(moment, drafts)
-    raise AssertionError("verifications never cease")
-
-
-class _Servers:
-    """Servers at their first run. A verification goes to one that was used and is free, else to a new one.
-
-    Else it waits; of those that wait the newest goes first.
-    """
-
-    def __init__(self, times: Latencies, servers: int) -> None:
-        self.times = times
-        self.free, self.new = 0, servers
-        self.busy: list[tuple[float, int]] = []  # ends of verifications, and their drafts
-        self.waiting: list[int] = []  # the drafts of those that wait
-
-    def ended(self, moment: float) -> Iterator[tuple[float, int]]:
-        """The verifications that ended by a moment, with their drafts, in order."""
-        while self.busy and self.busy[0][0] <= moment:
-            end, drafts = heapq.heappop(self.busy)
-            self.free += 1
-            if self.waiting:
-                self.begin(end, self.waiting.pop())
-            yield end, drafts
-
-    def begin(self, moment: float, drafts: int) -> None:
-        """Verify so many drafts, at this moment or later."""
-        if self.free:
-            self.free -= 1
-            heapq.heappush(self.busy, (moment + self.times.target, drafts))
-        elif self.new:
-            self.new -= 1
-            heapq.heappush(self.busy, (moment + self.times.first_target, drafts))
+        if used:
+            used -= 1
+            heapq.heappush(busy, (moment + times.target, drafts))
+        elif new:
+            new -= 1
+            heapq.heappush(busy, (moment + times.first_target, drafts))
         else:
-            self.waiting.append(drafts)
+            waiting.append(drafts)
+    raise AssertionError("verifications never cease")

@@ -18,10 +18,10 @@ from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
 from eval.recorded import Record, check_settings, settings_of
 from model.sample import Sampler
-from model.text import Text
 
 SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question_end", "template", "temperature",
             "top_p", "top_k", "seed", "max_new_tokens", "dtype")  # the keys that decide a record
+OTHER = "name another traces="
 
 
 class Written(NamedTuple):
@@ -45,13 +45,8 @@ class Book(NamedTuple):
     ends: list[int]
 
 
-def _is_id(value: Any) -> bool:
-    return fits(value, int) and value >= 0
-
-
-BITS = [lambda value: fits(value, int) and value in (0, 1)]
-ANSWER = {"prompt": [_is_id], "text": [_is_id], "likeliest": BITS, "coupled": BITS}
-FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "answers": [ANSWER]}
+ANSWER = dict.fromkeys(Written._fields, [int])
+FORM = {"keys": dict, "vocab": int, "ends": [int], "answers": [ANSWER]}
 
 
 def sampler_of(config: PredictConfig) -> Sampler:
@@ -64,17 +59,33 @@ def book_of(config: PredictConfig) -> Book:
 
     Raises ValueError if the file holds anything else, or a record of other keys, or if an answer has no room.
     """
-    path = Path(config.traces)
+    path, settings = Path(config.traces), settings_of(config, SETTINGS)
     if config.traces and path.is_file():
-        book = _kept(path, settings_of(config, SETTINGS))
-        check_room([one.prompt for one in book.answers], config.max_length, config)
-        return book
+        found = whole(path, OTHER)
+        if not fits(found, FORM) or not _is_sound(found):
+            raise ValueError(f"{path} holds no record of texts: {OTHER}")
+        check_settings(path, found["keys"], settings, OTHER)
+        answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
+        check_room([one.prompt for one in answers], config.max_length, config)
+        return Book(answers, found["vocab"], found["ends"])
     book = _made(config)
     if config.traces:
-        answers = [one._asdict() for one in book.answers]
-        content = {"keys": settings_of(config, SETTINGS), **book._asdict(), "answers": answers}
-        write_json(path, content, indent=None)
+        answered = [one._asdict() for one in book.answers]
+        write_json(path, {"keys": settings, **book._asdict(), "answers": answered}, indent=None)
     return book
+
+
+def _is_sound(found: dict[str, Any]) -> bool:
+    """Whether there are answers, each with a prompt, tokens of the vocabulary, and a bit of each kind for a token."""
+    vocab = range(found["vocab"])
+    for one in found["answers"]:
+        prompt, text, *bits = map(one.get, Written._fields)
+        even = all(len(some) == len(text) for some in bits)
+        are_bits = all({*some} <= {0, 1} for some in bits)
+        known = all(token in vocab for token in [*prompt, *text, *found["ends"]])
+        if not (prompt and text and even and are_bits and known):
+            return False
+    return bool(found["answers"])
 
 
 def check_room(prompts: Sequence[Sequence[int]], context: int, config: PredictConfig) -> None:
@@ -85,46 +96,21 @@ def check_room(prompts: Sequence[Sequence[int]], context: int, config: PredictCo
                          f"context of {context}: give less, or other sets= or questions")
 
 
-def _kept(path: Path, settings: dict[str, Any]) -> Book:
-    other = "name another traces="
-    found = whole(path, other)
-    if not fits(found, FORM) or not _are_sound(found["answers"], found["vocab"]):
-        raise ValueError(f"{path} holds no record of texts: {other}")
-    check_settings(path, found["keys"], settings, other)
-    answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
-    return Book(answers, found["vocab"], found["ends"])
-
-
-def _are_sound(answers: Sequence[dict[str, list[int]]], vocab: int) -> bool:
-    """Whether there are answers, each with a prompt, tokens of the vocabulary, and a bit of each kind for a token."""
-    def is_sound(one: dict[str, list[int]]) -> bool:
-        even = len(one["text"]) == len(one["likeliest"]) == len(one["coupled"])
-        return bool(one["prompt"] and one["text"]) and even and max(one["prompt"] + one["text"]) < vocab
-
-    return bool(answers) and all(map(is_sound, answers))
-
-
-# --- with both models -------------------------------------------------------------------------------------------------
-
 def _made(config: PredictConfig) -> Book:
+    """A record by both models."""
     opened = Measured(dtype=config.dtype, device=config.device, threads=config.threads_per_rank)
     target, drafter = (open_model(folder, opened) for folder in (config.base_dir, config.draft_dir))
     check_pair(target, drafter)
-    sampler, answers = sampler_of(config), []
-    prompts = _prompts(config, target.text)
+    begin, end = config.question_begin, config.question_end
+    sets = (load(config.data, name, begin, end) for name in config.chosen_sets)
+    asked = [question.turns[0] for questions in sets for question in questions]
+    prompts = [target.text.prompt_ids([question], config.template) for question in asked]
     contexts = (model.whole.config.context for model in (target, drafter))
     check_room(prompts, min(config.max_length, *contexts), config)
+    sampler, answers = sampler_of(config), []
     for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
         text = answer(target, prompt, config.max_new_tokens, sampler)
         likeliest = record(drafter, prompt, text, Sampler())
         coupled = record(drafter, prompt, text, sampler)
         answers.append(Written(prompt, text, likeliest, coupled))
     return Book(answers, target.whole.config.vocab, sorted(target.text.end_ids))
-
-
-def _prompts(config: PredictConfig, text: Text) -> Sequence[list[int]]:
-    """The first turns of all chosen questions as token ids."""
-    begin, end = config.question_begin, config.question_end
-    sets = (load(config.data, name, begin, end) for name in config.chosen_sets)
-    asked = [question.turns[0] for questions in sets for question in questions]
-    return [text.prompt_ids([question], config.template) for question in asked]

@@ -17,27 +17,20 @@ from config.keys import read_keys
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.latency import Spread, check_context, paces, passes
+from eval.dsi.latency import check_context, paces, passes
 from eval.dsi.model_keys import Pair, TableConfig
-from eval.metrics import Interval
 from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import check_settings
-from eval.tables import in_columns, number, save
+from eval.tables import in_columns, number
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
 COUNTS = ("prompts", "tokens")
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
            "k", "plain/DSI", "SI/DSI", "best")
-SPREADS = Spread._fields[:3]  # median and quartiles
 Row = Dict[str, Any]  # what was measured of a pair
 LOOKAHEADS = 200  # of SI, the best of which is taken; as many as in the paper
 FLAT = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
 ROUNDS = 4  # in which the lookahead of DSI and the time of its verification settle
-
-
-def _is_bound(value: Any) -> bool:
-    """Whether this is a bound of an acceptance rate, which one text alone does not have."""
-    return value is None or fits(value, float)
 
 
 def _is_growth(value: Any) -> bool:
@@ -45,6 +38,11 @@ def _is_growth(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     return all(map(str.isdigit, value)) and fits([*value.values()], [float])
+
+
+def _is_bound(value: Any) -> bool:
+    """Whether this is a bound of an acceptance rate, which one text alone does not have."""
+    return value is None or fits(value, float)
 
 
 MEASURED = {  # the form of such a row in a file
@@ -119,60 +117,49 @@ class Written(NamedTuple):
 
 @dataclass
 class Measuring:
-    """Measures row after row. Both models of a row are timed by turns; what a target writes and how its passes grow is
-    found once for all of its drafters."""
+    """Measures row after row. Both models of a row are timed by turns.
+
+    What the target writes and how its passes grow is found once for all of its drafters.
+    """
 
     config: TableConfig
     models: dict[str, Model] = field(default_factory=dict)  # those of the last row
-    written: dict[tuple[str, str, int], Written] = field(default_factory=dict)  # by target, set and shorter context
-    growths: dict[str, dict[int, float]] = field(default_factory=dict)  # T(m) by T(1) of each target
+    written: dict[tuple[str, int], Written] = field(default_factory=dict)  # by set and the shorter context
+    growth: dict[int, float] = field(default_factory=dict)  # T(m) by T(1)
 
     def row(self, pair: Pair) -> Row:
         """All that is measured of a pair. Raises ValueError for models that are none, or no pair."""
         config, sampler = self.config, sampler_of(self.config)
-        target, drafter = self._open(pair)
-        check_pair(target, drafter)
-        check_context(target, config)
-        done = self._written(pair, target, drafter)
-        read = zip(done.prompts, done.texts)
-        records = [record(drafter, prompt, text, sampler) for prompt, text in read]
-        both = [target.whole, drafter.whole]
-        found = paces(both, done.prompts, config.max_new_tokens, sampler, config.repeats)
-        spreads = [spread for own in found for spread in own]
-        times = {name: list(spread[:len(SPREADS)]) for name, spread in zip(TIMES, spreads)}
-        bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
-        tokens = sum(map(len, records))
-        return {**pair._asdict(), **times, "acceptance": bounds, "growth": self._growth(pair, target),
-                "prompts": len(records), "tokens": tokens}
-
-    def _open(self, pair: Pair) -> tuple[Model, Model]:
-        """Both models; those of the row before stay in memory only if they are among them."""
         self.models = {name: model for name, model in self.models.items() if name in pair}
         for folder in (pair.target, pair.draft):
             if folder not in self.models:
-                self.models[folder] = open_model(folder, self.config)
-        return self.models[pair.target], self.models[pair.draft]
+                self.models[folder] = open_model(folder, config)
+        target, drafter = self.models[pair.target], self.models[pair.draft]
+        check_pair(target, drafter)
+        check_context(target, config)
+        prompts, texts = self._written(pair.set, target, drafter)
+        records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
+        both = [target.whole, drafter.whole]
+        found = paces(both, prompts, config.max_new_tokens, sampler, config.repeats)
+        spreads = [spread for own in found for spread in own]
+        times = {name: list(spread[:3]) for name, spread in zip(TIMES, spreads)}
+        bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
+        if not self.growth:
+            sizes = sorted({1, *config.chosen_rows})
+            took = passes(target.whole, sizes, config.context, sampler, config.repeats)
+            one = took[1].median
+            self.growth = {size: spread.median / one for size, spread in took.items()}
+        return {**pair._asdict(), **times, "acceptance": bounds, "growth": self.growth,
+                "prompts": len(records), "tokens": sum(map(len, records))}
 
-    def _written(self, pair: Pair, target: Model, drafter: Model) -> Written:
-        context = min(model.whole.config.context for model in (target, drafter))
-        key = pair.target, pair.set, context
+    def _written(self, name: str, target: Model, drafter: Model) -> Written:
+        key = name, min(model.whole.config.context for model in (target, drafter))
         if key not in self.written:
             config, sampler = self.config, sampler_of(self.config)
-            prompts = prompts_of(pair.set, config, (target, drafter))
+            prompts = prompts_of(name, config, (target, drafter))
             texts = [answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts]
             self.written[key] = Written(prompts, texts)
         return self.written[key]
-
-    def _growth(self, pair: Pair, target: Model) -> dict[int, float]:
-        """How many times as long as one over a single token a pass over m tokens takes, by m."""
-        if pair.target not in self.growths:
-            config = self.config
-            sizes = sorted({1, *config.chosen_rows})
-            took = passes(target.whole, sizes, config.context, sampler_of(config), config.repeats)
-            one = took[1].median
-            growth = {size: spread.median / one for size, spread in took.items()}
-            self.growths[pair.target] = growth
-        return self.growths[pair.target]
 
 
 def main(argv: list[str]) -> int:
@@ -183,11 +170,9 @@ def main(argv: list[str]) -> int:
     for pair in tqdm(config.pairs, desc="pairs", unit="pair"):
         if pair not in rows:
             rows[pair] = measuring.row(pair)
-            keep(config, rows)
-    asked = [rows[pair] for pair in config.pairs]
-    print(table(asked, config.num_target_servers))
-    if config.output:
-        keep(config, rows)
+            if config.output:
+                write_json(config.output, {"keys": config.settings, "rows": [*rows.values()]})
+    print(table([rows[pair] for pair in config.pairs], config.num_target_servers))
     return 0
 
 
@@ -206,16 +191,6 @@ def kept(config: TableConfig) -> dict[Pair, Row]:
     return {Pair(*map(row.get, Pair._fields)): row for row in found["rows"]}
 
 
-def keep(config: TableConfig, rows: dict[Pair, Row]) -> None:
-    """Write all rows, and the table beside them, if there is a file for them."""
-    if config.output:
-        found = list(rows.values())
-        content = {"keys": config.settings, "rows": found}
-        write_json(config.output, content)
-        flat = [_cells(row, config.num_target_servers) for row in found]
-        save(Path(config.output).with_suffix(".csv"), list(flat[0]), flat)
-
-
 def measures_of(row: Row) -> Measures:
     """What predictions follow from: the middle of each figure."""
     target, draft, right = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
@@ -227,20 +202,6 @@ def predictions(row: Row, servers: int) -> tuple[Prediction, Prediction]:
     measures = measures_of(row)
     growth = {int(size): factor for size, factor in row["growth"].items()}
     return predict(measures, servers, FLAT), predict(measures, servers, growth)
-
-
-def _cells(row: Row, servers: int) -> dict[str, Any]:
-    """A line of the CSV file."""
-    cells = {name: row[name] for name in (*Pair._fields, *COUNTS)}
-    for name in TIMES:
-        cells.update({f"{name}_{part}_ms": value for part, value in zip(SPREADS, row[name])})
-    for name, bound in zip(Interval._fields, row["acceptance"]):
-        cells[f"acceptance_{name}"] = math.nan if bound is None else bound
-    cells["servers"] = servers
-    for kind, found in zip(("flat", "rows"), predictions(row, servers)):
-        cells.update({f"{kind}_{name}": value for name, value in found._asdict().items()})
-        cells[f"{kind}_best"] = found.best
-    return cells
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
