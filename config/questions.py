@@ -5,6 +5,7 @@ It knows nothing about models or templates.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
@@ -41,6 +42,12 @@ def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Que
         raise ValueError(f"there is no data set {name} in {folder} (there: {there}): choose others with sets=, or "
                          f"another folder with data=; a set is a file {forms}")
     return _chosen(list(_distinct(path, name)), path, begin, end)
+
+
+def by_turns(data: str | Path, names: Sequence[str], begin: int = 0, end: int = -1) -> list[str]:
+    """The first turns of these questions of several sets, one of each set and then the next of each."""
+    sets = [load(data, name, begin, end) for name in names]
+    return [question.turns[0] for question in chain.from_iterable(zip_longest(*sets)) if question]
 
 
 def read(path: str | Path, begin: int = 0, end: int = -1) -> list[Question]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import platform
@@ -45,7 +46,7 @@ from model.weights.parts import plan_stages
 from pipeline.failure import PeerLost
 
 PLAN = "scripts.plan"  # the command that makes plans
-OURS = b"flowspec: "  # begins a sentence of it
+OURS = "flowspec: "  # begins a sentence of it
 JUDGED = ("model_dir", "base_dir", "eagle_dir", "models", "template")  # keys by which left_open judges
 USUAL = "4"  # stages, if nothing says how many
 FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]), "kind": str,
@@ -270,18 +271,10 @@ def _planned(words: Sequence[str]) -> dict[str, Any]:
 def _followed(process: subprocess.Popen[bytes]) -> str:
     """Pass on what a plan prints while it works; its sentence at the end, if it has one."""
     assert process.stderr is not None
-    held = b""
-    for chunk in iter(lambda: os.read(process.stderr.fileno(), 4096), b""):  # type: ignore[union-attr]
-        held += chunk
-        shown = held[:_beginning_of(OURS, held)]
-        sys.stderr.write(shown.decode(errors="replace"))
-        sys.stderr.flush()
-        held = held[len(shown):]
-    return held[len(OURS):].decode(errors="replace").strip()
-
-
-def _beginning_of(words: bytes, text: bytes) -> int:
-    """Where these words begin in a text, whose end may be in the midst of them; its length if they do not."""
-    size = len(words)
-    places = (place for place in range(len(text)) if words.startswith(text[place:place + size]))
-    return next(places, len(text))
+    sentence = ""
+    for line in io.TextIOWrapper(process.stderr, errors="replace", newline=""):  # a carriage return ends one, too
+        if line.startswith(OURS):
+            sentence = line[len(OURS):].strip()
+        else:
+            print(line, end="", file=sys.stderr, flush=True)
+    return sentence

@@ -3,7 +3,8 @@
 Usage: python -m scripts.bench overhead|clocks|load|server|turns|conversation|acceptance|draft [PRESET] [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
-       python -m scripts.bench planner|planner_map|planner_emulated|thrift [key=value ...]
+       python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
+       python -m scripts.bench thrift
 
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
@@ -55,11 +56,11 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "load": "eval.load.pipeline:load",
     "server": "eval.load.server:server",
     "turns": "eval.load.turns:turns",
-    "conversation": "eval.load.conversation:conversation",
+    "conversation": "eval.load.turns:conversation",
     "specinfer": "eval.specinfer.tables:specinfer",
-    "planner": "eval.plan.judge:planner",
+    "planner": "eval.plan.bench:planner",
     "planner_map": "eval.plan.map:planner_map",
-    "planner_emulated": "eval.plan.judge_emulated:planner_emulated",
+    "planner_emulated": "eval.plan.bench:planner_emulated",
     "thrift": "eval.plan.thrift:thrift",
 }
 

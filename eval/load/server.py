@@ -13,17 +13,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, Iterator, NamedTuple, Sequence
-from urllib.parse import urlsplit
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from urllib.error import HTTPError
+from urllib.parse import urljoin
+from urllib.request import ProxyHandler, Request, build_opener
 
 from tqdm import tqdm
 
 from config.cli import parse
-from config.questions import load as load_set
+from config.drafts import listed
+from config.questions import by_turns
 from config.typed import over
 from eval.load.arrivals import tail
 from eval.load.server_keys import ServeLoadConfig, of_the_server
@@ -39,6 +42,8 @@ LOOK = 0.25  # seconds between two looks at a server that comes up
 SAMPLE = 2.0  # seconds between two looks at what its processes hold
 SETTLED = 0.1  # the share of a measurement after which what they hold is noted for the first time
 MIB = 1024.0
+NOTHING: Mapping[str, str] = {}
+DIRECT = build_opener(ProxyHandler({}))  # the server is on this machine
 
 
 class Heard(NamedTuple):
@@ -72,14 +77,11 @@ class Asker:
 
     def ask(self, question: int, said: str) -> Heard:
         """Ask, and read the answer as it streams. The answer names what goes wrong."""
-        messages = [{"role": "user", "content": said}]
-        body = json.dumps({**self.options, "messages": messages, "stream": True,
-                           "stream_options": {"include_usage": True}})
         since = time.monotonic()
         pieces: list[str] = []
         first, tokens, error = 0.0, 0, "the stream ended too early"
         try:
-            for event in self._events(body):
+            for event in self._events(said):
                 if event == "[DONE]":
                     error = ""
                     break
@@ -87,8 +89,7 @@ class Asker:
                 if "error" in chunk:
                     error = chunk["error"]["message"]
                     break
-                for choice in chunk["choices"]:
-                    pieces.append(choice["delta"].get("content") or "")
+                pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
                 if not first and any(pieces):
                     first = time.monotonic() - since
@@ -97,24 +98,22 @@ class Asker:
         seconds = time.monotonic() - since
         return Heard(question, "".join(pieces), tokens, first or seconds, seconds, error)
 
-    def _events(self, body: str) -> Iterator[str]:
+    def _events(self, said: str) -> Iterator[str]:
         """The data of the server-sent events of an answer, or of the error that came in its place."""
-        connection = self.connect()
+        body = {**self.options, "messages": [{"role": "user", "content": said}], "stream": True,
+                "stream_options": {"include_usage": True}}
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-            connection.request("POST", "/v1/chat/completions", body, headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                yield response.read().decode(errors="replace")
-                return
-            for line in response:
-                if line.startswith(b"data: "):
-                    yield line[len(b"data: "):].decode().strip()
-        finally:
-            connection.close()
+            with self.open("/v1/chat/completions", json.dumps(body).encode(), headers) as response:
+                for line in response:
+                    if line.startswith(b"data: "):
+                        yield line[len(b"data: "):].decode().strip()
+        except HTTPError as refused:
+            yield refused.read().decode(errors="replace")
 
-    def connect(self) -> HTTPConnection:
-        return HTTPConnection(urlsplit(self.url).netloc, timeout=self.patience)
+    def open(self, path: str, body: bytes | None = None, headers: Mapping[str, str] = NOTHING) -> Any:
+        """The response to a request, which is a POST if it has a body. Raises HTTPError for a refusal."""
+        return DIRECT.open(Request(urljoin(self.url, path), body, headers), timeout=self.patience)
 
 
 def server(argv: list[str]) -> int:
@@ -122,7 +121,7 @@ def server(argv: list[str]) -> int:
     words = over(argv, USUAL)
     config = parse(words, COMMAND, ServeLoadConfig)
     assert isinstance(config, ServeLoadConfig)
-    said = _questions(config)
+    said = by_turns(config.data, listed(config.sets))[:config.questions]
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, {"seed": config.seed}, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
@@ -139,15 +138,6 @@ def server(argv: list[str]) -> int:
     for error in {heard.error for each in measured for heard in each.heard if heard.error}:
         print(f"an error: {error}")
     return int(any(each.errors or each.unequal(texts) for each in measured))
-
-
-def _questions(config: ServeLoadConfig) -> list[str]:
-    """The first turns of so many questions, those of all sets by turns."""
-    names = [name.strip() for name in config.sets.split(",") if name.strip()]
-    sets = [load_set(config.data, name) for name in names]
-    longest = max(map(len, sets))
-    by_turns = [chosen[i].turns[0] for i in range(longest) for chosen in sets if i < len(chosen)]
-    return by_turns[:config.questions]
 
 
 @contextmanager
@@ -171,13 +161,11 @@ def _await(asker: Asker, process: subprocess.Popen[str]) -> None:
     """Wait until the server can answer."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end and process.poll() is None:
-        connection = asker.connect()
-        connection.request("GET", "/health")
-        ready = connection.getresponse().status == 200
-        connection.close()
-        if ready:
+        try:
+            asker.open("/health").close()
             return
-        time.sleep(LOOK)
+        except HTTPError:
+            time.sleep(LOOK)
     raise ValueError("the server did not come up")
 
 

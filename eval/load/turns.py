@@ -1,18 +1,24 @@
-"""Rank 0's own time in a turn, by how many requests are under way at once.
+"""Rank 0's own time in a turn of the scheduler, by requests at once; and what the turns of a conversation wait for.
 
-A turn is one of the scheduler: all requests that can go on do so once. Counted is the time of the processor in this
-thread, without models (LM head, networks of drafts) and without the simulated cluster. It knows nothing about how
-requests are served.
+In a turn of the scheduler all requests that can go on do so once. Counted is the time of the processor in this thread,
+without models (LM head, networks of drafts) and without the simulated cluster.
+
+In a conversation each turn's prompt is all that was said so far. Its first token is waited for with and without what
+the ranks hold already.
 """
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from unittest.mock import patch
 
-from config.typed import over
+from tqdm import tqdm
+
+from config.typed import over, preset_of, typed
+from eval.bench.overhead import QUESTIONS
 from eval.load.arrivals import at_once
 from eval.load.keys import LoadConfig
 from eval.load.pipeline import OF_TOY, USUAL, prompts_of, request
@@ -20,43 +26,13 @@ from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Answer, Decoder, Request
 
 WARM = 2  # requests before anything is counted
 LINK = ("send", "recv", "rest", "broadcast")
 NETWORK = ("guess", "predict")  # what a network does beside the passes
+TURNS = 10  # of a conversation
 HEAD = ("temperature", "method", "at once", "turns", "own ms a turn", "more per request")
-
-
-class Stopwatch:
-    """The time of the processor that calls take; one inside of another counts once."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.calls = 0
-        self._inside = False
-
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, which is timed."""
-        def timed(*args: Any, **options: Any) -> Any:
-            if self._inside:
-                return call(*args, **options)
-            self._inside, begin = True, time.thread_time()
-            self.calls += 1
-            try:
-                return call(*args, **options)
-            finally:
-                self.seconds += time.thread_time() - begin
-                self._inside = False
-        return timed
-
-    @contextmanager
-    def on(self, places: Iterable[tuple[Any, str]]) -> Iterator[None]:
-        """Time these calls, each an attribute of an object or of a class, until the end."""
-        with ExitStack() as watched:
-            for place, name in places:
-                watched.enter_context(patch.object(place, name, self.around(getattr(place, name))))
-            yield
 
 
 def turns(argv: list[str]) -> int:
@@ -99,3 +75,65 @@ def _own(decoder: Decoder, asked: Sequence[Request], count: int) -> tuple[int, f
     with models.on(places), all_of_it.on([(decoder.scheduler, "turn")]):
         at_once(decoder, asked, count)
     return all_of_it.calls, (all_of_it.seconds - models.seconds) / all_of_it.calls
+
+
+class Stopwatch:
+    """The time of the processor that calls take; one inside of another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+        self._inside = False
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, which is timed."""
+        def timed(*args: Any, **options: Any) -> Any:
+            if self._inside:
+                return call(*args, **options)
+            self._inside, begin = True, time.thread_time()
+            self.calls += 1
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds += time.thread_time() - begin
+                self._inside = False
+        return timed
+
+    @contextmanager
+    def on(self, places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+        """Time these calls, each an attribute of an object or of a class, until the end."""
+        with ExitStack() as watched:
+            for place, name in places:
+                watched.enter_context(patch.object(place, name, self.around(getattr(place, name))))
+            yield
+
+
+# --- the turns of a conversation --------------------------------------------------------------------------------------
+
+def conversation(argv: list[str]) -> int:
+    """The command `python -m scripts.bench conversation`; its exit code, 1 if a text depends on what was reused."""
+    usual = {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"}
+    words = over(argv, usual)
+    options = {key: value for key, value in typed(words).items() if key != "reuse"}
+    preset = preset_of(words) or "toy"
+    fresh, reused = (_answers(preset, options, reuse) for reuse in ("false", "true"))
+    kind = "simulated" if options["time"] == "virtual" else "in real time"
+    print(f"seconds to the first token of each turn ({kind}, {options['profile']}, {options['pipeline_type']})\n")
+    rows = [(f"{number}", f"{one.prompt_tokens}", f"{one.prefill_seconds:.2f}", f"{other.prefill_seconds:.2f}",
+             f"{other.reused_tokens}") for number, (one, other) in enumerate(zip(fresh, reused), 1)]
+    print(in_columns(("turn", "prompt", "read again", "reuse=true", "of which held"), rows, 0))
+    same = [one.token_ids for one in fresh] == [one.token_ids for one in reused]
+    print(f"\nthe texts are {'the same' if same else 'NOT the same'}")
+    return int(not same)
+
+
+def _answers(preset: str, options: dict[str, str], reuse: str) -> list[Answer]:
+    """The answers of one conversation."""
+    found: list[Answer] = []
+    said: list[str] = []
+    with Pipeline.open(preset, **{**options, "reuse": reuse}) as pipeline:
+        for question in tqdm([*islice(cycle(QUESTIONS), TURNS)], unit="turn", desc=f"reuse={reuse}"):
+            generation = pipeline.generate([*said, question])
+            said += [question, generation.text]
+            found.append(generation.answer)
+    return found

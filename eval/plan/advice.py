@@ -8,18 +8,16 @@ import numpy as np
 from config.boards import Boards
 from config.methods import METHODS
 from eval.metrics import Interval, bootstrap
-from eval.plan.bounds import Bounds
-from eval.plan.candidates import Candidate
+from eval.plan.candidates import PLAIN, Candidate, message
 from eval.plan.check import Checked
 from eval.plan.keys import PlanConfig
-from eval.plan.search import PLAIN, WORTH
+from eval.plan.plan import Plan
+from eval.plan.search import WORTH
 from eval.plan.trial import Bench, Trial
 
+UNLIKE = 1.5  # times as long as other links, from which on a link is the reason
 LIMIT = 0.5  # of the time, from which on something is what limits a candidate
 COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by':<26} candidate"
-UNLIKE = 1.5  # times as long as another link, from which on a link is the reason
-RANK_0 = "rank 0's board and "
-SEGMENT = 16  # rows of a message whose time describes a link
 
 
 def speed(trial: Trial) -> Interval:
@@ -53,24 +51,27 @@ def table(bench: Bench, trials: Sequence[Trial]) -> str:
     return "\n".join(lines)
 
 
-def advice(bench: Bench, chosen: Trial, trials: Sequence[Trial], boards: int,
-           spent: Sequence[Checked] = ()) -> str:
+# --- the sentence of advice -------------------------------------------------------------------------------------------
+
+def advice(found: Plan) -> str:
     """One sentence about the choice; of one that this machine itself has made, by what candidates spent there."""
-    one = chosen.candidate
-    if spent:
-        return _as_measured(one, spent)
+    one = found.chosen.candidate
+    if found.checked:
+        return _as_measured(one, found.checked)
+    guessing = [trial for trial in found.trials if trial.candidate.method != PLAIN]
+    fewer = [trial for trial in guessing if len(trial.candidate.others) < found.boards]
     if one.method == PLAIN:
-        return _plain(bench.site, chosen, trials, boards)
-    if len(_used(one)) < boards:
-        return _fewer(bench.site, chosen, trials, boards)
-    if boards == 1:
-        return f"there is one board beside rank 0's; limited by {limit(chosen)}"
-    others = [trial for trial in trials if len(_used(trial.candidate)) < boards and trial.candidate.method != PLAIN]
-    if not others:
-        return f"{_all(boards)} are wanted; limited by {limit(chosen)}"
-    gain, fewer = chosen.speed / others[0].speed - 1, _named(others[0].candidate)
-    worth = "are worth having," if chosen.speed >= WORTH * others[0].speed else "are hardly worth having:"
-    return f"{_all(boards)} {worth} {gain:.0%} faster than {fewer}; limited by {limit(chosen)}"
+        return _plain(found, guessing)
+    if len(one.others) < found.boards:
+        return _fewer(found)
+    limited = f"; limited by {limit(found.chosen)}"
+    if found.boards == 1:
+        return f"there is one board beside rank 0's{limited}"
+    if not fewer:
+        return f"{_all(found.boards)} are wanted{limited}"
+    gain = found.chosen.speed / fewer[0].speed
+    worth = "are worth having," if gain >= WORTH else "are hardly worth having:"
+    return f"{_all(found.boards)} {worth} {gain - 1:.0%} faster than {_named(fewer[0].candidate)}{limited}"
 
 
 def _as_measured(one: Candidate, spent: Sequence[Checked]) -> str:
@@ -85,77 +86,49 @@ def _as_measured(one: Candidate, spent: Sequence[Checked]) -> str:
     return f"no guessing pays here: {others[0].candidate.method} reaches {others[0].speed / ours:.2f} of plain decoding"
 
 
-def _plain(site: Boards, chosen: Trial, trials: Sequence[Trial], boards: int) -> str:
-    """What guesses cost, and how many boards are enough without them."""
-    one, token = chosen.candidate, 1e3 / chosen.speed
-    others = [trial for trial in trials if trial.candidate.method != PLAIN]
-    enough = f"; {_named(one)} {_are(one)} enough" if len(_used(one)) < boards else ""
-    more = SEGMENT - 1
-    rows = site.row * max(0, SEGMENT - site.free)
-    wire = 1e3 * site.transfer(more * site.row_bytes)
-    costs = [(site.level, f"a level of guesses {site.level:.3g} ms"),
-            (rows, f"{more} more rows take {rows:.3g} ms of the stages"),
-            (wire, f"{more} more rows take {wire:.3g} ms of each link")]
-    _, reason = max(costs)
-    best = ""
-    if others:
-        reached = others[0].speed / chosen.speed
-        best = f"; {others[0].candidate.method}, the best that guesses, reaches {reached:.2f} of it"
-    return f"no guessing pays here: a token takes {token:.3g} ms without guesses, and {reason}{best}{enough}"
+def _plain(found: Plan, guessing: Sequence[Trial]) -> str:
+    """What the best that guesses reaches, and how many boards are enough without guesses."""
+    one, best = found.chosen, ""
+    if guessing:
+        other = guessing[0]
+        best = f"; {other.candidate.method}, the best that guesses, reaches {other.speed / one.speed:.2f} of it"
+    enough = f"; {_named(one.candidate)} {_are(one.candidate)} enough"
+    return (f"no guessing pays here: a token takes {1e3 / one.speed:.3g} ms without guesses, and a level of guesses "
+            f"{found.bench.site.level:.3g} ms{best}{enough if len(one.candidate.others) < found.boards else ''}")
 
 
-def _fewer(site: Boards, chosen: Trial, trials: Sequence[Trial], boards: int) -> str:
-    """That fewer boards are faster, and what the others would cost."""
-    one = chosen.candidate
-    wider = max(trials, key=lambda trial: (trial.candidate.method == one.method, len(_used(trial.candidate))))
-    most, against = len(_used(wider.candidate)), _all(boards)
-    if most < boards:
-        against = f"{most}, the most of {boards} that it can take" if most > len(_used(one)) else ""
-    if not against or wider.candidate.method != one.method:
-        return f"{one.method} was tried over no more boards than {_named(one)}; limited by {limit(chosen)}"
-    faster = "faster than" if chosen.speed >= WORTH * wider.speed else "as fast as"
-    alone = "" if one.whole or len(_used(one)) > 1 else " alone"
-    start = f"{_named(one)}{alone} {_are(one)} {faster} {against} (which reach {wider.speed:.3g} tokens/s): "
-    return start + _what_more_cost(site, chosen, wider)
+def _fewer(found: Plan) -> str:
+    """That fewer boards are faster, and what limits more of them."""
+    one = found.chosen.candidate
+    wider = max(found.trials, key=lambda trial: (trial.candidate.method == one.method, len(trial.candidate.others)))
+    most = len(wider.candidate.others)
+    if most <= len(one.others) or wider.candidate.method != one.method:
+        return f"{one.method} was tried over no more boards than {_named(one)}; limited by {limit(found.chosen)}"
+    against = _all(found.boards) if most == found.boards else f"{most}, the most of {found.boards} that it can take"
+    faster = "faster than" if found.chosen.speed >= WORTH * wider.speed else "as fast as"
+    return (f"{_named(one)} {_are(one)} {faster} {against} (which reach {wider.speed:.3g} tokens/s): "
+            f"{_what_more_cost(found.bench.site, one, wider)}")
 
 
-def _what_more_cost(site: Boards, chosen: Trial, wider: Trial) -> str:
-    """Why a candidate over more boards is no faster."""
-    one, many = chosen.candidate, wider.candidate
-    ours, theirs = _ring(one), _ring(many)
-    links = {pair: _message(site, *pair) for pair in theirs if pair not in ours}
-    usual = max((_message(site, *pair) for pair in ours), default=0.0)
-    saved = passing_stage(site, one) - passing_stage(site, many)
-    pair = max(links, key=lambda each: links[each], default=(0, 0))
-    if links and links[pair] > max(saved, UNLIKE * usual):
-        return (f"the link between {pair[0]} and {pair[1]} takes {links[pair]:.3g} ms for a segment, longer than the "
-                f"{max(saved, 0):.3g} ms that more boards save a stage")
-    left_out = set(_used(many)).difference(_used(one))
-    slowest = max(left_out, key=lambda rank: site.board(rank).model)
-    slower = site.board(slowest).model / max(site.board(rank).model for rank in _used(one))
+def _what_more_cost(site: Boards, one: Candidate, wider: Trial) -> str:
+    """A link or a board that only the wider one has, if it is slow, or what limits the wider one."""
+    many = wider.candidate
+    ours, theirs = (set(zip((0, *each.others), (*each.others, 0))) for each in (one, many))
+    a, b = max(theirs - ours, key=lambda pair: message(site, *pair))
+    longest = message(site, a, b)
+    if longest > UNLIKE * max(message(site, *pair) for pair in ours):
+        return f"the link between {a} and {b} takes {longest:.3g} ms for a message"
+    slowest = max(set(many.others).difference(one.others), key=lambda rank: site.board(rank).model)
+    slower = site.board(slowest).model / max(site.board(rank).model for rank in one.others)
     if slower > 1:
         return f"board {slowest} takes {slower:.3g} times as long for a layer as the slowest of these"
-    if max(one.layers) == max(many.layers):
-        return f"the fullest stage has {max(one.layers)} of {sum(one.layers)} layers either way"
-    if limit(chosen).startswith(("drafting", "verdicts")):
-        return f"the limit is {limit(chosen)}, which more boards do not change"
-    row = Bounds(site).row
-    few, all_of_them = 1e3 * row(one, 0), 1e3 * row(many, 0)
-    if few < all_of_them:
-        return (f"a row goes round in {few:.4g} ms instead of {all_of_them:.4g} ms, and more rows under way do not "
-                "make up for it")
-    return f"the limit is {limit(chosen)}"
-
-
-def _used(one: Candidate) -> list[int]:
-    """The boards beside rank 0's that hold layers, as they are counted."""
-    return sorted({rank for rank in one.boards if rank})
+    return f"the limit is {limit(wider)}"
 
 
 def _named(one: Candidate) -> str:
     """The boards of a candidate in words."""
-    ranks = _used(one)
-    whole = RANK_0 if one.whole else ""
+    ranks = sorted(one.others)
+    whole = "rank 0's board and " if one.whole else ""
     if len(ranks) == 1:
         return f"{whole}board {ranks[0]}"
     if ranks[-1] - ranks[0] == len(ranks) - 1 > 1:
@@ -168,28 +141,10 @@ def _all(boards: int) -> str:
 
 
 def _are(one: Candidate) -> str:
-    return "are" if one.whole or len(_used(one)) > 1 else "is"
+    return "are" if one.whole or len(one.others) > 1 else "is"
 
 
-def _ring(one: Candidate) -> list[tuple[int, int]]:
-    """The links of a candidate, by the ranks at their ends: those of its stages' leaders, and within groups."""
-    depth = len(one.layers)
-    leaders = [ranks[0] for ranks in one.groups]
-    rings = [[0, *leaders[i:i + depth], 0] for i in range(0, len(leaders), depth)]
-    paths = [*rings, *([*ranks, ranks[0]] for ranks in one.groups)]
-    return [pair for path in paths for pair in zip(path, path[1:]) if pair[0] != pair[1]]
-
-
-def _message(site: Boards, sender: int, receiver: int) -> float:
-    """Milliseconds of a segment on a link."""
-    wire = site.link(sender, receiver)
-    return wire.latency + 1e3 * wire.transfer(SEGMENT * wire.row_bytes)
-
-
-def passing_stage(site: Boards, one: Candidate) -> float:
-    """Milliseconds of a row in one stage of a candidate, if all of them last equally long."""
-    return one.copies / sum(1 / site.board(rank).model for rank in one.boards)
-
+# --- what to type -----------------------------------------------------------------------------------------------------
 
 def keys_line(one: Candidate) -> str:
     """The chosen keys, as they are typed."""
@@ -205,17 +160,13 @@ def to_do(config: PlanConfig, one: Candidate) -> list[str]:
     if "tp" in split:
         form = f"{form} --tp {split['tp']}".strip()
     head = f" --eagle {config.eagle_dir}" if "eagle" in one.draft and METHODS[one.method].draft == "eagle" else ""
-    boards = _named(one).replace(RANK_0, "")
+    boards = _named(one).replace("rank 0's board and ", "")
     hosts = config.write_hosts or (config.hosts if one.in_order else "") or "FILE"
-    return [f"split: python split_and_save_models.py {config.base_dir or 'MODEL'} {folder} {form}{head}",
-            f"push:  to {boards} and rank 0's, the lines of a hosts file: bash scripts/push.sh "
-            f"hosts={hosts} split={folder}", *_left_out(config, one)]
-
-
-def _left_out(config: PlanConfig, one: Candidate) -> list[str]:
-    """What to do where keys alone would mean other boards."""
-    if one.in_order or config.write_hosts or config.write_cluster:
-        return []
-    key = "write_hosts=FILE" if config.hosts else "write_cluster=FILE.json"
-    return [f"note: ranks have no gaps, so these keys alone mean the first boards: add {key} for a file of the chosen "
-            "ones"]
+    lines = [f"split: python split_and_save_models.py {config.base_dir or 'MODEL'} {folder} {form}{head}",
+             f"push:  to {boards} and rank 0's, the lines of a hosts file: bash scripts/push.sh hosts={hosts} "
+             f"split={folder}"]
+    if not (one.in_order or config.write_hosts or config.write_cluster):
+        key = "write_hosts=FILE" if config.hosts else "write_cluster=FILE.json"
+        lines.append(f"note: ranks have no gaps, so these keys alone mean the first boards: add {key} for a file of "
+                     "the chosen ones")
+    return lines

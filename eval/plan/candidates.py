@@ -11,6 +11,7 @@ from typing import Iterator, Sequence, Tuple
 from config.boards import Boards
 from config.methods import METHODS, SHARINGS
 
+PLAIN = "ar"
 Groups = Tuple[Tuple[int, ...], ...]  # the ranks of boards that share each stage, in the order of the stages
 Keys = Tuple[Tuple[str, str], ...]
 FEW = 8  # up to so many boards every number of them is tried …
@@ -22,7 +23,6 @@ VALUES = {  # the first one is tried first
     "expansion": ("1,1,3,1,1,1,1,1", "1,1,1,1", "3,2,1", "2,2", "1")}
 MEANT = {"rows": ("subseq_token",), "stream_rows": ("subseq_token",), "depths": ("init_depth", "expand_depth")}
 COPIES = (2, 3, 4, 6, 8)  # of the model, for dsi
-CHUNK = {"prefill_chunk": "64"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Candidate:
     def boards(self) -> tuple[int, ...]:
         """The boards that hold layers."""
         return tuple(chain.from_iterable(self.groups))
+
+    @property
+    def others(self) -> list[int]:
+        """The boards beside rank 0's that hold layers, in the order of the ranks that they become."""
+        return [rank for rank in self.boards if rank]
 
     @property
     def copies(self) -> int:
@@ -85,12 +90,6 @@ class Candidate:
     def trees(self) -> dict[str, str]:
         """The keys of trees and segments."""
         return {key: value for name, value in self.sizes for key in MEANT.get(name, (name,))}
-
-    @property
-    def levels(self) -> int:
-        """How many levels the trees of a method have that sends them whole."""
-        sizes = dict(self.sizes)
-        return 1 + int(sizes["init_depth"]) if "init_depth" in sizes else len(sizes["expansion"].split(","))
 
     @property
     def about(self) -> str:
@@ -193,7 +192,8 @@ def shares(speeds: Sequence[float], layers: int) -> tuple[int, ...]:
     return tuple(held)
 
 
-def _wire(site: Boards, sender: int, receiver: int) -> float:
+def message(site: Boards, sender: int, receiver: int) -> float:
+    """Milliseconds of a message of one row."""
     wire = site.link(sender, receiver)
     return wire.latency + 1e3 * wire.transfer(wire.row_bytes)
 
@@ -208,8 +208,8 @@ def _soonest(site: Boards, boards: int) -> dict[int, tuple[int, ...]]:
     speeds = {rank: 1 / site.board(rank).model for rank in chosen}
     while len(chosen) > 1:
         ring = [0, *chosen, 0]
-        wires = [_wire(site, a, b) for a, b in zip(ring, ring[1:])]
-        past = [_wire(site, a, b) for a, b in zip(ring, ring[2:])]
+        wires = [message(site, a, b) for a, b in zip(ring, ring[1:])]
+        past = [message(site, a, b) for a, b in zip(ring, ring[2:])]
         fast, stages = sum(speeds[rank] for rank in chosen), len(chosen) - 1
         saved = [before + behind - beyond for before, behind, beyond in zip(wires, wires[1:], past)]
         without = [stages / (fast - speeds[rank]) - wire for rank, wire in zip(chosen, saved)]

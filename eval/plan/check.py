@@ -10,12 +10,10 @@ from typing import Any, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.methods import METHODS
 from config.run_config import RunConfig
-from eval.plan.candidates import Candidate
+from eval.plan.candidates import PLAIN, Candidate
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book
-from eval.plan.search import PLAIN
+from eval.plan.record import Book, Written
 from eval.plan.trial import values
 from launch.pipeline import Pipeline
 from model.sample import Sampler
@@ -38,27 +36,29 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
 
     One that does not run here, as for want of memory, is left out; plain decoding raises what is wrong.
     """
-    pipelines: dict[tuple[Any, ...], list[Candidate]] = {}
-    for one in candidates:
-        pipelines.setdefault((METHODS[one.method].target, one.groups, one.layers), []).append(one)
     found = []
-    with tqdm(total=len(candidates), desc="check", unit="candidate", leave=False, file=sys.stderr) as bar:
-        for together in pipelines.values():
-            found += _checked(config, book, together)
-            bar.update(len(together))
+    for one in tqdm(candidates, desc="check", unit="candidate", leave=False, file=sys.stderr):
+        try:
+            found.append(Checked(one, _speed(config, book, one)))
+        except (ValueError, PeerLost):
+            if one.method == PLAIN:
+                raise
     return found
 
 
-def _checked(config: PlanConfig, book: Book, together: Sequence[Candidate]) -> list[Checked]:
-    """Candidates over one split; where one of them does not run, each runs alone."""
-    try:
-        return _spent(config, book, together)
-    except (ValueError, PeerLost):
-        if len(together) > 1:
-            return [found for one in together for found in _checked(config, book, [one])]
-        if together[0].method == PLAIN:
-            raise
-        return []
+def _speed(config: PlanConfig, book: Book, one: Candidate) -> float:
+    answers = book.answers[:ANSWERS]
+    with opened(config.run(**values(one.keys))) as pipeline:
+        rounds = [seconds(pipeline.decoder, book, answers, TOKENS) for _ in range(ROUNDS)]
+    tokens = sum(min(TOKENS, len(answer.text)) for answer in answers)
+    return tokens / sum(map(min, zip(*rounds)))
+
+
+def seconds(decoder: Decoder, book: Book, answers: Sequence[Written], tokens: int) -> list[float]:
+    """Seconds of each of these answers of at most so many tokens, prefill included."""
+    ends = frozenset(book.ends)
+    made = (decoder.whole(Request(one.prompt, Sampler(), tokens, ends)) for one in answers)
+    return [answer.prefill_seconds + answer.decode_seconds for answer in made]
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:
@@ -69,24 +69,3 @@ def opened(run: RunConfig, **more: Any) -> Pipeline:
     if "ssm" not in run.sources:
         differ.pop("ssm", None)
     return Pipeline.open("toy", **{**differ, **more})
-
-
-def _spent(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Checked]:
-    """What candidates over one split take, each after the other in every round."""
-    runs = [config.run(**values(one.keys)) for one in candidates]
-    answers = book.answers[:ANSWERS]
-    with opened(runs[0]) as pipeline:
-        decoders = [pipeline.decoder_for(run) for run in runs]
-        least = [[float("inf")] * len(answers) for _ in decoders]
-        for _ in range(ROUNDS):
-            for took, decoder in zip(least, decoders):
-                took[:] = map(min, took, _round(decoder, book))
-    tokens = sum(min(TOKENS, len(one.text)) for one in answers)
-    return [Checked(one, tokens / sum(took)) for one, took in zip(candidates, least)]
-
-
-def _round(decoder: Decoder, book: Book) -> list[float]:
-    """Seconds of each answer."""
-    ends = frozenset(book.ends)
-    made = (decoder.whole(Request(one.prompt, Sampler(), TOKENS, ends)) for one in book.answers[:ANSWERS])
-    return [answer.prefill_seconds + answer.decode_seconds for answer in made]

@@ -16,7 +16,7 @@ from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from config.typed import preset_of, typed
 from eval.plan.advice import advice, keys_line, table, to_do
-from eval.plan.chosen import alone, write_hosts
+from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
 from launch.processes import LOST, WRONG
@@ -57,7 +57,7 @@ def report(config: PlanConfig, found: Plan) -> list[str]:
     for one in found.checked:
         lines.append(f"measured here: {one.speed:>9.3g} tokens/s  {one.candidate.about}")
     if len(config.chosen_methods) > 1:
-        lines.append(f"advice: {advice(bench, chosen, found.trials, found.boards, found.checked)}")
+        lines.append(f"advice: {advice(found)}")
     if not found.in_own_layers:
         lines.append(f"note: stages are counted in the {bench.site.layers} layers of the model that the profile stands "
                      f"for; the one that was recorded has {bench.book.layers}")

@@ -1,25 +1,48 @@
-"""Which boards of a hosts file answer, and how soon: the only thing of them that can be known before they run anything.
+"""The boards of a hosts file: whether they answer, what they take, and a file of the chosen ones alone.
 
-A connection to a board's ssh is opened and closed again; its handshake takes a message there and one back.
+A board that is to be measured needs the program (`bash scripts/push.sh code=true`), and no part of the model: it times
+layers of random weights, over ssh. Options of ssh go into $SSH, as for scripts/push.sh.
 """
 from __future__ import annotations
 
+import json
+import os
+import select
+import shlex
 import socket
+import subprocess
+import sys
+import tempfile
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import IO, Any, Iterator, NamedTuple, Sequence
+
+from tqdm import tqdm
 
 from config.boards import Boards
-from launch.hosts.board import Line, is_here, read_hosts
+from config.files import ROOM, fits, write
+from config.schema.untrusted import parse_json, plain
+from eval.plan.candidates import Candidate
+from launch.hosts.board import FOLDER, Line, is_here, read_hosts
+from launch.hosts.timing import Passed
 
-PORT = 22  # ssh, by which scripts/push.sh copies
-PATIENCE = 3.0  # seconds
-TRIES = 3  # of which the shortest counts
+PORT = 22  # ssh
+PATIENCE = 3.0  # seconds for a handshake
+START = "FLOWSPEC_MODULE=launch.hosts.timing bash run_jetson.sh"
+LONG = 1 << 20  # bytes of a line that times the rate
+TRIES = 5  # of each message, of which the shortest counts
+SILENCE = 60.0  # seconds after which a board is given up; its program beats every second once it runs
+LEAVE = 5.0  # seconds for a board to end by itself
+ANSWER = {"passes": [(int, int, float)]}
 
 
 def boards_of(path: str) -> list[Line]:
     """The boards of the ranks behind rank 0."""
     return read_hosts(path)[1:]
 
+
+# --- whether they answer ----------------------------------------------------------------------------------------------
 
 def answered(site: Boards, path: str, port: int = PORT) -> Boards:
     """The cluster with the latencies of rank 0's wires to the boards of a hosts file, where they are above the usual.
@@ -35,7 +58,7 @@ def answered(site: Boards, path: str, port: int = PORT) -> Boards:
 
 
 def _handshake(address: str, path: str, port: int) -> float:
-    """Milliseconds until a board has answered."""
+    """Milliseconds of a message to a board's ssh and of one back."""
     since = time.perf_counter()
     try:
         socket.create_connection((address, port), PATIENCE).close()
@@ -43,3 +66,138 @@ def _handshake(address: str, path: str, port: int) -> float:
         raise ValueError(f"{address} of {path} does not answer at port {port} ({error}): switch it on, mend its line, "
                          "or leave it out") from None
     return 1e3 * (time.perf_counter() - since)
+
+
+# --- what they take ---------------------------------------------------------------------------------------------------
+
+class Measured(NamedTuple):
+    """A board as it was measured, with the wire from here to it."""
+
+    passes: list[Passed]
+    latency: float  # ms
+    mbps: float
+
+
+def measured_boards(path: str, asked: dict[str, Any]) -> list[Measured]:
+    """The boards behind rank 0's, each asked to time the layers that `asked` describes, one after the other.
+
+    Raises ValueError for a board that does not answer with times, with what it said.
+    """
+    with tqdm(boards_of(path), desc="boards", leave=False, file=sys.stderr) as boards:
+        return [_measured(line, path, asked) for line in boards]
+
+
+def _measured(line: Line, path: str, asked: dict[str, Any]) -> Measured:
+    """One board, over one ssh."""
+    name = f"{line.user}@{line.address}" if line.user else line.address
+    ssh = shlex.split(os.environ.get("SSH", "ssh"))
+    command = f"cd {shlex.quote(line.folder)} && {START}"
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            with _started([*ssh, "--", name, command], said) as board:
+                return _times(board, asked)
+        except TimeoutError:
+            reason = f"it said nothing for {SILENCE:g} s"
+        except (OSError, ValueError):
+            reason = _last_line(said)
+    raise ValueError(f"{name} of {path} was not measured ({reason}): try {' '.join(ssh)} {name}, and copy the program "
+                     "there with bash scripts/push.sh code=true")
+
+
+def _last_line(said: IO[str]) -> str:
+    """What a board said last."""
+    said.seek(0)
+    last = (said.read().strip().splitlines() or ["it said nothing"])[-1]
+    return plain(last).replace("flowspec: ", "")
+
+
+class _Board:
+    """The program of a board, which answers each line by one; raises TimeoutError if it is silent for too long."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._into, self._out = process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        self._heard = b""
+
+    def ask(self, text: str) -> bytes:
+        """The line with which it answers one."""
+        left = f"{text}\n".encode()
+        while left:
+            if not select.select([], [self._into], [], SILENCE)[1]:
+                raise TimeoutError
+            left = left[os.write(self._into, left):]
+        return self.line()
+
+    def line(self) -> bytes:
+        """The next line. Raises ValueError if there is none."""
+        while b"\n" not in self._heard:
+            if not select.select([self._out], [], [], SILENCE)[0]:
+                raise TimeoutError
+            chunk = os.read(self._out, LONG)
+            if not chunk:
+                raise ValueError("the board has left")
+            self._heard += chunk
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
+
+@contextmanager
+def _started(command: Sequence[str], said: IO[str]) -> Iterator[_Board]:
+    """A process that has nothing more to read at the end, and so ends by itself; one that stays is ended."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, bufsize=0)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        yield _Board(process)
+    finally:
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LEAVE)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _times(board: _Board, asked: dict[str, Any]) -> Measured:
+    """What a board answers. Raises ValueError or OSError if that is nothing."""
+    line = board.ask(json.dumps(asked))
+    while not line:  # it lives, and is at work
+        line = board.line()
+    found = parse_json(line.decode(), "the answer", "")
+    if not fits(found, ANSWER) or not found["passes"]:
+        raise ValueError("the answer has no times")
+    short, long = (min(_there_and_back(board, text) for _ in range(TRIES)) for text in ("", "x" * LONG))
+    rate = 8e-6 * LONG / max(long - short, 1e-9)
+    return Measured([Passed(*one) for one in found["passes"]], 1e3 * short / 2, rate)
+
+
+def _there_and_back(board: _Board, text: str) -> float:
+    """Seconds until a line is answered."""
+    since = time.perf_counter()
+    board.ask(text)
+    return time.perf_counter() - since
+
+
+# --- the chosen ones alone --------------------------------------------------------------------------------------------
+
+def alone(site: Boards, one: Candidate) -> Boards:
+    """The cluster of rank 0's board and those of a choice, which are the ranks from 1 on in it."""
+    ranks = {0: 0, **{old: new for new, old in enumerate(one.others, 1)}}
+    links = tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in site.links
+                  if a in ranks and b in ranks)
+    factors = tuple(site.factors[rank - 1] for rank in one.others)
+    memory = tuple(site.memory[rank - 1] for rank in one.others) if site.memory else ()
+    throttles = tuple((ranks[rank], since, slower) for rank, since, slower in site.throttles if rank in ranks)
+    return replace(site, factors=factors, memory=memory, links=links, throttles=throttles)
+
+
+def write_hosts(path: str, source: str, one: Candidate) -> None:
+    """Write a hosts file with the lines of rank 0 and of the boards of a choice, out of that of all boards."""
+    lines = read_hosts(source)
+    write(path, "".join(f"{_text(lines[rank])}\n" for rank in (0, *one.others)), ROOM)
+
+
+def _text(line: Line) -> str:
+    """A board as a hosts file names it."""
+    said = {"user": line.user, "folder": "" if line.folder == FOLDER else line.folder, "interface": line.interface}
+    return " ".join([line.address, *(f"{key}={value}" for key, value in said.items() if value)])

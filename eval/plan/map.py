@@ -1,49 +1,187 @@
-"""Which method a plan chooses where, as a table and a map."""
+"""Which method a plan chooses where: a grid of clusters that differ in two things, as a table and a map.
+
+All boards of a cluster are alike. Across the grid a stage takes longer and longer; along it either a row costs more of
+that time, or a message takes longer. Everything else is as in a profile.
+"""
 from __future__ import annotations
 
+import io
 import sys
-import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Iterator, NamedTuple, Sequence
 
+import matplotlib
 import torch
 from tqdm import tqdm
 
-from config.boards import Boards
-from config.files import ROOM, check_output, write
-from config.keys import read_keys
-from eval.plan.chart import Cell, ChartConfig, cell, load, sites, summary, table
-from eval.plan.chart_plot import draw
-from eval.plan.judge import plan_of
-from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, made
+matplotlib.use("Agg")  # no screen is needed
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.patches import Patch, Rectangle  # noqa: E402
+
+from config.boards import Boards, uneven  # noqa: E402
+from config.files import ROOM, check_output, write  # noqa: E402
+from config.keys import read_keys  # noqa: E402
+from config.methods import METHODS  # noqa: E402
+from config.profiles import PROFILES  # noqa: E402
+from config.ranges import Checked, Range, outside, unknown  # noqa: E402
+from eval.plan.advice import keys_line  # noqa: E402
+from eval.plan.bench import plan_of  # noqa: E402
+from eval.plan.candidates import families  # noqa: E402
+from eval.plan.keys import PlanConfig  # noqa: E402
+from eval.plan.record import Book, made  # noqa: E402
+from eval.plan.search import Search, choice, plain_of  # noqa: E402
+from eval.plan.trial import Bench  # noqa: E402
+from eval.plots import STYLE  # noqa: E402
+from eval.summary import save  # noqa: E402
+
+STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if each board has one
+ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones
+         "latency": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}  # ms of a message
+TITLES = {"row": "a row above the free ones, % of the stage's time", "latency": "a message, ms"}
+RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": Range(8, 512), "workers": Range(1, 256)}
+INK = "0.35"  # of hatches
+
+
+@dataclass(frozen=True)
+class MapConfig(Checked):
+    """Which method a plan chooses, by the time of a stage and the cost of a row or of a message, as a table and a map.
+
+    Every cell is a cluster of equal boards, with all else as in a profile. It is planned for in virtual time.
+    """
+
+    PATHS: ClassVar[tuple[str, ...]] = ("output",)
+    EXAMPLES: ClassVar[str] = """\
+  python -m scripts.bench planner_map
+  python -m scripts.bench planner_map axes=latency boards=8 output=maps/eight"""
+
+    # The grid
+    axes: str = "row"  # what changes along the stage time: row (its cost) or latency (of a message)
+    boards: int = 4  # boards that may hold layers
+    profile: str = "jetson-7b"  # all else
+    questions: int = 1  # of each of the six bundled sets that are recorded
+    tokens: int = 24  # of each answer, at most
+    drafts: str = "eagle+suffix"  # those that may be chosen; specinfer has its own
+    workers: int = 2  # processes
+    output: str = "out/planner_map"  # the table and the map: this name with .csv and .png
+
+    def problems(self) -> Iterator[str]:
+        yield from outside(vars(self), RANGES)
+        yield from unknown(vars(self), {"axes": tuple(ALONG), "profile": tuple(PROFILES)})
+        if not self.output:
+            yield "output= is empty: name a file without its ending"
+
+
+class Cell(NamedTuple):
+    """What was chosen for one cluster; speeds in tokens per second, simulated."""
+
+    stage_ms: float
+    along: float  # % of a stage's time, or ms
+    method: str
+    draft: str
+    boards: int  # that hold layers
+    keys: str
+    tokens_per_second: float
+    plain_tokens_per_second: float
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as plain decoding."""
+        return self.tokens_per_second / self.plain_tokens_per_second
 
 
 def planner_map(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner_map`; its exit code."""
-    config = read_keys(argv, ChartConfig, "python -m scripts.bench planner_map")
+    config = read_keys(argv, MapConfig, "python -m scripts.bench planner_map")
     for ending in (".csv", ".png"):
         check_output(config.output + ending, "choose another output=")
-    since = time.monotonic()
-    if config.load:
-        config, cells = load(config.load, config)
-    else:
-        cells = _planned(config)
-        write(f"{config.output}.csv", table(config, cells), ROOM)
+    cells = planned(config)
+    save(Path(f"{config.output}.csv"), Cell._fields, [one._asdict() for one in cells])
     write(f"{config.output}.png", draw(config, cells), ROOM)
-    print(f"{summary(cells)}; {config.output}.png in {time.monotonic() - since:.0f} s")
+    print(f"{summary(cells)}; {config.output}.png")
     return 0
 
 
-def _planned(config: ChartConfig) -> list[Cell]:
+def planned(config: MapConfig) -> list[Cell]:
     """A plan for every cell, each in one of some processes."""
     plan = plan_of(config.questions, config.tokens, config.drafts, config.profile)
     book = made(plan)
-    with ProcessPoolExecutor(config.workers) as pool:
-        jobs = [pool.submit(_cell, *where, plan, book) for where in sites(config)]
+    with ProcessPoolExecutor(config.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        jobs = [pool.submit(cell, *where, plan, book) for where in sites(config)]
         return [job.result() for job in tqdm(jobs, unit="cell", file=sys.stderr)]
 
 
-def _cell(stage: float, along: float, site: Boards, plan: PlanConfig, book: Book) -> Cell:
-    """One cell, in a process of its own."""
-    torch.set_num_threads(1)
-    return cell(stage, along, site, plan, book)
+def sites(config: MapConfig) -> list[tuple[float, float, Boards]]:
+    """The clusters of the grid, stage time by stage time, with what differs in them."""
+    usual = replace(uneven(PROFILES[config.profile]), factors=(1.0,) * config.boards)
+    found = []
+    for stage in STAGES:
+        for along in ALONG[config.axes]:
+            whole = stage * config.boards
+            site = replace(usual, model=whole, row=usual.row / usual.model * whole)
+            if config.axes == "row":
+                site = replace(site, row=along / 100 * whole)
+            else:
+                site = replace(site, latency=along, step=along + usual.step - usual.latency)
+            found.append((stage, along, site))
+    return found
+
+
+def cell(stage: float, along: float, site: Boards, config: PlanConfig, book: Book) -> Cell:
+    """Plan for one cluster."""
+    made_of = families(site, len(site.factors), book.layers, config.chosen_methods, config.chosen_drafts)
+    trials = Search(Bench(site, config, book), shown=False).run(made_of)
+    chosen = choice(trials)
+    one = chosen.candidate
+    return Cell(stage, along, one.method, one.keys.get("draft", ""), len(one.boards), keys_line(one), chosen.speed,
+                plain_of(trials).speed)
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """How many cells each method has, and what is gained."""
+    named = ", ".join(f"{name} {count}" for name, count in Counter(one.method for one in cells).most_common())
+    gains = [one.gain for one in cells]
+    return f"{len(cells)} cells: {named}; {min(gains):.2f} to {max(gains):.2f} times as fast as ar; simulated"
+
+
+def draw(config: MapConfig, cells: Sequence[Cell]) -> bytes:
+    """The map as PNG, readable without colour: every method has a hatch, every cell shows its figures."""
+    along = ALONG[config.axes]
+    counts = Counter(one.method for one in cells)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.6, 6.0), layout="constrained")
+        for one in cells:
+            _fill(axes, one, STAGES.index(one.stage_ms), along.index(one.along))
+        axes.set(xlim=(-0.5, len(STAGES) - 0.5), ylim=(-0.5, len(along) - 0.5), ylabel=TITLES[config.axes],
+                 xlabel=f"a stage, ms, if all {config.boards} boards have one")
+        axes.set_xticks(range(len(STAGES)), [f"{stage:g}" for stage in STAGES])
+        axes.set_yticks(range(len(along)), [f"{value:g}" for value in along])
+        title = "The fastest method, its boards that hold layers, its speed over ar"
+        axes.set_title(f"{title}\n\n", loc="left", fontsize=12)
+        axes.text(0, 1.02, _about(config), transform=axes.transAxes, fontsize=9, color="0.3")
+        looks = [Patch(**_look(name), label=f"{name}: {counts[name]} cells") for name in METHODS if counts[name]]
+        figure.legend(handles=looks, ncols=4, loc="outside lower left", handlelength=1.8, handleheight=1.2, fontsize=9)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=160)
+        plt.close(figure)
+    return picture.getvalue()
+
+
+def _about(config: MapConfig) -> str:
+    site = PROFILES[config.profile]
+    wire = f", a message {site.latency:g} ms" if config.axes == "row" else ""
+    return (f"simulated; {config.boards} boards, drafts {config.drafts}; {site.free} rows of a segment are free,\n"
+            f"a level takes {site.level:g} ms, a verdict {site.verdict:g} ms{wire}; {site.mbps:g} Mbit/s")
+
+
+def _fill(axes: Any, one: Cell, x: int, y: int) -> None:
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **_look(one.method)))
+    axes.text(x, y, f"{one.boards}\n{one.gain:.1f}×", ha="center", va="center", fontsize=9,
+              bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9})
+
+
+def _look(method: str) -> dict[str, Any]:
+    tone, hatch = METHODS[method].look
+    return {"facecolor": tone, "hatch": hatch, "edgecolor": INK, "linewidth": 0.5}

@@ -19,9 +19,8 @@ from tqdm import tqdm
 from config.boards import Boards, read, write
 from config.run_config import RunConfig
 from eval.plan.check import opened
-from eval.plan.hosts import boards_of
+from eval.plan.hosts import Measured, boards_of, measured_boards
 from eval.plan.keys import PlanConfig
-from eval.plan.remote import Measured, measured_boards
 from launch.build import build_stage
 from launch.folder import private_folder
 from launch.hosts.timing import Passed, passes

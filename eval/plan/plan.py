@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from config.boards import Boards, uneven
 from config.files import write_json
-from eval.plan.candidates import families
+from eval.plan.candidates import PLAIN, families
 from eval.plan.check import Checked, check
 from eval.plan.hosts import answered, boards_of
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import measured
 from eval.plan.record import Book, book_of
-from eval.plan.search import PLAIN, WORTH, Search, choice, plain_of
+from eval.plan.search import WORTH, Search, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import open_part, prepare
 

@@ -6,7 +6,6 @@ worth noting; its likeliest guesses at each place are kept, with what they claim
 from __future__ import annotations
 
 import sys
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -14,14 +13,13 @@ from tqdm import tqdm
 
 from config.drafts import listed
 from config.files import fits, whole, write_json
-from config.questions import load
+from config.questions import by_turns
 from eval.plan.keys import PlanConfig
 from eval.plan.replayed import Network, Table
 from eval.recorded import check_settings, settings_of
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
-from launch.spec import RankSpec
 from launch.virtual import as_virtual
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
@@ -158,19 +156,13 @@ def _prompts(pipeline: Pipeline, config: PlanConfig) -> list[list[int]]:
     """The questions as token ids, one of each set and then the next of each, so that the first few are of all kinds."""
     text = pipeline.text
     assert text is not None, "questions are text"
-    begin, end = config.question_begin, config.question_end
-    by_set = [load(config.data, name, begin, end) for name in listed(config.sets)]
-    asked = filter(None, chain.from_iterable(zip_longest(*by_set)))
-    prompts = [text.prompt_ids([question.turns[0]], config.template) for question in asked]
-    _check_room(prompts, pipeline.spec, config)
-    return prompts
-
-
-def _check_room(prompts: Sequence[Sequence[int]], spec: RankSpec, config: PlanConfig) -> None:
-    longest = max(map(len, prompts))
-    if longest + config.max_new_tokens > spec.context:
+    asked = by_turns(config.data, listed(config.sets), config.question_begin, config.question_end)
+    prompts = [text.prompt_ids([question], config.template) for question in asked]
+    longest, room = max(map(len, prompts)), pipeline.spec.context
+    if longest + config.max_new_tokens > room:
         raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={config.max_new_tokens} in a "
-                         f"context of {spec.context}: give less, or other sets= or questions")
+                         f"context of {room}: give less, or other sets= or questions")
+    return prompts
 
 
 def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Sequence[int]) -> Table:

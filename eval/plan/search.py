@@ -1,7 +1,6 @@
-"""The search: many candidates on few tokens, few candidates on many; whatever is hopeless is left out early.
+"""The search: many candidates on few tokens, few candidates on many; what is much slower than the best is left out.
 
-A candidate is hopeless if its closed-form bound is slower than what was found already, or if its trial on few tokens
-was much slower than the best one. Plain decoding is always tried to the end.
+Plain decoding is always tried to the end.
 """
 from __future__ import annotations
 
@@ -10,12 +9,9 @@ from typing import Collection, Iterable, Iterator, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from eval.plan.bounds import Bounds
-from eval.plan.candidates import Candidate
-from eval.plan.record import Written
+from eval.plan.candidates import PLAIN, Candidate
 from eval.plan.trial import Bench, Trial
 
-PLAIN = "ar"
 FIRST = 4  # splits of a family that are tried first
 NEAR = 0.9  # of the best one's speed: a method that reaches it with a draft stays, whatever is faster
 WORTH = 1.02  # times as fast as another one, from which on a candidate is worth its boards, or its guesses
@@ -32,37 +28,22 @@ class Rung(NamedTuple):
 
 
 COUNT = 1 << 20  # all that there are
-PATIENCE = {  # by how thorough a search is
-    1: (Rung(3, 12, 64, 8, 0.65),
-        Rung(6, 24, 64, 5, 0.8),
-        Rung(COUNT, COUNT, COUNT, 5, 0.0)),
-    2: (Rung(2, 16, 64, 16, 0.5),
-        Rung(4, 32, 64, 12, 0.65),
-        Rung(COUNT, COUNT, COUNT, 12, 0.0))}
+FEW = Rung(3, 12, 64, 8, 0.65)
+MORE = Rung(6, 24, 64, 5, 0.8)
+ALL = Rung(COUNT, COUNT, COUNT, 5, 0.0)
 
 
 class Search:
-    """A search over one cluster. `tried` counts trials, `bounded` the candidates that their bound ruled out."""
+    """A search over one cluster."""
 
-    def __init__(self, bench: Bench, patience: int = 1, shown: bool = True) -> None:
-        self._bench, self._bounds = bench, Bounds(bench.site)
-        self._few, self._more, self._all = PATIENCE[patience]
-        self._shown = shown
+    def __init__(self, bench: Bench, shown: bool = True) -> None:
+        self._bench, self._shown = bench, shown
         self._trials: dict[tuple[Candidate, Rung], Trial] = {}
-        self.bounded = 0
 
     @property
     def tried(self) -> int:
         """How many trials there were."""
         return len(self._trials)
-
-    def by_method(self) -> dict[str, float]:
-        """The best speed of each method, on few tokens."""
-        found: dict[str, float] = {}
-        for (one, rung), trial in self._trials.items():
-            if rung == self._few:
-                found[one.method] = max(found.get(one.method, 0.0), trial.speed)
-        return found
 
     def run(self, families: Sequence[Sequence[Candidate]]) -> list[Trial]:
         """The finalists with all that was recorded, the fastest first; raises ValueError if nothing fits."""
@@ -70,18 +51,16 @@ class Search:
         there = [family for family in there if family]
         if not there:
             raise ValueError(_too_large(self._bench, families))
-        plain = [one for family in there for one in family if one.method == PLAIN]
-        first = self._try((one for family in there for one in _spread(family, FIRST)), self._few, "methods")
-        good = _best(first, self._few)
-        of_good = {(trial.candidate.method, trial.candidate.draft) for trial in good}
+        first = self._try((one for family in there for one in _spread(family, FIRST)), FEW, "methods")
+        of_good = {(trial.candidate.method, trial.candidate.draft) for trial in _best(first, FEW)}
         wider = [one for family in there for one in family if (one.method, one.draft) in of_good]
-        found = _best([*first, *self._try(wider, self._few, "splits")], self._few)
+        found = _best([*first, *self._try(wider, FEW, "splits")], FEW)
         varied = self._varied([trial.candidate for trial in found])
         drafts = {(one.method, one.draft) for family in there for one in family}
-        finalists = self._refined(_best(varied, self._more), drafts)
-        plainest = _best(self._try(plain, self._few, "plain", sure=True), self._few)[:2]
-        chosen = [trial.candidate for trial in (*finalists, *plainest)]
-        return _ranked(self._try(chosen, self._all, "finalists", sure=True))
+        finalists = self._refined(_best(varied, MORE), drafts)
+        plain = [one for family in there for one in family if one.method == PLAIN]
+        plainest = _best(self._try(plain, FEW, "plain"), FEW)[:2]
+        return _ranked(self._try((trial.candidate for trial in (*finalists, *plainest)), ALL, "finalists"))
 
     def beside(self, trials: Sequence[Trial], chosen: Candidate,
                families: Sequence[Sequence[Candidate]]) -> list[Trial]:
@@ -98,17 +77,16 @@ class Search:
             guess = (trial.candidate for trial in trials if trial.candidate.method != PLAIN)
             there = any(len(one.boards) < most for one in guess)
             others = [] if there else [one for one in fitting if len(one.boards) < most]
-        best = _best(self._try(others, self._few, "boards", sure=True), self._few)[:1]
-        return _ranked([*trials, *self._try([trial.candidate for trial in best], self._all, "boards", sure=True)])
+        best = _best(self._try(others, FEW, "boards"), FEW)[:1]
+        return _ranked([*trials, *self._try((trial.candidate for trial in best), ALL, "boards")])
 
     def _varied(self, chosen: Sequence[Candidate]) -> list[Trial]:
         """These candidates and those that differ in a size, and the best of them with another size changed."""
         near = [one for each in chosen for one in each.varied()]
-        found = _best(self._try(near, self._few, "sizes"), self._few)
+        found = _best(self._try(near, FEW, "sizes"), FEW)
         again = [one for trial in found[:3] for one in trial.candidate.varied()]
-        found = _best([*found, *self._try(again, self._few, "sizes")], self._few)
-        wider = [trial.candidate for trial in found]
-        return self._try([*chosen, *wider], self._more, "longer", sure=True)
+        found = _best([*found, *self._try(again, FEW, "sizes")], FEW)
+        return self._try([*chosen, *(trial.candidate for trial in found)], MORE, "longer")
 
     def _refined(self, found: Sequence[Trial], drafts: Collection[tuple[str, str]]) -> list[Trial]:
         """Finalists, with a size or the draft of the fastest of each method changed, as long as that is faster.
@@ -125,29 +103,18 @@ class Search:
             others = [replace(one, draft=draft) for one in fresh for method, draft in sorted(drafts)
                       if method == one.method]
             sizes = [near for one in fresh for near in one.varied()]
-            better = _best([*better, *self._try([*sizes, *others], self._more, "refined")], self._more)
+            better = _best([*better, *self._try([*sizes, *others], MORE, "refined")], MORE)
 
-    def _try(self, chosen: Iterable[Candidate], rung: Rung, what: str, sure: bool = False) -> list[Trial]:
-        """Trials of those that may be good enough; `sure`: of all of them."""
+    def _try(self, chosen: Iterable[Candidate], rung: Rung, what: str) -> list[Trial]:
+        """A trial of each."""
         answers = self._bench.book.answers[:rung.answers]
-        bounds = {one: self._bounds.fastest(one, answers, rung.tokens) for one in dict.fromkeys(chosen)}
-        order = sorted(bounds, key=lambda one: -bounds[one])
-        found: list[Trial] = []
-        best = max((trial.speed for (_, there), trial in self._trials.items() if there == rung), default=0.0)
-        for one in tqdm(order, desc=what, unit="candidate", leave=False, disable=not self._shown):
-            if not sure and bounds[one] < rung.slower * best:
-                self.bounded += 1
-                continue
-            trial = self._trial(one, answers, rung)
-            best = max(best, trial.speed)
-            found.append(trial)
+        found = []
+        for one in tqdm(dict.fromkeys(chosen), desc=what, unit="candidate", leave=False, disable=not self._shown):
+            key = one, rung
+            if key not in self._trials:
+                self._trials[key] = self._bench.trial(one, answers, rung.tokens, rung.guesses)
+            found.append(self._trials[key])
         return found
-
-    def _trial(self, one: Candidate, answers: Sequence[Written], rung: Rung) -> Trial:
-        key = one, rung
-        if key not in self._trials:
-            self._trials[key] = self._bench.trial(one, answers, rung.tokens, rung.guesses)
-        return self._trials[key]
 
 
 def plain_of(finalists: Sequence[Trial]) -> Trial:

@@ -10,7 +10,7 @@ from config.run_config import RunConfig
 from config.trees import MOST, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, Written
+from eval.plan.record import Book, Written, kind_of
 from eval.plan.replayed import Replayed
 from eval.recorded import Record, Recorded
 from model.drafts.batch import read_all
@@ -167,7 +167,7 @@ class Bench:
             return {}
         room = self._context + SPARE * max(config.init_total_token, tree.stream.nodes // SPARE)
         return {name: Replayed(network, room) for name, network in self.book.networks.items()
-                if _kind(name) in config.sources}
+                if kind_of(name) in config.sources}
 
     def _draft(self, config: RunConfig, networks: dict[str, Replayed]) -> Draft:
         if METHODS[config.pipeline_type].draft == "none":
@@ -194,11 +194,6 @@ class Bench:
 def values(keys: dict[str, str]) -> dict[str, Any]:
     """What these keys of a run are, as they are typed."""
     return {key: type(getattr(RunConfig, key))(value) for key, value in keys.items()}
-
-
-def _kind(name: str) -> str:
-    """The kind of a network, by its name."""
-    return "ssm" if name.startswith("ssm") else name
 
 
 def _spent(answer: Answer) -> Spent:
