@@ -19,7 +19,7 @@ from torch import Tensor
 from config.run_config import RunConfig
 from config.templates import chosen, tokenizer_folder
 from model.cache import Admitted, TreeCache
-from model.drafts.small import ModelDraft
+from model.drafts.network import ModelDraft
 
 ASIDE = -2  # every path that has left the text
 FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # of such keys, those that name folders

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from config.run_config import TreeConfig
+from model.drafts.draft import Draft
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.decode import Decoder, Request
-from pipeline.interfaces import Draft, Progress, Target
+from pipeline.decode import Decoder, Limits, Request
+from pipeline.interfaces import Progress, Target
 from pipeline.strategies import Strategy
 
 ROOM = 64  # tokens that a tree may be deep
@@ -55,10 +56,10 @@ def _read_text(draft: TreeDraft, tree: TokenTree, nodes: Sequence[int], settled:
     """What a draft makes `[T, D]` of these nodes of the text, with the target's features."""
     if not nodes:
         return torch.empty(0)
-    parents = [tree.parent[node] for node in nodes]
+    parents = [tree.nodes[node].parent for node in nodes]
     draft.cache.admit(nodes, parents, text=len(nodes) if settled else 0)
-    places = [tree.pos[node] for node in nodes]
-    return _read(draft, [tree.token[node] for node in nodes],
+    places = [tree.nodes[node].pos for node in nodes]
+    return _read(draft, [tree.nodes[node].token for node in nodes],
                  places, draft.features(tree, list(nodes)))
 
 
@@ -90,7 +91,7 @@ def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Te
 def read_text(decoder: Decoder, text: Sequence[int]) -> TokenTree:
     """A tree whose trunk is this text and the token that the target says behind it, with the target's features."""
     kept: list[TokenTree] = []
-    reader = Decoder(decoder.ring, decoder.draft, _reading(kept), decoder.cfg, decoder.max_length)
+    reader = Decoder(decoder.ring, decoder.draft, _reading(kept), decoder.cfg, Limits(decoder.max_length))
     _, stream = reader.decode(Request(text, Sampler(), ROOM))
     with closing(stream):  # type: ignore[type-var]
         next(stream)

@@ -20,23 +20,22 @@ from model.cache import TreeCache
 from model.drafts.answers import add_texts, load_texts
 from model.drafts.batch import Passes, read_all
 from model.drafts.calibration import SUFFIX
+from model.drafts.draft import Draft, NoDraft
 from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.drafts.mixture import Mixture, Suffix
-from model.drafts.network import TreeDraft
-from model.drafts.none import NoDraft
-from model.drafts.small import ModelDraft
+from model.drafts.network import ModelDraft, TreeDraft
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, HEAD, assign, check_model
 from model.weights.quant import Recast, compress, load, probe
-from pipeline.decode import Decoder
+from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, Drafters
-from pipeline.interfaces import REAL, Clock, Draft
+from pipeline.interfaces import REAL, Clock
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
-from pipeline.trace import OFF, NoTrace, TracedDraft
+from pipeline.trace import NoTrace
 from sim.devices import SlowHead, SlowPasses, SlowSlice
 from sim.emulation import Pace
 from sim.groups import Paced, Times, slowest
@@ -115,7 +114,6 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
         ring: Ring = Replicas(links, head, stages - 1, spec.device, trace, clock)
     else:
         ring = Ring(links[0], head, stages, spec.device, trace, clock)
-    ring.places = spec.config.max_requests
     return ring
 
 
@@ -124,7 +122,7 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Draf
     if not spec.sources:
         return NoDraft()
     if elsewhere is not None and spec.sources == ("ssm",):
-        return elsewhere if trace is OFF else TracedDraft(elsewhere, trace)
+        return elsewhere
     networks: list[Any] = []
     for name in spec.sources:
         if name == "ssm":
@@ -133,8 +131,7 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Draf
             networks.append(DRAFTS[name](spec, lm_head))
     for number, network in enumerate(networks):
         network.number = number
-    draft: Draft = Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
-    return draft if trace is OFF else TracedDraft(draft, trace)
+    return Mixture(networks, _suffix(spec) if SUFFIX in spec.sources else None)
 
 
 def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
@@ -161,9 +158,8 @@ def build_decoder(spec: RankSpec, ring: Ring, draft: Draft, tree: TreeConfig, pa
     """The strategy that the method names, over this ring and draft, with trees as `tree` says."""
     method = METHODS[spec.config.pipeline_type]
     used = NoDraft() if method.draft == "none" else draft
-    decoder = Decoder(ring, used, STRATEGIES[method.strategy], tree, spec.context, passes)
-    decoder.scheduler.reuses = spec.config.reuse
-    return decoder
+    limits = Limits(spec.context, spec.config.max_requests, spec.config.reuse)
+    return Decoder(ring, used, STRATEGIES[method.strategy], tree, limits, passes)
 
 
 def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:

@@ -25,12 +25,12 @@ from launch.probe import latencies, level_share, round_trip, segment_rows
 from launch.ranks import Rank
 from launch.spec import RankSpec
 from model.drafts.batch import Passes
+from model.drafts.draft import Draft
 from model.sample import Sampler
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
 from pipeline.failure import PeerLost
-from pipeline.interfaces import Draft
 from pipeline.requests import Ring
 from pipeline.trace import NoTrace
 from tp.links import Loop

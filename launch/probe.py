@@ -11,9 +11,10 @@ from typing import Iterator, NamedTuple, Sequence
 
 from config.trees import Growth, TreeConfig
 from model.drafts.batch import Passes, at_once
+from model.drafts.draft import Draft
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.interfaces import Draft, Terms
+from pipeline.interfaces import Terms
 from pipeline.requests import RequestTarget, Ring
 
 SIZES = (16, 32, 64)  # rows

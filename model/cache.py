@@ -4,7 +4,7 @@ It knows nothing about tokens, positions or strategies. Slots [0, settled) hold 
 move; behind them lies the tail, whose rows see what `sees` says. A dead node is never an ancestor of a live one, so
 pruning late, or never, costs time and cannot change a result.
 
-Shapes: T rows of a segment, S slots in use, K key/value heads, E head dimension.
+Shapes: T rows of a segment, S slots in use, H heads, K key/value heads, E head dimension.
 """
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Container, NamedTuple, Protocol, Sequence, Union
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
-from model.attention import attend
 
 
 def upload(x: Tensor, device: torch.device | str) -> Tensor:
@@ -23,6 +22,21 @@ def upload(x: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda" and not x.is_cuda and x.numel():
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
+
+
+def attend(q_HTE: Tensor, k_KSE: Tensor, v_KSE: Tensor, mask_TS: Tensor) -> Tensor:
+    """Scaled dot-product attention `[H, T, E]`; heads that share keys are folded into rows, so nothing is repeated."""
+    heads, rows, dim = q_HTE.shape
+    group = heads // k_KSE.shape[0]
+    q = q_HTE.reshape(k_KSE.shape[0], group * rows, dim)
+    mask = mask_TS if group == 1 else mask_TS.repeat(group, 1)
+    if hasattr(F, "scaled_dot_product_attention"):
+        fused = F.scaled_dot_product_attention
+        out = fused(q[None], k_KSE[None], v_KSE[None], mask)[0]
+    else:  # torch 1.11, the wheel of JetPack 5
+        scores = q @ k_KSE.transpose(1, 2) * dim ** -0.5
+        out = torch.softmax(scores + mask, -1) @ v_KSE
+    return out.reshape(heads, rows, dim)
 
 
 class Survivors(NamedTuple):
@@ -131,6 +145,7 @@ class TreeCache:
 
         ValueError if the cache has not so many slots.
         """
+        assert 0 <= text <= len(nodes) == len(parents), f"{text} of {len(nodes)} rows are text"
         self._ripen()
         start, rows = len(self._tail), len(nodes)
         end = self.settled + start + rows

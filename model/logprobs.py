@@ -44,14 +44,17 @@ class LogprobRequest:
 
     def echoes(self, tree: TokenTree, node: int) -> bool:
         """Whether the token of the prompt behind a node is wanted."""
-        return tree.pos.get(node, self.echoed) < self.echoed
+        return node in tree.nodes and tree.nodes[node].pos < self.echoed
 
     def keep(self, tree: TokenTree, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
         """Keep in the tree the log-probabilities of the tokens that are `said` after nodes, and of the prompt's."""
         after = dict(said)
         for node in logits:
             if self.echoes(tree, node):
-                after[node] = tree.token[tree.trunk[tree.pos[node] + 1]]
+                following = tree.trunk[tree.nodes[node].pos + 1]
+                after[node] = tree.nodes[following].token
         if after:
             logits_TV = torch.stack([logits[node] for node in after])
-            tree.logprobs.update(zip(after, logprobs(logits_TV, list(after.values()), self.likeliest)))
+            found = logprobs(logits_TV, list(after.values()), self.likeliest)
+            for node, logprob in zip(after, found):
+                tree.nodes[node].logprob = logprob

@@ -17,6 +17,7 @@ the source of all randomness.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Callable, List, NamedTuple, Protocol, Sequence, Tuple
 
 import numpy as np
@@ -156,42 +157,31 @@ RULES = {
 # --- rules for nodes of a tree ----------------------------------------------------------------------------------------
 
 def rule_of(sampler: Sampler) -> Rule:
-    """The rule that a sampler names; at temperature 0 all of them are the argmax."""
-    if sampler.rule == "match" or not sampler.temperature:
-        return Match(sampler)
-    return Judge(sampler)
+    """The rule that a sampler names; at temperature 0 all of them are the argmax.
+
+    It is given nodes and the target's logits there, and returns the tokens that follow them.
+    """
+    return partial(_match if sampler.rule == "match" or not sampler.temperature else _judge, sampler)
 
 
-class Match:
+def _match(sampler: Sampler, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
     """A guess is right if it is the token that the sampler chooses at its position."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def __call__(self, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
-        """The tokens that follow these nodes, where the rows are the target's logits there."""
-        return self._sampler(logits_TV, [tree.pos[node] + 1 for node in nodes])
+    return sampler(logits_TV, [tree.nodes[node].pos + 1 for node in nodes])
 
 
-class Judge:
+def _judge(sampler: Sampler, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
     """A guess is judged by the law of the target and, if it was drawn, by that which it was drawn from."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler, self._judge = sampler, RULES[sampler.rule].judge
-
-    def __call__(self, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
-        """The tokens that follow these nodes, where the rows are the target's logits there."""
-        law_TV = laws(self._sampler, logits_TV)
-        if np.isnan(law_TV).any():
-            raise damaged(logits_TV.dtype)
-        return [self._token(tree, node, law_V) for node, law_V in zip(nodes, law_TV)]
-
-    def _token(self, tree: TokenTree, node: int, law_V: Law) -> int:
-        position = tree.pos[node] + 1
-        chance = Stream(stream(self._sampler.seed, position, JUDGING))
-        drawn = tree.drawn.get(node, ())
-        proposals = [widened(proposal, len(law_V)) for proposal in drawn]
-        return self._judge(law_V, proposals, chance)
+    judge = RULES[sampler.rule].judge
+    law_TV = laws(sampler, logits_TV)
+    if np.isnan(law_TV).any():
+        raise damaged(logits_TV.dtype)
+    tokens = []
+    for node, law_V in zip(nodes, law_TV):
+        known = tree.nodes[node]
+        proposals = [widened(proposal, len(law_V)) for proposal in known.drawn]
+        chance = Stream(stream(sampler.seed, known.pos + 1, JUDGING))
+        tokens.append(judge(law_V, proposals, chance))
+    return tokens
 
 
 def laws(sampler: Sampler, logits_TV: Tensor) -> Law:

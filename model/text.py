@@ -5,7 +5,7 @@ because a rank that only computes never needs them.
 """
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from inspect import signature
 from itertools import cycle
@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
 from config.files import HALF
 from config.templates import chosen
-from model.own_template import OwnTemplate, shown
+from model.sandbox import Sandbox
 from model.weights.checkpoint import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
@@ -37,6 +37,8 @@ TURN_ENDS = ("<|eot_id|>",)  # end tokens that some Llama-3 configs forget
 BROKEN = "\ufffd"  # what half a character decodes to
 MOST_HELD = 8  # tokens; a character has at most 4 bytes, so what is broken for longer stays broken
 MOST_CONTEXT = 64  # tokens of spaces that are kept as context, at most
+PATIENCE = 10.0  # seconds for one text of a tokenizer's own template, which takes a thousandth of one
+OTHERS = "use template=vicuna, template=llama-2 or template=none"
 NO_VARIABLES: Mapping[str, Any] = {}  # of a template
 _IMPORTING = Lock()
 Message = Mapping[str, str]  # with `role`, one of ROLES, and `content`
@@ -62,6 +64,37 @@ def _of_transformers(name: str) -> Any:
     """A class of transformers, which puts another module in its place while it is imported: by one thread at a time."""
     with _IMPORTING:
         return getattr(import_module("transformers"), name)
+
+
+def shown(error: Exception) -> str:
+    """What an error says, in one line that does nothing to a terminal: a stranger may have written it."""
+    first = (str(error).splitlines() or [""])[0]
+    escaped = repr(first[:200])[1:-1]
+    return f"{type(error).__name__}: {escaped}"
+
+
+class OwnTemplate:
+    """The template of the tokenizer in a folder, in one process for as long as this object lives."""
+
+    def __init__(self, tokenizer: Any, folder: Path) -> None:
+        self._tokenizer, self._folder = tokenizer, folder
+        self._sandbox = Sandbox(partial(_wrapped, tokenizer))
+
+    def wrap(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any]) -> str:
+        """The text of a conversation, up to where the assistant answers. Raises ValueError if the template fails."""
+        if not self._tokenizer.chat_template:
+            raise ValueError(f"the tokenizer in {self._folder} has no chat template of its own; {OTHERS}")
+        talk = [dict(message) for message in messages]
+        try:
+            return self._sandbox.call(PATIENCE, talk, dict(variables))
+        except Exception as error:  # it may do whatever it likes
+            raise ValueError(f"the chat template of the tokenizer in {self._folder} fails ({shown(error)}); "
+                             f"{OTHERS}, or mend it") from error
+
+
+def _wrapped(tokenizer: Any, talk: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    text: str = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **variables)
+    return text
 
 
 class Text:

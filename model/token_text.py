@@ -13,7 +13,7 @@ BEFORE = "a"  # what stands before a token, since the first of a text may lose i
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
 
 
-class Spelled(NamedTuple):
+class TokenText(NamedTuple):
     """A token as a name that is UTF-8, and the bytes that it adds to a text; None for one that prints nothing."""
 
     name: str
@@ -25,7 +25,7 @@ class Spelled(NamedTuple):
         return self.data is None or self.data == self.name.encode()
 
 
-class Spelling:
+class TokenTexts:
     """The tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -33,29 +33,29 @@ class Spelling:
         self._silent = silent(tokenizer)
         self._context: list[int] = tokenizer(BEFORE, add_special_tokens=False)["input_ids"]
         self._before = self._decode([])
-        self._known: dict[int, Spelled] = {}
+        self._known: dict[int, TokenText] = {}
 
-    def __call__(self, token: int) -> Spelled:
+    def __call__(self, token: int) -> TokenText:
         """How a token is written; one that the tokenizer does not know is written as its number."""
         if token not in self._known:
             self._known[token] = self._spell(token)
         return self._known[token]
 
-    def _spell(self, token: int) -> Spelled:
+    def _spell(self, token: int) -> TokenText:
         if token >= len(self._tokenizer):
-            return Spelled(f"<{token}>", None)
+            return TokenText(f"<{token}>", None)
         name: str = self._tokenizer.convert_ids_to_tokens(token)
         if token in self._silent:
-            return Spelled(name, None)
+            return TokenText(name, None)
         text = self._decode([token])
         if BROKEN not in text and text.startswith(self._before):
             text = text[len(self._before):]
-            return Spelled(text, text.encode())
+            return TokenText(text, text.encode())
         data = _bytes(name)
         try:
-            return Spelled(data.decode(), data)
+            return TokenText(data.decode(), data)
         except UnicodeDecodeError:
-            return Spelled("".join(f"\\x{byte:02x}" for byte in data), data)
+            return TokenText("".join(f"\\x{byte:02x}" for byte in data), data)
 
     def _decode(self, more: list[int]) -> str:
         text: str = self._tokenizer.decode([*self._context, *more], skip_special_tokens=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 Guess = Tuple[int, int, float]  # parent, token, log-probability of the path
@@ -25,6 +25,25 @@ class Proposal(NamedTuple):
     law: Any = None
 
 
+class Node:
+    """What is known of a node for as long as it lives."""
+
+    __slots__ = ("token", "parent", "pos", "score", "children", "proposals", "drawn", "target_token", "hidden",
+                 "logprob")
+
+    def __init__(self, token: int, parent: int, pos: int, score: float) -> None:
+        self.token = token
+        self.parent = parent  # the root is its own parent
+        self.pos = pos
+        self.score = score  # log-probability of the path, never above the parent's
+        self.children: dict[int, int] = {}  # token -> child: adding twice is merging
+        self.proposals: dict[str, float] = {}  # of a guess: who proposed it -> the score that it gave
+        self.drawn: Sequence[Proposal] = ()  # what was drawn after it, in this order, equal tokens apart
+        self.target_token: int | None = None  # the token that the target says follows it
+        self.hidden: Any = None  # the target's feature of it, until that is released
+        self.logprob: Any = None  # what the target says of the token behind it, where a request wants that
+
+
 class TokenTree:
     """One request: the text so far and every live guess below its tip.
 
@@ -37,20 +56,11 @@ class TokenTree:
                  best_first: bool = True) -> None:
         self._ids = count() if ids is None else ids
         self.limit, self.best_first = limit, best_first
-        self.token: dict[int, int] = {}
-        self.parent: dict[int, int] = {}  # the root is its own parent
-        self.pos: dict[int, int] = {}
-        self.score: dict[int, float] = {}  # log-probability of the path, never above the parent's
-        self.proposals: dict[int, dict[str, float]] = {}  # guess -> who proposed it -> the score that it gave
-        self.drawn: dict[int, list[Proposal]] = {}  # node -> what was drawn after it, in this order, equal tokens apart
-        self.children: dict[int, dict[int, int]] = {}  # node -> token -> child: adding twice is merging
+        self.nodes: dict[int, Node] = {}  # the trunk and the live guesses
         self.trunk: list[int] = []
         self.unsent: deque[int] = deque()  # settled nodes that the target was not sent yet
         self.live: set[int] = set()  # guesses below the tip …
         self.waiting: set[int] = set()  # … and those of them that were not sent yet
-        self.target_token: dict[int, int] = {}  # the token that the target says follows a node
-        self.hidden: dict[int, Any] = {}  # the target's feature of a node, until it is released
-        self.logprobs: dict[int, Any] = {}  # what the target says of the token behind a node, where a request wants it
         self._released = 0  # nodes of the trunk without a feature any more
         self.guessed = 0  # guesses that were sent
         self.foreseen: list[int] = []  # positions of the text whose token was such a guess
@@ -85,21 +95,23 @@ class TokenTree:
     @property
     def tokens(self) -> list[int]:
         """The text so far, prompt included."""
-        return [self.token[node] for node in self.trunk]
+        return [self.nodes[node].token for node in self.trunk]
 
     def add(self, parent: int, token: int, score: float, source: str = "") -> int:
         """Guess `token` after `parent`, as `source` proposes, with the log-probability of the path that it gives.
 
         A guess that is already there keeps its id, and the better of its scores.
         """
-        path = min(score, self.score[parent])
-        found = self.child(parent, token)
+        above = self.nodes[parent]
+        path = min(score, above.score)
+        found = above.children.get(token)
         if found is not None:
-            self.score[found] = max(path, self.score[found])
-            self.proposals[found][source] = score
+            guess = self.nodes[found]
+            guess.score = max(path, guess.score)
+            guess.proposals[source] = score
             return found
         node = self._new(parent, token, path)
-        self.proposals[node] = {source: score}
+        self.nodes[node].proposals[source] = score
         self.live.add(node)
         self.waiting.add(node)
         return node
@@ -107,31 +119,33 @@ class TokenTree:
     def propose(self, parent: int, proposal: Proposal, score: float) -> int:
         """Guess a token after `parent`. If it was drawn, that is kept: who draws it twice has proposed it twice."""
         if proposal.law is not None:
-            self.drawn.setdefault(parent, []).append(proposal)
+            self.nodes[parent].drawn = [*self.nodes[parent].drawn, proposal]
         return self.add(parent, proposal.token, score, proposal.source)
 
     def settle(self, token: int) -> None:
         """The text goes on with `token`; every branch that said otherwise dies."""
-        branches = self.children.pop(self.tip, {}) if self.trunk else {}
+        node = None
         if self.trunk:
-            self.drawn.pop(self.tip, None)
-        node = branches.pop(token, None)
-        for dead in branches.values():
-            self.drop(dead)
+            tip = self.nodes[self.tip]
+            branches, tip.children, tip.drawn = tip.children, {}, ()
+            node = branches.pop(token, None)
+            for dead in branches.values():
+                self.drop(dead)
         if node is None:
             parent = self.tip if self.trunk else None
-            node = self._new(parent, token, 0.0 if parent is None else self.score[parent])
-            self.waiting.add(node)
-        if node in self.waiting:
+            node = self._new(parent, token, 0.0 if parent is None else self.nodes[parent].score)
+            self.unsent.append(node)
+        elif node in self.waiting:
             self.waiting.remove(node)
             self.unsent.append(node)
         else:
-            self.foreseen.append(self.pos[node])
+            self.foreseen.append(self.nodes[node].pos)
         self.live.discard(node)
         self.trunk.append(node)
 
     def skip(self, count: int) -> None:
         """The first `count` nodes of the text, unsent ones, need not be sent: the target has read the like."""
+        assert count <= len(self.unsent), f"{len(self.unsent)} nodes were not sent, fewer than {count}"
         for _ in range(count):
             self.unsent.popleft()
         self.passes += count
@@ -143,6 +157,7 @@ class TokenTree:
         Parents come before their children: a score never exceeds the parent's, and ties go to the older node. So they
         do in the order of their ids, if the tree is not cut best first.
         """
+        assert chunk is None or chunk > 0, f"a chunk of {chunk} rows"
         left = len(self.unsent)
         chunks = max(1, math.ceil(left / chunk)) if chunk else 1
         rows = math.ceil(left / chunks)
@@ -163,8 +178,8 @@ class TokenTree:
         Guesses are offered best first; returned are the nodes of those that were taken, in this order. A guess that the
         tree already has takes no place of its own.
         """
-        new = [score for parent, token, score in guesses if self.child(parent, token) is None]
-        floor = max(self.trim(size, new), least)
+        new = (score for parent, token, score in guesses if token not in self.nodes[parent].children)
+        floor = max(self.trim(size, islice(new, size + 1)), least)
         taken = takewhile(lambda guess: guess[2] >= floor, guesses)
         return [self.add(*guess, source) for guess in taken]
 
@@ -173,13 +188,13 @@ class TokenTree:
 
         Guesses that wait and score less are dropped; what was sent is under way anyhow and stays.
         """
-        scores = list(offered)
-        if len(scores) + len(self.live) <= size:
+        scores = [self.nodes[node].score for node in self.live]
+        scores += offered
+        if len(scores) <= size:
             return float("-inf")
-        scores += [self.score[node] for node in self.live]
         scores.sort(reverse=True)
         least = scores[size - 1]
-        for node in [node for node in self.waiting if self.score[node] < least]:
+        for node in [node for node in self.waiting if self.nodes[node].score < least]:
             if node in self.waiting:  # it may have been dropped together with its parent
                 self.drop(node)
         return least
@@ -194,51 +209,45 @@ class TokenTree:
         """Let go of the features of the first `count` nodes of the text, since every draft has read them."""
         end = min(count, len(self.trunk) - 1)  # that of the tip may still come
         for node in self.trunk[self._released:end]:
-            self.hidden.pop(node, None)
+            self.nodes[node].hidden = None
         self._released = max(self._released, end)
 
     def drop(self, node: int) -> None:
         """Remove a guess and all that stands on it."""
-        siblings = self.children.get(self.parent[node], {})
-        siblings.pop(self.token[node], None)
+        guess = self.nodes[node]
+        self.nodes[guess.parent].children.pop(guess.token, None)
         doomed = [node]
         while doomed:
             node = doomed.pop()
-            doomed.extend(self.children.pop(node, {}).values())
             self.live.discard(node)
             self.waiting.discard(node)
-            del self.token[node], self.parent[node]
-            del self.pos[node], self.score[node]
-            del self.proposals[node]
-            self.drawn.pop(node, None)
-            self.target_token.pop(node, None)
-            self.logprobs.pop(node, None)
-            self.hidden.pop(node, None)
+            doomed.extend(self.nodes.pop(node).children.values())
 
     def _new(self, parent: int | None, token: int, score: float) -> int:
         self._last = node = next(self._ids)
-        assert parent is None or parent < node, f"node {node} is older than its parent {parent}"
-        self.token[node] = token
-        self.parent[node] = node if parent is None else parent
-        self.pos[node] = 0 if parent is None else self.pos[parent] + 1
-        self.score[node] = score
-        if parent is not None:
-            self.children.setdefault(parent, {})[token] = node
+        if parent is None:
+            self.nodes[node] = Node(token, node, 0, score)
+            return node
+        assert parent < node, f"node {node} is older than its parent {parent}"
+        above = self.nodes[parent]
+        self.nodes[node] = Node(token, parent, above.pos + 1, score)
+        above.children[token] = node
         return node
 
     def child(self, parent: int, token: int) -> int | None:
         """The node that guesses or says `token` after `parent`, if the tree has one."""
-        return self.children.get(parent, {}).get(token)
+        above = self.nodes.get(parent)
+        return above.children.get(token) if above else None
 
     def _rank(self, node: int) -> tuple[float, int]:
-        return -self.score[node] if self.best_first else 0.0, node
+        return -self.nodes[node].score if self.best_first else 0.0, node
 
 
 def verify(tree: TokenTree) -> list[int]:
     """Verify guesses: walk on from the tip for as long as the target's token is known; returns the tokens that settled.
     """
     new: list[int] = []
-    while tree.tip in tree.target_token:
-        new.append(tree.target_token.pop(tree.tip))
-        tree.settle(new[-1])
+    while (token := tree.nodes[tree.tip].target_token) is not None:
+        new.append(token)
+        tree.settle(token)
     return new

@@ -9,19 +9,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Callable, Generator, Iterable, Iterator, List, NamedTuple, Sequence, TypeVar, Union
+from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar, Union
 
 from config.run_config import TreeConfig
 from model.drafts.batch import Passes, read_all
+from model.drafts.draft import Draft
 from model.logprobs import Logprob, LogprobRequest
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import Draft, Progress, Terms
+from pipeline.interfaces import Progress, Terms
 from pipeline.requests import RequestTarget, Ring
 from pipeline.scheduler import Scheduler, Task
 from pipeline.strategies import Strategy
-
-Stream = Generator[List[int], None, None]
+from pipeline.trace import OFF, TracedDraft
 
 
 @dataclass(frozen=True)
@@ -73,55 +73,91 @@ class Answer:
 
 
 class Settled:
-    """The tokens of a request as they settle: iterate over them, or close it to take the request back."""
+    """The tokens of a request as they settle: iterate over them, or close it to take the request back.
 
-    def __init__(self, task: Task, stream: Stream) -> None:
+    The request begins with `begin`, or when it is first read. If it `waits`, reading it lets all requests go on; else
+    it is empty lists for as long as nothing has settled.
+    """
+
+    def __init__(self, task: Task, scheduler: Scheduler, waits: bool) -> None:
         self.tree = task.tree
-        self._task, self._stream = task, stream
+        self._task, self._scheduler, self._waits = task, scheduler, waits
+        self._begun = self._closed = False
 
     @property
     def ready(self) -> bool:
         """Whether the next tokens are there, or there are no more; else who reads them lets all requests go on."""
         return bool(self._task.settled) or self._task.over
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def begin(self) -> None:
+        """Begin now, or as soon as there is a place."""
+        if not self._begun:
+            self._begun = True
+            self._scheduler.add(self._task)
+
+    def __iter__(self) -> Settled:
         return self
 
     def __next__(self) -> list[int]:
-        return next(self._stream)
+        try:
+            return self._next()
+        except BaseException:
+            self.close()
+            raise
+
+    def _next(self) -> list[int]:
+        if self._closed:
+            raise StopIteration
+        self.begin()
+        while not self._task.settled:
+            if self._task.over:
+                raise self._task.error or StopIteration
+            if not self._waits:
+                return []
+            self._scheduler.turn()
+        return self._task.settled.popleft()
 
     def close(self) -> None:
-        self._stream.close()
+        if self._begun and not self._closed:
+            self._scheduler.remove(self._task)
+        self._closed = True
+
+    __del__ = close
+
+
+class Limits(NamedTuple):
+    """What requests may take of a pipeline: `length` bounds prompt and answer together, in tokens."""
+
+    length: int
+    places: int = 1  # for requests that are under way at once
+    reuses: bool = False  # whether a request begins behind what it shares with others
 
 
 class Decoder:
-    """One pipeline and the way it is used; `max_length` bounds prompt and answer together, in tokens.
+    """One pipeline and the way it is used. Reading the stream of a request lets all requests go on."""
 
-    As many requests are under way at once as the ring has places. Reading one of their streams lets all go on.
-    """
-
-    def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, max_length: int,
+    def __init__(self, ring: Ring, draft: Draft, strategy: Strategy, cfg: TreeConfig, limits: Limits,
                  passes: Passes = read_all) -> None:
         self.ring, self.draft = ring, draft
         self.strategy, self.cfg = strategy, cfg
-        self.max_length = max_length
-        self.scheduler = Scheduler(ring, draft, passes, Terms(prunes=cfg.prunes, thrifty=cfg.thrifty))
+        self.max_length = limits.length
+        terms = Terms(prunes=cfg.prunes, thrifty=cfg.thrifty)
+        self.scheduler = Scheduler(ring, draft, passes, terms, limits.places, limits.reuses)
 
-    def decode(self, request: Request) -> tuple[Answer, Settled]:
+    def decode(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
         """The answer, which fills while the stream of settled tokens is read; close the stream to give up.
 
-        The request begins when the stream is first read.
+        The request begins when the stream is first read. Without `waits` the stream is empty lists for as long as
+        nothing has settled, and `turn` lets all go on.
         """
         answer, task = self._task(request)
-        return answer, Settled(task, self._later(task))
+        return answer, Settled(task, self.scheduler, waits)
 
     def submit(self, request: Request, waits: bool = True) -> tuple[Answer, Settled]:
-        """The same for a request that begins at once, or as soon as there is a place for it.
-
-        Without `waits` the stream is empty lists for as long as nothing has settled, and `turn` lets all go on.
-        """
-        answer, task = self._task(request)
-        return answer, Settled(task, self._begun(task, waits))
+        """The same for a request that begins at once, or as soon as there is a place for it."""
+        answer, settled = self.decode(request, waits)
+        settled.begin()
+        return answer, settled
 
     def turn(self, until: float | None = None) -> None:
         """Let all requests go on, or wait until one of them can, or until this moment of the ring's clock."""
@@ -148,38 +184,14 @@ class Decoder:
             logprobs = LogprobRequest(request.likeliest, tokens - 1 if request.echo else 0)
         return answer, Task(tree, request.sampler, begin, request.priority, not request.echo, logprobs)
 
-    def _later(self, task: Task) -> Stream:
-        yield from self._begun(task)
-
-    def _begun(self, task: Task, waits: bool = True) -> Stream:
-        """The stream of a request that has begun: at its end, or when it is closed, the request is taken back."""
-        self.scheduler.add(task)
-        stream = self._stream(task, waits)
-        next(stream)
-        return stream
-
-    def _stream(self, task: Task, waits: bool) -> Stream:
-        """Nothing at first, and then what settles; while it `waits` the scheduler lets all requests go on."""
-        try:
-            yield []
-            while task.settled or not task.over:
-                if task.settled:
-                    yield task.settled.popleft()
-                elif waits:
-                    self.scheduler.turn()
-                else:
-                    yield []
-            if task.error is not None:
-                raise task.error
-        finally:
-            self.scheduler.remove(task)
-
     def _steps(self, request: Request, tree: TokenTree, answer: Answer, target: RequestTarget,
                draft: Draft) -> Progress:
         """The strategy's steps up to the end of the answer, which fills."""
         clock = self.ring.clock
         start = clock.now()
-        strategy = self.strategy(tree, target, draft, self.cfg)
+        trace = self.ring.trace
+        guessing = draft if trace is OFF else TracedDraft(draft, trace)
+        strategy = self.strategy(tree, target, guessing, self.cfg)
         said: Any = None
         while not answer.finish_reason:
             step = strategy.send(said)
@@ -205,15 +217,16 @@ class Decoder:
 
     def _add_logprobs(self, answer: Answer, tree: TokenTree, settled: int, new: int) -> None:
         """Take from the tree what the target says of the `new` tokens among those that settled, and of the prompt."""
+        if not answer.token_ids:
+            first = [tree.nodes[node].logprob for node in tree.trunk[:answer.prompt_tokens - 1]]
+            answer.prompt_logprobs += [logprob for logprob in first if logprob]
         before = tree.trunk[-settled - 1:-1]
-        first = tree.trunk[:answer.prompt_tokens - 1] if not answer.token_ids else []
-        answer.prompt_logprobs += [tree.logprobs.pop(node) for node in first if node in tree.logprobs]
-        answer.logprobs += [tree.logprobs.pop(node) for node in before][:new]
+        answer.logprobs += [tree.nodes[node].logprob for node in before[:new]]
 
     def _credit(self, answer: Answer, tree: TokenTree, settled: int) -> None:
         """Count for each source of guesses those that have just become text."""
         for node in tree.trunk[-settled:]:
-            answer.sources.update(tree.proposals.get(node, {}).keys())
+            answer.sources.update(tree.nodes[node].proposals.keys())
 
     def _take(self, request: Request, settled: list[int], room: int) -> tuple[list[int], str]:
         """The settled tokens up to the end of the answer, and why this is it; else nothing."""

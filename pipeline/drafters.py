@@ -5,7 +5,6 @@ brings what is new; since the shape of a tree is known before, one message each 
 """
 from __future__ import annotations
 
-import sys
 from itertools import count, islice, zip_longest
 from typing import Any, Sequence
 
@@ -14,10 +13,10 @@ import torch
 
 from config.run_config import Growth
 from model.drafts.batch import Passes, Steps, at_once, read_all
+from model.drafts.draft import Draft, Spares, always
 from model.sample import Sampler
 from model.tree import Proposal, TokenTree
 from pipeline.draft_messages import Ask, Drafted
-from pipeline.interfaces import Draft
 from pipeline.messages import Message, Reset, Stop
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
@@ -115,7 +114,7 @@ class Replay:
 
     def __init__(self, drafted: Drafted, source: str, tree: TokenTree) -> None:
         self._tree, self._source = tree, source
-        self._base = tree.score[tree.tip]
+        self._base = tree.nodes[tree.tip].score
         self._nodes = [tree.tip]  # by place
         self._rows = zip(drafted.parents, drafted.tokens, drafted.scores)
         self._laws = dict(zip(dict.fromkeys(drafted.parents), drafted.law_NV.numpy()))
@@ -128,17 +127,12 @@ class Replay:
             self._nodes.append(node)
 
 
-class Drafters:
+class Drafters(Draft):
     """The small models on ranks of their own as the draft of rank 0; `links` lead to one of them each.
 
     All grow their trees at the same time. What they proposed is proposed again level by level, and in each level by one
     after the other, as by small models side by side on rank 0. So the tree is the same, ids and scores included.
     """
-
-    inner = False
-    consumed = sys.maxsize
-    held = 0
-    networks: Sequence[Draft] = ()
 
     def __init__(self, links: Sequence[Any]) -> None:
         self.links = links
@@ -153,8 +147,11 @@ class Drafters:
         """End the ranks of the small models."""
         self._round(Stop())
 
+    @property
+    def held(self) -> int:
+        return 0
+
     def begin(self, sampler: Sampler) -> None:
-        """A request begins, whose tokens this sampler chooses."""
         self._sampler = sampler
 
     def reset(self) -> None:
@@ -163,22 +160,13 @@ class Drafters:
         self._sent = 0  # how many tokens of the text the small models know
         self._tip = -1  # below which the last tree was grown
 
-    def unlearn(self) -> None:
-        """Small models learn nothing from requests."""
-
-    def refresh(self) -> None:
-        """Every tree begins at the tip."""
-
     def another(self) -> Drafters:
         raise AssertionError("small models on ranks of their own draft for one request at a time")
 
     def keep(self, length: int) -> None:
         self.reset()
 
-    def copy(self, other: Any, length: int) -> None:
-        raise AssertionError("small models on ranks of their own draft for one request at a time")
-
-    def grow(self, tree: TokenTree, growth: Growth, spares: object = None) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Add the trees of all small models below the tip, of the shape that `growth` has.
 
         A prompt that the target has not been sent goes first: the pipeline shall not wait while it is read here.
@@ -187,7 +175,7 @@ class Drafters:
         assert growth.shape, "the trees of small models on ranks of their own have a shape"
         if tree.tip == self._tip or tree.room < 1 or len(tree.unsent) > 1:
             return False
-        tokens = [tree.token[node] for node in tree.trunk[self._sent:]]
+        tokens = [tree.nodes[node].token for node in tree.trunk[self._sent:]]
         ask = Ask(next(self._numbers), self._sent, tokens, tree.limit, self._sampler, growth.shape)
         for link in self.links:
             link.send(ask)

@@ -32,7 +32,7 @@ def guarded(name: str, run: Callable[[], None], on_failure: Failure) -> threadin
     return thread
 
 
-class Want(NamedTuple):
+class Shortage(NamedTuple):
     """Something of which a machine may have too little: how that shows in an error, and what a person can do."""
 
     numbers: Sequence[int]  # of system errors
@@ -44,17 +44,17 @@ class Want(NamedTuple):
 
 
 MEMORY = "ulimit -v allows a process {:.2f} GB: raise it, as in ulimit -v unlimited"
-SPACE = Want([errno.ENOMEM], ["allocate memory", "out of memory", "bad_alloc", "failed to map segment"],
+SPACE = Shortage([errno.ENOMEM], ["allocate memory", "out of memory", "bad_alloc", "failed to map segment"],
              "there is not enough memory", resource.RLIMIT_AS, MEMORY,
              "end other programs, or give a smaller max_length")
-THREADS = Want([errno.EAGAIN], ["Resource temporarily unavailable", "can't start new thread"],
+THREADS = Shortage([errno.EAGAIN], ["Resource temporarily unavailable", "can't start new thread"],
                "no more threads can be started", resource.RLIMIT_AS, MEMORY, "raise ulimit -u, or end other programs")
-FILES = Want([errno.EMFILE, errno.ENFILE], ["Too many open files"],
+FILES = Shortage([errno.EMFILE, errno.ENFILE], ["Too many open files"],
              "no more files can be opened", resource.RLIMIT_NOFILE,
              "ulimit -n allows a process {:.0f}: raise it, as in ulimit -n 1024", "end other programs")
 
 
-def want(error: BaseException) -> str:
+def shortage(error: BaseException) -> str:
     """A sentence about what the machine has too little of, by an error; empty if the error is none of that kind."""
     text = "bad_alloc" if isinstance(error, MemoryError) else str(error)
     for entry in (SPACE, THREADS, FILES):
@@ -64,7 +64,7 @@ def want(error: BaseException) -> str:
     return ""
 
 
-def limited(entry: Want) -> str:
+def limited(entry: Shortage) -> str:
     """The remedy, if this process has a limit that may be the reason."""
     most = resource.getrlimit(entry.limit)[0]
     scale = GB if entry.limit == resource.RLIMIT_AS else 1
@@ -73,7 +73,7 @@ def limited(entry: Want) -> str:
 
 def foreseen(error: BaseException) -> bool:
     """Whether a sentence says it all; else a person needs to see where it happened."""
-    return isinstance(error, (PeerLost, ValueError, OSError, KeyboardInterrupt)) or bool(want(error))
+    return isinstance(error, (PeerLost, ValueError, OSError, KeyboardInterrupt)) or bool(shortage(error))
 
 
 def explain(error: BaseException) -> str:
@@ -83,4 +83,4 @@ def explain(error: BaseException) -> str:
     shown = str(error)
     if not foreseen(error):
         shown = f"{type(error).__name__}: {shown}".splitlines()[0]
-    return want(error) or plain(shown)
+    return shortage(error) or plain(shown)

@@ -1,19 +1,15 @@
-"""What the parts of a request may ask of each other: its target, its draft, and the clock that they share.
+"""What the parts of a request may ask of each other: its target, and the clock that they share.
 
 It knows no tensors, so that strategies can be read, tested and simulated without torch.
 """
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Callable, Generator, List, NamedTuple, Protocol, Sequence, Union
-
-from config.run_config import Growth
-from model.tree import TokenTree
+from typing import TYPE_CHECKING, Any, Generator, List, NamedTuple, Protocol, Sequence, Union
 
 if TYPE_CHECKING:
-    from model.drafts.batch import Reading, Steps
+    from model.drafts.batch import Reading
     from model.logprobs import LogprobRequest
-    from model.sample import Sampler
 
 
 class Waiting:
@@ -25,13 +21,6 @@ WAIT = Waiting()
 # What a strategy yields: the tokens that it settled, that it waits, or what its draft wants read; for the last it is
 # sent what was read.
 Progress = Generator[Union[List[int], Waiting, "Reading"], Any, None]
-
-Spares = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
-
-
-def always(promise: float) -> bool:
-    """There is time for any level."""
-    return True
 
 
 class Clock(Protocol):
@@ -73,52 +62,6 @@ class Terms(NamedTuple):
 
 
 USUAL = Terms()
-
-
-class Draft(Protocol):
-    """Who guesses, for one request at a time; `another` guesses for a second one with the same networks."""
-
-    inner: bool  # whether its features are the inputs of inner layers, instead of the target's last hidden states
-
-    @property
-    def networks(self) -> Sequence[Draft]:
-        """Those of its sources that take time, each as a draft of its own."""
-
-    @property
-    def consumed(self) -> int:
-        """How many nodes of the text have features that this draft does not need any more."""
-
-    @property
-    def held(self) -> int:
-        """How many leading tokens of the text it could keep for a request that begins like this one."""
-
-    def another(self) -> Draft:
-        """A twin for another request."""
-
-    def keep(self, length: int) -> None:
-        """Forget the request, but for what was read of its first `length` tokens, with which the next one begins."""
-
-    def copy(self, other: Any, length: int) -> None:
-        """Begin behind the first `length` tokens of the request of a twin."""
-
-    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
-        """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
-
-        Who grows wherever the likeliest guess stands asks `spares` first, which hears what the level promises.
-        `yield from` it: who runs the strategy lets networks read for several requests at once.
-        """
-
-    def begin(self, sampler: Sampler) -> None:
-        """A request begins, whose tokens this sampler chooses."""
-
-    def refresh(self) -> None:
-        """Begin again at the tip at the next growth."""
-
-    def reset(self) -> None:
-        """Forget the request."""
-
-    def unlearn(self) -> None:
-        """Forget what earlier requests have taught."""
 
 
 class Target(Protocol):

@@ -72,6 +72,7 @@ class FirstStage:
 
     def back(self, rows: int, now: float) -> None:
         """The oldest segment is back, with so many of its rows."""
+        assert self._stays, "a segment is back, and none was under way"
         stay = self._stays.popleft()
         self._left = min(stay.ends, now)
         begins = stay.begins if stay.ends <= now else stay.sent  # what was reckoned too late is not believed
@@ -214,6 +215,7 @@ def _foreseen(points: Sequence[Point], at: float) -> float:
 class Bidder(Protocol):
     """A request that has guesses."""
 
+    request: int
     tree: TokenTree
     terms: Terms
     passed_over: int  # segments that left without any of its guesses, since one left with some
@@ -228,6 +230,7 @@ class RowAllocator:
         self._open = False  # whether it was reckoned since the last segment left
         self._least = 0.0  # the worth of the last guess that goes, as a logarithm
         self._left = 0  # rows for guesses
+        self.left_out: set[int] = set()  # requests that got no row of it
 
     def share(self, bidder: Bidder, bidders: Sequence[Bidder], size: int) -> int:
         """How many of `size` rows this one of the bidders may fill; those of its text are among them."""
@@ -237,11 +240,15 @@ class RowAllocator:
         mine = min(self._left, sum(worth >= self._least for worth in among))
         self._left -= mine
         bidder.passed_over = 0 if mine else bidder.passed_over + bool(bidder.tree.waiting)
-        return len(bidder.tree.unsent) + mine
+        rows = len(bidder.tree.unsent) + mine
+        if not rows and len(bidders) > 1:
+            self.left_out.add(bidder.request)
+        return rows
 
     def close(self) -> None:
-        """The segment has left."""
+        """The segment has left, and all may ask for rows of the next one."""
         self._open = False
+        self.left_out.clear()
 
     def _reckon(self, bidders: Sequence[Bidder], size: int) -> None:
         text = sum(len(bidder.tree.unsent) for bidder in bidders)
@@ -277,8 +284,8 @@ def worths(bidder: Bidder, weighed: bool) -> Iterator[float]:
     """The logarithms of what the guesses that wait are worth: their probability, and beside others what weighs it."""
     tree = bidder.tree
     weight = math.log(bidder.terms.priority * (1 + bidder.passed_over)) if weighed else 0.0
-    added = weight - tree.score[tree.tip]
-    return (tree.score[node] + added for node in tree.waiting)
+    added = weight - tree.nodes[tree.tip].score
+    return (tree.nodes[node].score + added for node in tree.waiting)
 
 
 class Batcher:
@@ -357,30 +364,6 @@ class DraftGate:
             return True
         self._level *= DOUBT
         return False
-
-
-class Drafted:
-    """What one request says about its levels and its text, which has so many tokens at first."""
-
-    def __init__(self, gate: DraftGate, text: int) -> None:
-        self._gate, self._text = gate, text
-        self._level = 0.0  # seconds that were computed for the newest level
-
-    def computed(self, seconds: float) -> None:
-        """Networks have computed for so long for this request."""
-        self._level += seconds
-
-    def settled(self, text: int, now: float) -> None:
-        """The text has so many tokens."""
-        self._gate.settled(text - self._text, now)
-        self._text = text
-
-    def pays(self, promise: float, due: float, now: float) -> bool:
-        """Whether the next level pays, as `DraftGate.pays` says; the one before is done."""
-        if self._level:
-            self._gate.drafted(self._level)
-        self._level = 0.0
-        return self._gate.pays(promise, due, now)
 
 
 class Pacing:

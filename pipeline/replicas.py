@@ -95,7 +95,7 @@ class Copy:
         for node in nodes:
             while node not in self._id and node not in found:
                 found.add(node)
-                node = self._tree.parent[node]
+                node = self._tree.nodes[node].parent
         return sorted(found)
 
     def name(self, segment: Segment, wanted: frozenset[int]) -> Segment:
@@ -137,11 +137,11 @@ class Copy:
             self._back.remove(node)
             self._young.remove(node)
             self._settled += 1
-        self._forget([node for node in self._young if node not in tree.token])
+        self._forget([node for node in self._young if node not in tree.nodes])
         if not self._settled:
             return None
         tip = tree.trunk[self._settled - 1]
-        parent = tree.parent[tip]
+        parent = tree.nodes[tip].parent
         keep = [self._id[node] for node in self._young]
         if spare:
             keep += chain.from_iterable(flight.ids for flight in self.flights)
@@ -152,7 +152,7 @@ class Copy:
         tree = self._tree
         for flight in reversed(self.flights):
             useful = any(node in tree.live or node == tree.tip for node in flight.wanted)
-            died = any(node not in tree.token for node in flight.wanted)
+            died = any(node not in tree.nodes for node in flight.wanted)
             if useful or not died:
                 return
             if not flight.stale:
@@ -178,7 +178,6 @@ class ReplicaTarget(RequestTarget):
         super().__init__(replicas, copies[0].request, tree, sampler, terms)
         self._stages = replicas.stages
         self._copies = {copy.request: copy for copy in copies}
-        self._prompt = set(tree.trunk)
         self._heard: set[int] = set()  # the nodes whose rows have come back from some replica
 
     @property
@@ -192,7 +191,7 @@ class ReplicaTarget(RequestTarget):
 
     def send(self, nodes: Sequence[int]) -> None:
         copies = list(self._copies.values())
-        if not self._prompt.issuperset(nodes):
+        if any(self.tree.nodes[node].pos >= self._prompt for node in nodes):
             copies = [min(copies, key=lambda copy: copy.effort(nodes))]
         ids: list[int] = []
         with sending(self.ring.trace, self._segment(copies[0].request, nodes), ids=ids):
@@ -209,6 +208,13 @@ class ReplicaTarget(RequestTarget):
             copy.link.send(segment)
             self.segments += 1
             yield from segment.nodes
+
+    def share(self, size: int | None) -> int | None:
+        return size
+
+    @property
+    def read(self) -> Sequence[int]:
+        return ()
 
     def rest(self) -> Progress:
         pending = self.tree.pending
@@ -231,10 +237,6 @@ class ReplicaTarget(RequestTarget):
                 if prune is not None:
                     copy.link.broadcast(prune)
 
-    @property
-    def closed(self) -> bool:
-        return all(copy.closed for copy in self._copies.values())
-
     def end(self, keep: bool = False) -> Sequence[int]:
         self.ended = True
         with self._span("reset"):
@@ -247,5 +249,6 @@ class ReplicaTarget(RequestTarget):
 
     def reset(self, request: int) -> None:
         self._copies[request].closed = True
+        self.closed = all(copy.closed for copy in self._copies.values())
         if self.closed:
             self.ring.forget(request)

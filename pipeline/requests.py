@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import Any, Callable, ContextManager, Iterator, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import REAL, USUAL, WAIT, Clock, Progress, Target, Terms
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
-from pipeline.pacing import Drafted, Pacing
+from pipeline.pacing import Pacing
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 from pipeline.utilization import Meter
@@ -37,23 +37,30 @@ class Returned:
 
 
 class RequestTarget(Target):
-    """What one request hears: the segments that came back for it, and what the target says of their rows."""
+    """The ring as one request sees it: what is sent for it, what came back, and what the target says of its rows."""
 
     def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, terms: Terms) -> None:
         self.ring, self.tree, self.rule = ring, tree, rule_of(sampler)
         self.request = request  # the number of its messages
         self.terms = terms
+        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._returned: deque[Returned] = deque()
+        self._prompt = self._settled = len(tree.trunk)  # tokens; and when stages heard last where the text ends
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
         self.ended = False  # whether nothing is sent any more
+        self.closed = False  # whether every stage has forgotten the request, which has ended
         self.segments = 0  # sent so far
         self.reused = 0  # tokens of the prompt that the stages held already
         self.passed_over = 0  # segments that left without any of its guesses, since one left with some
-        self.drafted = Drafted(ring.pacing.gate, len(tree.trunk))
+        self.drafting = 0.0  # seconds that networks have computed for the newest level
 
     @property
     def depth(self) -> int:
         return self.ring.depth
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying) + len(self._returned)
 
     @property
     def has_room(self) -> bool:
@@ -74,33 +81,86 @@ class RequestTarget(Target):
         if self._returned:
             self._judge()
 
-    def share(self, size: int | None) -> int | None:
-        return size
-
-    def spares(self, promise: float) -> bool:
-        due = self.ring.pacing.first_stage.due
-        return self.drafted.pays(promise, due, self.ring.clock.now()) or not self.terms.thrifty
+    @property
+    def free(self) -> bool:
+        return self.ring.free and self._may_send
 
     @property
-    def closed(self) -> bool:
-        """Whether every stage has forgotten the request, which has ended."""
-        raise NotImplementedError
+    def _may_send(self) -> bool:
+        """Whether it may add to the segments that leave next: once, and its prompt behind those of older requests."""
+        pacing = self.ring.pacing
+        if self.request in pacing.rows.left_out or pacing.batcher.holds(self.request):
+            return False
+        reads = len(self.tree.unsent) > 1
+        return not reads or self is next(other for other in self.ring.running if len(other.tree.unsent) > 1)
+
+    def share(self, size: int | None) -> int | None:
+        running = self.ring.running
+        if size is None or (len(running) < 2 and not self.terms.thrifty):
+            return size
+        return self.ring.pacing.rows.share(self, running, size)
+
+    def spares(self, promise: float) -> bool:
+        pacing = self.ring.pacing
+        if self.drafting:
+            pacing.gate.drafted(self.drafting)
+        self.drafting = 0.0
+        pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
+        return pays or not self.terms.thrifty
+
+    def send(self, nodes: Sequence[int]) -> None:
+        assert nodes and not self.ended, f"{len(nodes)} nodes are sent for request {self.request}"
+        self._flying.append(nodes)
+        self.segments += 1
+        self.ring.put(self._segment(self.request, nodes))
+
+    def rest(self) -> Progress:
+        pending = self.tree.pending
+        assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
+        with self.ring.trace.span("wait"):
+            while not self.ready and (self.in_flight or pending) and not (pending and self.free):
+                self.wakes = self.ring.pacing.first_stage.ready_at if pending and self._may_send else None
+                yield WAIT
+        self.wakes = None
+
+    def prune(self) -> None:
+        text = len(self.tree.trunk)
+        self.ring.pacing.gate.settled(text - self._settled, self.ring.clock.now())
+        self._settled = text
+        with self._span("prune"):
+            spared = () if self.terms.prunes else chain.from_iterable(self._flying)
+            keep = self.tree.live.union(spared)
+            self._broadcast(list(keep))
+            dead = set(chain.from_iterable(self._flying)).difference(keep, [self.tree.tip])
+            self.ring.pacing.first_stage.prune(dead, self.ring.clock.now())
 
     def end(self, keep: bool = False) -> Sequence[int]:
         """Declare dead what is in flight, and let every stage forget the request; does not wait for that.
 
         With `keep` the stages may hold on to the text; returned are the nodes of which they do.
         """
-        raise NotImplementedError
+        self.ended = True
+        self.wakes = None
+        nodes = self.tree.trunk[:-1] if keep and self.read else []  # the answer for the last of them has made the tip
+        with self._span("reset"):
+            self._broadcast([])
+            for _ in range(self.ring.pacing.batcher.drop(self.request)):
+                self._flying.pop()
+            self.ring.link.send(Reset(self.request, nodes[-1] if nodes else NOBODY))
+        return nodes
 
     @property
     def read(self) -> Sequence[int]:
         """The nodes of the prompt, if every stage holds them as text; else none."""
-        return ()
+        answered = len(self.tree.trunk) > self._prompt
+        return self.tree.trunk[:self._prompt] if answered else ()
 
     def begin_behind(self, request: int, nodes: Sequence[int], length: int) -> None:
         """Begin behind the first `length` nodes of another request, whose tokens are those of this one."""
-        raise NotImplementedError
+        tip = self.tree.trunk[length - 1]
+        self.tree.skip(length)
+        self.reused = length
+        self.ring.link.send(Start(self.request, tip, request, nodes[length - 1], length))
 
     def close(self) -> None:
         if not self.ended:
@@ -110,33 +170,43 @@ class RequestTarget(Target):
 
     def take(self, segment: Segment, message: int) -> None:
         """Keep a segment that came back for this request, in the message of this number."""
-        raise NotImplementedError
+        assert self._flying, f"a segment is back for request {self.request}, which has sent none"
+        self._flying.popleft()
+        self._hear(segment, message)
 
     def reset(self, request: int) -> None:
         """A Reset of this request, under one of its numbers, has come round."""
-        raise NotImplementedError
+        self.closed = True
+        self._flying.clear()
+        self.ring.forget(self.request)
+
+    def _broadcast(self, keep: list[int]) -> None:
+        """Tell every stage where the text ends, and which guesses live beside it."""
+        tree, tip = self.tree, self.tree.tip
+        prune = Prune(self.request, tip, tree.nodes[tip].parent, tree.horizon, keep)
+        self.ring.link.broadcast(prune)
 
     def alive(self, segment: Segment) -> Segment:
         """The rows that are worth sending, of a segment that has waited to leave."""
         if not self.terms.prunes:
             return segment
-        known = [i for i, node in enumerate(segment.nodes) if node in self.tree.token]
+        known = [i for i, node in enumerate(segment.nodes) if node in self.tree.nodes]
         return segment.take(known)
 
-    def judges(self, segment: Segment) -> list[int]:
-        """The nodes about which LM head and rule are to be asked: live guesses and the tip.
+    def judges(self, nodes: Iterable[int]) -> list[int]:
+        """Those of the nodes about which LM head and rule are to be asked: live guesses and the tip.
 
         Below other nodes nothing can be settled any more.
         """
         tree = self.tree
-        return [node for node in segment.nodes if node in tree.live or node == tree.tip]
+        return [node for node in nodes if node in tree.live or node == tree.tip]
 
-    def asks(self, segment: Segment) -> list[int]:
+    def asks(self, nodes: Sequence[int]) -> list[int]:
         """The nodes about which the LM head is asked: those, and nodes of a prompt whose logprobs are wanted."""
-        judged, logprobs = self.judges(segment), self.terms.logprobs
+        judged, logprobs = self.judges(nodes), self.terms.logprobs
         if logprobs is None:
             return judged
-        return judged + [node for node in segment.nodes if logprobs.echoes(self.tree, node)]
+        return judged + [node for node in nodes if logprobs.echoes(self.tree, node)]
 
     def _hear(self, segment: Segment, message: int) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
@@ -154,18 +224,19 @@ class RequestTarget(Target):
             self._ask(returned.message)
             self._returned.popleft()
             logits = returned.logits
-            judged = [node for node in self.judges(returned.segment) if node in logits]
+            judged = self.judges(logits)
             if judged:
                 logits_TV = torch.stack([logits[node] for node in judged])
                 said.update(zip(judged, self.rule(self.tree, judged, logits_TV)))
-                self.tree.target_token.update(said)
+                for node, token in said.items():
+                    self.tree.nodes[node].target_token = token
             if self.terms.logprobs is not None:
                 self.terms.logprobs.keep(self.tree, logits, said)
 
     def _ask(self, message: int) -> None:
         """Ask the LM head, in one pass, about all segments of a message whose requests have not ended, once."""
         ring = self.ring
-        group = [(each, target.asks(each.segment)) for target in ring.running for each in target._returned
+        group = [(each, target.asks(each.segment.nodes)) for target in ring.running for each in target._returned
                  if each.message == message and not each.asked]
         chosen = []
         for each, nodes in group:
@@ -182,120 +253,23 @@ class RequestTarget(Target):
         inner = returned.segment.inner
         feature_TD = returned.x_TD if inner is None else upload(inner, self.ring.device)
         for node, feature_D in zip(returned.segment.nodes, feature_TD):
-            if node in self.tree.token:
-                self.tree.hidden[node] = feature_D
+            known = self.tree.nodes.get(node)
+            if known:
+                known.hidden = feature_D
 
     def _span(self, name: str) -> ContextManager[object]:
-        tree, tip = self.tree, self.tree.tip
-        token, parent = tree.token[tip], tree.parent[tip]
-        return self.ring.trace.span(name, tip=tip, token=token, parent=parent)
+        tip = self.tree.nodes[self.tree.tip]
+        return self.ring.trace.span(name, tip=self.tree.tip, token=tip.token, parent=tip.parent)
 
     def _segment(self, request: int, nodes: Sequence[int]) -> Segment:
         """These nodes as a message."""
-        tree = self.tree
-        parents = [tree.parent[node] for node in nodes]
-        pos = [tree.pos[node] for node in nodes]
-        text = sum(node not in tree.live for node in nodes)
-        token_T = torch.tensor([tree.token[node] for node in nodes])
+        known = [self.tree.nodes[node] for node in nodes]
+        parents = [node.parent for node in known]
+        pos = [node.pos for node in known]
+        text = len(nodes) - len(self.tree.live.intersection(nodes))
+        token_T = torch.tensor([node.token for node in known])
         inner_T0 = token_T.new_empty(len(nodes), 0) if self.terms.inner else None
         return Segment(request, list(nodes), parents, pos, text, token_T, inner_T0)
-
-
-class RingTarget(RequestTarget):
-    """The ring as one request sees it."""
-
-    def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, terms: Terms) -> None:
-        super().__init__(ring, request, tree, sampler, terms)
-        self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
-        self._closed = False
-        self._prompt = len(tree.trunk)
-        self._left_out = -1  # the sharing in which it got no rows
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._flying) + len(self._returned)
-
-    @property
-    def free(self) -> bool:
-        return self.ring.free and self._may_send
-
-    @property
-    def _may_send(self) -> bool:
-        """Whether it may add to the segments that leave next: once, and its prompt behind those of older requests."""
-        if self._left_out == self.ring.shared or self.ring.pacing.batcher.holds(self.request):
-            return False
-        reads = len(self.tree.unsent) > 1
-        return not reads or self is next(other for other in self.ring.running if len(other.tree.unsent) > 1)
-
-    def share(self, size: int | None) -> int | None:
-        rows = self.ring.share(self, size)
-        if rows == 0 and len(self.ring.running) > 1:
-            self._left_out = self.ring.shared
-        return rows
-
-    def send(self, nodes: Sequence[int]) -> None:
-        self._flying.append(nodes)
-        self.segments += 1
-        self.ring.put(self._segment(self.request, nodes))
-
-    def rest(self) -> Progress:
-        pending = self.tree.pending
-        assert self.in_flight or pending, "nothing is in flight or to be sent, so nothing can happen"
-        with self.ring.trace.span("wait"):
-            while not self.ready and (self.in_flight or pending) and not (pending and self.free):
-                self.wakes = self.ring.pacing.first_stage.ready_at if pending and self._may_send else None
-                yield WAIT
-        self.wakes = None
-
-    def take(self, segment: Segment, message: int) -> None:
-        self._flying.popleft()
-        self._hear(segment, message)
-
-    def prune(self) -> None:
-        self.drafted.settled(len(self.tree.trunk), self.ring.clock.now())
-        with self._span("prune"):
-            spared = () if self.terms.prunes else chain.from_iterable(self._flying)
-            keep = self.tree.live.union(spared)
-            self._broadcast(list(keep))
-            dead = set(chain.from_iterable(self._flying)).difference(keep, [self.tree.tip])
-            self.ring.pacing.first_stage.prune(dead, self.ring.clock.now())
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def end(self, keep: bool = False) -> Sequence[int]:
-        self.ended = True
-        self.wakes = None
-        nodes = self.tree.trunk[:-1] if keep and self.read else []  # the answer for the last of them has made the tip
-        with self._span("reset"):
-            self._broadcast([])
-            for _ in range(self.ring.pacing.batcher.drop(self.request)):
-                self._flying.pop()
-            self.ring.link.send(Reset(self.request, nodes[-1] if nodes else NOBODY))
-        return nodes
-
-    @property
-    def read(self) -> Sequence[int]:
-        answered = len(self.tree.trunk) > self._prompt
-        return self.tree.trunk[:self._prompt] if answered else ()
-
-    def begin_behind(self, request: int, nodes: Sequence[int], length: int) -> None:
-        tip = self.tree.trunk[length - 1]
-        self.tree.skip(length)
-        self.reused = length
-        self.ring.link.send(Start(self.request, tip, request, nodes[length - 1], length))
-
-    def reset(self, request: int) -> None:
-        self._closed = True
-        self._flying.clear()
-        self.ring.forget(self.request)
-
-    def _broadcast(self, keep: list[int]) -> None:
-        """Tell every stage where the text ends, and which guesses live beside it."""
-        tree, tip = self.tree, self.tree.tip
-        prune = Prune(self.request, tip, tree.parent[tip], tree.horizon, keep)
-        self.ring.link.broadcast(prune)
 
 
 class Ring:
@@ -309,11 +283,9 @@ class Ring:
         self.links = [link]  # to each ring; what comes back is heard at the first
         self.lm_head = lm_head
         self.depth, self.device = depth, device
-        self.places = 1  # for requests that are under way at once
         self.trace, self.clock = trace, clock
         self.meter = Meter()  # of rank 0's work
         self.unlearn()
-        self.shared = 0  # how often rows were shared out
         self.requests = 0  # closed since the start
         self.heard = 0  # messages that have come back since the start
         self.unanswered = 0  # of those that `ask` has sent
@@ -345,7 +317,7 @@ class Ring:
     def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
         """The target of a new request."""
         request = next(self._numbers)
-        target = RingTarget(self, request, tree, sampler, terms)
+        target = RequestTarget(self, request, tree, sampler, terms)
         self._open[request] = target
         return target
 
@@ -367,18 +339,6 @@ class Ring:
         if len(self.running) == 1:
             self.depart()
 
-    def share(self, target: RequestTarget, size: int | None) -> int | None:
-        """How many of `size` rows of the next segment are for this request; None is no bound."""
-        running = self.running
-        if size is None or (len(running) < 2 and not target.terms.thrifty):
-            return size
-        return self.pacing.rows.share(target, running, size)
-
-    def share_again(self) -> None:
-        """Let everybody ask for rows of the next segment, who was left out of this one, too."""
-        self.pacing.rows.close()
-        self.shared += 1
-
     @property
     def free(self) -> bool:
         """Whether a segment that leaves now would hardly wait for the first stage."""
@@ -396,7 +356,7 @@ class Ring:
                     pass
             with sending(self.trace, segments[-1]):
                 self.link.send(joined(segments))
-            self.share_again()
+            self.pacing.rows.close()
 
     # --- back ---------------------------------------------------------------------------------------------------------
 
@@ -414,7 +374,7 @@ class Ring:
         elif self.closing or any(target.in_flight for target in self.running):
             self._hand_out(self.link.recv())
         else:
-            self.share_again()  # everybody was left out for somebody who has nothing to send any more
+            self.pacing.rows.close()  # everybody was left out for somebody who has nothing to send any more
 
     def poll(self) -> None:
         """Hand out the messages that have come already, without waiting for others."""

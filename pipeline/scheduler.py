@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterator, Sequence
 
 from model.drafts.batch import Passes, Read, Reading
+from model.drafts.draft import Draft
 from model.logprobs import LogprobRequest
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import USUAL, Draft, Progress, Terms, Waiting
+from pipeline.interfaces import USUAL, Progress, Terms, Waiting
 from pipeline.requests import RequestTarget, Ring
 
 Begin = Callable[[RequestTarget, Draft], Progress]
@@ -38,29 +39,15 @@ class Task:
         self.over = False
         self.error: BaseException | None = None  # what it ended with
         self.reading: Reading | None = None  # what it waits for, if that is a network
-        self._target: RequestTarget | None = None  # since it is under way
-        self._draft: Draft | None = None
-        self._steps: Progress | None = None
-
-    @property
-    def target(self) -> RequestTarget:
-        assert self._target is not None, "the request has not begun"
-        return self._target
-
-    @property
-    def draft(self) -> Draft:
-        assert self._draft is not None, "the request has not begun"
-        return self._draft
 
     def start(self, target: RequestTarget, draft: Draft) -> None:
-        """It is under way."""
-        self._target, self._draft = target, draft
+        """It is under way, and has a target and a draft from now on."""
+        self.target, self.draft = target, draft
         draft.begin(self.sampler)
         self._steps = self.begin(target, draft)
 
     def go_on(self, read: Read | None = None) -> bool:
         """Let it go on until it waits or has settled tokens; whether it has, or is over."""
-        assert self._steps is not None, "the request has not begun"
         self.reading = None
         try:
             step = self._steps.send(read)
@@ -100,47 +87,20 @@ class Held:
         return min(common - 1, len(self.nodes), self.draft.held)
 
 
-class Prefixes:
-    """The texts of requests that are over, that which was used least recently first."""
-
-    def __init__(self) -> None:
-        self._over: list[Held] = []
-
-    def __len__(self) -> int:
-        return len(self._over)
-
-    def add(self, held: Held) -> None:
-        """Hold a text."""
-        self._over.append(held)
-
-    def take(self, held: Held) -> None:
-        """A text is another request's from now on."""
-        self._over.remove(held)
-
-    def oldest(self) -> Held:
-        """The text that makes room."""
-        return self._over.pop(0)
-
-    def longest(self, tokens: Sequence[int], running: Iterable[Held]) -> tuple[Held | None, int]:
-        """The text that shares most tokens with this one, also among those of requests under way, and how many."""
-        everybody = [*running, *self._over]
-        best = max(everybody, key=lambda held: held.shared(tokens), default=None)
-        length = best.shared(tokens) if best else 0
-        return (best, length) if length >= LEAST else (None, 0)
-
-
 class Scheduler:
     """The requests that share a ring; `passes` runs the networks of their drafts, each a twin of `draft`.
 
-    As many are under way at once as the ring has places. The others wait, those of the highest priority in front.
+    `places` are under way at once. The others wait, those of the highest priority in front. If it `reuses` texts, a
+    request begins behind what it shares with others.
     """
 
-    def __init__(self, ring: Ring, draft: Draft, passes: Passes, terms: Terms = USUAL) -> None:
+    def __init__(self, ring: Ring, draft: Draft, passes: Passes, terms: Terms = USUAL, places: int = 1,
+                 reuses: bool = False) -> None:
         self.ring, self.passes = ring, passes
+        self.places, self.reuses = places, reuses
         self.tasks: list[Task] = []  # under way, the oldest first
         self.waiting: list[Task] = []
-        self.reuses = False  # whether a request begins behind what it shares with others
-        self._prefixes = Prefixes()
+        self._prefixes: list[Held] = []  # texts of requests that are over, that which was used least recently first
         self._draft, self._spare = draft, [draft]  # drafts that no request uses
         self._terms = terms._replace(inner=draft.inner)
 
@@ -181,7 +141,7 @@ class Scheduler:
             self.ring.listen(until)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.tasks) < self.ring.places:
+        while self.waiting and len(self.tasks) < self.places:
             task = max(self.waiting, key=lambda task: task.priority)  # the first of those
             self.waiting.remove(task)
             self._start(task)
@@ -193,9 +153,9 @@ class Scheduler:
         target = self.ring.open(task.tree, task.sampler, terms)
         held, length = None, 0
         if self.reuses and task.shares:
-            held, length = self._prefixes.longest(task.tree.tokens, self._running())
+            held, length = self._longest(task.tree.tokens)
         if held is not None and held.over:
-            self._prefixes.take(held)
+            self._prefixes.remove(held)
             draft = held.draft
             draft.keep(length)
         else:
@@ -207,6 +167,13 @@ class Scheduler:
             target.begin_behind(held.request, held.nodes, length)
         task.start(target, draft)
 
+    def _longest(self, tokens: Sequence[int]) -> tuple[Held | None, int]:
+        """The text that shares most tokens with this one, and how many, if it is worth while."""
+        texts = [*self._running(), *self._prefixes]
+        best = max(texts, key=lambda held: held.shared(tokens), default=None)
+        length = best.shared(tokens) if best else 0
+        return (best, length) if length >= LEAST else (None, 0)
+
     def _running(self) -> Iterator[Held]:
         """The prompts that the stages hold of requests under way; not while a draft's cache waits for its network."""
         for task in self.tasks:
@@ -217,8 +184,8 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Let the stages forget a text, if another one needs its place."""
-        if self._prefixes and len(self.tasks) + len(self._prefixes) >= self.ring.places:
-            oldest = self._prefixes.oldest()
+        if self._prefixes and len(self.tasks) + len(self._prefixes) >= self.places:
+            oldest = self._prefixes.pop(0)
             self.ring.evict(oldest.request)
             self._give_back(oldest.draft)
 
@@ -238,7 +205,7 @@ class Scheduler:
         read = self.passes([task.reading for task in asking if task.reading is not None])
         seconds = self.ring.clock.now() - begin
         for task, said in zip(asking, read):
-            task.target.drafted.computed(seconds)
+            task.target.drafting += seconds
             task.go_on(said)
         self._end_those_over()
 
@@ -255,7 +222,7 @@ class Scheduler:
             return
         tokens = task.tree.tokens[:len(nodes)]
         task.draft.keep(min(len(nodes), task.draft.held))
-        self._prefixes.add(Held(task.target.request, nodes, tokens, task.draft, over=True))
+        self._prefixes.append(Held(task.target.request, nodes, tokens, task.draft, over=True))
 
     def _rest(self) -> None:
         """Wait until every stage has forgotten all requests."""

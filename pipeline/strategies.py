@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Callable
 
 from config.run_config import TreeConfig
+from model.drafts.draft import Draft
 from model.tree import TokenTree, verify
-from pipeline.interfaces import Draft, Progress, Target
+from pipeline.interfaces import Progress, Target
 
 Strategy = Callable[[TokenTree, Target, Draft, TreeConfig], Progress]
 

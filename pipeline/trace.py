@@ -10,10 +10,16 @@ import re
 import threading
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, ContextManager, Generator, Iterator
+from typing import TYPE_CHECKING, Any, ContextManager, Iterator
 
 from config.files import fits, lines
+from config.trees import Growth
+from model.drafts.draft import Draft, Spares, always
+from model.tree import TokenTree
 from pipeline.interfaces import REAL, Clock
+
+if TYPE_CHECKING:
+    from model.drafts.batch import Steps
 
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 RANK_FILE = re.compile(r"rank_[0-9]+\.jsonl")
@@ -106,53 +112,30 @@ def writable(path: Path) -> Iterator[None]:
                          ) from error
 
 
-class TracedDraft:
-    """A draft whose growth leaves spans: which guesses it added, and which are gone since the growth before."""
+class TracedDraft(Draft):
+    """A request's draft whose growth leaves spans: the guesses it added, and those gone since the growth before."""
 
-    def __init__(self, draft: Any, trace: NoTrace) -> None:
-        self.draft, self._trace = draft, trace
-        self.inner, self.refresh = draft.inner, draft.refresh
-        self.begin, self.networks = draft.begin, draft.networks
+    def __init__(self, draft: Draft, trace: NoTrace) -> None:
+        self._draft, self._trace = draft, trace
         self._live: set[int] = set()  # after the last growth
 
-    @property
-    def consumed(self) -> int:
-        return int(self.draft.consumed)
+    def refresh(self) -> None:
+        self._draft.refresh()
 
-    def another(self) -> TracedDraft:
-        return TracedDraft(self.draft.another(), self._trace)
-
-    def grow(self, tree: Any, growth: Any, *spares: Any) -> Generator[Any, Any, bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         live, first = len(tree.live), tree.horizon
         facts: dict[str, list[Any]] = {name: [] for name in FACTS}
         with self._trace.span("grow", live=live, **facts):
-            grew: bool = yield from self.draft.grow(tree, growth, *spares)
-            new = [node for node in range(first, tree.horizon) if node in tree.live]
-            facts["nodes"] += new
-            facts["tokens"] += [tree.token[node] for node in new]
-            facts["parents"] += [tree.parent[node] for node in new]
-            facts["scores"] += [tree.score[node] for node in new]
+            grew = yield from self._draft.grow(tree, growth, spares)
+            nodes = [node for node in range(first, tree.horizon) if node in tree.live]
+            guesses = [tree.nodes[node] for node in nodes]
+            facts["nodes"] += nodes
+            facts["tokens"] += [guess.token for guess in guesses]
+            facts["parents"] += [guess.parent for guess in guesses]
+            facts["scores"] += [guess.score for guess in guesses]
             facts["gone"] += self._live - tree.live
             self._live = set(tree.live)
         return grew
-
-    @property
-    def held(self) -> int:
-        return int(self.draft.held)
-
-    def keep(self, length: int) -> None:
-        self._live = set()
-        self.draft.keep(length)
-
-    def copy(self, other: TracedDraft, length: int) -> None:
-        self.draft.copy(other.draft, length)
-
-    def reset(self) -> None:
-        self._live = set()
-        self.draft.reset()
-
-    def unlearn(self) -> None:
-        self.draft.unlearn()
 
 
 def rank_files(folder: str | Path) -> list[Path]:

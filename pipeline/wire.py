@@ -101,16 +101,12 @@ def encode(msg: Message) -> tuple[Tensor, Tensor]:
         return torch.tensor(header), body
     if isinstance(msg, (Ask, Drafted)):
         return _encode_proposals(msg)
-    return torch.tensor(_bare(msg)), torch.empty(0, dtype=torch.uint8)
-
-
-def _bare(msg: Message) -> Header:
-    """The header of a message without a body."""
+    header = Header(STOP)
     if isinstance(msg, Reset):
-        return Header(RESET, msg.request, first=msg.last)
-    if isinstance(msg, Start):
-        return Header(START, msg.request, rows=msg.length, first=msg.tip, parent=msg.last, horizon=msg.source)
-    return Header(STOP)
+        header = Header(RESET, msg.request, first=msg.last)
+    elif isinstance(msg, Start):
+        header = Header(START, msg.request, rows=msg.length, first=msg.tip, parent=msg.last, horizon=msg.source)
+    return torch.tensor(header), _bytes(torch.empty(0))
 
 
 def _encode_proposals(msg: Ask | Drafted) -> tuple[Tensor, Tensor]:
@@ -154,11 +150,6 @@ def decode(header: Header, body: Tensor) -> Message:
     if header.kind in (ASK, DRAFTED):
         words = body.view(torch.int64) if header.rows else torch.empty(0, dtype=torch.int64)
         return ask_of(words) if header.kind == ASK else drafted_of(words)
-    return _of_header(header)
-
-
-def _of_header(header: Header) -> Message:
-    """A message without a body."""
     if header.kind == RESET:
         return Reset(header.request, header.first)
     if header.kind == START:

@@ -15,14 +15,14 @@ from typing import Any
 
 from launch.environment import NEEDED, enter, lacks
 from launch.interrupt import interrupt
-from pipeline.failure import SPACE, limited, want
+from pipeline.failure import SPACE, limited, shortage
 
 LIBRARIES = 1 << 30  # bytes of addresses that torch and transformers take before a model is read, with some room
 
 
 def _report(kind: Any, error: Any, trace: Any) -> None:
     lacking = (error.name or "").partition(".")[0] if issubclass(kind, ModuleNotFoundError) else ""
-    message = "stopped" if issubclass(kind, KeyboardInterrupt) else lacks(lacking) or want(error)
+    message = "stopped" if issubclass(kind, KeyboardInterrupt) else lacks(lacking) or shortage(error)
     if not message:
         sys.__excepthook__(kind, error, trace)
         return

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from model.token_text import Spelled
+from model.token_text import TokenText
 from serve.text_chunks import Token
 
 
@@ -22,7 +22,7 @@ def in_completion(tokens: Sequence[Token]) -> dict[str, Any]:
             "text_offset": [token.offset for token in tokens]}
 
 
-def _entry(spelled: Spelled, logprob: float | None) -> dict[str, Any]:
+def _entry(spelled: TokenText, logprob: float | None) -> dict[str, Any]:
     data = None if spelled.data is None else list(spelled.data)
     return {"token": spelled.name, "logprob": logprob, "bytes": data}
 
@@ -35,6 +35,6 @@ def _likeliest(token: Token) -> dict[str, float] | None:
     return {**others, _name(token.spelled): token.logprob}
 
 
-def _name(spelled: Spelled) -> str:
+def _name(spelled: TokenText) -> str:
     """The name of a token; one that is no whole character is marked."""
     return spelled.name if spelled.whole else f"bytes:{spelled.name}"

@@ -9,7 +9,7 @@ from typing import Iterable, Iterator, NamedTuple, Sequence
 from launch.generation import Generation
 from model.logprobs import Logprob
 from model.text import Text
-from model.token_text import Spelled, Spelling
+from model.token_text import TokenText, TokenTexts
 from serve.protocol import Choice
 
 LEAST = -9999.0  # in place of the logarithm of 0, for which JSON has no number
@@ -21,10 +21,10 @@ class Token(NamedTuple):
     The first token of a prompt has no log-probability.
     """
 
-    spelled: Spelled
+    spelled: TokenText
     offset: int
     logprob: float | None
-    likeliest: Sequence[tuple[Spelled, float]] = ()
+    likeliest: Sequence[tuple[TokenText, float]] = ()
 
 
 class Piece(NamedTuple):
@@ -38,7 +38,7 @@ class Places:
     """The places of tokens in a text, in whose front so many characters stand already."""
 
     def __init__(self, text: Text, offset: int = 0) -> None:
-        self._stream, self._spelling = text.stream(), Spelling(text.tokenizer)
+        self._stream, self._spelling = text.stream(), TokenTexts(text.tokenizer)
         self._offset = offset
 
     def add(self, token: int, logprob: float | None, likeliest: Sequence[tuple[int, float]] = ()) -> Token:

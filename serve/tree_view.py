@@ -18,7 +18,7 @@ def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
     of its path, a logarithm of a probability.
     """
     tree, answer = generation.tree, generation.answer
-    best = sorted(tree.live, key=lambda node: (-tree.score[node], node))[:MOST]
+    best = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))[:MOST]
     shown = [_guess(tree, node, text) for node in sorted(best)]
     return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed, "accepted": generation.accepted,
             "tokens": answer.new_tokens, "passes": answer.target_passes,
@@ -27,8 +27,8 @@ def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
 
 
 def _guess(tree: TokenTree, node: int, text: Text | None) -> dict[str, Any]:
-    token, parent = tree.token[node], tree.parent[node]
+    token, parent = tree.nodes[node].token, tree.nodes[node].parent
     written = text.tokenizer.convert_ids_to_tokens(token) if text else None
-    path = tree.score[node] - tree.score[tree.tip]
+    path = tree.nodes[node].score - tree.nodes[tree.tip].score
     return {"id": node, "parent": parent if parent in tree.live else None, "sent": node not in tree.waiting,
             "text": str(written or token).translate(SPACES), "score": round(path, 2)}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention import attend
+from model.cache import attend
 from model.llama import LlamaConfig, Slice
 
 FIRST = 1024  # rows for which there is memory at first; it doubles

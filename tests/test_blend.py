@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from model.drafts.calibration import WEIGHTS, WINDOW, Blend, Worth, starting_weights
+from model.drafts.calibration import WEIGHTS, WINDOW, Blend, PlattScaling, starting_weights
 
 NEURAL = {"model": [(1, .6), (2, .3), (3, .1)]}
 BOTH = {**NEURAL, "suffix": [(2, .9), (4, .1)]}
@@ -138,17 +138,17 @@ def loss(worth, guesses, token):
 
 @pytest.mark.parametrize("truth", [modest, rash], ids=["underconfident", "overconfident"])
 def test_what_a_claim_is_worth_is_learnt(truth):
-    worth = Worth()
+    worth = PlattScaling()
     for guesses, token in claims(truth, 4 * WINDOW, seed=0):
         worth.learn(guesses, token)
     assert [worth.of(claimed) for claimed in (.28, .5, .71)] == pytest.approx(
         [truth(claimed) for claimed in (.28, .5, .71)], abs=.07)
     fresh = list(claims(truth, MANY, seed=1))
-    assert sum(loss(worth, *lesson) for lesson in fresh) < .97 * sum(loss(Worth(), *lesson) for lesson in fresh)
+    assert sum(loss(worth, *lesson) for lesson in fresh) < .97 * sum(loss(PlattScaling(), *lesson) for lesson in fresh)
 
 
 def test_honest_claims_are_left_nearly_as_they_are():
-    worth = Worth()
+    worth = PlattScaling()
     for guesses, token in claims(float, 4 * WINDOW, seed=0):
         worth.learn(guesses, token)
     assert [worth.of(claimed) for claimed in (.1, .3, .5, .7, .9)] == pytest.approx([.1, .3, .5, .7, .9], abs=.1)
@@ -156,7 +156,7 @@ def test_honest_claims_are_left_nearly_as_they_are():
 
 @pytest.mark.parametrize("right", [0, 1, 2, 9])
 def test_worth_keeps_the_order_of_guesses(right):
-    worth = Worth()
+    worth = PlattScaling()
     for _ in range(MANY):
         worth.learn([(0, .9), (1, 1e-9), (2, .1)], right)
     worths = [worth.of(claimed) for claimed in (0, .001, .01, .1, .5, .9, .99)]
@@ -165,7 +165,7 @@ def test_worth_keeps_the_order_of_guesses(right):
 
 
 def test_one_surprise_changes_little_of_what_other_claims_are_worth():
-    worth = Worth()
+    worth = PlattScaling()
     worth.learn([(1, 1e-6), (2, .9)], 1)
     assert [worth.of(claimed) for claimed in (.3, .5, .9)] == pytest.approx([.3, .5, .9], abs=.15)
 

@@ -19,6 +19,7 @@ class Asking:
 
     tree: TokenTree
     terms: Terms = USUAL
+    request: int = 0
     passed_over: int = 0
 
 
@@ -43,8 +44,8 @@ def test_the_best_guesses_of_all_requests_go_whose_ever_they_are():
 
 def test_a_guess_counts_by_its_probability_below_its_own_tip():
     old = asking(.9)
-    old.tree.score[old.tree.tip] = -30.0  # of a long text
-    old.tree.score[max(old.tree.live)] = -30.0 + math.log(.9)
+    old.tree.nodes[old.tree.tip].score = -30.0  # of a long text
+    old.tree.nodes[max(old.tree.live)].score = -30.0 + math.log(.9)
     assert shares([asking(.8), old], 1) == [0, 1]
 
 

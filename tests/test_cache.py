@@ -18,20 +18,20 @@ def run(cache, tree, nodes, text=None):
     if not nodes:
         return {}
     settled = sum(node not in tree.live for node in nodes) if text is None else text
-    cache.admit(nodes, [tree.parent[node] for node in nodes], settled)
-    out = TINY.whole(torch.tensor([tree.token[node] for node in nodes]),
-                     torch.tensor([tree.pos[node] for node in nodes]), cache)
+    cache.admit(nodes, [tree.nodes[node].parent for node in nodes], settled)
+    out = TINY.whole(torch.tensor([tree.nodes[node].token for node in nodes]),
+                     torch.tensor([tree.nodes[node].pos for node in nodes]), cache)
     return dict(zip(nodes, out))
 
 
 def reference(tree, node):
     """The same node's feature, from its own path alone."""
     path = [node]
-    while tree.parent[path[0]] != path[0]:
-        path.insert(0, tree.parent[path[0]])
+    while tree.nodes[path[0]].parent != path[0]:
+        path.insert(0, tree.nodes[path[0]].parent)
     cache = CONFIG.cache(CONFIG.layers, len(path), TINY.lm_head.weight)
     cache.admit(path, [path[0], *path[:-1]], text=len(path))
-    return TINY.whole(torch.tensor([tree.token[n] for n in path]), torch.arange(len(path)), cache)[-1]
+    return TINY.whole(torch.tensor([tree.nodes[n].token for n in path]), torch.arange(len(path)), cache)[-1]
 
 
 @settings(deadline=None, max_examples=60)
@@ -43,14 +43,14 @@ def test_every_row_is_computed_as_if_its_path_stood_alone(seed, loss):
     for _ in range(6):
         for _ in range(rng.randrange(8)):
             parent = rng.choice([tree.tip, *sorted(tree.live)])
-            tree.add(parent, rng.randrange(4), tree.score[parent] - rng.random())
+            tree.add(parent, rng.randrange(4), tree.nodes[parent].score - rng.random())
         for node, feature in run(cache, tree, tree.cut(rng.randrange(1, 7), rng.randrange(1, 4))).items():
             torch.testing.assert_close(feature, reference(tree, node), atol=1e-9, rtol=1e-9)
         if not tree.unsent:  # the tip was sent, so that its answer can have come
-            tree.target_token[tree.tip] = rng.randrange(4)
+            tree.nodes[tree.tip].target_token = rng.randrange(4)
             verify(tree)
             if rng.random() >= loss:
-                cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
+                cache.prune(tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon)
 
 
 def test_a_pruned_cache_equals_one_built_from_scratch():
@@ -60,9 +60,10 @@ def test_a_pruned_cache_equals_one_built_from_scratch():
     b, y = tree.add(a, 2, -0.3), tree.add(x, 6, -0.4)
     c = tree.add(b, 7, -0.5)
     run(cache, tree, tree.cut())
-    tree.target_token.update({tree.tip: 5, a: 2})
+    for node, token in {tree.tip: 5, a: 2}.items():
+        tree.nodes[node].target_token = token
     verify(tree)
-    cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
+    cache.prune(tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon)
     fresh = CONFIG.cache(CONFIG.layers, 64, TINY.lm_head.weight)
     run(fresh, tree, [*tree.trunk, c], text=5)
     assert cache.settled == 5 and cache.nodes == [c] and y not in cache.nodes
@@ -77,9 +78,9 @@ def test_settled_slots_never_move():
     before = cache.keys[:, :, :20].clone()
     tree.add(tree.tip, 3, -0.1), tree.add(tree.tip, 4, -0.2)
     run(cache, tree, tree.cut())
-    tree.target_token[tree.trunk[-1]] = 4
+    tree.nodes[tree.trunk[-1]].target_token = 4
     verify(tree)
-    cache.prune(tree.tip, tree.parent[tree.tip], sorted(tree.live), tree.horizon)
+    cache.prune(tree.tip, tree.nodes[tree.tip].parent, sorted(tree.live), tree.horizon)
     assert cache.settled == 21 and torch.equal(cache.keys[:, :, :20], before)
 
 

@@ -41,7 +41,7 @@ class Watcher:
 
     def grow(self, tree, growth, *spares):
         yield from ()
-        self.seen.update({tree.pos[node]: x for node, x in tree.hidden.items()})
+        self.seen.update({node.pos: node.hidden for node in tree.nodes.values() if node.hidden is not None})
         return False
 
     def begin(self, sampler):
@@ -131,7 +131,7 @@ class Both:
         grew = []
         for draft in self.drafts:
             grew.append((yield from draft.grow(tree, growth)))
-        self.proposers.update(source for proposals in tree.proposals.values() for source in proposals)
+        self.proposers.update(source for node in tree.nodes.values() for source in node.proposals)
         return any(grew)
 
     def begin(self, sampler):
@@ -143,7 +143,7 @@ class Both:
             draft.refresh()
 
     def reset(self):
-        self.features = len(self.tree.hidden)
+        self.features = sum(node.hidden is not None for node in self.tree.nodes.values())
         for draft in self.drafts:
             draft.reset()
 
@@ -225,7 +225,7 @@ def test_a_head_of_eagle_3_is_read_from_either_kind_of_file_and_takes_the_type_o
     assert (head.shift is None) == (vocab == CONFIG.vocab)
     draft = Eagle(head, head.logits, capacity=16)
     tree = TokenTree([1, 2], limit=9)
-    tree.hidden[tree.trunk[0]] = torch.ones(3 * CONFIG.hidden).half()
+    tree.nodes[tree.trunk[0]].hidden = torch.ones(3 * CONFIG.hidden).half()
     assert draft.cache.keys.dtype == torch.float16
     if hasattr(torch.nn.functional, "scaled_dot_product_attention"):  # older ones have no half precision on the CPU
         assert at_once(draft.grow(tree, Growth(4, 2, 2))) and tree.live

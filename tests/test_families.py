@@ -19,11 +19,11 @@ from launch.build import build_lm_head, build_ring, build_stage
 from launch.run import run
 from launch.spec import RankSpec
 from launch.split.write import split
+from model.drafts.draft import NoDraft
 from model.drafts.eagle import EagleHead
-from model.drafts.none import NoDraft
 from model.llama import LlamaConfig, Rotary
 from model.weights.parts import Part
-from pipeline.decode import Decoder
+from pipeline.decode import Decoder, Limits
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
 from pipeline.transport import LocalLink
@@ -98,7 +98,7 @@ class Saved:
             thread.start()
         spec = RankSpec(config, Part(self.parts / "stage_0"))
         ring = build_ring(spec, build_lm_head(spec), links[:1], OFF)
-        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, max_length=150)
+        yield Decoder(ring, draft, STRATEGIES[strategy], TREE, Limits(150))
         ring.stop()
         for thread in threads:
             thread.join(timeout=10)

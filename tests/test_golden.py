@@ -53,9 +53,9 @@ def _level_order(tree):
     """The original's order of nodes: level by level, inside a level by the parent's rank, then by score."""
     order = level = [tree.tip]
     while level:
-        ranked = sorted(level, key=lambda node: -tree.score[node])
+        ranked = sorted(level, key=lambda node: -tree.nodes[node].score)
         level = [child for node in ranked
-                 for child in sorted(tree.children.get(node, {}).values(), key=lambda child: -tree.score[child])]
+                 for child in sorted(tree.nodes[node].children.values(), key=lambda child: -tree.nodes[child].score)]
         order = order + level
     return order
 
@@ -68,13 +68,13 @@ def _facts(tree):
     for node in order:
         path = [place[node]]
         while path[0]:
-            path.insert(0, place[tree.parent[order[path[0]]]])
+            path.insert(0, place[tree.nodes[order[path[0]]].parent])
         paths.append(path)
     mask = torch.zeros(len(order), len(order), dtype=torch.uint8)
     for i, path in enumerate(paths):
         mask[i, path] = 1
-    leaves = [path for i, path in enumerate(paths) if not tree.children.get(order[i])]
-    return [tree.token[node] for node in order], mask, [len(path) - 1 for path in paths], leaves
+    leaves = [path for i, path in enumerate(paths) if not tree.nodes[order[i]].children]
+    return [tree.nodes[node].token for node in order], mask, [len(path) - 1 for path in paths], leaves
 
 
 def _grow(tree, eagle, growth):
@@ -97,10 +97,11 @@ def test_dynamic_trees_equal_the_original(kind):
     for case in cases:
         eagle.reset()
         tree = TokenTree([*case["input_ids"][0].tolist(), int(case["root_token"])], limit=512)
-        tree.hidden = dict(zip(tree.trunk, case["hidden_states"][0]))
+        for node, hidden in zip(tree.trunk, case["hidden_states"][0]):
+            tree.nodes[node].hidden = hidden
         _grow(tree, eagle, growth)
         _same(tree, case)
-        score = torch.tensor([tree.score[node] for node in _level_order(tree)])
+        score = torch.tensor([tree.nodes[node].score for node in _level_order(tree)])
         torch.testing.assert_close(score, case["node_logprob"], atol=1e-4, rtol=0)
 
 
@@ -140,15 +141,15 @@ def test_the_greedy_loop_grows_the_trees_and_accepts_the_guesses_of_the_original
 def _answer(tree, tokens, features):
     """What the target tells of pending nodes that stand in the text: its features, and which token follows."""
     for node in tree.cut():
-        place = tree.pos[node]
+        place = tree.nodes[node].pos
         if _path(tree, node) == tokens[:place + 1]:
-            tree.hidden[node] = features[place]
+            tree.nodes[node].hidden = features[place]
             if place + 1 >= len(tree.tokens):
-                tree.target_token[node] = tokens[place + 1]
+                tree.nodes[node].target_token = tokens[place + 1]
 
 
 def _path(tree, node):
     """The tokens from the beginning of the text to a node."""
     if node in tree.trunk:
-        return tree.tokens[:tree.pos[node] + 1]
-    return [*_path(tree, tree.parent[node]), tree.token[node]]
+        return tree.tokens[:tree.nodes[node].pos + 1]
+    return [*_path(tree, tree.nodes[node].parent), tree.nodes[node].token]

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from config.schema.heads import head_problems
+from model.drafts.draft import NoDraft
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
-from model.drafts.none import NoDraft
-from model.drafts.small import ModelDraft
+from model.drafts.network import ModelDraft
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
 from tests.checkpoints import refused

@@ -77,7 +77,7 @@ def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_
             for best in BEST:
                 tree = read_text(decoder, text[:length - 1])
                 assert tree.tip == tree.trunk[length - 1] and at_once(draft.grow(tree, Growth(best, 0, best)))
-                right[best] += text[length] in tree.children[tree.tip]
+                right[best] += text[length] in tree.nodes[tree.tip].children
                 draft.reset()
     assert found.tries[0] == 13 and right[10] > 0
     last = hits_of_the_last(draft, text)

@@ -10,12 +10,11 @@ import torch
 
 from model.text import Text
 from tests.test_text import bytelevel, copied, sentencepiece
+from train.course import sweep
 from train.data import make_rows
 from train.eagle import lessons as made
-from train.eagle.kept import FILE, fingerprint
-from train.eagle.lessons import read_lessons
+from train.eagle.lessons import FILE, fingerprint, read_lessons
 from train.eagle.options import parser
-from train.interruption import sweep
 
 WORDS = ["the dog", "  def add(a, b):", "naïve café 世界", "\n\n", " fine", "How are you?", "🎉", "x"]
 TALKS = [[WORDS[(i * k + k) % len(WORDS)] + WORDS[i % 5] for k in range(2 * (1 + i % 3))] for i in range(150)]

@@ -12,9 +12,9 @@ from eval.load.keys import moments
 from eval.load.turns import Stopwatch
 from eval.metrics import total_speed
 from eval.report import report
-from model.drafts.none import NoDraft
+from model.drafts.draft import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request, concurrent
+from pipeline.decode import Decoder, Limits, Request, concurrent
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import OFF
@@ -85,8 +85,7 @@ def virtual(places: int = 4) -> Decoder:
     work = Work(lambda rows, text: 0.004, layers=4)
     [link] = Cluster(PLAIN, clock, [[work, work]], paths(), [OFF] * 3).links
     ring = Ring(link, TINY.lm_head, 3, clock=clock)
-    ring.places = places
-    return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, 200)
+    return Decoder(ring, NoDraft(), STRATEGIES["autoregressive"], TREE, Limits(200, places))
 
 
 def requests(prompts=PROMPTS):

@@ -38,7 +38,7 @@ class Table(TreeDraft):
         return fresh
 
     def features(self, tree, fresh):
-        return torch.stack([packed(tree.tokens[:tree.pos[node]]) for node in fresh])
+        return torch.stack([packed(tree.tokens[:tree.nodes[node].pos]) for node in fresh])
 
     @property
     def network(self):
@@ -89,8 +89,8 @@ def unpacked(out):
 
 def path(tree, node):
     """The tokens from the root to a node."""
-    above = [] if tree.parent[node] == node else path(tree, tree.parent[node])
-    return [*above, tree.token[node]]
+    above = [] if tree.nodes[node].parent == node else path(tree, tree.nodes[node].parent)
+    return [*above, tree.nodes[node].token]
 
 
 def paths(tree):
@@ -134,7 +134,7 @@ def test_the_tree_is_that_of_a_brute_force_and_ends_at_the_limit_of_the_text_and
     table, tree = Table(seed), TokenTree(PROMPT, limit)
     grown(Mixture([table]), tree, growth)
     assert paths(tree) == best(table, PROMPT, limit, growth)
-    assert all(tree.pos[node] < limit and tree.score[node] >= growth.worth for node in tree.live)
+    assert all(tree.nodes[node].pos < limit and tree.nodes[node].score >= growth.worth for node in tree.live)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -144,12 +144,12 @@ def test_every_level_reads_the_likeliest_nodes_that_were_not_read_wherever_they_
     assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
     while True:
         unread = tree.live.difference(table.seen)
-        wanted = sorted(unread, key=lambda node: -tree.score[node])[:growth.width]
+        wanted = sorted(unread, key=lambda node: -tree.nodes[node].score)[:growth.width]
         before = len(table.seen)
         if not at_once(draft.grow(tree, growth)):
             break
         assert table.seen[before:] == wanted
-        depths.append({tree.pos[node] for node in wanted if node in tree.pos})
+        depths.append({tree.nodes[node].pos for node in wanted if node in tree.nodes})
     assert max(map(len, depths)) > 1, "no level had nodes of several depths"
 
 
@@ -162,8 +162,8 @@ def test_guesses_that_were_trimmed_come_back_when_the_tip_moves(unlearning, seed
     for _ in range(8):
         grown(draft, tree, growth)
         dropped = best(table, tree.tokens, LIMIT, Growth(1000, 99, growth.width, worth=-7)) - paths(tree)
-        follower = max(tree.children[tree.tip].values(), key=tree.score.get)
-        tree.settle(tree.token[follower])
+        follower = max(tree.nodes[tree.tip].children.values(), key=lambda child: tree.nodes[child].score)
+        tree.settle(tree.nodes[follower].token)
         grown(draft, tree, growth)
         assert paths(tree) == best(table, tree.tokens, LIMIT, growth)
         back += len(dropped & paths(tree))
@@ -178,7 +178,7 @@ def written(draft, table, tree, growth, sampler=Sampler()):
         yield tree
         for node in tree.cut():
             logits = table.after(path(tree, node))
-            tree.target_token[node], = sampler(logits[None], [tree.pos[node] + 1])
+            tree.nodes[node].target_token, = sampler(logits[None], [tree.nodes[node].pos + 1])
         verify(tree)
 
 
@@ -199,8 +199,8 @@ def test_a_network_that_drifts_begins_at_every_tip_and_another_one_only_after_a_
     draft, growth = Mixture([table]), Growth(20, 99, 3, anywhere=True)
     table.drifts = drifts
     grown(draft, tree, growth)
-    guess = max(tree.children[tree.tip].values(), key=tree.score.get)
-    tree.settle(tree.token[guess])
+    guess = max(tree.nodes[tree.tip].children.values(), key=lambda child: tree.nodes[child].score)
+    tree.settle(tree.nodes[guess].token)
     draft.refresh()
     at_once(draft.grow(tree, growth))
     assert (table.seen == [tree.tip]) == drifts
@@ -210,13 +210,13 @@ def test_a_miss_begins_at_the_tip():
     table, tree = Table(), TokenTree(PROMPT, LIMIT)
     draft, growth = Mixture([table], Suffix()), Growth(9, 99, 3, anywhere=True)
     grown(draft, tree, growth)
-    guessed = {tree.token[node] for node in tree.children[tree.tip].values()}
+    guessed = {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
     tree.settle(next(token for token in range(VOCAB) if token not in guessed))
     assert not tree.live
     assert at_once(draft.grow(tree, growth)) and table.seen == [tree.tip]
     likeliest = table.after(tree.tokens).topk(3).indices.tolist()
-    assert [tree.token[node] for node in sorted(tree.live)] == likeliest
-    assert {tree.parent[node] for node in tree.live} == {tree.tip}
+    assert [tree.nodes[node].token for node in sorted(tree.live)] == likeliest
+    assert {tree.nodes[node].parent for node in tree.live} == {tree.tip}
 
 
 @pytest.mark.parametrize("capacity", range(4, 12))
@@ -226,7 +226,7 @@ def test_a_full_cache_ends_growth_and_begins_anew_after_a_miss(capacity):
     grown(draft, tree, growth)
     assert len(table.seen) == capacity - len(PROMPT) + 1 and table.cache.room == 0
     while len(tree.trunk) < capacity:
-        guessed = {tree.token[node] for node in tree.children.get(tree.tip, {}).values()}
+        guessed = {tree.nodes[node].token for node in tree.nodes[tree.tip].children.values()}
         tree.settle(next(token for token in range(VOCAB) if token not in guessed))
         grown(draft, tree, growth)
         assert table.seen[0] == tree.tip and len(table.seen) == capacity - len(tree.trunk) + 1
@@ -240,10 +240,12 @@ def test_the_likeliest_child_is_the_one_that_the_sampler_takes_if_draft_and_targ
     table, tree = Table(), TokenTree(PROMPT, 24)
     read = 0
     for _ in written(Mixture([table]), table, tree, Growth(20, 99, 3, anywhere=True), sampler):
-        for node, children in tree.children.items():
+        for node in tree.nodes:
+            children = tree.nodes[node].children
             if children and (node in tree.live or node == tree.tip):
-                wanted = sampler(table.after(path(tree, node))[None], [tree.pos[node] + 1])
-                assert [tree.token[max(children.values(), key=tree.score.get)]] == wanted
+                wanted = sampler(table.after(path(tree, node))[None], [tree.nodes[node].pos + 1])
+                likeliest = max(children.values(), key=lambda child: tree.nodes[child].score)
+                assert [tree.nodes[likeliest].token] == wanted
                 read += 1
     assert read > 20
 
@@ -255,7 +257,7 @@ def test_who_proposed_a_guess_are_the_sources_that_guessed_its_token(sampler):
     draft = Mixture([left, right], Suffix())
     draft.begin(sampler)
     at_once(draft.grow(tree, Growth(9, 99, VOCAB, anywhere=True)))
-    proposers = {tree.token[node]: set(tree.proposals[node]) for node in tree.live}
+    proposers = {tree.nodes[node].token: set(tree.nodes[node].proposals) for node in tree.live}
     known = {1: {"left"}, 2: {"left", "right", "suffix"}, 5: {"right"}}
     assert proposers == known
 
@@ -266,8 +268,8 @@ def test_a_suffix_alone_guesses_what_followed_and_nothing_without_a_match():
     draft.reset()
     tree = grown(draft, TokenTree([9, 1, 2, 3, 1, 2, 3], 20), growth)
     assert (9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3) in paths(tree)
-    assert {tuple(tree.proposals[node]) for node in tree.live} == {("suffix",)}
-    assert max(tree.pos[node] for node in tree.live) == 19, "a certain path ends at the limit alone"
+    assert {tuple(tree.nodes[node].proposals) for node in tree.live} == {("suffix",)}
+    assert max(tree.nodes[node].pos for node in tree.live) == 19, "a certain path ends at the limit alone"
 
 
 def test_a_request_that_is_over_leaves_no_guess():
@@ -278,9 +280,10 @@ def test_a_request_that_is_over_leaves_no_guess():
     grown(used, TokenTree(again, LIMIT), growth)
     used.reset()
     trees = [grown(draft, TokenTree(other, LIMIT), growth) for draft in (used, fresh)]
-    scores = [{tuple(path(tree, node)): tree.score[node] for node in tree.live} for tree in trees]
+    scores = [{tuple(path(tree, node)): tree.nodes[node].score for node in tree.live} for tree in trees]
     assert scores[0] == scores[1]
-    assert not any("suffix" in tree.proposals[node] for tree in trees for node in tree.children[tree.tip].values())
+    assert not any("suffix" in tree.nodes[node].proposals
+                   for tree in trees for node in tree.nodes[tree.tip].children.values())
 
 
 @pytest.mark.parametrize("sources", ["table", "suffix", "both"])
@@ -291,7 +294,7 @@ def test_no_guess_stands_beyond_the_limit_and_none_is_made_of_a_text_that_is_ful
     for limit in range(len(text), len(text) + 4):
         tree = grown(draft, TokenTree(text, limit), growth)
         assert bool(tree.live) == (limit > len(text))
-        assert all(tree.pos[node] < limit for node in tree.live)
+        assert all(tree.nodes[node].pos < limit for node in tree.live)
         draft.reset()
 
 

@@ -80,8 +80,8 @@ def path(tree, node):
     """The tokens of the guesses from the tip to a node."""
     tokens = []
     while node != tree.tip:
-        tokens.append(tree.token[node])
-        node = tree.parent[node]
+        tokens.append(tree.nodes[node].token)
+        node = tree.nodes[node].parent
     return tuple(reversed(tokens))
 
 
@@ -145,7 +145,7 @@ def test_the_static_tree_has_exactly_the_shape_that_was_published():
     tree = grown(draft, TREE.init.shaped(STATIC))
     assert sorted(ranks(draft, path) for path in paths(tree)) == sorted(PUBLISHED)
     assert [ranks(draft, path(tree, node)) for node in sorted(tree.live)] == PUBLISHED, "level by level"
-    leaves = [node for node in tree.live if not tree.children.get(node)]
+    leaves = [node for node in tree.live if not tree.nodes[node].children]
     assert (len(tree.live), len(leaves), max(map(len, PUBLISHED))) == (25, 15, 5)
 
 
@@ -179,11 +179,11 @@ def test_a_sequence_is_in_the_merged_tree_if_and_only_if_it_is_in_the_tree_of_a_
         assert paths(merged) == set().union(*map(paths, alone.values()))
         for node in merged.live:
             who = {source for source, tree in alone.items() if path(merged, node) in paths(tree)}
-            assert set(merged.proposals[node]) == who
-        drawn = [len(found) for found in merged.drawn.values()]
+            assert set(merged.nodes[node].proposals) == who
+        drawn = [len(node.drawn) for node in merged.nodes.values() if node.drawn]
         assert bool(drawn) == (rule in ("mss", "eagle1"))
         if drawn:
-            assert len(merged.drawn[merged.tip]) == 6, "each of three drafters has two proposals"
+            assert len(merged.nodes[merged.tip].drawn) == 6, "each of three drafters has two proposals"
 
 
 def test_what_eagle1_draws_at_a_node_differs_and_what_mss_draws_may_not():
@@ -192,7 +192,7 @@ def test_what_eagle1_draws_at_a_node_differs_and_what_mss_draws_may_not():
         found = set()
         for seed in range(40):
             tree = grown(Random(3, vocab=4), growth, Sampler(1.0, seed=seed, rule=rule))
-            tokens = [proposal.token for proposal in tree.drawn[tree.tip]]
+            tokens = [proposal.token for proposal in tree.nodes[tree.tip].drawn]
             assert len(tokens) == 3
             found.add(len(set(tokens)))
         assert found == kinds
@@ -200,7 +200,7 @@ def test_what_eagle1_draws_at_a_node_differs_and_what_mss_draws_may_not():
 
 def test_a_drafter_of_few_likely_tokens_draws_no_more_than_there_are():
     tree = grown(Random(3), TREE.init.shaped(expanded("4,1")), Sampler(1.0, top_k=2, rule="eagle1"))
-    assert len(tree.drawn[tree.tip]) == 2
+    assert len(tree.nodes[tree.tip].drawn) == 2
 
 
 # --- any strategy -----------------------------------------------------------------------------------------------------

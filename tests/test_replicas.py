@@ -13,7 +13,7 @@ import pytest
 
 from config.profiles import Profile
 from model.sample import Sampler, warp
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.messages import Segment
 from pipeline.replicas import Replicas
 from pipeline.strategies import STRATEGIES
@@ -54,7 +54,7 @@ def replicas(copies, stages=1, draft=None, strategy="dsi", wrap=lambda link: lin
     for thread in threads:
         thread.start()
     ring = Replicas(links, TINY.lm_head, stages)
-    decoder = Decoder(ring, draft or TINY.eagle(), STRATEGIES[strategy], replace(TREE, **tree), max_length=200)
+    decoder = Decoder(ring, draft or TINY.eagle(), STRATEGIES[strategy], replace(TREE, **tree), Limits(200))
     decoder.stages = workers
     yield decoder
     ring.stop()
@@ -161,7 +161,7 @@ class Known:
     def grow(self, tree, growth, *spares):
         yield from ()
         node = max(tree.live, default=tree.tip)
-        position = tree.pos[node] + 1
+        position = tree.nodes[node].pos + 1
         if position >= tree.limit - 1:  # the last token is the target's
             return False
         self.clock.sleep_until(self.clock.now() + self.seconds)
@@ -169,7 +169,7 @@ class Known:
         token = self.text[position - len(PROMPT)]
         if self.wrong and place % self.wrong == 0:
             token = (token + 1) % TINY.config.vocab
-        tree.add(node, token, tree.score[node] - 0.1)
+        tree.add(node, token, tree.nodes[node].score - 0.1)
         return True
 
     def begin(self, sampler):
@@ -205,7 +205,7 @@ def virtual(seconds, guess, lookahead, servers, wrong):
     ring = Watched(cluster.links, TINY.lm_head, 1, clock=clock)
     draft = Known(clock, guess, wrong, text_at(1.0, NEW))
     tree = replace(TREE, lookahead=lookahead, chunk=64)
-    return Decoder(ring, draft, STRATEGIES["dsi"], tree, max_length=200)
+    return Decoder(ring, draft, STRATEGIES["dsi"], tree, Limits(200))
 
 
 def takes(new, verification, guess, lookahead, servers, wrong):

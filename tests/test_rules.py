@@ -222,11 +222,11 @@ def test_a_node_keeps_every_proposal_though_equal_tokens_are_one_child():
     assert tree.propose(tree.tip, Proposal("ssm2", 7, "r"), -0.5) == first
     assert tree.propose(tree.tip, Proposal("ssm2", 7, "r"), -0.5) == first
     tree.propose(first, Proposal("ssm1", 9), -2.0)
-    assert [(p.source, p.law) for p in tree.drawn[tree.tip]] == [("ssm1", "q"), ("ssm2", "r"), ("ssm2", "r")]
-    assert tree.proposals[first] == {"ssm1": -1.0, "ssm2": -0.5} and first not in tree.drawn
+    assert [(p.source, p.law) for p in tree.nodes[tree.tip].drawn] == [("ssm1", "q"), ("ssm2", "r"), ("ssm2", "r")]
+    assert tree.nodes[first].proposals == {"ssm1": -1.0, "ssm2": -0.5} and not tree.nodes[first].drawn
     tree.propose(first, Proposal("ssm1", 4, "q"), -2.0)
     tree.settle(8)
-    assert tree.drawn == {}
+    assert not any(node.drawn for node in tree.nodes.values())
 
 
 def test_the_names_of_the_rules_are_those_that_a_person_may_give():

@@ -8,7 +8,7 @@ import torch
 from config.presets import TOY
 from model.sample import Sampler
 from model.text import Text
-from model.token_text import Spelling
+from model.token_text import TokenTexts
 from model.weights.checkpoint import Checkpoint
 from model.whole import Whole
 from tests.serving import QUESTION, server
@@ -34,7 +34,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def spell():
-    return Spelling(Text(TOY / "llama").tokenizer)
+    return TokenTexts(Text(TOY / "llama").tokenizer)
 
 
 def rows(reference, prompt, count):
@@ -125,7 +125,7 @@ def test_a_wish_that_the_protocol_has_not_is_refused(server, path, fields, param
 @pytest.mark.parametrize("kind", [sentencepiece, bytelevel])
 def test_the_bytes_of_tokens_together_are_those_of_a_text(tmp_path, kind):
     text = Text(kind(tmp_path / "tokenizer"))
-    spelled = Spelling(text.tokenizer)
+    spelled = TokenTexts(text.tokenizer)
     ids = text.tokenizer(MIXED, add_special_tokens=False)["input_ids"]
     data = b"".join(spelled(token).data for token in ids)
     assert data.decode().lstrip(" ") == MIXED

@@ -14,8 +14,7 @@ from config.presets import ROOT, TOY
 from config.run_config import RunConfig
 from config.typed import typed
 from eval.specinfer.command import main, program
-from eval.specinfer.flags import BY_NAME, FLAGS, OPTIONS
-from eval.specinfer.parse import SpecInferConfig, flags_of, help_text, read
+from eval.specinfer.parse import FLAGS, IGNORED, NAMES, OPTIONS, Parser, SpecInferConfig, flags_of, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 from tests.checkpoints import refused
@@ -89,34 +88,31 @@ ROWS = {
 def test_a_flag_sets_its_key_with_one_dash_or_two(row):
     usual = {"pipeline_type": "specinfer", "max_length": "1024", "max_new_tokens": "1024"}
     assert keys(*row.split()) == {**usual, **ROWS[row]}
-    flags = [f"-{word.lstrip('-')}" if word.lstrip("-") in BY_NAME else word for word in row.split()]
-    assert keys(*flags) == keys(*(f"-{flag}" if flag[:1] == "-" and flag[1:] in BY_NAME else flag for flag in flags))
+    flags = [f"-{word.lstrip('-')}" if word.lstrip("-") in NAMES else word for word in row.split()]
+    assert keys(*flags) == keys(*(f"-{flag}" if flag[:1] == "-" and flag[1:] in NAMES else flag for flag in flags))
     assert keys(*flags) == keys(*row.split())
 
 
-def test_every_row_of_the_table_with_a_key_is_among_these():
+def test_every_flag_with_a_key_is_among_these():
     tried = {word.lstrip("-") for row in ROWS for word in row.split()}
-    assert {flag.name for flag in FLAGS if flag.key} <= tried
-    assert len({flag.name for flag in FLAGS}) == len(FLAGS)
-    assert set(KNOWN) <= BY_NAME.keys() and set(OPTIONS.values()) <= BY_NAME.keys()
+    assert set(NAMES) - {"config-file"} <= tried
+    assert len({*NAMES, *IGNORED}) == len(NAMES) + len(IGNORED)
+    assert {*KNOWN, *OPTIONS.values()} <= {*NAMES, *IGNORED}
 
 
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if not flag.key], ids=lambda flag: flag.name)
-def test_a_flag_without_a_meaning_is_named_with_the_reason(flag):
-    value = ["4"] if flag.takes else []
-    call = read("spec_infer", [f"-{flag.name}", *value, "--sampling-seed", "5"])
-    sentence, = call.ignored
-    assert re.fullmatch(rf"--?{re.escape(' '.join([flag.name, *value]))} is ignored: .+", sentence)
-    assert sentence.endswith(flag.about)
+@pytest.mark.parametrize("name", IGNORED)
+@pytest.mark.parametrize("value", [[], ["4"]])
+def test_a_flag_without_a_meaning_is_named_and_ignored(name, value):
+    call = read("spec_infer", [f"-{name}", *value, "--sampling-seed", "5"])
+    assert call.ignored == f"ignored, since they mean nothing here: {' '.join([f'-{name}', *value])}"
     assert call.words == read("spec_infer", ["--sampling-seed", "5"]).words
 
 
 def test_what_counts_only_beside_another_flag_or_in_the_other_program_is_named_too():
-    call = read("spec_infer", ["--temperature", "0.3"])
-    assert call.ignored == ["--temperature 0.3 is ignored: it counts only beside --do-sample"]
+    call = read("spec_infer", ["--temperature", "0.3", "--fusion"])
+    assert call.ignored == "ignored, since they mean nothing here: --fusion, temperature=0.3 without --do-sample"
     call = read("incr_decoding", ["-ssm-model", SSM, "--expansion-degree", "3"])
-    assert [sentence.partition(":")[0] for sentence in call.ignored] == [
-        f"-ssm-model {SSM} is ignored", "--expansion-degree 3 is ignored"]
+    assert call.ignored == f"ignored, since they mean nothing here: -ssm-model {SSM}, --expansion-degree 3"
     assert typed(call.words) == {"pipeline_type": "ar", "max_length": "1024", "max_new_tokens": "1024"}
 
 
@@ -145,15 +141,12 @@ def test_the_command_that_is_printed_does_the_same():
 WRONG = {
     "--expansion-degre 3": "unknown flag --expansion-degre: did you mean expansion-degree?",
     "--qwertz": "unknown flag --qwertz: --help shows them all",
-    "--expansion-degree": "--expansion-degree has no value: write --expansion-degree N",
-    "--expansion-degree many": "--expansion-degree many is not a whole number: write --expansion-degree N",
-    "--do-sample --topp high": "--topp high is not a number: write --topp X",
-    "-prompt -output-file out": "-prompt has no value: write -prompt FILE",
-    "--max-length=128": "--max-length=128 has its value behind an equals sign: write --max-length 128",
+    "--expansion-degree": "--expansion-degree: expected one argument: --help shows every flag",
+    "--expansion-degree many": "--expansion-degree: invalid whole value: 'many': --help shows every flag",
+    "--do-sample --topp high": "--topp: invalid number value: 'high': --help shows every flag",
+    "-prompt -output-file out": "-prompt/--prompt: expected one argument: --help shows every flag",
     "prompts.json": "prompts.json stands behind no flag: write -FLAG VALUE, or key=value",
-    "-prompt a.json -prompt b.json": "-prompt is given 2 times: leave one of them out",
-    "--4bit-quantization --8bit-quantization": "--4bit-quantization and --8bit-quantization are both given",
-    f"-llm-model {LLM} -llm-weight {LLM}": "-llm-model and -llm-weight are both given: leave one of them out",
+    "--4bit-quantization --8bit-quantization": "--8bit-quantization: not allowed with argument -4bit-quantization",
     "-llm-model no/model -ssm-model no/other": "there is no model no/other, and no folder",
     f"-llm-model {LLM}": "has no small model beside it: add -ssm-model DIR, or take scripts/incr_decoding.sh",
     "-prompt prompts.txt": "-prompt prompts.txt is no file .json: name one that holds a JSON list of texts",
@@ -176,12 +169,6 @@ def test_another_program_is_told(capsys):
     assert "unknown program of SpecInfer specinfer: did you mean spec_infer?" in capsys.readouterr().err
 
 
-def test_weights_that_flexflow_has_converted_are_named(tmp_path):
-    (tmp_path / "weights" / "meta" / "llama").mkdir(parents=True)
-    with refused("holds weights in FlexFlow's own form, which is not read here"):
-        read("incr_decoding", ["-cache-folder", str(tmp_path), "-llm-model", "Meta/LLaMA"])
-
-
 @pytest.mark.parametrize(("content", "told"), [
     (None, "there is no file"), ("{}", "is no list: write a list of texts"), ("[]", "has no question"),
     ('["a", 3]', "entry 2 of the list in"), ("[", "is not JSON")])
@@ -202,10 +189,13 @@ def test_an_output_file_that_cannot_be_written_is_told_before_the_start(capsys, 
 
 def test_the_help_has_every_flag(capsys):
     assert program("spec_infer", ["--help"]) == 0
-    assert capsys.readouterr().out == f"{help_text('spec_infer')}\n"
+    shown = capsys.readouterr().out
+    other = Parser("incr_decoding").format_help()
     for flag in FLAGS:
-        assert flag.typed in help_text("spec_infer") and flag.about in " ".join(help_text("spec_infer").split())
-        assert (flag.typed in help_text("incr_decoding")) == (flag.only != "spec_infer")
+        for name in flag.names.split():
+            assert f" --{name}" in shown and (f" --{name}" in other) == (flag.only != "spec_infer")
+        assert flag.about in " ".join(shown.split())
+    assert all(name in shown for name in IGNORED)
 
 
 @pytest.mark.parametrize("name", ["spec_infer", "incr_decoding"])
@@ -227,7 +217,7 @@ def test_a_file_of_options_counts_as_the_flags_that_mean_the_same(tmp_path):
     assert typed(call.words) == {
         "pipeline_type": "specinfer", "template": "none", "max_length": "128", "max_new_tokens": "128", "stages": "2",
         "base_dir": LLM, "dtype": "float32", "question_file": "p.json", "ssm": f"{SSM},{OTHER}"}
-    assert [sentence.split()[0] for sentence in call.ignored] == ["-ll:gpu", "--fusion"]
+    assert call.ignored == "ignored, since they mean nothing here: -ll:gpu 2, -fusion"
     for content, told in (("[]", "is no table of options"), ('{"llm": 1}', "unknown option llm"),
                           ('{"ssms": ["a"]}', "ssms is no list of small models")):
         path.write_text(content)
@@ -258,7 +248,7 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
              "-pipeline-parallelism-degree", "2", "-ll:gpu", "4", *QUICK]
     assert program("spec_infer", [*words, "-ssm-model", SSM, "-ssm-model", OTHER]) == 0
     told = capfd.readouterr()
-    assert "flowspec: -ll:gpu 4 is ignored: " in told.err
+    assert "flowspec: ignored, since they mean nothing here: -ll:gpu 4\n" in told.err
     assert "flowspec: the same by this project's own command: bash run_pipe.sh pipeline_type=specinfer" in told.err
     assert "All 2 answers" in told.out and "mean accepted length" in told.out
     assert program("incr_decoding", words) == 0
@@ -341,7 +331,7 @@ def test_how_tokens_are_chosen_and_what_is_ignored_is_settled_by_compile(saved):
     llm = ff.LLM(str(saved / "0+2+2"), data_type=ff.DataType.DT_FLOAT)
     with refused("the model is not compiled: call compile first"):
         llm.generate("abc")
-    with pytest.warns(UserWarning, match="--max-requests-per-batch 4 is ignored: one answer is made at a time"):
+    with pytest.warns(UserWarning, match="mean nothing here: -max-requests-per-batch 4"):
         llm.compile(ff.GenerationConfig(do_sample=True, topk=5), max_requests_per_batch=4)
     told = {"temperature": "0.9", "top_p": "0.8", "top_k": "5", "dtype": "float32", "max_length": "256"}
     assert {key: llm.keys[key] for key in told} == told

@@ -73,10 +73,11 @@ class Watched:
     def grow(self, tree, growth, *spares):
         grew = yield from self._draft.grow(tree, growth)
         if not grew:
-            drawn = {node: [(source, token, None if law is None else law.tobytes()) for source, token, law in proposed]
-                     for node, proposed in tree.drawn.items()}
-            kept = [(node, tree.parent[node], tree.token[node], tree.score[node], list(tree.proposals[node].items()))
-                    for node in sorted(tree.live)]
+            drawn = {number: [(source, token, law.tobytes()) for source, token, law in node.drawn]
+                     for number, node in tree.nodes.items() if node.drawn}
+            guesses = {number: tree.nodes[number] for number in sorted(tree.live)}
+            kept = [(number, node.parent, node.token, node.score, list(node.proposals.items()))
+                    for number, node in guesses.items()]
             self.trees.append((kept, drawn))
         return grew
 

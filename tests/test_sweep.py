@@ -17,7 +17,7 @@ from eval.sweep import write as write_sweep
 from model.drafts.batch import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.requests import RingTarget
+from pipeline.requests import RequestTarget
 from tests.test_report import put
 from tests.tiny import TINY, TREE, Oracle, pipeline, write
 
@@ -47,10 +47,10 @@ def test_without_score_order_or_expansion_the_text_stays(name, oracle):
 def test_without_pruning_the_text_stays_and_all_that_was_sent_comes_back(strategy, monkeypatch):
     with pipeline(TINY, 3, strategy, TINY.twin(noise=0.05), replace(TREE, prunes=False)) as decoder:
         sent, back = [], []
-        send, note = RingTarget.send, RingTarget._note
-        monkeypatch.setattr(RingTarget, "send", lambda own, nodes: (sent.append(list(nodes)), send(own, nodes)))
+        send, note = RequestTarget.send, RequestTarget._note
+        monkeypatch.setattr(RequestTarget, "send", lambda own, nodes: (sent.append(list(nodes)), send(own, nodes)))
         monkeypatch.setattr(
-            RingTarget, "_note", lambda own, returned: (back.append(returned.segment.nodes), note(own, returned)))
+            RequestTarget, "_note", lambda own, returned: (back.append(returned.segment.nodes), note(own, returned)))
         for sampler, text in TEXTS.items():
             assert write(decoder, PROMPT, NEW, sampler) == text
             assert back == sent[:len(back)]

@@ -81,6 +81,11 @@ def ring(link):
     return ring
 
 
+def judged(tree):
+    """The nodes of which the target has said what follows them."""
+    return {number for number, node in tree.nodes.items() if node.target_token is not None}
+
+
 def opened(ring, prompt):
     tree = TokenTree(prompt, 40, ring.ids)
     return tree, ring.open(tree, Sampler())
@@ -95,12 +100,12 @@ def test_a_segment_that_comes_back_empty_is_taken_off_and_says_nothing(ring, lin
     link.back(20.1, rows=[])
     link.back(20.2, rows=[])
     assert target.ready and target.in_flight == 2
-    assert list(target.wait()) == [] and tree.target_token[tree.tip] == 2
+    assert list(target.wait()) == [] and tree.nodes[tree.tip].target_token == 2
     assert target.in_flight == 1
     waits = target.wait()
     assert next(waits) is WAIT and next(waits) is WAIT
     link.back(20.3)
-    assert list(waits) == [] and tree.target_token.keys() == {tree.trunk[1], third}
+    assert list(waits) == [] and judged(tree) == {tree.trunk[1], third}
     assert target.in_flight == 0
 
 
@@ -110,7 +115,7 @@ def test_a_wait_ends_when_all_that_is_under_way_was_empty(ring, link):
     waits = target.wait()
     next(waits)
     link.back(20.0, rows=[])
-    assert list(waits) == [] and target.in_flight == 0 and not tree.target_token
+    assert list(waits) == [] and target.in_flight == 0 and not judged(tree)
 
 
 def test_a_rest_ends_when_the_first_stage_is_free_if_there_is_something_to_send(ring, link):
@@ -166,7 +171,7 @@ def test_all_that_were_left_out_for_rows_that_nobody_sends_may_ask_again(ring):
         tree.cut()
         tree.add(tree.tip, 5, score)
     assert poor.share(1) == 0 and not poor.free
-    rich_tree.score[max(rich_tree.live)] = -9.0  # what has come back meanwhile speaks against its guess
+    rich_tree.nodes[max(rich_tree.live)].score = -9.0  # what has come back meanwhile speaks against its guess
     assert rich.share(1) == 0 and not rich.free
     ring.listen()  # nothing is under way, so nothing can come
     assert rich.free and poor.free and poor.share(1) == 1

@@ -317,7 +317,7 @@ def greedy(llama3, tmp_path_factory):
 def test_a_chat_template_is_bounded_each_time_and_works_the_next_time(greedy, monkeypatch, said, seconds, sentence):
     for _ in range(2):
         with monkeypatch.context() as patch, refused(sentence):
-            patch.setattr("model.own_template.PATIENCE", seconds)
+            patch.setattr("model.text.PATIENCE", seconds)
             greedy.prompt_ids([said], "own")
         assert greedy.tokenizer.decode(greedy.prompt_ids(["dog"], "own")) == "dog"
 

@@ -21,14 +21,14 @@ from tests.test_families import MODELS
 from tests.tiny import CONFIG, Tiny
 from toy.corpus import dialogues as corpus
 from toy.recipe.teach import dialogues
+from train import own
 from train.course import Course, rate_at
 from train.data import Row, draw, make_row, read_conversations
 from train.eagle import command as train_eagle
 from train.eagle import heads
 from train.eagle.judge import accepted_length, answered, open_decoder
-from train.eagle.loss import FeatureTask, Objective, WordTask
+from train.eagle.loss import FeatureTask, Objective, WordTask, own_part, part_at
 from train.eagle.options import parser
-from train.eagle.parts import own_part, part_at
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
 
@@ -98,7 +98,7 @@ def make_rows():
 def test_every_pass_reads_what_the_draft_would_read_there(teacher, third, starts):
     head, _ = make_head(teacher, third)
     ids = make_rows()[0].ids.long()[:12]
-    last, inner = teacher.read(ids)
+    last, inner, _ = teacher.read(ids)
     feature = (inner if third else last)[:-1]
     chosen = None if starts is None else torch.tensor(starts)
     first, *later = unroll(head, ids[1:], feature, 4, chosen)
@@ -118,7 +118,7 @@ def test_every_pass_reads_what_the_draft_would_read_there(teacher, third, starts
 def by_hand(task, row, third, likeliest=64, starts=None):
     """Losses of each pass as EAGLE's papers write them, summed over the row, from what the passes made."""
     teacher, head, ids, method = task.teacher, task.head, row.ids.long(), task.method
-    last, inner = teacher.read(ids)
+    last, inner, _ = teacher.read(ids)
     known = torch.arange(3, 43) if third else torch.arange(CONFIG.vocab)
     for number, out in enumerate(unroll(head, ids[1:], (inner if third else last)[:-1], method.passes, starts)):
         loss = right = 0.0
@@ -208,7 +208,7 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
     teacher, row = Teacher(Checkpoint(tmp_path / "base"), torch.float32, CPU), make_rows()[0]
     with torch.no_grad():
         hidden = model(row.ids.long()[None], output_hidden_states=True).hidden_states
-    last, inner = teacher.read(row.ids)
+    last, inner, _ = teacher.read(row.ids)
     torch.testing.assert_close(last, hidden[-1][0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(inner, torch.cat([hidden[i][0] for i in inner_layers(7)], -1), atol=1e-4, rtol=1e-4)
     for third in (False, True):
@@ -373,6 +373,58 @@ def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
     assert said == ["Red.", "Fox."]
 
 
+@pytest.fixture(scope="module")
+def small_batches():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own, "BATCH", 6)
+        patch.setattr(own, "ANSWER", 24)
+        yield
+
+
+def own_talks(out, count=8, template="vicuna"):
+    args = parser().parse_args([str(ROOT / "toy" / "llama"), str(out), "--own", str(count), "--template", template])
+    return own.make_own(args, torch.float32, CPU).read_text()
+
+
+def test_a_model_makes_the_same_conversations_after_an_interruption(tmp_path, monkeypatch, small_batches):
+    whole = own_talks(tmp_path / "whole")
+    assert len(set(whole.splitlines())) == len(whole.splitlines()) == 8
+    assert len(read_conversations(tmp_path / "whole" / "own.jsonl")) == 8
+    batch, made = own.Talker.talks, []
+
+    def halting(talker, number):
+        made.append(number)
+        if made == [0, 1]:
+            raise KeyboardInterrupt
+        return batch(talker, number)
+
+    monkeypatch.setattr(own.Talker, "talks", halting)
+    with pytest.raises(KeyboardInterrupt):
+        own_talks(tmp_path / "halves")
+    assert own_talks(tmp_path / "halves") == whole
+    assert made[:3] == [0, 1, 1] and sorted(set(made[2:])) == made[2:]
+    count = len(made)
+    assert own_talks(tmp_path / "halves", 4).splitlines() == whole.splitlines()[:4] and len(made) == count
+
+
+def test_a_model_without_a_chat_template_is_not_asked_for_conversations(tmp_path):
+    with refused("has no chat template, in which --own would ask; name the model's with --template"):
+        own_talks(tmp_path, template="auto")
+
+
+def test_a_head_is_taught_what_the_model_said_itself_and_its_features_are_kept(tmp_path, small_batches, monkeypatch):
+    read, count = Teacher._read, []
+    monkeypatch.setattr(Teacher, "_read", lambda teacher, ids: count.append(1) or read(teacher, ids))
+    for name, more in (("kept", ["--keep-features"]), ("read", [])):
+        count.clear()
+        assert train_eagle.main([str(ROOT / "toy" / "llama"), str(tmp_path / name), "--own", "8", "--epochs", "3",
+                                 "--own-epochs", "1", "--template", "vicuna", "--judged", "0", "--threads", "1",
+                                 "--dtype", "float32", *more]) == 0
+        assert len(count) == (7 if more else 4 * 7 + 4)
+    kept, again = (tmp_path / name / "model.safetensors" for name in ("kept", "read"))
+    assert kept.read_bytes() == again.read_bytes() and not (tmp_path / "kept" / "features").exists()
+
+
 def test_the_draft_vocabulary_is_what_answers_use_most():
     ids, answers = torch.tensor([7, 7, 7, 4, 9, 9, 2]).int(), torch.tensor([0, 0, 0, 1, 1, 1, 1]).bool()
     assert heads.vocabulary([Row(ids, answers)], 2, 10).tolist() == [2, 9]
@@ -401,14 +453,18 @@ def test_data_without_conversations_is_refused(tmp_path, content, sentence):
         read_conversations(tmp_path / "data")
 
 
-def test_a_start_tells_template_and_arithmetic_and_what_is_faster_here(base, teacher, tmp_path, monkeypatch):
-    options = [str(base), str(tmp_path), "--data", "x", "--template", "own"]
+def test_a_start_says_template_and_arithmetic_and_takes_what_is_faster_here(base, tmp_path, monkeypatch, capsys):
+    options = [str(base), str(tmp_path), "--data", "x", "--template", "own", "--device", "cpu"]
     monkeypatch.setattr(train_eagle, "CPU", tmp_path / "cpuinfo")
-    plain = train_eagle.beginning(parser().parse_args(options), teacher)
-    assert plain == f"{base}: template own, float64 on cpu"
+
+    def chosen(*more):
+        train_eagle.open_teacher(parser().parse_args([*options, *more]))
+        return capsys.readouterr().out
+
+    assert chosen() == f"{base}: template own, float32 on cpu\n"
     (tmp_path / "cpuinfo").write_text("flags : fpu avx512_bf16")
-    assert "--dtype bfloat16 takes" in train_eagle.beginning(parser().parse_args(options), teacher)
-    assert train_eagle.beginning(parser().parse_args([*options, "--dtype", "float32"]), teacher) == plain
+    assert chosen() == f"{base}: template own, bfloat16 on cpu\n"
+    assert chosen("--dtype", "float32") == f"{base}: template own, float32 on cpu\n"
 
 
 def test_what_cannot_end_well_is_refused_before_it_begins(base, talks, tmp_path, capsys):

@@ -21,7 +21,8 @@ from tests.saved import here, save_tokenizer
 from train.course import Course
 from train.ssm.boost import Lesson, loss_of, right, still_left
 from train.ssm.command import main
-from train.ssm.texts import Writer, batch_of, open_model, prompts_of, texts_of
+from train.ssm.texts import batch_of, prompts_of, texts_of
+from train.writer import Writer, open_model
 
 CPU = torch.device("cpu")
 VOCAB, NEW = 53, 12

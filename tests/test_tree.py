@@ -22,7 +22,7 @@ def play(words):
         rng = random.Random(number)
         if word == "add":
             parent = rng.choice([tree.tip, *sorted(tree.live)])
-            tree.add(parent, rng.randrange(6), tree.score[parent] - rng.random())
+            tree.add(parent, rng.randrange(6), tree.nodes[parent].score - rng.random())
         elif word == "settle":
             tree.settle(rng.randrange(6))
         elif word == "cut":
@@ -31,12 +31,12 @@ def play(words):
             tree.trim(rng.randrange(1, 12))
         elif word == "offer":
             parent = rng.choice([tree.tip, *sorted(tree.live)])
-            scores = sorted((tree.score[parent] - rng.random() for _ in range(4)), reverse=True)
+            scores = sorted((tree.nodes[parent].score - rng.random() for _ in range(4)), reverse=True)
             tree.offer([(parent, token, score) for token, score in enumerate(scores)], rng.randrange(1, 12), -3.0)
         elif word == "forget":
             tree.forget()
         else:
-            tree.target_token[tree.tip] = rng.randrange(6)
+            tree.nodes[tree.tip].target_token = rng.randrange(6)
             verify(tree)
     return tree, cuts
 
@@ -46,9 +46,9 @@ def play(words):
 def test_a_parent_is_older_than_its_child_and_one_position_before_it(words):
     tree, _ = play(words)
     for node in [*tree.trunk[1:], *tree.live]:
-        assert tree.parent[node] < node
-        assert tree.pos[node] == tree.pos[tree.parent[node]] + 1
-        assert tree.score[node] <= tree.score[tree.parent[node]]
+        assert tree.nodes[node].parent < node
+        assert tree.nodes[node].pos == tree.nodes[tree.nodes[node].parent].pos + 1
+        assert tree.nodes[node].score <= tree.nodes[tree.nodes[node].parent].score
 
 
 @settings(deadline=None)
@@ -59,7 +59,7 @@ def test_cuts_send_each_node_once_and_no_node_before_its_parent(words):
     assert len(sent) == len(set(sent))
     before = set()
     for node in sent:
-        parent = tree.parent.get(node, node)  # a node that died since cannot be asked
+        parent = tree.nodes[node].parent if node in tree.nodes else node  # a node that died since cannot be asked
         assert parent == node or parent in before
         before.add(node)
 
@@ -70,17 +70,17 @@ def test_what_lives_hangs_on_the_tip_and_what_died_is_forgotten(words):
     tree, _ = play(words)
     for node in tree.live:
         while node in tree.live:
-            node = tree.parent[node]
+            node = tree.nodes[node].parent
         assert node == tree.tip
-    assert set(tree.token) == set(tree.trunk) | tree.live
+    assert set(tree.nodes) == set(tree.trunk) | tree.live
     assert tree.waiting <= tree.live
 
 
 def test_adding_twice_is_merging():
     tree = TokenTree([1], limit=9)
     node = tree.add(tree.tip, 5, -1.0)
-    assert tree.add(tree.tip, 5, -2.0) == node and tree.score[node] == -1.0
-    assert tree.add(tree.tip, 5, -0.5) == node and tree.score[node] == -0.5
+    assert tree.add(tree.tip, 5, -2.0) == node and tree.nodes[node].score == -1.0
+    assert tree.add(tree.tip, 5, -0.5) == node and tree.nodes[node].score == -0.5
     assert len(tree.live) == 1
 
 
@@ -91,9 +91,9 @@ def test_an_offer_keeps_the_best_and_what_was_sent():
     weak, strong = tree.add(tree.tip, 3, -3.0), tree.add(tree.tip, 4, -1.0)
     guesses = [(tree.tip, 4, -0.5), (strong, 5, -0.6), (strong, 6, -2.0), (strong, 7, -2.5)]
     taken = tree.offer(guesses, size=3, least=-9.0)
-    assert [tree.token[node] for node in taken] == [4, 5, 6] and taken[0] == strong
-    assert tree.live == {sent, *taken} and weak not in tree.token
-    assert tree.score[strong] == -0.5
+    assert [tree.nodes[node].token for node in taken] == [4, 5, 6] and taken[0] == strong
+    assert tree.live == {sent, *taken} and weak not in tree.nodes
+    assert tree.nodes[strong].score == -0.5
     assert tree.offer([(strong, 8, -0.7)], size=9, least=-0.65) == []
 
 
@@ -111,7 +111,8 @@ def test_verify_walks_through_hits_and_stops_at_a_miss():
     b = tree.add(a, 6, -0.2)
     tree.add(a, 7, -0.3)
     tree.cut()
-    tree.target_token.update({tree.tip: 5, a: 6, b: 9})
+    for node, token in {tree.tip: 5, a: 6, b: 9}.items():
+        tree.nodes[node].target_token = token
     assert verify(tree) == [5, 6, 9]
     assert tree.tokens == [1, 2, 5, 6, 9] and not tree.live
     assert list(tree.unsent) == [tree.tip] and tree.passes == 0
@@ -122,7 +123,7 @@ def test_verify_waits_where_the_answer_is_not_known():
     tree = TokenTree([1, 2], limit=20)
     a = tree.add(tree.tip, 5, -0.1)
     tree.cut()
-    tree.target_token[tree.tip] = 5
+    tree.nodes[tree.tip].target_token = 5
     assert verify(tree) == [5] and tree.tip == a
     assert verify(tree) == [] and not tree.unsent
 
@@ -156,7 +157,7 @@ def test_a_turn_costs_no_more_in_a_long_text():
         for rank in range(8):
             tree.add(tree.add(tree.tip, rank, -1.0 - rank), 0, -2.0 - rank)
         tree.cut(16, 64)
-        tree.target_token[tree.tip] = 3
+        tree.nodes[tree.tip].target_token = 3
         verify(tree)
 
     def lines(length):

@@ -12,15 +12,13 @@ from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
 from model.drafts.batch import Steps
+from model.drafts.draft import Draft, NoDraft
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
 from model.drafts.mixture import Mixture, Suffix
-from model.drafts.network import TreeDraft
-from model.drafts.none import NoDraft
-from model.drafts.small import ModelDraft
+from model.drafts.network import ModelDraft, TreeDraft
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request
-from pipeline.interfaces import Draft
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.requests import Ring
 from pipeline.stage import Stage, run_stage
 from pipeline.strategies import STRATEGIES
@@ -136,14 +134,13 @@ class Oracle:
     def grow(self, tree: Any, growth: Growth, *spares: Any) -> Steps[bool]:
         yield from ()
         frontier = [node for node in self._frontier if node in tree.live] or [tree.tip]
-        deep = tree.pos[frontier[0]] + 1
-        if len(tree.live) >= growth.nodes or deep >= min(tree.limit, tree.pos[tree.tip] + growth.depth + 2):
+        node = tree.nodes[frontier[0]]
+        deep = node.pos + 1
+        if len(tree.live) >= growth.nodes or deep >= min(tree.limit, tree.nodes[tree.tip].pos + growth.depth + 2):
             return False
-        self._frontier = []
-        for node in frontier[:1]:
-            right = self.tokens[deep] if deep < len(self.tokens) and deep % 7 else (tree.token[node] + 1) % self.vocab
-            for rank in range(growth.width):
-                self._frontier.append(tree.add(node, (right + rank) % self.vocab, tree.score[node] - 0.1 * (rank + 1)))
+        right = self.tokens[deep] if deep < len(self.tokens) and deep % 7 else (node.token + 1) % self.vocab
+        self._frontier = [tree.add(frontier[0], (right + rank) % self.vocab, node.score - 0.1 * (rank + 1))
+                          for rank in range(growth.width)]
         return True
 
     def begin(self, sampler: Sampler) -> None:
@@ -182,8 +179,7 @@ def pipeline(tiny: Tiny, stages: int, strategy: str, draft: Draft | None = None,
     for thread in threads:
         thread.start()
     ring = Ring(links[0], tiny.lm_head, depth=stages + 1)
-    decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, max_length=200)
-    ring.places = PLACES
+    decoder = Decoder(ring, draft or NoDraft(), STRATEGIES[strategy], cfg, Limits(200, PLACES))
     decoder.stages = workers  # type: ignore[attr-defined]
     yield decoder
     ring.stop()

@@ -1,12 +1,15 @@
 """The training loop: steps along gradients, with a bar, and a checkpoint from which the same loop goes on.
 
 It does not know what is learnt. A step is a function of the model and the step's number alone, so a course that was
-interrupted ends with the same bits as one that was not.
+interrupted ends with the same bits as one that was not. One that was killed may leave a half of a file, which the next
+one removes.
 """
 from __future__ import annotations
 
 import math
+import sys
 import time
+from argparse import Namespace
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,3 +175,31 @@ def _means(seen: Collection[Mapping[str, float]]) -> dict[str, str]:
     for figures in seen:
         sums.update(figures)  # type: ignore[arg-type]
     return {name: f"{total / len(seen):.3f}" for name, total in sums.items()}
+
+
+def check_bounds(args: Namespace, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Raise ValueError for a number of the command that is not between its least and its greatest value."""
+    for name, (least, most) in bounds.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} to {most}")
+
+
+def sweep(folder: Path, *names: str) -> None:
+    """Remove what a killed process left of files of these names, which `config.files.replace` was writing."""
+    for name in names:
+        for half in folder.glob(f"{name}.*.part"):
+            half.unlink(missing_ok=True)
+
+
+def ended(name: str, work: Callable[[], None]) -> int:
+    """Do the work of the command of this name; its exit code."""
+    try:
+        work()
+    except (ValueError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{name}: stopped; type the same command again to go on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0

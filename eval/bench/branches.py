@@ -26,14 +26,14 @@ class Leaf(NamedTuple):
 
 def ordered(tree: TokenTree) -> Iterator[Leaf]:
     """The tip and all guesses below it, each behind its parent, the likelier branch first."""
-    waiting = [Leaf(tree.tip, tree.tip, 0, 1.0, tree.token[tree.tip])]
+    waiting = [Leaf(tree.tip, tree.tip, 0, 1.0, tree.nodes[tree.tip].token)]
     while waiting:
         leaf = waiting.pop()
         yield leaf
-        below = sorted(tree.children.get(leaf.node, {}).items(),
-                       key=lambda child: tree.score[child[1]])
+        below = sorted(tree.nodes[leaf.node].children.items(),
+                       key=lambda child: tree.nodes[child[1]].score)
         for token, node in below:
-            probability = math.exp(tree.score[node] - tree.score[tree.tip])
+            probability = math.exp(tree.nodes[node].score - tree.nodes[tree.tip].score)
             waiting.append(Leaf(node, leaf.node, leaf.depth + 1, probability, token))
 
 

@@ -168,7 +168,7 @@ def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int]) 
     config = pipeline.config
     assert isinstance(config, DraftConfig) and pipeline.text
     tree = read_text(decoder, text)
-    text_of, tip = pipeline.text.decode, tree.token[tree.tip]
+    text_of, tip = pipeline.text.decode, tree.nodes[tree.tip].token
 
     def words(token: int) -> str:
         """The text of a token that does not begin one."""

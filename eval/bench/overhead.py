@@ -14,9 +14,9 @@ from config.run_config import RunConfig
 from config.typed import over, typed
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.drafts.none import NoDraft
+from model.drafts.draft import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 
@@ -43,11 +43,12 @@ def overhead(argv: list[str]) -> int:
 
 def compare(pipeline: Pipeline) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
-    usual, large = pipeline.decoder, replace(RunConfig(), init_total_token=64, expand_total_token=64)
-    _watch(usual.draft.draft.networks, pipeline.ring, pipeline.trace)  # type: ignore[attr-defined]
+    usual, limits = pipeline.decoder, Limits(pipeline.decoder.max_length)
+    large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
+    _watch(usual.draft.networks, pipeline.ring, pipeline.trace)
     decoders = {
-        "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, usual.max_length),
-        LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, usual.max_length),
+        "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
+        LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, limits),
         "preset": usual}
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up

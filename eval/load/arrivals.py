@@ -54,9 +54,8 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
 
 def arriving(decoder: Decoder, asked: Sequence[Request], moments: Sequence[float], places: int) -> list[Served]:
     """Serve requests that arrive at these moments, at most `places` of them at once; the others wait in their order."""
-    ring = decoder.ring
-    ring.places = places
-    start = ring.clock.now()
+    decoder.scheduler.places = places
+    start = decoder.ring.clock.now()
     jobs = (_job(decoder, request, number, start, start + moment)
             for number, (request, moment) in enumerate(zip(asked, moments)))
     return sorted(concurrent(jobs, decoder, len(asked)))
@@ -64,9 +63,8 @@ def arriving(decoder: Decoder, asked: Sequence[Request], moments: Sequence[float
 
 def at_once(decoder: Decoder, asked: Sequence[Request], places: int) -> list[Served]:
     """Serve requests of which `places` are under way at once, until none is left: the next one comes when one ends."""
-    ring = decoder.ring
-    ring.places = places
-    start = ring.clock.now()
+    decoder.scheduler.places = places
+    start = decoder.ring.clock.now()
     jobs = (_job(decoder, request, number, start) for number, request in enumerate(asked))
     return sorted(concurrent(jobs, decoder, places))
 

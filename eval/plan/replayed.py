@@ -50,7 +50,8 @@ class Replayed(TreeDraft):
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         if self.lag:
-            return list(takewhile(lambda node: tree.parent[node] in tree.hidden, fresh))
+            above = {node: tree.nodes[tree.nodes[node].parent] for node in fresh}
+            return list(takewhile(lambda node: above[node].hidden is not None, fresh))
         return [] if len(tree.unsent) > 1 else fresh
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:

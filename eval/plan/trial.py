@@ -14,11 +14,10 @@ from eval.plan.record import Book, Written, kind_of
 from eval.plan.replayed import Replayed
 from eval.recorded import Record, Recorded
 from model.drafts.batch import read_all
+from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture, Suffix
-from model.drafts.none import NoDraft
 from model.sample import Sampler
-from pipeline.decode import Answer, Decoder, Request
-from pipeline.interfaces import Draft
+from pipeline.decode import Answer, Decoder, Limits, Request
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
@@ -139,7 +138,7 @@ class Bench:
         draft = self._draft(config, networks)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy = STRATEGIES[METHODS[candidate.method].strategy]
-        decoder = Decoder(ring, draft, strategy, tree, self._context, passes)
+        decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
         spent = []
         for one in answers:
             recorded.record = Record(one.prompt, one.text, ())

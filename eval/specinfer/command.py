@@ -6,16 +6,15 @@ flags, docs/moving.md describes what comes out.
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence
+from typing import Sequence
 
 from config.files import check_output
 from config.keys import ASKS, HELP, check_name
 from config.methods import METHODS
 from config.questions import Question
-from config.run_config import RunConfig
 from config.schema.untrusted import harmless, plain
-from eval.specinfer.flexflow import ANOTHER, GenerationResult, Request, answer_to, keep
-from eval.specinfer.parse import PROGRAMS, Call, SpecInferConfig, help_text, read
+from eval.specinfer.flexflow import ANOTHER, Request, answer_to, keep
+from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch.ask import questions, table
 from launch.pipeline import Pipeline
 from launch.processes import WRONG
@@ -29,7 +28,10 @@ def answer_all(pipeline: Pipeline) -> None:
 
     A prompt that cannot be answered is reported and left out; the exit code says so in the end.
     """
-    config, answers, asked = pipeline.config, [], _asked(pipeline.config)
+    config, answers = pipeline.config, []
+    assert isinstance(config, SpecInferConfig), f"SpecInfer's lines were asked of a {type(config).__name__}"
+    own = Question(0, "", (config.prompt,))
+    asked = questions(config) if config.question_file else [own]
     for number, question in enumerate(asked):
         prompt, = question.turns
         print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
@@ -38,7 +40,7 @@ def answer_all(pipeline: Pipeline) -> None:
         except ValueError as error:
             print(f"flowspec: Prompt[{number}] is left out: {plain(str(error))}", file=sys.stderr)
             continue
-        _keep(config, result)
+        keep(config.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
         answers.append(result.answer)
         print(f"\n\n{table([result.answer])}\n", flush=True)
     if len(answers) > 1:
@@ -47,20 +49,8 @@ def answer_all(pipeline: Pipeline) -> None:
         raise SystemExit(WRONG)
 
 
-def _keep(config: RunConfig, result: GenerationResult) -> None:
-    """Append SpecInfer's lines to the output file, if there is one."""
-    assert isinstance(config, SpecInferConfig), f"SpecInfer's lines were asked of a {type(config).__name__}"
-    incremental = METHODS[config.pipeline_type].draft == "none"
-    keep(config.lines, result, incremental)
-
-
-def _show(piece: str) -> Any:
+def _show(piece: str) -> None:
     print(harmless(piece), end="", flush=True)
-
-
-def _asked(config: RunConfig) -> list[Question]:
-    """The prompts of the file, or the one question if there is no file."""
-    return questions(config) if config.question_file else [Question(0, "", (config.prompt,))]
 
 
 START = Command(MODULE, answer_all, SpecInferConfig)
@@ -74,25 +64,20 @@ def program(name: str, argv: Sequence[str]) -> int:
     try:
         check_name(name, PROGRAMS, "program of SpecInfer")
         if any(word in HELP for word in argv):
-            print(help_text(name))
+            print(Parser(name).format_help(), end="")
             return 0
         call = read(name, argv)
-        _check_lines(call)
+        for word in call.words:
+            key, _, path = word.partition("=")
+            if key == "lines":
+                check_output(path, ANOTHER)
     except ValueError as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return WRONG
-    for sentence in call.ignored:
-        print(f"flowspec: {plain(sentence)}", file=sys.stderr)
+    if call.ignored:
+        print(f"flowspec: {plain(call.ignored)}", file=sys.stderr)
     print(f"flowspec: the same by this project's own command: {call.command}", file=sys.stderr)
     return run(START, call.words)
-
-
-def _check_lines(call: Call) -> None:
-    """Refuse a file of lines that cannot be written, before anything is computed."""
-    for word in call.words:
-        key, _, path = word.partition("=")
-        if key == "lines":
-            check_output(path, ANOTHER)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,8 +22,7 @@ from typing import Any, Callable, Mapping, Sequence, Union
 
 from config.files import append, check_output, whole
 from config.typed import typed
-from eval.specinfer.flags import INCR_DECODING, SPEC_INFER
-from eval.specinfer.parse import PROGRAMS, TABLE, flags_of, read
+from eval.specinfer.parse import INCR_DECODING, PROGRAMS, SPEC_INFER, TABLE, flags_of, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 
@@ -104,7 +103,14 @@ def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: N
     if text is None:
         raise ValueError("SpecInfer's programs read texts: leave prompt_ids out")
     ids = text.prompt_ids([request.prompt], config.template)
-    room = _room(request, len(ids), config.max_new_tokens)
+    room = config.max_new_tokens
+    if request.max_new_tokens != -1:
+        room = request.max_new_tokens
+    elif request.max_length != -1:
+        room = request.max_length - len(ids)
+        if room <= 0:
+            raise ValueError(f"max_length={request.max_length} leaves no room behind a prompt of {len(ids)} tokens: "
+                             "give more, or max_new_tokens")
     generation = pipeline.stream(ids, max_new_tokens=room)
     for piece in generation:
         show(piece)
@@ -112,18 +118,6 @@ def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: N
     tokens = [*ids, *answer.token_ids]
     said = text.decode(tokens)
     return GenerationResult(next(GUIDS), request.prompt, said, ids, tokens, answer)
-
-
-def _room(request: Request, tokens: int, usual: int) -> int:
-    """How many new tokens a request may have behind a prompt of so many."""
-    if request.max_new_tokens != -1:
-        return request.max_new_tokens
-    if request.max_length == -1:
-        return usual
-    if request.max_length <= tokens:
-        raise ValueError(f"max_length={request.max_length} leaves no room behind a prompt of {tokens} tokens: give "
-                         "more, or max_new_tokens")
-    return request.max_length - tokens
 
 
 def keep(path: str, result: GenerationResult, ttft: bool) -> None:
@@ -185,8 +179,8 @@ class LLM:
         beside = {"template": "none", **(keys or {})}
         words += [f"{key}={value}" for key, value in beside.items()]
         call = read(SPEC_INFER if ssms else INCR_DECODING, words)
-        for sentence in call.ignored:
-            warnings.warn(sentence, stacklevel=2)
+        if call.ignored:
+            warnings.warn(call.ignored, stacklevel=2)
         if self.output_file:
             check_output(self.output_file, ANOTHER)
         self.keys = typed(call.words)

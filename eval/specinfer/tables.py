@@ -94,11 +94,6 @@ class Counts:
         self.accepted_K = self.accepted_K + accepted_KN[:WIDEST, 1:].sum(1)
         self.passes_K = self.passes_K + [passes(accepted_KN, one) for one in widths]
 
-    def plus(self, other: Counts) -> Counts:
-        """Both together."""
-        tokens, accepted_K = self.tokens + other.tokens, self.accepted_K + other.accepted_K
-        return Counts(tokens, accepted_K, self.passes_K + other.passes_K)
-
     @property
     def percent(self) -> list[float]:
         """How often a token is accepted, `[K]`."""
@@ -127,7 +122,10 @@ def specinfer(argv: list[str]) -> int:
             found[kind][name] = counts
     if len(config.chosen_sets) > 1:
         for by_set in found.values():
-            by_set[ALL] = sum_of(list(by_set.values()))
+            every = list(by_set.values())
+            accepted_K = np.sum([one.accepted_K for one in every], 0)
+            passes_K = np.sum([one.passes_K for one in every], 0)
+            by_set[ALL] = Counts(sum(one.tokens for one in every), accepted_K, passes_K)
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens a text, "
           f"{config.num_examples or 'all'} prompts of each set")
     print(f"drawn: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}")
@@ -177,14 +175,6 @@ def logits(model: Model, text: Text) -> Tensor:
     read = [*text.prompt, *text.ids[:-1]]
     cache = model.whole.cache(len(read))
     return model.whole.logits(read, cache, len(text.ids))
-
-
-def sum_of(every: Sequence[Counts]) -> Counts:
-    """All of them together."""
-    total = Counts()
-    for counts in every:
-        total = total.plus(counts)
-    return total
 
 
 def report(found: Found, config: SpecInferConfig) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Blend:
     def unlearn(self) -> None:
         """Begin again with the weights of the beginning."""
         self._sums: dict[Bucket, dict[str, float]] = {}  # responsibilities by source
-        self._worth: dict[tuple[Bucket, int], Worth] = {}
+        self._worth: dict[tuple[Bucket, int], PlattScaling] = {}
 
     def weights(self, sources: Sequence[str], length: int) -> dict[str, float]:
         """The weight of each of these sources, with a match of `length` tokens if a suffix is among them."""
@@ -76,7 +76,7 @@ class Blend:
         """
         bucket = _bucket(given, length)
         mixed = self._mixed(given, length)
-        worth = self._worth.setdefault((bucket, _range(depth)), Worth())
+        worth = self._worth.setdefault((bucket, _range(depth)), PlattScaling())
         worth.learn(list(mixed.items()), token)
         shares = {source: weight * dict(given[source]).get(token, 0.0)
                   for source, weight in self.weights(bucket[0], length).items()}
@@ -94,7 +94,7 @@ class Blend:
         return mixed
 
 
-class Worth:
+class PlattScaling:
     """How often guesses are right that claim a probability: their log-odds are linear in those that are claimed.
 
     That is Platt's scaling (1999), which keeps the order of guesses; it is fitted by online Newton steps over a window

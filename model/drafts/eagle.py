@@ -129,10 +129,12 @@ class Eagle(TreeDraft):
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """Those whose pair can be formed: the target's feature of the token before has come."""
-        return list(takewhile(lambda node: tree.parent[node] in tree.hidden, fresh))
+        above = {node: tree.nodes[tree.nodes[node].parent] for node in fresh}
+        return list(takewhile(lambda node: above[node].hidden is not None, fresh))
 
     def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
-        feature_TD = torch.stack([tree.hidden[tree.parent[node]] for node in fresh])
+        above = [tree.nodes[tree.nodes[node].parent] for node in fresh]
+        feature_TD = torch.stack([node.hidden for node in above])
         return self.head.fc(feature_TD) if isinstance(self.head, Eagle3Head) else feature_TD
 
     @property

@@ -16,6 +16,7 @@ import torch
 from config.trees import Growth
 from model.drafts.batch import Steps
 from model.drafts.calibration import SUFFIX, Blend, Guesses
+from model.drafts.draft import Draft, Spares, always
 from model.drafts.network import TreeDraft
 from model.drafts.suffix import NOTHING, Match, SuffixAutomaton
 from model.sample import Sampler
@@ -83,70 +84,67 @@ class Suffix:
     def settle(self, tree: TokenTree) -> None:
         """Read the text that is new."""
         for node in tree.trunk[len(self._text):]:
-            self._text.append(tree.token[node])
-            self._automaton.extend(tree.token[node])
+            self._text.append(tree.nodes[node].token)
+            self._automaton.extend(tree.nodes[node].token)
 
     def match(self, tree: TokenTree, node: int, above: Match) -> Match:
         """The match of a node, where that of its parent is `above`."""
-        return self._automaton.tip if node == tree.tip else self._automaton.step(above, tree.token[node])
+        return self._automaton.tip if node == tree.tip else self._automaton.step(above, tree.nodes[node].token)
 
     def guess(self, match: Match, width: int) -> Guesses:
         """The tokens that followed a match most often."""
         return self._automaton.continuations(match, width)
 
 
-class Mixture:
+class Mixture(Draft):
     """The sum of some networks and, if there is one, a suffix automaton."""
 
     def __init__(self, networks: Sequence[TreeDraft], suffix: Suffix | None = None) -> None:
-        self.networks, self._suffix = networks, suffix
+        self._networks, self._suffix = networks, suffix
         self._tree: TokenTree | None = None  # of the request, once there was a growth
         self._blend = Blend()  # learns from one request to the next
         self.inner = any(network.inner for network in networks)
         self.reset()
 
     @property
+    def networks(self) -> Sequence[TreeDraft]:
+        return self._networks
+
+    @property
     def consumed(self) -> int:
-        """How many nodes of the text have features that no network needs any more."""
-        return min((network.consumed for network in self.networks), default=sys.maxsize)
+        return min((network.consumed for network in self._networks), default=sys.maxsize)
 
     def another(self) -> Mixture:
         """A twin for another request, which learns together with this one who was right."""
         suffix = self._suffix.another() if self._suffix else None
-        twin = Mixture([network.another() for network in self.networks], suffix)
+        twin = Mixture([network.another() for network in self._networks], suffix)
         twin._blend = self._blend
         return twin
 
     def unlearn(self) -> None:
-        """Forget who was right in earlier requests."""
         self._blend.unlearn()
 
     def begin(self, sampler: Sampler) -> None:
-        """A request begins, whose tokens this sampler chooses."""
         self._sampler = sampler
-        for network in self.networks:
+        for network in self._networks:
             network.begin(sampler)
 
     @property
     def held(self) -> int:
-        """Tokens of the text that every network has read."""
-        return min((network.held for network in self.networks), default=sys.maxsize)
+        return min((network.held for network in self._networks), default=sys.maxsize)
 
     def keep(self, length: int) -> None:
-        """Forget the request, but for what the networks made of its first `length` tokens."""
         self._forget()
-        for network in self.networks:
+        for network in self._networks:
             network.keep(length)
 
     def copy(self, other: Mixture, length: int) -> None:
-        """Begin behind the first `length` tokens of another request's text, which a twin has read."""
-        for mine, theirs in zip(self.networks, other.networks):
+        for mine, theirs in zip(self._networks, other.networks):
             mine.copy(theirs, length)
 
     def reset(self) -> None:
-        """Forget the request."""
         self._forget()
-        for network in self.networks:
+        for network in self._networks:
             network.reset()
 
     def _forget(self) -> None:
@@ -165,13 +163,12 @@ class Mixture:
 
     def refresh(self) -> None:
         """Let the networks that drift begin again at the tip."""
-        for network in self.networks:
+        for network in self._networks:
             network.refresh()
             if network.drifts:
                 network.restart()
 
-    def grow(self, tree: TokenTree, growth: Growth, spares: Callable[[float], bool] = lambda promise: True
-             ) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Read the likeliest nodes that were not read yet, wherever they stand, and offer what all sources say.
 
         `spares` is asked first whether there is time for what that promises, in tokens.
@@ -180,18 +177,18 @@ class Mixture:
         """
         if growth.shape:
             grown = False
-            for network in self.networks:
+            for network in self._networks:
                 grown |= yield from network.grow(tree, growth)
             return grown
-        if not growth.anywhere and self._suffix is None and len(self.networks) == 1:
-            return (yield from self.networks[0].grow(tree, growth))
+        if not growth.anywhere and self._suffix is None and len(self._networks) == 1:
+            return (yield from self._networks[0].grow(tree, growth))
         self._tree = tree
         moved = tree.tip != self._tip
         if moved:
             self._move(tree)
         if growth.nodes < 1 or tree.room < 1 or self._levels > growth.depth:
             return False
-        least = tree.score[tree.tip] + growth.worth
+        least = tree.nodes[tree.tip].score + growth.worth
         if moved:  # there is room again for guesses that were not among the best
             self._offer(tree, list(self._stands), growth, least)
         nodes = self._choose(tree, growth.width, least)
@@ -214,8 +211,8 @@ class Mixture:
         self._learn(tree)
         if self._suffix:
             self._suffix.settle(tree)
-        guessed = tree.tip in tree.proposals
-        for network in self.networks:
+        guessed = bool(tree.nodes[tree.tip].proposals)
+        for network in self._networks:
             if guessed:
                 network.settle(tree)
             else:
@@ -225,37 +222,39 @@ class Mixture:
     def _learn(self, tree: TokenTree) -> None:
         """Compare what was guessed of the tokens that settled with what they are."""
         for node in tree.trunk[self._settled:]:
-            stand = self._stands.get(tree.parent[node])
-            foreseen = stand is None or any(token == tree.token[node] for token, _ in stand.children)
+            stand = self._stands.get(tree.nodes[node].parent)
+            said = tree.nodes[node].token
+            foreseen = stand is None or any(token == said for token, _ in stand.children)
             self._foresight += (foreseen - self._foresight) / (SELDOM if stand is None else OFTEN)
             if stand is not None:
-                self._blend.learn(stand.given, stand.match.length, tree.token[node], stand.depth)
+                self._blend.learn(stand.given, stand.match.length, said, stand.depth)
         self._settled = len(tree.trunk)
 
     # --- a level ------------------------------------------------------------------------------------------------------
 
     def _choose(self, tree: TokenTree, width: int, least: float) -> list[int]:
         """The likeliest nodes that a source wants to read: the tip, and guesses below it."""
-        worthy = (node for node in tree.live if tree.score[node] >= least and self._wanted(tree, node))
-        best = heapq.nsmallest(width, worthy, key=lambda node: (-tree.score[node], node))
+        scores = {node: tree.nodes[node].score for node in tree.live}
+        worthy = (node for node in scores if scores[node] >= least and self._wanted(tree, node))
+        best = heapq.nsmallest(width, worthy, key=lambda node: (-scores[node], node))
         return [tree.tip, *best] if self._wanted(tree, tree.tip) else best
 
     def _promise(self, tree: TokenTree, nodes: Sequence[int]) -> float:
         """How many tokens more may be foreseen once these nodes are read."""
-        tip = tree.score[tree.tip]
-        return self._foresight * sum(math.exp(tree.score[node] - tip) for node in nodes)
+        tip = tree.nodes[tree.tip].score
+        scores = [tree.nodes[node].score for node in nodes]
+        return self._foresight * sum(math.exp(score - tip) for score in scores)
 
     def _wanted(self, tree: TokenTree, node: int) -> bool:
-        for network in self.networks:
-            if network.wants(tree, node):
-                return True
-        unread = node not in self._stands and tree.pos[node] + 1 < tree.limit
-        return unread and self._suffix is not None and (node == tree.tip or not self.networks)
+        if any(network.wants(tree, node) for network in self._networks):
+            return True
+        unread = node not in self._stands and tree.nodes[node].pos + 1 < tree.limit
+        return unread and self._suffix is not None and (node == tree.tip or not self._networks)
 
     def _expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[int]]:
         """Let every source read those of the nodes that it wants; returns the nodes of which there is news."""
         said: dict[int, dict[str, Guesses]] = {}
-        for network in self.networks:
+        for network in self._networks:
             wanted = [node for node in nodes if network.wants(tree, node)]
             guesses = None
             if wanted:
@@ -269,7 +268,7 @@ class Mixture:
         """Mix what is said of the token after a node with what was said before; False if that is nothing."""
         stand = self._stands.get(node)
         if stand is None:
-            depth = tree.pos[node] - tree.pos[tree.tip]
+            depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
             stand = Stand(depth, self._match(tree, node), {}, [])
             if self._suffix and (guessed := self._suffix.guess(stand.match, width)):
                 stand.given[SUFFIX] = guessed
@@ -277,7 +276,7 @@ class Mixture:
         if not stand.given:
             return False
         mixed = self._blend.mix(stand.given, stand.match.length, stand.depth)
-        stand.children = self._foreseen(mixed, tree.pos[node] + 1)[:width]
+        stand.children = self._foreseen(mixed, tree.nodes[node].pos + 1)[:width]
         self._stands[node] = stand
         return True
 
@@ -286,9 +285,9 @@ class Mixture:
         if self._suffix is None:
             return NOTHING
         way = [node]
-        while way[-1] != tree.tip and tree.parent[way[-1]] not in self._stands:
-            way.append(tree.parent[way[-1]])
-        above = self._stands.get(tree.parent[way[-1]])
+        while way[-1] != tree.tip and tree.nodes[way[-1]].parent not in self._stands:
+            way.append(tree.nodes[way[-1]].parent)
+        above = self._stands.get(tree.nodes[way[-1]].parent)
         match = above.match if above else NOTHING
         for step in reversed(way):
             match = self._suffix.match(tree, step, match)
@@ -311,12 +310,13 @@ class Mixture:
 
     def _offer(self, tree: TokenTree, nodes: Sequence[int], growth: Growth, least: float) -> None:
         """Add the children of these nodes that are among the best."""
-        guesses = [guess for node in nodes if node in tree.score for guess in self._children(tree, node, least)]
+        known = [node for node in nodes if node in tree.nodes]
+        guesses = [guess for node in known for guess in self._children(tree, node, least)]
         guesses.sort(key=lambda guess: -guess[2])
         taken = tree.offer(guesses, growth.nodes, least)
         for node, (parent, token, score) in zip(taken, guesses):
             given = self._stands[parent].given
-            tree.proposals[node] = {source: score for source, said in given.items()
+            tree.nodes[node].proposals = {source: score for source, said in given.items()
                                     if any(guess == token for guess, _ in said)}
 
     def _run(self, tree: TokenTree, node: int, growth: Growth, least: float) -> None:
@@ -327,7 +327,7 @@ class Mixture:
                 return
             followed, _ = stand.given[SUFFIX][0]
             child = tree.child(node, followed)
-            if child is None or tree.pos[child] + 1 >= tree.limit:
+            if child is None or tree.nodes[child].pos + 1 >= tree.limit:
                 return
             if child not in self._stands and self._stand(tree, child, {}, growth.width):
                 self._offer(tree, [child], growth, least)
@@ -336,7 +336,7 @@ class Mixture:
             node = child
 
     def _children(self, tree: TokenTree, node: int, least: float) -> Iterator[Guess]:
-        above = tree.score[node]
+        above = tree.nodes[node].score
         for token, probability in self._stands[node].children:
             if probability > 0 and above + math.log(probability) >= least:
                 yield node, token, above + math.log(probability)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from itertools import accumulate
-from typing import Sequence
+from typing import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from config.trees import Growth
 from model.cache import Admitted, TreeCache
 from model.drafts.batch import Read, Reading, Steps
 from model.drafts.calibration import Guesses
+from model.drafts.draft import Draft, Spares, always
 from model.rules import Drafter, Proposed, drawing, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
@@ -27,7 +28,7 @@ from model.tree import TokenTree
 CHUNK = 256  # rows of a prompt that a draft reads at once
 
 
-class TreeDraft:
+class TreeDraft(Draft):
     """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
 
     `grow` drafts level by level. `expand` reads nodes wherever they stand, for growth that is best first
@@ -38,8 +39,6 @@ class TreeDraft:
     source = ""  # its name among the drafts of a tree
     number = 0  # and its number among them, which keeps their draws apart
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
-    inner = False  # whether its features are the inputs of inner layers of the target
-    drifts = False  # whether its guesses get worse where they stand on many of its own
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
@@ -49,16 +48,17 @@ class TreeDraft:
 
     @property
     def held(self) -> int:
-        """Tokens of the text whose keys and values its cache holds."""
+        return self._fed - self.lag
+
+    @property
+    def consumed(self) -> int:
         return self._fed - self.lag
 
     def keep(self, length: int) -> None:
-        """Forget the request, but for the first `length` tokens of its text, with which the next one begins."""
         self.cache.truncate(length)
         self._begin_behind(length)
 
     def copy(self, other: TreeDraft, length: int) -> None:
-        """Begin behind the first `length` tokens of another request's text, which a twin has read."""
         self.cache.copy(other.cache, length)
         self._begin_behind(length)
 
@@ -77,18 +77,12 @@ class TreeDraft:
 
     @property
     def networks(self) -> Sequence[TreeDraft]:
-        """Itself, which is its only network."""
         return [self]
 
     @property
     def network(self) -> object:
         """What twins share."""
         raise NotImplementedError
-
-    @property
-    def consumed(self) -> int:
-        """The number of leading nodes of the text whose features this draft does not need any more."""
-        return self._fed - self.lag
 
     def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
         """The leading nodes of `fresh`, the next ones of the text, that can be read by now."""
@@ -119,16 +113,11 @@ class TreeDraft:
         return gain_TW, self.tokens(place_TW)
 
     def begin(self, sampler: Sampler) -> None:
-        """A request begins, whose tokens this sampler chooses."""
         self._sampler = sampler
 
     def reset(self) -> None:
-        """Forget the request."""
         self.cache.clear()
         self._begin_behind(0)
-
-    def unlearn(self) -> None:
-        """A network learns nothing from requests."""
 
     # --- best first: nodes anywhere in the tree -----------------------------------------------------------------------
 
@@ -138,9 +127,9 @@ class TreeDraft:
 
     def wants(self, tree: TokenTree, node: int) -> bool:
         """Whether a node was not read yet and could be."""
-        if node in self._made or tree.pos[node] + 1 >= tree.limit:
+        if node in self._made or tree.nodes[node].pos + 1 >= tree.limit:
             return False
-        return node == tree.tip or tree.parent[node] in self._made
+        return node == tree.tip or tree.nodes[node].parent in self._made
 
     def expand(self, tree: TokenTree, nodes: list[int], width: int) -> Steps[list[Guesses] | None]:
         """The `width` likeliest tokens after each of these nodes, which it wants, and their probabilities.
@@ -149,12 +138,12 @@ class TreeDraft:
         left out if the cache has no room for them. None if the tip cannot be read yet.
         """
         room = self.cache.room
-        if tree.parent[nodes[0]] in self._made:
+        if tree.nodes[nodes[0]].parent in self._made:
             nodes = nodes[:room]
             if not nodes:
                 return []
-            feature_TD = torch.stack([self._made[tree.parent[node]] for node in nodes])
-            parents = [tree.parent[node] for node in nodes]
+            parents = [tree.nodes[node].parent for node in nodes]
+            feature_TD = torch.stack([self._made[parent] for parent in parents])
             self.cache.admit(nodes, parents, text=0)
             read: Read = yield self._reading(tree, nodes, feature_TD, len(nodes))
         else:
@@ -164,7 +153,8 @@ class TreeDraft:
             read = followed
             self._made.clear()
         self._made.update(zip(nodes, read.out_TD))
-        return self.predict(read.logits_AV, [tree.pos[node] + 1 for node in nodes], width)
+        positions = [tree.nodes[node].pos + 1 for node in nodes]
+        return self.predict(read.logits_AV, positions, width)
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         """Tokens and probabilities, the ones of `expand`; what is ruled out is not guessed."""
@@ -196,7 +186,7 @@ class TreeDraft:
         self._origin: int | None = None  # the tip that the tree was begun at
         self._frontier: list[int] = []  # the guesses of the last level that are to be expanded …
 
-    def grow(self, tree: TokenTree, growth: Growth, spares: object = None) -> Steps[bool]:
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
         """Draft one level more (EAGLE-2, section 4.1); False when there is none worth drafting.
 
         The best `width` guesses of a level are expanded, each into its `width` likeliest children; of all guesses
@@ -208,7 +198,7 @@ class TreeDraft:
             return False
         alive = [i for i, node in enumerate(self._frontier) if node in tree.live]
         if alive:
-            position = tree.pos[self._frontier[alive[0]]]
+            position = tree.nodes[self._frontier[alive[0]]].pos
             if self._level > growth.depth or position + 1 >= tree.limit or not self._pays:
                 return False
             read: Read = yield self._deepen(tree, alive)
@@ -233,7 +223,7 @@ class TreeDraft:
             fresh = self.known(tree, tree.trunk[self._fed:self._fed + CHUNK])
             if not fresh:
                 break
-            parents = [tree.parent[node] for node in fresh]
+            parents = [tree.nodes[node].parent for node in fresh]
             self.cache.admit(fresh, parents, text=len(fresh))
             fed = self._fed + len(fresh)
             whole = fed == len(tree.trunk)
@@ -242,7 +232,7 @@ class TreeDraft:
         if read is None or self._fed < len(tree.trunk):
             return None
         self._origin = self._tip = tree.tip
-        self._level, self._base = 0, tree.score[tree.tip]
+        self._level, self._base = 0, tree.nodes[tree.tip].score
         self._frontier, self._score = [tree.tip], read.out_TD.new_zeros(1)
         self._places = [0]
         self._pays, self._expected = True, 0.0
@@ -257,14 +247,14 @@ class TreeDraft:
             self._frontier = [self._frontier[i] for i in alive]
             self._places = [self._places[i] for i in alive]
             self._score, self._out = self._score[alive], self._out[alive]
-        parents = [tree.parent[node] for node in self._frontier]
+        parents = [tree.nodes[node].parent for node in self._frontier]
         self.cache.admit(self._frontier, parents, text=0)
         return self._reading(tree, self._frontier, self._out, len(self._frontier))
 
     def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
         device = self.cache.keys.device
-        tokens = [tree.token[node] for node in nodes]
-        positions = [tree.pos[node] - self.lag for node in nodes]
+        tokens = [tree.nodes[node].token for node in nodes]
+        positions = [tree.nodes[node].pos - self.lag for node in nodes]
         token_T = torch.tensor(tokens, device=device)
         pos_T = torch.tensor(positions, device=device)
         return Reading(self, token_T, feature_TD, pos_T, asked)
@@ -281,7 +271,7 @@ class TreeDraft:
             raise self._damaged(read.out_TD)
         guesses = [(self._frontier[parent], token, self._base + value)
                    for parent, token, value in zip(parents, tokens, values)]
-        least = tree.score[tree.tip] + growth.worth
+        least = tree.nodes[tree.tip].score + growth.worth
         taken = tree.offer(guesses, growth.nodes, least, self.source)
         self._frontier = taken[:growth.width]
         size = len(self._frontier)
@@ -289,8 +279,9 @@ class TreeDraft:
         self._score, self._out = score[:size], read.out_TD[parents[:size]]
         self._level += 1
         if growth.gain:
-            tip = tree.score[tree.tip]
-            expected = math.fsum(math.exp(tree.score[node] - tip) for node in tree.live)  # a set has no order
+            tip = tree.nodes[tree.tip].score
+            scores = [tree.nodes[node].score for node in tree.live]
+            expected = math.fsum(math.exp(score - tip) for score in scores)  # a set has no order
             self._pays = expected - self._expected > growth.gain
             self._expected = expected
 
@@ -331,7 +322,7 @@ class TreeDraft:
             raise self._damaged(logits_TV)
         places = torch.arange(law_TV.shape[1], device=logits_TV.device)
         law_TV = spread(law_TV, self.tokens(places))
-        position = tree.pos[self._frontier[0]] + 1
+        position = tree.nodes[self._frontier[0]].pos + 1
         return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
 
 
@@ -340,3 +331,35 @@ def likeliest(logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     width = min(width, logits_TV.shape[-1])
     gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
     return gain_TW, place_TW
+
+
+class ModelDraft(TreeDraft):
+    """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
+
+    source = "model"
+
+    def __init__(self, model: Callable[[Tensor, Tensor, Admitted], Tensor],
+                 lm_head: Callable[[Tensor], Tensor], cache: TreeCache) -> None:
+        self.model, self.lm_head = model, lm_head
+        super().__init__(cache)
+
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        """All, once the prompt is on its way: the pipeline shall not wait while its prompt is read here."""
+        return [] if len(tree.unsent) > 1 else fresh
+
+    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        return self._out
+
+    def _reading(self, tree: TokenTree, nodes: list[int], feature_TD: Tensor, asked: int) -> Reading:
+        """What is to be read, without features."""
+        return super()._reading(tree, nodes, feature_TD.new_empty(len(nodes), 0), asked)
+
+    @property
+    def network(self) -> object:
+        return self.model
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        return self.model(token_T, pos_T, cache)
+
+    def logits(self, out_TD: Tensor) -> Tensor:
+        return self.lm_head(out_TD)

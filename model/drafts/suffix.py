@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 COUNTED = 32  # states whose strings end at a token and are counted there, that of the longest first
-DISCOUNT = 0.1  # of the count of every token that followed; small, since the length of a match is weighed in `blend.py`
+DISCOUNT = 0.1  # of the count of every token that followed; small, since the length of a match is weighed, too
 
 
 class Match(NamedTuple):
@@ -94,20 +94,6 @@ class SuffixAutomaton:
         total = sum(self._count[target] for target in after.values())
         best = nsmallest(width, after, key=lambda token: self._rank(after[token]))
         return [(token, (self._count[after[token]] - DISCOUNT) / total) for token in best]
-
-    def run(self, match: Match, length: int) -> list[tuple[int, float]]:
-        """The likeliest continuation of the match, then of that one, up to `length` tokens with their probabilities.
-
-        Each probability is that of the token after those before it. The chain ends early at an empty match.
-        """
-        chain: list[tuple[int, float]] = []
-        while len(chain) < length:
-            best = self.continuations(match, 1)
-            if not best:
-                break
-            chain += best
-            match = self.step(match, best[0][0])
-        return chain
 
     def _place(self, match: Match) -> int:
         """The state of a match by now; states may have been split since it was made."""

@@ -217,22 +217,21 @@ class FourBit(Quantized):
         return out.view(self.state.shape).to(dtype)
 
 
-def replace_linears(module: nn.Module, kind: str) -> None:
-    """Let all linears below a module that was built without memory hold quantized weights, but for an LM head."""
-    if kind == "none":
-        return
-    quantized = Int8 if kind == "int8" else FourBit
-    for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear) and name != "lm_head":
-            setattr(module, name, quantized(child, kind))
-        else:
-            replace_linears(child, kind)
+def _linears(module: nn.Module, kind: str) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """What is quantized below a module, all linears but an LM head: the owner of each, its name there and itself."""
+    owners = list(module.modules()) if kind != "none" else []
+    for owner in owners:
+        for name, child in list(owner.named_children()):
+            if isinstance(child, nn.Linear) and name != "lm_head":
+                yield owner, name, child
 
 
 def load(module: nn.Module, kind: str, tensors: Mapping[str, Tensor],
          dtype: torch.dtype, device: torch.device | str) -> None:
     """Fill a module that was built without memory; the weights of its linears are quantized as `kind` says."""
-    replace_linears(module, kind)
+    quantized = Int8 if kind == "int8" else FourBit
+    for owner, name, child in _linears(module, kind):
+        setattr(owner, name, quantized(child, kind))
     fill(module, tensors, dtype, device)
     settle(module, dtype)
 
@@ -246,17 +245,14 @@ def settle(module: nn.Module, dtype: torch.dtype) -> None:
 
 def compress(module: nn.Module, kind: str, dtype: torch.dtype) -> None:
     """Quantize the linears of a module that is in memory already, in place; an LM head stays as it is."""
-    for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear) and name != "lm_head" and kind != "none":
-            small, device = nn.ModuleDict({name: child}), child.weight.device
-            made = quantize(kind, child.weight.cpu())
-            tensors = {f"{name}.{end}": made[end] for end in made}
-            if child.bias is not None:
-                tensors[f"{name}.bias"] = child.bias
-            load(small, kind, tensors, dtype, device)
-            setattr(module, name, small[name])
-        else:
-            compress(child, kind, dtype)
+    for owner, name, child in _linears(module, kind):
+        small, device = nn.ModuleDict({name: child}), child.weight.device
+        made = quantize(kind, child.weight.cpu())
+        tensors = {f"{name}.{end}": made[end] for end in made}
+        if child.bias is not None:
+            tensors[f"{name}.bias"] = child.bias
+        load(small, kind, tensors, dtype, device)
+        setattr(owner, name, small[name])
 
 
 def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:

@@ -10,6 +10,7 @@ import math
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, Sequence
 
 import torch
@@ -20,46 +21,46 @@ from launch.split.write import store
 from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
-from train.course import Course, Hyperparameters
+from train.course import Course, Hyperparameters, ended, sweep
 from train.data import Row, draw
 from train.eagle import heads
 from train.eagle.judge import DEPTHS, accepted_length, answered, open_decoder
-from train.eagle.kept import FILE, Lessons
-from train.eagle.lessons import NEW_TOKENS, read_lessons
-from train.eagle.loss import Objective, Task, task_of
+from train.eagle.lessons import FILE, NEW_TOKENS, Lessons, read_lessons
+from train.eagle.loss import PASSES, Objective, Part, Task, own_part, part_at, task_of, teacher_parts
 from train.eagle.options import CHECKPOINT, check, parser
-from train.eagle.parts import PASSES, Part, own_part, part_at, teacher_parts
 from train.eagle.teacher import Teacher, mark
-from train.interruption import ended, sweep
+from train.own import make_own
 
 RECORD = "training.json"
 CPU = Path("/proc/cpuinfo")
-FAST = {"avx512_bf16", "amx_bf16"}  # flags of processors that multiply in bfloat16
+FAST = {"avx512_bf16", "amx_bf16"}  # flags of processors that multiply in bfloat16, in about half the time
 # The rates that EAGLE's authors give a head of size 4096; Adam's step has one size whatever the width, and so a layer
 # that is narrower takes a larger one.
 RATE, RATE_EAGLE3 = 3e-5 * 4096, 5e-5 * 4096
-NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "save_every", "device", "threads")
+NOT_TERMS = ("model_dir", "out_dir", "data", "given", "judged", "keep_features", "own", "save_every", "device",
+             "threads")
+FEATURES = "features"  # the folder of what the base made of each conversation
 
 
-def open_teacher(args: Namespace) -> Teacher:
-    """The base, on the device and in the type that were asked for."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
+def arithmetic(args: Namespace) -> tuple[torch.dtype, torch.device]:
+    """The number type and the device that were asked for; auto is bfloat16 wherever that is faster."""
     device = usable(args.device, "--device ")
     name = args.dtype
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    return Teacher(Checkpoint(args.model_dir), getattr(torch, name), device)
+        flags = CPU.read_text().split() if CPU.is_file() else ()
+        name = "bfloat16" if device.type == "cuda" or FAST.intersection(flags) else "float32"
+    return getattr(torch, name), device
 
 
-def beginning(args: Namespace, teacher: Teacher) -> str:
-    """The template and the arithmetic of a training; and what is faster, where the processor computes bfloat16."""
-    name = str(teacher.dtype).partition(".")[2]
-    message = f"{args.model_dir}: template {args.template}, {name} on {teacher.device}"
-    fast = FAST.intersection(CPU.read_text().split()) if CPU.is_file() else ()
-    if args.dtype == "auto" and teacher.device.type == "cpu" and fast:
-        return f"{message}; --dtype bfloat16 takes about half the time on this processor ({', '.join(sorted(fast))})"
-    return message
+def open_teacher(args: Namespace) -> Teacher:
+    """The base, in the arithmetic that was asked for."""
+    dtype, device = arithmetic(args)
+    kept = args.out_dir / FEATURES if args.keep_features else None
+    if kept:
+        kept.mkdir(exist_ok=True)
+    name = str(dtype).partition(".")[2]
+    print(f"{args.model_dir}: template {args.template}, {name} on {device}", flush=True)
+    return Teacher(Checkpoint(args.model_dir), dtype, device, kept)
 
 
 def open_head(args: Namespace, teacher: Teacher, rows: list[Row]) -> tuple[dict[str, Any], Head]:
@@ -118,12 +119,15 @@ def train(args: Namespace) -> None:
     """The whole training: the head and the record of its worth are in OUT_DIR at the end."""
     check(args)
     sweep(args.out_dir, "config.json", RECORD)
-    args.template = chosen(args.template, args.model_dir)
+    if args.threads:
+        torch.set_num_threads(args.threads)
     sizes = look(args)
+    if args.own:
+        args.data = make_own(args, *arithmetic(args))
+    args.template = chosen(args.template, args.model_dir)
     lessons = read_lessons(args, sizes.context)
     rows = lessons.rows
     teacher = open_teacher(args)
-    print(beginning(args, teacher), flush=True)
     config, head = open_head(args, teacher, rows)
     third = isinstance(head, Eagle3Head)
     parts = open_parts(args, len(rows), third)
@@ -140,11 +144,14 @@ def train(args: Namespace) -> None:
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
     (args.out_dir / FILE).unlink(missing_ok=True)
+    rmtree(args.out_dir / FEATURES, ignore_errors=True)
 
 
 def write(args: Namespace, task: Task, config: dict[str, Any]) -> None:
-    """Write the head into OUT_DIR; one that was given keeps its number type, and an embedding of its own."""
-    dtype, borrows = task.teacher.stored, True
+    """Write the head into OUT_DIR in the base's number type, or bfloat16 if that is what it was taught with; one that
+    was given keeps its own, and an embedding of its own."""
+    teacher, borrows = task.teacher, True
+    dtype = teacher.dtype if teacher.dtype == torch.bfloat16 else teacher.stored
     if args.given:
         source = Checkpoint(args.given)
         dtype = source.form("fc.weight").dtype

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from launch.split.write import WEIGHTS, store
 from model.drafts.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, inner_layers, load_head
 from model.llama import LlamaConfig, RMSNorm
-from model.weights.checkpoint import Checkpoint, Form, Writer
+from model.weights.checkpoint import Checkpoint
 from train.data import Row
 from train.eagle.teacher import Teacher
 
@@ -129,10 +130,7 @@ def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype, 
         shift = head.shift.cpu()
         has_V = torch.zeros(head.config.vocab, dtype=torch.bool)
         has_V[torch.arange(len(shift)) + shift] = True
-        tensors = {MAPS[0]: shift, **tensors, MAPS[1]: has_V}  # wide types first, so that every tensor is aligned
+        tensors.update(zip(MAPS, (shift, has_V)))
     content = json.dumps(config, indent=2) + "\n"
     store(folder / "config.json", content.encode())
-    forms = {name: Form(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
-    with Writer(folder / WEIGHTS, forms) as file:
-        for name, x in tensors.items():
-            file.write(name, x)
+    store(folder / WEIGHTS, save(tensors, {"format": "pt"}))

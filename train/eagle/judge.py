@@ -16,7 +16,7 @@ from config.run_config import Growth, TreeConfig
 from model.cache import TreeCache
 from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.weights.checkpoint import Checkpoint
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import serial
@@ -42,7 +42,7 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     stage = Stage(teacher.body, cache, keep=inner_layers(layers))
     ring = Ring(Loop(stage, None), teacher.lm_head, 2, teacher.device)
     lm_head = head.logits if isinstance(head, Eagle3Head) else teacher.lm_head
-    return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, length)
+    return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, Limits(length))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """What a head is taught in a row of text, for the heads of EAGLE-1/2 and for those of EAGLE-3.
 
-It knows nothing about optimizers or files. Only words of answers are asked for: the pair p of pass s predicts the
+A head that is taught on the base's features alone meets something else when it drafts, its own outputs, and gets worse
+with every guess that it stands on. So a first part makes it good, and a second one feeds it its own outputs. Nothing
+here knows about optimizers or files. Only words of answers are asked for: the pair p of pass s predicts the
 feature of token p + s + 1, and with it the word behind that, which has to be an answer's.
 
 Shapes: N tokens of a row, D model, M words that are asked for, V vocabulary of the head.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Sequence
 
 import numpy as np
@@ -21,6 +24,10 @@ from model.drafts.eagle import Eagle3Head, EagleHead, Head
 from train.data import Row
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
+
+PASSES, STARTS = 8, 10
+FIRST = 3.0  # what the pass over the target's features counts beside each later one
+LIKELIEST = 64  # words of the target that the second part asks for
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,32 @@ class Objective:
     likeliest: int = 0  # words of the base that are asked for at each place; 0: all of them
     noise: float = 0.0  # features that the head reads are off by up to so much
     word_weight: float = 0.1  # of the words beside the features, EAGLE-1/2
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some steps in which a head is taught in one way."""
+
+    steps: int
+    method: Objective
+
+
+def own_part(steps: int, passes: int = PASSES, starts: int = STARTS) -> Part:
+    """Passes over the head's own outputs, with gradients through all of them."""
+    return Part(steps, Objective(passes, first=FIRST, starts=starts, likeliest=LIKELIEST, word_weight=1.0))
+
+
+def teacher_parts(steps: int, noise: float, word_weight: float) -> list[Part]:
+    """The target's features, in EAGLE's way (section 3.2); in the last quarter words count as much as features."""
+    short = steps // 4
+    return [Part(steps - short, Objective(1, noise=noise, word_weight=word_weight)),
+            Part(short, Objective(1, word_weight=1.0))]
+
+
+def part_at(step: int, parts: Sequence[Part]) -> int:
+    """The number of the part that a step belongs to."""
+    ends = accumulate(part.steps for part in parts)
+    return sum(end <= step for end in ends)
 
 
 @dataclass(frozen=True)
@@ -78,7 +111,7 @@ class Task:
         """Those features of the base that the head reads."""
         raise NotImplementedError
 
-    def known(self, logits_MV: Tensor) -> Tensor:
+    def known(self, feature_MD: Tensor) -> Tensor:
         """The base's logits of the words that the head knows."""
         raise NotImplementedError
 
@@ -95,8 +128,8 @@ class Task:
 
     def _marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
         ids_N = row.ids.to(self.teacher.device, torch.long)
-        last_ND, inner_ND = self.teacher.read(ids_N)
-        wanted = self._wanted(row, last_ND)
+        last_ND, inner_ND, word_N = self.teacher.read(ids_N)
+        wanted = self._wanted(row, last_ND, word_N)
         feature_ND = self.given(last_ND, inner_ND).to(self.head.fc.weight.dtype)
         if self.method.noise:
             feature_ND = feature_ND + self._noise(feature_ND, seed)
@@ -129,16 +162,15 @@ class Task:
         return [method.first, *(later * method.decay ** number for number in range(1, passes))]
 
     @torch.no_grad()
-    def _wanted(self, row: Row, last_ND: Tensor) -> Wanted:
+    def _wanted(self, row: Row, last_ND: Tensor, word_N: Tensor) -> Wanted:
         asked_M = row.answers[2:].nonzero()[:, 0]
         place_M = asked_M.to(last_ND.device) + 1
         feature_MD = last_ND[place_M]
-        logits_MV = self.teacher.lm_head(feature_MD).float()
-        known_MV = self.known(logits_MV)
+        known_MV = self.known(feature_MD).float()
         if 0 < self.method.likeliest < known_MV.shape[-1]:
             least_M = known_MV.topk(self.method.likeliest).values[:, -1]
             known_MV = known_MV.masked_fill(known_MV < least_M[:, None], -math.inf)
-        return Wanted(place_M, feature_MD.float(), logits_MV.argmax(-1), known_MV.softmax(-1))
+        return Wanted(place_M, feature_MD.float(), word_N[place_M], known_MV.softmax(-1))
 
     @torch.enable_grad()
     def learn(self, rows: Sequence[Row], seed: Sequence[int]) -> dict[str, float]:
@@ -195,8 +227,8 @@ class FeatureTask(Task):
     def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
         return last_ND
 
-    def known(self, logits_MV: Tensor) -> Tensor:
-        return logits_MV
+    def known(self, feature_MD: Tensor) -> Tensor:
+        return self.teacher.lm_head(feature_MD)  # type: ignore[no-any-return]
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         logits_MV = self.teacher.lm_head(out_MD.to(self.teacher.dtype)).float()
@@ -219,6 +251,7 @@ class WordTask(Task):
         super().__init__(teacher, head, method)
         own = torch.arange(head.lm_head.out_features, device=teacher.device)
         self._target_V = own if head.shift is None else own + head.shift
+        self._known_VD = teacher.lm_head.weight[self._target_V].detach()
 
     def size(self, row: Row) -> int:
         return len(row.ids) - 1
@@ -227,8 +260,8 @@ class WordTask(Task):
         assert inner_ND is not None, f"a base of {self.teacher.config.layers} layers has no features for EAGLE-3"
         return inner_ND
 
-    def known(self, logits_MV: Tensor) -> Tensor:
-        return logits_MV[:, self._target_V]
+    def known(self, feature_MD: Tensor) -> Tensor:
+        return F.linear(feature_MD, self._known_VD)
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         logits_MV = self.head.logits(out_MD).float()

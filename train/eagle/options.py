@@ -12,12 +12,14 @@ from config.templates import AUTO
 from launch.devices import usable
 from model.text import CONVERSATIONS
 from model.weights.checkpoint import SOURCES
-from train.eagle.parts import STARTS
+from train.course import check_bounds
+from train.eagle.loss import STARTS
 
 ABOUT = "Trains an EAGLE draft head for a model, on conversations that are like those it shall answer."
 EXAMPLE = """\
 examples:
   python -m scripts.train_eagle toy/llama my_head --data talks.jsonl
+  python -m scripts.train_eagle models/smollm2 my_head --own 20000 --eagle3 --draft-vocab 8192 --keep-features
   python -m scripts.train_eagle models/vicuna-7b my_head3 --data talks.jsonl --eagle3 --device cuda
   python -m scripts.train_eagle models/vicuna-7b mended --data talks.jsonl --from models/EAGLE-Vicuna-7B --device cuda
 
@@ -31,9 +33,9 @@ examples:
 
   A line of FILE is {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]} as in
   ShareGPT, or {"messages": [{"role": "user", "content": "..."}, ...]}, or {"turns": [...], "reference": [...]}. The
-  best answers are those that the model itself gives. If it is interrupted, type the same command again: it goes on from
-  OUT_DIR/training.pt. At the end OUT_DIR/training.json holds how often the head's best guess was the model's, and the
-  mean accepted length, on questions that were held out.
+  best answers are those that the model itself gives, as --own makes them. If it is interrupted, type the same command
+  again: it goes on from OUT_DIR/training.pt. At the end OUT_DIR/training.json holds how often the head's best guess was
+  the model's, and the mean accepted length, on questions that were held out.
 """
 BOUNDS = {  # the least and the greatest value
     "epochs": (0, 1e6),
@@ -41,6 +43,7 @@ BOUNDS = {  # the least and the greatest value
     "batch": (1, 1 << 20),
     "length": (3, 1 << 30),
     "limit": (2, 1 << 40),
+    "own": (2, 1 << 40),
     "rate": (0, 1e3),
     "passes": (1, 64),
     "starts": (1, 1 << 20),
@@ -60,7 +63,12 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("model_dir", metavar="MODEL_DIR", type=Path, help="the model in Hugging Face form, with its tokenizer")
     add("out_dir", metavar="OUT_DIR", type=Path, help="where the head goes, and the checkpoint of its training")
-    add("--data", metavar="FILE", type=Path, required=True, help="conversations, one JSON object a line")
+    source = made.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", metavar="FILE", type=Path, help="conversations, one JSON object a line")
+    source.add_argument("--own", type=int, metavar="N", help="the model makes so many conversations itself, questions "
+                        "and answers, which OUT_DIR/own.jsonl then holds")
+    add("--keep-features", action="store_true", help="what the model makes of each conversation stays in "
+        "OUT_DIR/features until the training ends (about 8 bytes a token and size): it is read once, not every epoch")
     add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
     add("--template", choices=[AUTO, *CONVERSATIONS, "own"], default=AUTO,
         help="how the model wants its questions; auto: own, the tokenizer's chat template, or else vicuna")
@@ -77,8 +85,8 @@ def parser() -> argparse.ArgumentParser:
     add("--save-every", type=int, default=100, metavar="N", help="steps between two checkpoints (100)")
     add("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
     add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
-        help="of the arithmetic; auto: bfloat16 on cuda, else float32. Weights that learn are float32. On processors "
-        "with avx512_bf16 or amx_bf16, bfloat16 takes about half the time of float32")
+        help="of the arithmetic; auto: bfloat16 on cuda and on processors with avx512_bf16 or amx_bf16, where it takes "
+        "about half the time, else float32. Weights that learn are float32")
     add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
     return made
 
@@ -107,10 +115,7 @@ def _add_parts(made: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise ValueError for what could not end well, before anything long begins."""
-    for name, (least, most) in BOUNDS.items():
-        value = getattr(args, name)
-        if value is not None and not least <= value <= most:
-            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} to {most}")
+    check_bounds(args, BOUNDS)
     if not 0 < args.held_out < 1:
         raise ValueError(f"--held-out {args.held_out} is no share; give a number between 0 and 1")
     if args.given and args.authors:

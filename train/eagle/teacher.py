@@ -7,11 +7,15 @@ Shapes: N tokens of a row, D model, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from launch.split.write import store
 from model.drafts.eagle import inner_layers
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, translate
@@ -27,10 +31,12 @@ def mark(source: Checkpoint, name: str) -> str:
 
 
 class Teacher(Whole):
-    """The base of a head, in `dtype` on `device`."""
+    """The base of a head, in `dtype` on `device`; what it makes of a row is kept in the folder `kept`, if given."""
 
-    def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device,
+                 kept: Path | None = None) -> None:
         super().__init__(source, dtype, device)
+        self.kept = kept
         names = {translate(name): name for name in source.names()}
         self.stored = source.form(names[EMBED]).dtype  # how its file holds its weights
 
@@ -38,17 +44,31 @@ class Teacher(Whole):
     def embedding(self) -> Tensor:
         return self.body.embed_tokens.weight  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def mark(self) -> str:
         """What tells this base from another one of the same sizes."""
         return mark(self.source, self.source.names()[-1])
 
+    def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What the base makes of each token: the last hidden state, after the norm, `[N, D]`, the inner features that
+        EAGLE-3 wants, `[N, 3D]`, or None if the model is too small for them, and the likeliest next word, `[N]`."""
+        if self.kept is None:
+            made = self._read(ids_N)
+        else:
+            content = f"{self.mark} {self.dtype} {ids_N.tolist()}"
+            path = self.kept / f"{hashlib.sha256(content.encode()).hexdigest()}.safetensors"
+            if not path.exists():
+                store(path, save(self._read(ids_N)))
+            made = load_file(path, str(self.device))
+        return made["last"], made.get("inner"), made["word"]
+
     @torch.no_grad()
-    def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The last hidden state of each token, after the norm, `[N, D]`, and the inner features that EAGLE-3 wants,
-        `[N, 3D]`, or None if the model is too small for them."""
+    def _read(self, ids_N: Tensor) -> dict[str, Tensor]:
         cache: Any = Causal(len(ids_N), self.device)
         kept: dict[int, Tensor] = dict.fromkeys(inner_layers(self.config.layers), ids_N)
         pos_N = torch.arange(len(ids_N), device=self.device)
         last_ND = self.body(ids_N.to(self.device, torch.long), pos_N, cache, kept)
-        return last_ND, torch.cat([kept[layer] for layer in kept], -1) if kept else None
+        made = {"last": last_ND, "word": self.lm_head(last_ND).argmax(-1)}
+        if kept:
+            made["inner"] = torch.cat(list(kept.values()), -1)
+        return made

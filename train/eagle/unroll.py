@@ -13,7 +13,7 @@ from typing import Iterator
 import torch
 from torch import Tensor
 
-from model.attention import attend
+from model.cache import attend
 from model.drafts.eagle import Head
 
 Seen = tuple[Tensor, Tensor, Tensor]  # keys and values [K, S, E], and for each row which of them it sees [T, S]

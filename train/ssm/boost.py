@@ -16,7 +16,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from train.data import draw
-from train.ssm.texts import Batch, Chosen, Text, batch_of
+from train.ssm.texts import Batch, Chosen, batch_of
+from train.writer import Text
 
 AT_ONCE = 64  # texts that are read beside each other where nothing is learnt
 

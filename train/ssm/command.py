@@ -10,33 +10,37 @@ import shutil
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import write_json
 from config.templates import chosen
 from eval.pair_keys import Measured
-from eval.pairs import check_pair
+from eval.pairs import Model, answer, check_pair
 from eval.pairs import open_model as open_pair
+from eval.tokens_per_pass import Array, merged_passes, ranks
 from launch.devices import usable
 from launch.split.plan import TEXT_FILES
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
-from train.course import Course, Hyperparameters
+from train.course import Course, Hyperparameters, ended, sweep
 from train.eagle.teacher import mark
-from train.interruption import ended, sweep
 from train.ssm.boost import Lesson, right, still_left
-from train.ssm.judge import Figures, Judge
 from train.ssm.options import check, parser
-from train.ssm.texts import Chosen, Prompts, Text, Writer, open_model, prompts_of, texts_of
+from train.ssm.texts import Chosen, prompts_of, texts_of
+from train.writer import Prompts, Text, Writer, open_model
 
 EXPANSIONS = ["1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"]
 RECORD, TEXTS = "training.json", "texts.json"
 NOT_TERMS = ("target", "drafts", "out", "data", "judged", "expansion", "single", "save_every", "device", "threads")
 OF_TEXTS = ("prompts", "template", "new_tokens", "temperature", "seed", "target", "data")  # what decides the texts
+Figures = Dict[str, Dict[str, float]]  # name -> shape of a tree -> tokens per pass
+Ranks = List[Array]  # of the tokens of each text, [N]
+Drafters = Sequence[Ranks]
 
 
 class Task(NamedTuple):
@@ -145,6 +149,33 @@ def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
             shutil.copyfile(source.folder / name, folder / name)
 
 
+class Judge:
+    """The target's texts, of `limit` tokens at most, and what drafters foresee of them."""
+
+    def __init__(self, target: Model, prompts: Prompts, limit: int, sampler: Sampler,
+                 measured: Measured) -> None:
+        self.measured = measured
+        shown = tqdm(prompts, desc="held out", unit="text", leave=False)
+        self.texts = [Text(prompt, answer(target, prompt, limit, sampler)) for prompt in shown]
+
+    def ranks(self, folder: Path) -> Ranks:
+        """How many tokens the drafter in a folder finds likelier than those of the texts."""
+        whole = open_pair(str(folder), self.measured).whole
+        found = []
+        for prompt, ids in self.texts:
+            read = [*prompt, *ids[:-1]]
+            logits_NV = whole.logits(read, whole.cache(len(read)), len(ids))
+            found.append(ranks(logits_NV, ids))
+        return found
+
+    def verified(self, drafters: Drafters, expansion: str) -> float:
+        """Tokens that a pass verifies with merged trees of these drafters, whose ranks are given."""
+        widths = list(map(int, expansion.split(",")))
+        tokens = sum(len(text.ids) - 1 for text in self.texts)
+        passes = sum(merged_passes(rank_DN, widths) for rank_DN in zip(*drafters))
+        return tokens / passes if passes else 1.0
+
+
 def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
@@ -178,7 +209,11 @@ def judged(training: Training, names: Sequence[str]) -> Figures:
     for count in range(2, len(names) + 1):
         some = names[:count]
         compared[f"{' and '.join(some)}, merged"] = [own[name] for name in some]
-    return judge.figures(compared, args.expansion)
+    found: Figures = {name: {} for name in compared}
+    for name, drafters in compared.items():
+        for shape in args.expansion:
+            found[name][shape] = round(judge.verified(drafters, shape), 3)
+    return found
 
 
 def show(record: dict[str, Any]) -> None:
@@ -199,4 +234,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     args.expansion = args.expansion or EXPANSIONS
     return ended("train_ssm", partial(train, args))
-

@@ -12,6 +12,7 @@ from config.templates import AUTO
 from config.trees import wrong_widths
 from launch.devices import usable
 from model.text import CONVERSATIONS
+from train.course import check_bounds
 
 ABOUT = "Fine-tunes drafters for a target one after another, each on what those before it get wrong (boost-tuning)."
 EXAMPLE = """\
@@ -79,10 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 def check(args: argparse.Namespace) -> None:
     """Raise ValueError for what could not end well."""
-    for name, (least, most) in BOUNDS.items():
-        value = getattr(args, name)
-        if value is not None and not least <= value <= most:
-            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} to {most}")
+    check_bounds(args, BOUNDS)
     for expansion in args.expansion:
         wrong = wrong_widths(expansion)
         if wrong:

@@ -6,32 +6,23 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from config.files import fits, whole, write_json
 from config.questions import load, read
 from eval.pair_keys import SETS
 from toy.corpus.dialogues import dialogues
+from train.writer import Prompts, Text, Writer
 
-ABSENT = -1  # in place of a token before a prompt that is shorter than others
 AT_ONCE = 64  # texts that are written beside each other
 OWN = "flowspec boost"  # seed of the bundled models' grammar, which the bundled questions were not made with
 FORM = {"terms": dict, "texts": [{"prompt": [int], "ids": [int]}]}
 Chosen = Sequence[Tensor]  # which tokens of each text, [N]
-Prompts = Sequence[List[int]]
 Terms = Mapping[str, Any]
-
-
-class Text(NamedTuple):
-    """A prompt, and what the target wrote behind it, as token ids; an end token counts to the text."""
-
-    prompt: list[int]
-    ids: list[int]
 
 
 def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
@@ -46,41 +37,6 @@ def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
     chosen = list(found)
     random.Random(seed).shuffle(chosen)
     return chosen[:count]
-
-
-def open_model(folder: Path, device: torch.device) -> PreTrainedModel:
-    """A model in float32, without dropout."""
-    model = AutoModelForCausalLM.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    return model.float().to(device).eval()  # type: ignore[no-any-return]
-
-
-class Writer:
-    """A target that writes texts: the likeliest tokens, or at a temperature drawn ones."""
-
-    def __init__(self, model: PreTrainedModel, ends: Sequence[int], limit: int, temperature: float,
-                 seed: int) -> None:
-        self.model, self.ends, self.seed = model, frozenset(ends), seed
-        chosen: dict[str, Any] = {"do_sample": False}
-        if temperature:
-            chosen = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        begin = model.generation_config.bos_token_id  # type: ignore[union-attr]
-        self.how = GenerationConfig(max_new_tokens=limit, bos_token_id=begin, eos_token_id=sorted(ends),
-                                    pad_token_id=0, **chosen)
-
-    @torch.no_grad()
-    def write(self, prompts: Prompts, first: int) -> Iterator[Text]:
-        """The texts to some prompts, the `first` and following ones of all; they are drawn by their place there."""
-        torch.manual_seed((self.seed + first) % (1 << 63))
-        width = max(map(len, prompts))
-        device = self.model.device
-        padded = [[ABSENT] * (width - len(prompt)) + prompt for prompt in prompts]
-        ids_BN = torch.tensor(padded, device=device)
-        mask_BN = (ids_BN != ABSENT).long()
-        ids_BN = ids_BN * mask_BN
-        out_BN = self.model.generate(ids_BN, attention_mask=mask_BN, generation_config=self.how)  # type: ignore[operator]
-        for prompt, ids in zip(prompts, out_BN[:, width:].tolist()):
-            ended = [place for place, token in enumerate(ids) if token in self.ends]
-            yield Text(prompt, ids[:ended[0] + 1] if ended else ids)
 
 
 def texts_of(writer: Writer, prompts: Prompts, path: Path, terms: Terms) -> list[Text]:

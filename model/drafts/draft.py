@@ -1,0 +1,76 @@
+"""What a draft may be asked for, and the one that never guesses."""
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+from config.trees import Growth
+from model.tree import TokenTree
+
+if TYPE_CHECKING:
+    from model.drafts.batch import Steps
+    from model.sample import Sampler
+
+Spares = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
+
+
+def always(promise: float) -> bool:
+    """There is time for any level."""
+    return True
+
+
+class Draft:
+    """Who guesses, for one request at a time; `another` guesses for a second one with the same networks."""
+
+    inner = False  # whether its features are the inputs of inner layers, instead of the target's last hidden states
+    drifts = False  # whether its guesses get worse where they stand on many of its own
+
+    @property
+    def networks(self) -> Sequence[Draft]:
+        """Those of its sources that take time, each as a draft of its own."""
+        return ()
+
+    @property
+    def consumed(self) -> int:
+        """How many leading nodes of the text have features that this draft does not need any more."""
+        return sys.maxsize
+
+    @property
+    def held(self) -> int:
+        """How many leading tokens of the text it could keep for a request that begins like this one."""
+        return sys.maxsize
+
+    def another(self) -> Draft:
+        """A twin for another request."""
+        return self
+
+    def begin(self, sampler: Sampler) -> None:
+        """A request begins, whose tokens this sampler chooses."""
+
+    def keep(self, length: int) -> None:
+        """Forget the request, but for what was read of its first `length` tokens, with which the next one begins."""
+
+    def copy(self, other: Any, length: int) -> None:
+        """Begin behind the first `length` tokens of the request of a twin."""
+
+    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
+        """Add one level of guesses; False when there is none worth drafting, or none can be drafted yet.
+
+        Who grows wherever the likeliest guess stands asks `spares` first, which hears what the level promises.
+        `yield from` it: who runs the strategy lets networks read for several requests at once.
+        """
+        yield from ()
+        return False
+
+    def refresh(self) -> None:
+        """Begin again at the tip at the next growth."""
+
+    def reset(self) -> None:
+        """Forget the request."""
+
+    def unlearn(self) -> None:
+        """Forget what earlier requests have taught."""
+
+
+class NoDraft(Draft):
+    """A draft that never guesses; with it every strategy decodes token by token."""

@@ -1,0 +1,120 @@
+"""Conversations that a model makes itself: a user's turn, sampled from the chat template, and the answer to it.
+
+A batch depends on its number and the seed alone, and each has a file of its own: an interruption loses one at most.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from argparse import Namespace
+from itertools import count
+from pathlib import Path
+from typing import Any, Iterator, Tuple
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from config.files import lines
+from config.templates import AUTO, OWN, chosen
+from launch.split.write import store
+from model.text import Text
+from model.weights.checkpoint import Checkpoint
+from train.eagle.teacher import mark
+from train.writer import Prompts, Writer, open_model
+
+BATCH = 64  # conversations; a step of a processor takes little longer for many
+QUESTION, ANSWER = 64, 192  # tokens at most; a longer question is dropped, a longer answer is cut
+REPEATING = 0.2  # a text that is compressed below this part of its size says one thing again and again
+SLOT = "\u241f"  # in place of the user's turn in the template
+Said = Tuple[str, bool]  # what was said, and whether an end token followed
+
+
+class Talker:
+    """A model that speaks for the user too."""
+
+    def __init__(self, model: PreTrainedModel, text: Text, template: str, seed: int) -> None:
+        self.model, self.text = model, text
+        self.template, self.seed = template, seed
+
+    def talks(self, number: int) -> Iterator[dict[str, Any]]:
+        """The conversations of this batch; each second batch has answers of temperature 0."""
+        opening, closing = self.text.prompt_text([SLOT], self.template).split(SLOT)
+        begin = next(self.text.spans([opening], self.template))[0]
+        asked = self._written([begin] * BATCH, QUESTION, 1.0, number)
+        heard = [_question(*said, closing) for said in asked]
+        questions = list(dict.fromkeys(filter(None, heard)))
+        prompts = [self.text.prompt_ids([question], self.template) for question in questions]
+        answers = self._written(prompts, ANSWER, float(number % 2), number) if prompts else []
+        for question, (answer, _) in zip(questions, answers):
+            if answer.strip() and not _repeats(answer):
+                user = {"role": "user", "content": question}
+                yield {"messages": [user, {"role": "assistant", "content": answer.strip()}]}
+
+    def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
+        """What the model writes behind each prompt, and whether it ended."""
+        ends = sorted(self.text.end_ids)
+        writer = Writer(self.model, ends, limit, temperature, self.seed)
+        found = []
+        for _, ids in writer.write(prompts, number * BATCH):
+            ended = ids[-1] in self.text.end_ids
+            said = self.text.tokenizer.decode(ids[:-1] if ended else ids, clean_up_tokenization_spaces=False)
+            found.append((said, ended))
+        return found
+
+
+def _question(said: str, ended: bool, closing: str) -> str:
+    """What was said up to the end of a user's turn in the template; nothing if it has none."""
+    mark = closing.strip()
+    words, follows, _ = said.partition(mark) if mark else (said, "", "")
+    return words.strip() if (ended or follows) and not _repeats(words) else ""
+
+
+def _repeats(words: str) -> bool:
+    content = words.encode()
+    return len(zlib.compress(content)) < REPEATING * len(content)
+
+
+def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
+    """The file of the `--own` conversations that MODEL_DIR makes, in OUT_DIR.
+
+    Batches that are there already are not made again. Raises ValueError if the model has no chat template, or writes
+    nothing in it.
+    """
+    folder, template, wanted = args.model_dir, args.template, args.own
+    if template == AUTO and chosen(template, folder) != OWN:
+        raise ValueError(f"the tokenizer in {folder} has no chat template, in which --own would ask; name the model's "
+                         "with --template")
+    source = Checkpoint(folder)
+    model = mark(source, source.names()[-1])
+    terms = [model, template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
+    digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()
+    batches = args.out_dir / f"own-{digest[:12]}"
+    batches.mkdir(parents=True, exist_ok=True)
+    talker: Talker | None = None
+    kept: dict[str, Any] = {}  # by question
+    with tqdm(total=wanted, desc="conversations", unit="talk") as bar:
+        for number in count():
+            place = batches / f"{number}.jsonl"
+            if not place.exists():
+                if talker is None:
+                    talker = Talker(open_model(folder, device, dtype), Text(folder), template, args.seed)
+                _store(place, talker.talks(number))
+            for _, talk in lines(place):
+                kept.setdefault(talk["messages"][0]["content"], talk)
+            bar.update(min(len(kept), wanted) - bar.n)
+            if len(kept) >= wanted:
+                break
+            if number > 3 and len(kept) < number:
+                raise ValueError(f"the model in {folder} writes no conversations in the template {template}; give "
+                                 "--data, or the --template that it was trained with")
+    path: Path = args.out_dir / "own.jsonl"
+    _store(path, list(kept.values())[:wanted])
+    return path
+
+
+def _store(path: Path, talks: Any) -> None:
+    """Write a file with a conversation a line, there whole or not at all."""
+    content = "".join(json.dumps(talk, ensure_ascii=False) + "\n" for talk in talks)
+    store(path, content.encode())
