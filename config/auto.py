@@ -53,11 +53,12 @@ def problems(argv: Sequence[str]) -> Iterator[str]:
 
 def relevant(argv: Sequence[str], config: RunConfig) -> dict[str, Any]:
     """All keys that a choice depends on, with the values that a run has for them."""
-    kept = [key.name for key in fields(RunConfig) if key.name not in (*APART, *CHOSEN)]
+    kept = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
     given = typed(argv)
     own = {key: given.get(key, "") for key in ("draft", "draft_dir", "ssm")}
     cluster = vars(read(config.profile)) if is_file(config.profile) else {}
-    return {**{key: getattr(config, key) for key in kept}, **own, "stages": config.stages, "cluster": cluster}
+    values = {key: getattr(config, key) for key in kept}
+    return {**values, **own, "stages": config.stages, "cluster": cluster}
 
 
 def question(argv: Sequence[str], config: RunConfig, boards: int, drafts: str) -> list[str]:
@@ -79,11 +80,13 @@ def question(argv: Sequence[str], config: RunConfig, boards: int, drafts: str) -
         said["boards"] = str(boards)
     if "draft" in given:
         drafts = given["draft"]
-        said["methods"] = ",".join(name for name, method in METHODS.items() if method.draft != "ssm")
+        named = (name for name, method in METHODS.items() if method.draft != "ssm")
+        said["methods"] = ",".join(named)
     if drafts:
         said["drafts"] = drafts
     preset = preset_of(argv)
-    return [*([preset] if preset else []), *(f"{key}={value}" for key, value in said.items())]
+    words = [f"{key}={value}" for key, value in said.items()]
+    return [preset, *words] if preset else words
 
 
 def with_chosen(argv: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
@@ -92,8 +95,9 @@ def with_chosen(argv: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
     draft = own if own == "ssm" else chosen.get("draft", typed(argv).get("draft", ""))
     sources = draft.split("+")
     gone = set(chosen)
-    gone.update(key for key, source in (("draft_dir", "model"), ("ssm", "ssm")) if source not in sources)
+    folders = {"draft_dir": "model", "ssm": "ssm"}
+    gone.update(key for key, source in folders.items() if source not in sources)
     if own == "ssm":
         gone.add("draft")
-    left = [word for word in argv if "=" not in word or word.partition("=")[0] not in gone]
+    left = [word for word in argv if word.partition("=")[0] not in gone]
     return [*left, *(f"{key}={value}" for key, value in chosen.items())]

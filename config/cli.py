@@ -5,16 +5,20 @@ It knows presets, and what a key takes back of one; the keys themselves it leave
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, TypeVar, overload
 
 from config.boards import is_file
-from config.drafts import ComparedDrafts, headless, needs_head, no_head
+from config.command import CommandKeys
+from config.drafts import headless, needs_head, no_head
 from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.run_config import RunConfig
 from config.typed import opened
 
+Keys = TypeVar("Keys", bound=CommandKeys)
+Names = Sequence[str]
+Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
 COMMAND = "bash run_pipe.sh"
 PATHS = ("model_dir", "base_dir", "eagle_dir", "draft_dir", "models", "question_file", "trace", "output",
@@ -27,6 +31,9 @@ TAKES_BACK = {
     "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
+# What a command that refuses a key of a run may have in its place.
+INSTEAD = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temperatures", "prompt_ids": "sets",
+           "question_file": "sets"}
 FORMER = {  # keys of earlier versions, and what to write
     **dict.fromkeys(("init_topk", "expand_topk", "stream_topk"), "write width=N"),
     **dict.fromkeys(("init_subseq_token", "expand_subseq_token", "stream_subseq_token"), "write subseq_token=N"),
@@ -44,37 +51,75 @@ EXAMPLES = """\
   bash run_pipe.sh model_dir=FOLDER prompt_ids=1,306,626 ignore_eos=true"""
 
 
-def parse(argv: Sequence[str], command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> RunConfig:
+@overload
+def parse(argv: Sequence[str], command: str = COMMAND, kind: None = None) -> RunConfig: ...
+
+
+@overload
+def parse(argv: Sequence[str], command: str = COMMAND, *, kind: type[Keys]) -> Keys: ...
+
+
+def parse(argv: Sequence[str], command: str = COMMAND, kind: type[Any] | None = None) -> Any:
     """The configuration that `argv` asks for: what was typed, over the preset, over the defaults of the keys.
 
-    `kind` may be a dataclass that adds keys, with values of their own for some of RunConfig's. `--help` prints the help
-    of `command` and ends the program.
+    `kind` are the keys of a command that has its own. `--help` prints the help of `command` and ends the program.
     """
     if any(word in HELP for word in argv):
         print(help_text(command, kind))
         raise SystemExit(0)
     argv = opened(argv)
-    keys = {option.name: option for option in options(kind)}
+    keys = {option.name: option for option in all_options(kind)}
     named = bool(argv) and "=" not in argv[0]
     preset = _preset(argv[0], keys) if named else PRESETS[DEFAULT_PRESET]
     typed = _given(argv[1:] if named else argv, keys)
-    config = kind(**{**_chosen(preset, typed), **typed})
-    _check_draft(config, typed)
+    values = {**_chosen(preset, typed), **typed}
+    if kind is None:
+        config = RunConfig(**values)
+        methods, drafts = (config.pipeline_type,), ()
+    else:
+        _check_refused(kind, typed, keys)
+        config = kind.of(**values)
+        methods, drafts = config.asked_methods, config.asked_drafts
+    _check_drafts(config.run, methods, drafts, typed)
     return config
 
 
-def _check_draft(config: RunConfig, typed: Mapping[str, Any]) -> None:
+def all_options(kind: type[CommandKeys] | None) -> list[Option]:
+    """Every key of a command: its own, and those of a run with the defaults that they have there."""
+    if kind is None:
+        return [*options(RunConfig)]
+    found = [*options(kind)]
+    for option in options(RunConfig):
+        default = kind.USUAL.get(option.name, option.default)
+        found.append(option._replace(default=default))
+    return found
+
+
+def _check_refused(kind: type[CommandKeys], typed: Values, keys: Mapping[str, Option]) -> None:
+    """Refuse keys of a run that a command has no use for."""
+    for key in kind.REFUSED:
+        if key in typed:
+            instead = INSTEAD.get(key, "")
+            fix = f"write {instead}=" if instead in keys and instead not in kind.REFUSED else "leave it out"
+            raise ValueError(f"{key} is of a single run: {fix}")
+
+
+def _check_drafts(run: RunConfig, methods: Names, drafts: Names, typed: Values) -> None:
     """Refuse a draft that was named beside a method with another one, and small models that nobody asks."""
-    own = [name for name in config.asked_methods if METHODS[name].draft == "ssm"]
-    compared = config.chosen_drafts if isinstance(config, ComparedDrafts) else ()  # the drafts of other methods
-    if own and not compared and typed.get("draft", "ssm") != "ssm":
+    own = [name for name in methods if METHODS[name].draft == "ssm"]
+    if own and not drafts and typed.get("draft", "ssm") != "ssm":
         raise ValueError(f"{own[0]} drafts with the small models of ssm=DIR,DIR: leave draft={typed['draft']} out")
-    guesses = any(METHODS[name].draft == "eagle" for name in config.asked_methods)
-    if guesses and needs_head(typed.get("draft", "")) and headless(config):
-        raise ValueError(no_head(config))
-    if "ssm" in typed and not own and "ssm" not in (compared or config.sources):
-        raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={config.pipeline_type} with "
-                         f"draft={config.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
+    guesses = any(METHODS[name].draft == "eagle" for name in methods)
+    if guesses and needs_head(typed.get("draft", "")) and headless(run):
+        raise ValueError(no_head(run))
+    named = "ssm" in (drafts or run.sources)
+    if "ssm" in typed and not own and not named:
+        raise ValueError(f"ssm={typed['ssm']} is ignored by pipeline_type={run.pipeline_type} with "
+                         f"draft={run.draft}: add pipeline_type=specinfer or draft=ssm, or leave it out")
+    guess = any(METHODS[name].draft != "none" for name in methods)
+    if run.ssm_ranks and not own and not (named and guess):
+        raise ValueError(f"ssm_ranks=true has no meaning for {', '.join(methods)} with draft={run.draft}, where no "
+                         "small models draft: take pipeline_type=specinfer, or leave it out")
 
 
 def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
@@ -110,7 +155,7 @@ def _chosen(preset: RunConfig, typed: Mapping[str, Any]) -> dict[str, Any]:
     return {key: values[key] for key in chosen if values[key] != usual[key]}
 
 
-def help_text(command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> str:
+def help_text(command: str = COMMAND, kind: type[CommandKeys] | None = None) -> str:
     """The text of `--help`: usage, presets, methods, and every key with its default and its meaning."""
     lines = [f"usage: {command} [PRESET] [key=value ...]", "",
              f"PRESET names a model (if left out: {SMOLLM2}, or {DEFAULT_PRESET} where that cannot be fetched).",
@@ -120,7 +165,9 @@ def help_text(command: str = COMMAND, kind: type[RunConfig] = RunConfig) -> str:
     lines += [f"  {name:<12} {_shown(preset.base_dir)}, stages {preset.stages}" for name, preset in PRESETS.items()]
     lines += ["", "methods (pipeline_type):"]
     lines += [f"  {name:<12} {method.about}" for name, method in METHODS.items()]
-    return "\n".join([*lines, "", *key_lines(kind)])
+    refused = getattr(kind, "REFUSED", ())
+    keys = [option for option in all_options(kind) if option.name not in refused]
+    return "\n".join([*lines, "", *key_lines(keys)])
 
 
 def _preset(name: str, keys: Mapping[str, Option]) -> RunConfig:

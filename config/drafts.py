@@ -1,19 +1,17 @@
-"""Drafts side by side: which of them are compared, and where each of them lies.
+"""The names of drafts, and where each of them lies.
 
 It knows nothing about models: what a kind of draft is, the key `draft` says.
 """
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Sequence, TypeVar
+from typing import NamedTuple, Sequence
 
 from config.presets import ROOT
 from config.run_config import RunConfig
 
 FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
-Config = TypeVar("Config", bound="ComparedDrafts")
 
 
 class NamedDraft(NamedTuple):
@@ -22,47 +20,6 @@ class NamedDraft(NamedTuple):
     kind: str
     head: str = ""
     model: str = ""
-
-
-@dataclass(frozen=True)
-class ComparedDrafts(RunConfig):
-    """A run of several drafts, one after the other."""
-
-    # What is compared (commas between)
-    drafts: str = ""  # who guesses, as eagle,eagle:DIR,model:DIR (head or model in that folder); empty: the key draft
-
-    @property
-    def chosen_drafts(self) -> tuple[str, ...]:
-        """The names of the drafts, in the order in which they were asked for."""
-        return listed(self.drafts) or (self.draft,)
-
-    @property
-    def first_draft(self) -> str:
-        """The kind of draft that a pipeline starts with, before the others are asked for."""
-        return self.draft if self.draft_dir else starting(self.chosen_drafts)
-
-    def with_draft(self: Config, name: str) -> Config:
-        """The configuration of a run with this draft alone. Raises ValueError for one that cannot be."""
-        kind, _, model = parts(name)
-        if "model" in kind.split("+"):
-            model = model or self.draft_dir
-        return replace(self, drafts="", draft=kind, draft_dir=model)
-
-    def draft_problems(self) -> list[str]:
-        """What is wrong with the drafts, each in a sentence that names the fix."""
-        found, used = [], set()
-        for name in listed(self.drafts):
-            try:
-                used.add(self.with_draft(name).draft_dir)
-            except ValueError as error:
-                found.append(f"drafts={self.drafts}: {error}")
-        if any(needs_head(name) for name in listed(self.drafts)) and headless(self):
-            found.append(f"drafts={self.drafts}: {no_head(self)}")
-        if self.drafts and not listed(self.drafts):
-            found.append("drafts is empty: name at least one, or leave it out")
-        if self.drafts and self.draft_dir and self.draft_dir not in used:
-            found.append(f"draft_dir={self.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there")
-        return found
 
 
 def parts(name: str) -> NamedDraft:
@@ -77,7 +34,8 @@ def parts(name: str) -> NamedDraft:
             raise ValueError(f"{part} names no folder: write {kind}:DIR, or {kind} alone")
         if colon:
             folders[kind] = _found(folder)
-    return NamedDraft("+".join(kinds), folders.get("eagle", ""), folders.get("model", ""))
+    head, model = folders.get("eagle", ""), folders.get("model", "")
+    return NamedDraft("+".join(kinds), head, model)
 
 
 def _found(folder: str) -> str:

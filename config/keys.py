@@ -53,14 +53,14 @@ def help_of(kind: type, command: str) -> str:
     """The text of `--help` of a command that has no presets: what it does, examples, and every key."""
     about = inspect.cleandoc(kind.__doc__ or "")
     return "\n".join([f"usage: {command} [key=value ...]", "", about, "", "examples:",
-                      getattr(kind, "EXAMPLES", f"  {command}"), "", *key_lines(kind)])
+                      getattr(kind, "EXAMPLES", f"  {command}"), "", *key_lines(options(kind))])
 
 
-def key_lines(kind: type) -> list[str]:
+def key_lines(keys: Iterable[Option]) -> list[str]:
     """The lines of the help that list every key with its default and its meaning, group by group."""
     lines = ["keys, with the values they have when nothing else is said:"]
     group = ""
-    for option in options(kind):
+    for option in keys:
         if option.group != group:
             group = option.group
             lines += ["", f"{group}:"]

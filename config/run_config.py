@@ -14,7 +14,6 @@ from config.boards import cluster_of, is_file
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from config.ranges import NUMBER, Checked, Range, number, outside, unknown
-from config.small_models import problems as problems_of_small_models
 from config.tensor_parallel import TensorParallel
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
@@ -173,9 +172,14 @@ class RunConfig(Checked):
         return tuple(filter(None, folders))
 
     @property
-    def asked_methods(self) -> tuple[str, ...]:
-        """The methods that may be run."""
-        return (self.pipeline_type,)
+    def drafting_ranks(self) -> int:
+        """How many ranks hold a small model each, and nothing else."""
+        return len(self.small_models) if self.ssm_ranks and "ssm" in self.sources else 0
+
+    @property
+    def run(self) -> RunConfig:
+        """Itself, as the keys of a command have it."""
+        return self
 
     @property
     def virtual(self) -> bool:
@@ -250,7 +254,7 @@ class RunConfig(Checked):
 
         A growth that is ablated has no nodes and no levels; `min_probability` becomes a log-probability.
         """
-        policy, off = self.policy_of(self.pipeline_type), self.ablated
+        policy, off = self.growth_policy, self.ablated
         worth = math.log(self.min_probability) if self.min_probability else -math.inf
         segment = None if self.subseq_token == -1 else self.subseq_token or MEASURED
         init = Growth(self.init_total_token, self.init_depth, self.width, segment, worth)
@@ -263,40 +267,36 @@ class RunConfig(Checked):
             idle = replace(idle, nodes=0, depth=0)
         wide = self.init_topk_pipedec
         chain = Growth(ENDLESS, ENDLESS, 1, worth=worth)
-        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=max(worth, LEAST))
+        least = max(worth, LEAST)
+        stream = replace(TreeConfig.stream, width=self.width, segment=segment, worth=least)
         return TreeConfig(
-            init=by_policy(init, policy, self.expansion, self.opt_threshold),
-            expand=expand,
-            idle=idle,
-            layer=Growth(ENDLESS, ENDLESS, wide, wide, worth),
-            chain=chain,
-            stream=stream,
-            run=self.run_pipeinfer,
-            coupled=replace(chain, anywhere=True),
-            lookahead=self.guesses or 1,
-            chunk=self.prefill_chunk,
-            best_first="score_order" not in off,
-            prunes="prune" not in off,
-            thrifty="thrift" not in off)
+            init=by_policy(init, policy, self.expansion, self.opt_threshold), expand=expand, idle=idle,
+            layer=Growth(ENDLESS, ENDLESS, wide, wide, worth), chain=chain, stream=stream,
+            run=self.run_pipeinfer, coupled=replace(chain, anywhere=True),
+            lookahead=self.guesses or 1, chunk=self.prefill_chunk,
+            best_first="score_order" not in off, prunes="prune" not in off, thrifty="thrift" not in off)
 
-    def policy_of(self, method: str) -> str:
-        """How a method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
+    @property
+    def growth_policy(self) -> str:
+        """How the method grows its trees: by a policy of its own, if the key `policy` leaves that open."""
         if self.policy != "auto":
             return self.policy
-        return "expansion" if METHODS[method].draft == "ssm" else "eagle2"
+        return "expansion" if METHODS[self.pipeline_type].draft == "ssm" else "eagle2"
 
 
 def _problems(c: RunConfig) -> Iterator[str]:
     """What is wrong with a configuration, each in a sentence that names the fix."""
     values = vars(c)
-    choices = {name: words for name, words in CHOICES.items() if name != "profile" or not is_file(c.profile)}
+    choices = dict(CHOICES)
+    if is_file(c.profile):
+        del choices["profile"]
     yield from unknown(values, choices)
     yield from outside(values, RANGES)
     for name, usual in EMULATION.items():
         if c.profile == "none" and values[name] != usual:
             yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
     yield from c.tensor_parallel.problems()
-    yield from problems_of_small_models(c)
+    yield from _problems_of_small_models(c)
     yield from _problems_of_time(c)
     yield from _problems_of_questions(c)
     yield from _problems_of_drafts(c)
@@ -329,6 +329,24 @@ def _problems_of_drafts(c: RunConfig) -> Iterator[str]:
         yield f"answers={c.answers} is not read with draft={c.draft}: add draft={c.draft}+suffix, or leave it out"
 
 
+def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
+    if c.ssm and not c.small_models:
+        yield f"ssm={c.ssm} names no folder: write ssm=DIR or ssm=DIR,DIR"
+    if not c.ssm_ranks:
+        return
+    if not c.small_models:
+        yield "ssm_ranks=true gives a rank to each small model, and none is named: add ssm=DIR,DIR, or leave it out"
+    if c.max_requests > 1:
+        yield (f"max_requests={c.max_requests} has no meaning with ssm_ranks=true, where small models draft for one "
+               "request at a time: leave one of them out")
+    method = METHODS[c.pipeline_type]
+    shaped = method.drafts_whole and c.growth_policy in FIXED
+    if "ssm" in c.sources and method.draft != "none" and not shaped:
+        yield (f"ssm_ranks=true wants trees that are drafted whole, in a shape that is known before, and "
+               f"{c.pipeline_type} with policy={c.growth_policy} has none: take pipeline_type=specinfer, or leave it "
+               "out")
+
+
 def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if c.stages and not STAGES.fullmatch(c.stages):
         yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
@@ -338,7 +356,8 @@ def _problems_of_machine(c: RunConfig) -> Iterator[str]:
     if not all(map(COPIES.holds, counts)):
         yield (f"replicas={c.replicas} is not possible: give 0 for as many as fill four ranks, a number of copies from "
                "1 to 1024, or copies and stages of each, as 2x2")
-    if c.lookahead != "auto" and not (COUNTED.fullmatch(c.lookahead) and GUESSES.holds(int(c.lookahead))):
+    counted = COUNTED.fullmatch(c.lookahead)
+    if c.lookahead != "auto" and not (counted and GUESSES.holds(int(c.lookahead))):
         yield f"lookahead={c.lookahead} is not possible: give auto or {GUESSES.advice}"
     if not DEVICE.fullmatch(c.device):
         yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"
@@ -369,9 +388,8 @@ def _problems_of_trees(c: RunConfig) -> Iterator[str]:
     models = len(c.small_models) if "ssm" in c.sources else 1
     if c.policy == "opt" and (len(c.sources) > 1 or models > 1 or copies):
         yield "policy=opt grows the tree of one network: name one alone, as draft=eagle or ssm=DIR"
-    for method in c.asked_methods if c.verify in DRAWN else ():
-        strategy = METHODS[method].strategy
-        whole = strategy == "serial" and c.policy_of(method) in FIXED
-        if strategy != "autoregressive" and not whole:
-            yield (f"verify={c.verify} judges guesses that were drawn, which {method} would choose by their worth: "
-                   "take pipeline_type=specinfer, or serial with policy=static")
+    strategy = METHODS[c.pipeline_type].strategy
+    drawn = strategy == "autoregressive" or strategy == "serial" and c.growth_policy in FIXED
+    if c.verify in DRAWN and not drawn:
+        yield (f"verify={c.verify} judges guesses that were drawn, which {c.pipeline_type} would choose by their "
+               "worth: take pipeline_type=specinfer, or serial with policy=static")

@@ -9,20 +9,22 @@ import re
 from dataclasses import dataclass, fields
 from typing import Iterator, Sequence
 
+from config.command import CommandKeys
 from config.ranges import Range, outside
-from config.run_config import RunConfig
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
 URL = re.compile(r"https?://[^\s/]+")
 ANY = ("0.0.0.0", "::", "")  # all addresses of this machine
-NOT_ASKED = ("prompt", "prompt_ids", "question_file", "output")  # what requests bring, and where answers go
 SERVED = {"port": Range(1, 65535, {0: "any that is free"}), "queue": Range(0, 100_000),
           "queue_seconds": Range(1, 86_400), "body_mb": Range(0.001, 1024)}
 
 
 @dataclass(frozen=True)
-class ServeConfig(RunConfig):
+class ServeConfig(CommandKeys):
     """A server: a pipeline that stays, and the address at which it is asked."""
+
+    USUAL = {"max_requests": 4, "reuse": True}
+    REFUSED = ("prompt", "prompt_ids", "question_file", "output")  # what requests bring, and where answers go
 
     # The server
     host: str = "127.0.0.1"  # address to listen at; one that other machines reach needs api_key
@@ -35,10 +37,6 @@ class ServeConfig(RunConfig):
     body_mb: float = 4.0  # megabytes that a request may have
     restart: bool = True  # when a rank is lost, bring the whole pipeline up again
 
-    # Answers at once
-    max_requests: int = 4  # answers that are made at once; each takes a KV cache of max_length tokens in every rank
-    reuse: bool = True  # begin behind the tokens that a prompt shares with a text that the ranks hold
-
     EXAMPLES = """\
   bash run_server.sh
   bash run_server.sh port=8080 max_requests=8
@@ -46,7 +44,6 @@ class ServeConfig(RunConfig):
   curl http://127.0.0.1:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Who are you?"}]}'"""
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         yield from outside(vars(self), SERVED)
         wrong = [origin for origin in self.origins if not ORIGIN.fullmatch(origin)]
         if wrong:
@@ -87,7 +84,7 @@ class WorkerConfig(ServeConfig):
             yield f"worker={self.worker} is no address: write http://NAME:PORT"
         if self.api_key:
             yield "api_key is not known to FastChat: leave it out, and keep host where only the controller's users are"
-        if self.template == "own":
+        if self.run.template == "own":
             yield "template=own cannot be passed to FastChat, which wraps prompts itself: use template=vicuna, " \
                   "template=llama-2 or template=none"
 
@@ -110,10 +107,6 @@ def is_loopback(host: str) -> bool:
 
 
 def of_the_run(words: Sequence[str], kind: type[ServeConfig] = ServeConfig) -> list[str]:
-    """Those of the words of a server that its pipeline reads; raises ValueError for what requests bring."""
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if name in NOT_ASKED and equals:
-            raise ValueError(f"{name} is what a request brings, or where an answer goes: leave it out")
-    own = {option.name for option in fields(kind)} - {option.name for option in fields(RunConfig)}
+    """Those of the words of a server that its pipeline reads."""
+    own = {option.name for option in fields(kind)}
     return [word for word in words if word.partition("=")[0] not in own]

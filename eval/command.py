@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Sequence
 
@@ -39,21 +38,20 @@ OTHER = "choose another results="
 SLOWEST = 64  # times slower than modelled: a machine that cannot do that has other troubles
 
 
-def answer_all(pipeline: Pipeline) -> None:
+def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
     """On rank 0: answer all questions with each method that this start of the pipeline serves."""
-    config, text = pipeline.config, pipeline.text
-    assert isinstance(config, EvalConfig) and text
-    if _apart(config):
-        announce(config)
-    methods = next(group for group in config.groups if config.pipeline_type in group)
+    assert pipeline.text
+    if _apart(own):
+        announce(own)
+    methods = next(group for group in own.groups if own.run.pipeline_type in group)
     decoders = {}
-    for contender in config.contenders(methods):
-        own = replace(config.with_draft(contender.draft), pipeline_type=contender.method)
-        decoders[contender] = pipeline.decoder_for(own, parts(contender.draft).head)
-    evaluation = Evaluation(config, text, decoders, pipeline.scale, pipeline.trace, pipeline.unlearn)
-    results = Results(config.results).open(config, pipeline.scale, pipeline.spec.part.split_id)
+    for contender in own.contenders(methods):
+        run_of_it = own.with_draft(contender.draft, pipeline_type=contender.method)
+        decoders[contender] = pipeline.decoder_for(run_of_it, parts(contender.draft).head)
+    evaluation = Evaluation(own, pipeline.text, decoders, pipeline.scale, pipeline.trace, pipeline.unlearn)
+    results = Results(own.results).open(own, pipeline.scale, pipeline.spec.part.split_id)
     try:
-        evaluation.run(all_jobs(config, _sets(config), methods), results, lambda: _check_pace(config))
+        evaluation.run(all_jobs(own, _sets(own), methods), results, lambda: _check_pace(own))
     finally:
         results.close()
 
@@ -63,7 +61,7 @@ def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
 
     A tally knows one request at a time, so where there are several it is left out.
     """
-    trace = open_trace(config, rank, clock)
+    trace = open_trace(config.run, rank, clock)
     if config.concurrency > 1:
         _tallies(config).mkdir(parents=True, exist_ok=True)  # by which starts are numbered
         return trace
@@ -81,7 +79,7 @@ START = Command(MODULE, answer_all, EvalConfig, tallied)
 def _check_pace(config: EvalConfig) -> None:
     """End this start if the machine does not keep the pace of the emulated cluster."""
     late = lateness(_tallies(config))
-    if config.cluster and late > TOO_LATE and config.slowdown < SLOWEST:
+    if config.run.cluster and late > TOO_LATE and config.run.slowdown < SLOWEST:
         print(f"flowspec: what is emulated comes {late:.0%} too late on this machine: once more, and slower",
               file=sys.stderr)
         raise SystemExit(TOO_FAST)
@@ -89,35 +87,35 @@ def _check_pace(config: EvalConfig) -> None:
 
 def _sets(config: EvalConfig) -> dict[str, list[Question]]:
     """The questions of each data set."""
-    begin, end = config.question_begin, config.question_end
+    begin, end = config.run.question_begin, config.run.question_end
     return {name: load(config.data, name, begin, end) for name in config.chosen_sets}
 
 
 def announce(config: EvalConfig) -> None:
     """Print what will be done. Raises ValueError if it cannot be."""
-    sets, results = _sets(config), Results(config.results)
+    run, sets, results = config.run, _sets(config), Results(config.results)
     _check_drafts(config)
     check_folder(config.results, OTHER)
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
     done = sum(job.key in results.texts for job in jobs)
-    answers = f"{len(jobs)} of at most {config.max_new_tokens} tokens a turn"
+    answers = f"{len(jobs)} of at most {run.max_new_tokens} tokens a turn"
     if done:
         answers += f", of which {done} are there"
-    last_seed = config.seed + config.repeats - 1
+    last_seed = run.seed + config.repeats - 1
     where = "this pipeline as it is"
-    if config.cluster:
-        where = f"a cluster that is {config.kind}, profile {config.profile}"
+    if run.cluster:
+        where = f"a cluster that is {run.kind}, profile {run.profile}"
     rows = {
         "measured on": where,
-        "model": config.model_dir or config.base_dir,
+        "model": run.model_dir or run.base_dir,
         "methods": ", ".join(config.chosen_methods),
-        "drafts": ", ".join(config.chosen_drafts),
-        "template": config.template,
+        "drafts": ", ".join(config.asked_drafts),
+        "template": run.template,
         "questions": ", ".join(f"{name} ({len(chosen)})" for name, chosen in sets.items()),
         "from": config.data or str(BUNDLED),
         "temperatures": config.temperatures,
-        "seeds": f"{config.seed} to {last_seed}" if config.repeats > 1 else f"{config.seed}",
+        "seeds": f"{run.seed} to {last_seed}" if config.repeats > 1 else f"{run.seed}",
         "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
         "answers": answers,
         "results": os.path.abspath(config.results)}
@@ -127,7 +125,7 @@ def announce(config: EvalConfig) -> None:
 
 def _check_drafts(config: EvalConfig) -> None:
     """Raise ValueError for a draft whose folder is not there."""
-    for name in filter(None, [*config.chosen_drafts, config.baseline_draft]):
+    for name in filter(None, [*config.asked_drafts, config.baseline_draft]):
         for folder in filter(None, parts(name)[1:]):
             if not Path(folder).is_dir():
                 raise ValueError(f"{name}: there is no folder {folder}: name that of a draft head, or of a small model")
@@ -135,7 +133,7 @@ def _check_drafts(config: EvalConfig) -> None:
 
 def _apart(config: EvalConfig) -> bool:
     """Whether each rank is on a host of its own, which has the results only if it is rank 0's."""
-    return bool(config.hosts or os.environ.get(BOARD))
+    return bool(config.run.hosts or os.environ.get(BOARD))
 
 
 def evaluate(protocol: str, argv: Sequence[str]) -> int:
@@ -146,13 +144,13 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
     try:
         argv = settled(words(protocol, argv), EvalConfig)
         config = _read(argv)
-        find_board(config, os.environ)
+        find_board(config.run, os.environ)
     except (ValueError, OSError) as error:
         print(f"flowspec: {plain(str(error))}", file=sys.stderr)
         return WRONG
     results = Results(config.results)
     argv = [word for word in argv if not word.startswith(("slowdown=", "draft=", "max_requests="))]
-    code, slowdown, groups = 0, config.slowdown, list(config.groups)
+    code, slowdown, groups = 0, config.run.slowdown, list(config.groups)
     while groups and not code:
         method = first(groups[0])
         own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
@@ -169,8 +167,7 @@ def _read(argv: list[str]) -> EvalConfig:
     """The configuration of the whole evaluation, announced where the results will be."""
     if any(word.startswith("pipeline_type=") for word in argv):
         raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
-    config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), EvalConfig)
-    assert isinstance(config, EvalConfig), f"an evaluation was read as {type(config).__name__}"
+    config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), kind=EvalConfig)
     if not _apart(config):
         announce(config)
     else:

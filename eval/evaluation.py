@@ -126,7 +126,7 @@ class Evaluation:
         self.decoders = decoders
         self.scale = scale
         self.trace, self.unlearn = trace, unlearn
-        self.end = frozenset() if config.ignore_eos else frozenset(text.end_ids)
+        self.end = frozenset() if config.run.ignore_eos else frozenset(text.end_ids)
 
     @property
     def requests(self) -> int:
@@ -146,7 +146,7 @@ class Evaluation:
         self._check(left)
         speeds = self._warm_up(left)
         ready()
-        limit = self.config.max_new_tokens
+        limit = self.config.run.max_new_tokens
         seconds = [len(job.question.turns) * limit / speeds[job.contender] for job in left]
         print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
         done = len(jobs) - len(left)
@@ -173,8 +173,8 @@ class Evaluation:
         room = min(decoder.max_length for decoder in self.decoders.values())
         for name, question in dict.fromkeys((job.set, job.question) for job in jobs):
             messages = [message for turn in question.turns for message in (turn, "")]
-            least = len(self.text.prompt_ids(messages[:-1], self.config.template))
-            need = least + (len(question.turns) - 1) * self.config.max_new_tokens
+            least = len(self.text.prompt_ids(messages[:-1], self.config.run.template))
+            need = least + (len(question.turns) - 1) * self.config.run.max_new_tokens
             if need >= room:
                 raise ValueError(f"question {question.id} of {name} needs up to {need} tokens before its last answer, "
                                  f"but the context has {room}: leave it out with question_begin and question_end, "
@@ -182,19 +182,19 @@ class Evaluation:
 
     def _warm_up(self, jobs: Sequence[Job]) -> dict[Contender, float]:
         """Let each contender give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
-        first, limit = jobs[0], min(WARM_UP, self.config.max_new_tokens)
+        first, limit = jobs[0], min(WARM_UP, self.config.run.max_new_tokens)
         request = self._request(first.question.turns[:1], self._sampler(first), limit)
         contenders = dict.fromkeys(job.contender for job in jobs)
         return {contender: self.decoders[contender].whole(request).tokens_per_second for contender in contenders}
 
     def _request(self, messages: Sequence[str], sampler: Sampler, limit: int) -> Request:
         """The request of an answer to the last of these messages with at most `limit` tokens."""
-        prompt = self.text.prompt_ids(messages, self.config.template)
-        return Request(prompt, sampler, limit, self.end,
-                       self.text.stop_rule(self.config.stop))
+        config = self.config.run
+        prompt = self.text.prompt_ids(messages, config.template)
+        return Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
 
     def _sampler(self, job: Job) -> Sampler:
-        config = self.config
+        config = self.config.run
         return Sampler(job.temperature, config.top_p, config.top_k,
                        config.seed + job.repeat, config.verify)
 
@@ -207,7 +207,7 @@ class Evaluation:
         if self.config.concurrency > 1:
             span = [begun / self.scale, clock.now() / self.scale]
             line.update(concurrency=self.config.concurrency, span=span)
-        one_text = self.config.verify == "match" or not job.temperature
+        one_text = self.config.run.verify == "match" or not job.temperature
         if reference is not None and one_text and job.contender.method != "ar":
             difference = self._first_difference(job, turns, reference)
             line.update(same_as_ar=difference is None, first_difference=difference)
@@ -219,14 +219,14 @@ class Evaluation:
         turns = []
         for words in job.question.turns:
             messages.append(words)
-            request = self._request(messages, self._sampler(job), self.config.max_new_tokens)
+            request = self._request(messages, self._sampler(job), self.config.run.max_new_tokens)
             turn = yield from self._turn(job.contender, request)
             messages.append(turn.text)
             turns.append(turn)
         return turns
 
     def _turn(self, contender: Contender, request: Request) -> Steps[Turn]:
-        reader = Reader(self.text, self.config.stop)
+        reader = Reader(self.text, self.config.run.stop)
         answer, stream = self.decoders[contender].submit(request, waits=False)
         turn = Turn(request.prompt, answer, self.requests)
         accepted: Counter[int] = Counter()
@@ -246,7 +246,7 @@ class Evaluation:
 
     def _line(self, job: Job, turns: Sequence[Turn]) -> Line:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""
-        config = self.config
+        config = self.config.run
         model = Path(config.model_dir or config.base_dir).name
         method, draft = job.contender
         trial = f"{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}"
@@ -265,7 +265,7 @@ class Evaluation:
             "method": method, "draft": draft, "set": job.set, "temperature": job.temperature,
             "repeat": job.repeat, "seed": config.seed + job.repeat,
             "profile": config.profile, "emulated": config.cluster is not None, "simulated": config.virtual,
-            "scale": self.scale, "launch": config.launch,
+            "scale": self.scale, "launch": self.config.launch,
             "sources": [answer.sources for answer in answers],
             **self._by_turn(turns), "same_as_ar": None, "first_difference": None}
 

@@ -4,10 +4,12 @@ It knows nothing about how a question is asked; all other keys are those of a si
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Iterator, Mapping, NamedTuple, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
-from config.drafts import ComparedDrafts, listed
+from config.command import CommandKeys, ComparedDrafts
+from config.drafts import listed
+from config.files import check_output
 from config.keys import check_name
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
@@ -49,12 +51,26 @@ PROTOCOLS = {
 }
 EMULATED = ("emulated", "tensor-parallel")
 REPEATS = Range(1, 1_000_000)
+SETS = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the bundled data sets
 EXAMPLES = """\
   bash run_eval.sh
   bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 question_end=2 results=quick
   bash run_eval.sh profile=jetson-13b wires=125 results=slow
   bash run_eval.sh methods=naive,continuous drafts=eagle,model:toy/draft_a results=drafts
   bash run_eval.sh vicuna-7b data=DIR question_begin=30 question_end=50"""
+
+
+@dataclass(frozen=True)
+class AsksSets(CommandKeys):
+    """The base of the keys of commands that ask the questions of data sets."""
+
+    # Which questions are asked
+    sets: str = SETS  # the data sets; question_begin, question_end are of each
+    data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json (a list of texts); empty: the bundled
+
+    @property
+    def chosen_sets(self) -> tuple[str, ...]:
+        return listed(self.sets)
 
 
 class Contender(NamedTuple):
@@ -65,34 +81,29 @@ class Contender(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EvalConfig(ComparedDrafts):
+class EvalConfig(ComparedDrafts, AsksSets):
     """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
 
+    REFUSED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
     EXAMPLES: ClassVar[str] = EXAMPLES
 
     # What is compared (commas between)
     methods: str = "ar,serial,naive,pruned,pipedec,continuous,streaming"  # those that answer
     baseline_draft: str = ""  # the draft whose naive is the baseline, and answers beside drafts; empty: drafts' first
-    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets
-    data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
     temperatures: str = "0,1"  # each question is asked at each of them
     repeats: int = 1  # how often; the seed grows by 1 each time
     concurrency: int = 1  # questions that each method answers at once; above 1 the tally of ranks is off
     results: str = "results"  # folder for answers, figures and tables; the same command goes on with what is there
-    launch: str = ""  # name of one start of the pipeline, in the answers and in the tally; given by the command itself
+    launch: str = ""  # name of one start of the pipeline, in answers and tally; given by the command itself
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         yield from _problems(self)
+        yield from self.method_problems()
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods, `ar` first, since the others are compared with it."""
         return tuple(sorted(listed(self.methods), key=lambda name: name != "ar"))
-
-    @property
-    def chosen_sets(self) -> tuple[str, ...]:
-        return listed(self.sets)
 
     @property
     def chosen_temperatures(self) -> tuple[float, ...]:
@@ -116,7 +127,7 @@ class EvalConfig(ComparedDrafts):
         found = []
         for name in methods:
             own = METHODS[name].draft
-            drafts = self.chosen_drafts if own == "eagle" else (own,)
+            drafts = self.asked_drafts if own == "eagle" else (own,)
             found += [Contender(name, draft) for draft in drafts]
         baseline = Contender(BASELINE, self.baseline_draft)
         if self.baseline_draft and BASELINE in methods and baseline not in found:
@@ -141,49 +152,57 @@ def _problems(c: EvalConfig) -> Iterator[str]:
     for name in listed(c.methods):
         if name not in METHODS:
             yield f"methods={c.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
-    allowed = RANGES["temperature"]
-    for word in listed(c.temperatures):
-        if not NUMBER.fullmatch(word) or not allowed.holds(number(word)):
-            yield f"temperatures={c.temperatures}: {word} is not possible: give {allowed.advice}, with commas between"
+    yield from wrong_numbers("temperatures", c.temperatures, RANGES["temperature"])
     yield from c.draft_problems()
-    lists = {"methods": c.chosen_methods, "drafts": c.chosen_drafts, "sets": c.chosen_sets,
+    lists = {"methods": c.chosen_methods, "drafts": c.asked_drafts, "sets": c.chosen_sets,
              "temperatures": c.chosen_temperatures}
+    yield from empty(lists)
     for key, chosen in lists.items():
-        if not chosen:
-            yield f"{key} is empty: name at least one"
         if len(set(chosen)) < len(chosen):
             yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
     if c.baseline_draft and BASELINE not in c.chosen_methods:
         yield f"baseline_draft={c.baseline_draft} is that of {BASELINE}, which is none of the methods: add it there"
     if c.baseline_draft:
         try:
-            replace(c, baseline_draft="").with_draft(c.baseline_draft)
+            c.with_draft(c.baseline_draft)
         except ValueError as error:
             yield f"baseline_draft={c.baseline_draft}: {error}"
-    yield from outside({"repeats": c.repeats}, {"repeats": REPEATS})
-    yield from outside({"concurrency": c.concurrency}, {"concurrency": RANGES["max_requests"]})
-    if c.max_requests not in (1, c.concurrency):
-        yield f"an evaluation has no max_requests={c.max_requests}: write concurrency={c.max_requests}"
+    yield from outside(vars(c), {"repeats": REPEATS, "concurrency": RANGES["max_requests"]})
+    if c.run.max_requests not in (1, c.concurrency):
+        yield f"an evaluation has no max_requests={c.run.max_requests}: write concurrency={c.run.max_requests}"
     last = RANGES["seed"].most
-    if c.seed + c.repeats - 1 > last:
-        yield f"seed={c.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"
-    if c.temperature:
-        yield f"an evaluation has no temperature={c.temperature:g}: write temperatures={c.temperature:g}"
-    for key in ("answers", "reuse"):
-        if getattr(c, key):
-            yield f"{key}={getattr(c, key)} would let one answer change the figures of others: leave it out"
-    for key in ("prompt_ids", "question_file"):
-        if getattr(c, key):
-            yield f"an evaluation has no {key}: name data sets with sets=, and their folder with data="
-    yield from _problems_of_files(c)
-
-
-def _problems_of_files(c: EvalConfig) -> Iterator[str]:
+    if c.run.seed + c.repeats - 1 > last:
+        yield f"seed={c.run.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"
     for name in c.chosen_sets:
         if "/" in name:
             yield f"sets={c.sets}: {name} is no name of a data set: name its folder with data="
     if not c.results.strip():
         yield "results is empty: name a folder, as in results=DIR"
+
+
+def wrong_numbers(key: str, value: str, allowed: Range, kind: Pattern[str] = NUMBER) -> Iterator[str]:
+    """What is wrong with a list of numbers."""
+    for word in listed(value):
+        if not kind.fullmatch(word) or not allowed.holds(number(word)):
+            yield f"{key}={value}: {word} is not possible: give {allowed.advice}, with commas between"
+
+
+def empty(lists: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Which lists of keys name nothing."""
+    for key, chosen in lists.items():
+        if not chosen:
+            yield f"{key} is empty: name at least one"
+
+
+def problems_of_files(config: Any, *names: str) -> Iterator[str]:
+    """What is wrong with the files that a command shall write."""
+    for name in names:
+        path = getattr(config, name)
+        try:
+            if path:
+                check_output(path, f"choose another {name}=")
+        except ValueError as error:
+            yield str(error)
 
 
 def words(protocol: str, argv: Sequence[str]) -> list[str]:

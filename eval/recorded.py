@@ -16,7 +16,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from config.run_config import RunConfig
+from config.command import CommandKeys, flat
 from config.templates import chosen, tokenizer_folder
 from model.cache import Admitted, TreeCache
 from model.drafts.network import ModelDraft
@@ -97,11 +97,11 @@ class Recorded:
 
 # --- which keys made a record -----------------------------------------------------------------------------------------
 
-def settings_of(config: RunConfig, keys: Sequence[str]) -> dict[str, Any]:
+def settings_of(config: CommandKeys, keys: Sequence[str]) -> dict[str, Any]:
     """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
-    values = {key: getattr(config, key) for key in keys}
+    values = {key: value for key, value in flat(config).items() if key in keys}
     if "template" in keys:
-        values["template"] = chosen(config.template, tokenizer_folder(config))
+        values["template"] = chosen(config.run.template, tokenizer_folder(config.run))
     for key in FOLDERS & values.keys():
         values[key] = ",".join(map(_content, values[key].split(",")))
     return values

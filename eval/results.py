@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any, Iterator, Mapping, NamedTuple
 
 import torch
 
+from config.cli import all_options
+from config.command import flat
 from config.drafts import listed
 from config.files import ROOM, append, fits, lines, open_lock, whole, write_json
 from config.methods import METHODS
@@ -78,14 +80,13 @@ class Results:
                 raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their "
                                  "configuration: choose another results=")
             return
-        names = {option.name for option in fields(config)}
-        former = sorted(env["config"].keys() - names)
+        usual = {option.name: option.default for option in all_options(EvalConfig)}
+        former = sorted(env["config"].keys() - usual.keys())
         if former:
             raise ValueError(f"{self.folder} holds answers of an earlier version, with the key {former[0]}: choose "
                              "another results=")
-        for option in fields(config):
-            name = option.name
-            there, here = env["config"].get(name, option.default), getattr(config, name)
+        for name, here in flat(config).items():
+            there = env["config"].get(name, usual[name])
             if name not in FREE and there != here:
                 raise ValueError(f"{self.folder} holds answers with {name}={there}, not {here}: choose another "
                                  f"results=, or ask for {name}={there}")
@@ -102,8 +103,8 @@ class Results:
         for path in answer_files(self.folder):
             _repair(path)
         self.check(config)
-        asked = {name: getattr(config, name) for name in ASKED}
-        target = METHODS[config.pipeline_type].target
+        asked = {name: flat(config)[name] for name in ASKED}
+        target = METHODS[config.run.pipeline_type].target
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         start = {"time": now, "launch": config.launch, "command": sys.argv, "scale": scale,
                  "target": target, "split": split, **asked}
@@ -197,13 +198,13 @@ def _repair(path: Path) -> None:
 
 def _environment(config: EvalConfig) -> dict[str, Any]:
     """The configuration, and what else figures may depend on."""
-    cluster = asdict(config.cluster) if config.cluster else None
+    cluster = asdict(config.run.cluster) if config.run.cluster else None
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     machine = {"platform": platform.platform(), "cpu": _processor(),
                "cores": os.cpu_count(), "gpus": gpus}
-    return {"emulated": cluster is not None, "profile": config.profile, "cluster": cluster,
-            "versions": versions, "machine": machine, "commit": _commit(), "config": asdict(config)}
+    return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster,
+            "versions": versions, "machine": machine, "commit": _commit(), "config": flat(config)}
 
 
 def _version(package: str) -> str | None:

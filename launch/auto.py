@@ -25,6 +25,7 @@ import torch
 
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
 from config.cli import parse
+from config.command import CommandKeys
 from config.drafts import headless, listed
 from config.files import fits, open_lock, whole, write_json
 from config.keys import HELP
@@ -54,7 +55,7 @@ FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values())
 Choice = Mapping[str, Any]  # of FORM
 
 
-def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]:
+def settled(argv: Sequence[str], kind: type[CommandKeys] | None = None) -> list[str]:
     """The words of a command, with words for the keys that they leave open; pipeline_type=auto makes room for a plan's.
 
     What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
@@ -62,7 +63,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
     argv = with_model(argv)
     words = opened(argv)
     planned = is_asked(words)
-    compares = hasattr(kind, "chosen_methods")  # several methods, which are named
+    compares = hasattr(kind, "methods")  # several methods, which are named
     if any(word in HELP for word in words) or (planned and compares):
         return list(argv)
     added, _ = left_open(words, kind)
@@ -87,7 +88,7 @@ def settled(argv: Sequence[str], kind: type[RunConfig] = RunConfig) -> list[str]
     return with_chosen(words, choice["keys"])
 
 
-def left_open(words: Sequence[str], kind: type[RunConfig] = RunConfig) -> tuple[list[str], list[str]]:
+def left_open(words: Sequence[str], kind: type[CommandKeys] | None = None) -> tuple[list[str], list[str]]:
     """Words for the template and the draft, if these leave them open, and the reasons for a model that they name.
 
     Both are judged by the files of the model, as far as they are here.
@@ -121,12 +122,12 @@ def report_left_open(argv: Sequence[str]) -> None:
         print(f"flowspec: {plain('; '.join(reasons))}", file=sys.stderr)
 
 
-def _checked(argv: Sequence[str], kind: type[RunConfig]) -> RunConfig:
+def _checked(argv: Sequence[str], kind: type[CommandKeys] | None) -> RunConfig:
     """What a run has for all keys that no plan chooses. Raises ValueError for what cannot be planned for, or run."""
     problem = next(problems(argv), "")
     if problem:
         raise ValueError(problem)
-    config = parse(rest(argv), kind=kind)
+    config = parse(rest(argv), kind=kind).run
     missing = absent(config)
     if missing:
         raise ValueError(missing)
@@ -205,7 +206,7 @@ def _machine() -> list[str]:
     return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
 
 
-def _remembered(path: Path, argv: Sequence[str], kind: type[RunConfig]) -> Choice | None:
+def _remembered(path: Path, argv: Sequence[str], kind: type[CommandKeys] | None) -> Choice | None:
     """The choice that a file holds; None if there is no such file, or if it holds none."""
     if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
         return None

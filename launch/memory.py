@@ -15,7 +15,6 @@ from typing import Callable, Mapping, Sequence
 import torch
 
 from config.drafts import FOLDERS
-from config.small_models import drafting_ranks
 from launch.spec import RankSpec
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
@@ -126,7 +125,7 @@ def _draft(spec: RankSpec) -> Need:
 def _folders(spec: RankSpec, name: str) -> list[Path]:
     """Where the networks of a source lie."""
     if name == "ssm":
-        return [] if drafting_ranks(spec.config) else spec.small_models
+        return [] if spec.config.drafting_ranks else spec.small_models
     if name not in FOLDERS:
         return []
     if name == "eagle" and spec.part.eagle:

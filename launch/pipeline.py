@@ -276,7 +276,7 @@ class Pipeline:
 
     def _deepening(self, config: RunConfig, draft: Draft, tree: TreeConfig) -> TreeConfig:
         """The trees as deep as pays with this draft, as far as OPT-Tree's threshold was left open."""
-        measured = config.opt_threshold == 0 and config.policy_of(config.pipeline_type) == "opt"
+        measured = config.opt_threshold == 0 and config.growth_policy == "opt"
         if not measured or not draft.networks:
             return tree
         network, = draft.networks

@@ -13,12 +13,14 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple, NoReturn, Sequence
 
 import torch.distributed as dist
 
 from config.cli import parse
+from config.command import CommandKeys
 from config.run_config import RunConfig
 from launch.auto import report_left_open, settled
 from launch.hosts.board import COMMAND, find_board
@@ -40,28 +42,35 @@ from pipeline.heartbeat import Heartbeat
 from pipeline.interfaces import REAL
 from tp.links import Placement
 
+Main = Callable[[Pipeline], None]
+
 
 @dataclass(frozen=True)
 class Command:
     """What a command does with a live pipeline.
 
-    `module`, with its first words, is what starts in each rank; `main` is what rank 0 does; `kind` is the command's
-    configuration, a `RunConfig` or one with keys of its own; `trace` makes the trace of a rank.
+    `module`, with its first words, is what starts in each rank; `main` is what rank 0 does. A command with keys of its
+    own names their `kind`, and `main` and `trace` get them: the one behind the pipeline, the other as configuration.
     """
 
     module: str
-    main: Callable[[Pipeline], None]
-    kind: type[RunConfig] = RunConfig
-    trace: Tracing = open_trace
+    main: Callable[..., None]
+    kind: type[CommandKeys] | None = None
+    trace: Tracing | None = None  # makes the trace of a rank; None: as the keys of the run say
 
 
 class Start(NamedTuple):
     """What is known before the first rank starts."""
 
-    config: RunConfig
+    keys: RunConfig | CommandKeys
     folder: Path  # of the split model
     placement: Placement
     rendezvous: LocalRendezvous | Rendezvous
+
+    @property
+    def config(self) -> RunConfig:
+        """The keys of the run."""
+        return self.keys.run
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
@@ -86,20 +95,30 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     typed = os.environ.get(COMMAND, "bash run_pipe.sh")
     _check_environment()
     words = settled(argv, command.kind)
-    start = _prepare(parse(words, typed, command.kind))
+    start = _prepare(parse(words, typed, kind=command.kind))
+    main, trace = _bound(command, start.keys)
     report_left_open(argv)
     if "RANK" in os.environ:
         if start.config.virtual:
             raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add "
                              "time=real")
-        _be_rank(command, start)
+        _be_rank(start, main, trace)
     if start.config.virtual:
-        with as_virtual(start.config, start.folder, start.placement, command.trace) as rank_0:
-            return _lead(rank_0, command.main)
+        with as_virtual(start.config, start.folder, start.placement, trace) as rank_0:
+            return _lead(rank_0, main)
     if start.config.processes:
         return spawn([*command.module.split(), *words], start.placement.world)
-    with as_threads(start.config, start.folder, start.placement, command.trace) as rank_0:
-        return _lead(rank_0, command.main)
+    with as_threads(start.config, start.folder, start.placement, trace) as rank_0:
+        return _lead(rank_0, main)
+
+
+def _bound(command: Command, keys: RunConfig | CommandKeys) -> tuple[Main, Tracing]:
+    """What rank 0 does and what makes traces, with the keys of the command."""
+    main = partial(command.main, own=keys) if command.kind else command.main
+    made = command.trace
+    if made is None:
+        return main, open_trace
+    return main, lambda _, rank, clock: made(keys, rank, clock)
 
 
 def _check_environment() -> None:
@@ -110,15 +129,16 @@ def _check_environment() -> None:
             raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
 
 
-def _prepare(config: RunConfig) -> Start:
+def _prepare(keys: RunConfig | CommandKeys) -> Start:
     """What a start needs; on several hosts, once all boards have come and belong together."""
+    config = keys.run
     board = find_board(config, os.environ)
     if board is None:
         folder, placement = prepare(config)
-        return Start(config, folder, placement, LocalRendezvous())
+        return Start(keys, folder, placement, LocalRendezvous())
     rendezvous = Participant(board) if board.rank else Coordinator(board)
-    folder, placement = rendezvous.attend(config, prepare)
-    return Start(config, folder, placement, rendezvous)
+    folder, placement = rendezvous.attend(keys, prepare)
+    return Start(keys, folder, placement, rendezvous)
 
 
 def _report(error: BaseException, debug: bool) -> None:
@@ -132,7 +152,7 @@ def _report(error: BaseException, debug: bool) -> None:
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _be_rank(command: Command, start: Start) -> NoReturn:
+def _be_rank(start: Start, main: Main, tracing: Tracing) -> NoReturn:
     """Be one rank from the rendezvous to the last good-bye. A rank that fails dies at once."""
     number = int(os.environ["RANK"])
     several_hosts = start.rendezvous.several_hosts
@@ -140,7 +160,7 @@ def _be_rank(command: Command, start: Start) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
     ending = _ending(start.config, number, several_hosts)
     try:
-        code = _live(command, start, number, ending)
+        code = _live(start, main, tracing, number, ending)
     except BaseException as error:
         ending.give_up(error)
     dist.destroy_process_group()
@@ -149,13 +169,13 @@ def _be_rank(command: Command, start: Start) -> NoReturn:
     die(code)  # to take torch apart in good order would last longer than to bring it up
 
 
-def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
+def _live(start: Start, main: Main, tracing: Tracing, number: int, ending: Ending) -> int:
     """Connect, work and say good-bye; `ending` learns of each thing that it would have to end. The exit code."""
-    config, folder, placement, rendezvous = start
+    config, (_, folder, placement, rendezvous) = start.config, start
     store = rendezvous.connect()
     heartbeat = Heartbeat(store, number, placement.world, config.timeout, rendezvous.names)
     ending.heartbeat = heartbeat
-    trace = command.trace(config, number, REAL)
+    trace = tracing(config, number, REAL)
     ending.trace = trace
     wires = between_processes(config, placement, number, heartbeat, trace)
     ending.wires = wires
@@ -168,7 +188,7 @@ def _live(command: Command, start: Start, number: int, ending: Ending) -> int:
         learn_time(store, number, machine(), trace)
     code = 0
     if number == 0:
-        code = _lead(rank, command.main)
+        code = _lead(rank, main)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
     else:
         rank.serve()
@@ -200,7 +220,7 @@ def _ending(config: RunConfig, rank: int, several_hosts: bool) -> Ending:
 
 # --- rank 0 -----------------------------------------------------------------------------------------------------------
 
-def _lead(rank_0: Rank, main: Callable[[Pipeline], None]) -> int:
+def _lead(rank_0: Rank, main: Main) -> int:
     """Do what the command does; whatever happens but the loss of a peer, the ring is stopped then. The exit code."""
     config = rank_0.spec.config
     try:

@@ -15,7 +15,6 @@ from torch import Tensor
 from config.methods import METHODS
 from config.profiles import Profile
 from config.run_config import RunConfig
-from config.small_models import drafting_ranks
 from model.llama import LlamaConfig
 from model.weights.parts import Part
 from model.weights.quant import probe, running_kind
@@ -25,7 +24,7 @@ from tp.links import Placement
 def place(config: RunConfig, part: Part) -> Placement:
     """The placement of all ranks of a run, of which one holds this part of the split."""
     copies = config.copies(len(part.stages))
-    return Placement.of(part.stages, len(part.shares), copies, drafting_ranks(config))
+    return Placement.of(part.stages, len(part.shares), copies, config.drafting_ranks)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ def read(argv: Sequence[str]) -> ServeConfig:
     key = os.environ.pop(KEY, "")
     if key and "api_key" not in typed(argv):
         words.append(f"api_key={key}")
-    config = parse(words, COMMAND, ServeConfig)
-    assert isinstance(config, ServeConfig)
-    return config
+    return parse(words, COMMAND, kind=ServeConfig)
 
 
 def build(argv: Sequence[str]) -> tuple[Engine, Listener]:

@@ -89,13 +89,13 @@ class Server:
     @property
     def _model(self) -> dict[str, Any]:
         return {"id": self.model, "object": "model", "created": 0, "owned_by": "flowspec",
-                "max_model_len": self.config.max_length}
+                "max_model_len": self.config.run.max_length}
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or of messages."""
         asked = read_body(await body_of(request, self.config.body_mb), ToTokenize)
-        ids = await ids_read(self.engine, asked.choice(self.config), self.config.queue_seconds)
-        return as_json({"count": len(ids), "max_model_len": self.config.max_length, "tokens": ids})
+        ids = await ids_read(self.engine, asked.choice(self.config.run), self.config.queue_seconds)
+        return as_json({"count": len(ids), "max_model_len": self.config.run.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Server:
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
         watched = body.stream and body.flowspec_tree
-        asking = Asking(self.engine, body.choices(self.config), watched)
+        asking = Asking(self.engine, body.choices(self.config.run), watched)
         try:
             if not body.stream:
                 found = await unless_gone(request, whole(asking, form))

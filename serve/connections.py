@@ -39,7 +39,7 @@ def room(config: ServeConfig) -> Room:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    wanted = SPARE + 2 * (config.max_requests + config.queue)
+    wanted = SPARE + 2 * (config.run.max_requests + config.queue)
     return Room(min(wanted, files // 3), min(MOST_ACCEPTED, files // 12))
 
 

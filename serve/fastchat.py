@@ -72,11 +72,11 @@ class Worker:
         return as_json(self.status)
 
     async def details(self) -> Response:
-        return as_json({"context_length": self.config.max_length})
+        return as_json({"context_length": self.config.run.max_length})
 
     async def conversation(self) -> Response:
         """The template, as FastChat wraps messages in it."""
-        return as_json({"conv": asdict(conversation_of(self.config.template))})
+        return as_json({"conv": asdict(conversation_of(self.config.run.template))})
 
     async def count(self, request: Request) -> Response:
         ids = await ids_read(self.engine, await self._choice(request), self.config.queue_seconds)
@@ -208,8 +208,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     """The engine and the listener of these words; neither of them runs yet."""
     words = settled(argv, WorkerConfig)
-    config = parse(words, COMMAND, WorkerConfig)
-    assert isinstance(config, WorkerConfig)
+    config = parse(words, COMMAND, kind=WorkerConfig)
     engine = engine_of(words, config)
     report_left_open(argv)
     worker = Worker(engine, config, name_of(argv, config))

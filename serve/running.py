@@ -82,10 +82,10 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
 def engine_of(argv: Sequence[str], config: ServeConfig) -> Engine:
     """The engine of these words, which does not run yet."""
     words = of_the_run(argv, type(config))
-    keys: dict[str, Any] = {**typed(words), "max_requests": config.max_requests, "reuse": config.reuse}
+    keys: dict[str, Any] = {**typed(words), "max_requests": config.run.max_requests, "reuse": config.run.reuse}
     preset = preset_of(words)
     keys.pop(preset, None)
-    limits = Limits(config.max_requests, config.queue, config.queue_seconds, config.restart)
+    limits = Limits(config.run.max_requests, config.queue, config.queue_seconds, config.restart)
     return Engine(partial(Pipeline.open, preset or DEFAULT_PRESET, **keys), limits)
 
 

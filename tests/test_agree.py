@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
+from config.cli import all_options
+from config.command import flat
 from config.run_config import CHOICES, RunConfig
 from eval.keys import EvalConfig
 from launch.hosts.agreement import GIVEN, LOCAL, judge_facts, settings
@@ -37,17 +39,18 @@ def another(config, option):
 
 def changed(config, option):
     """The configuration with another value of one key, past the checks that one key must fit another."""
-    found = replace(config)
-    object.__setattr__(found, option.name, another(config, option))
+    found = replace(config, run=replace(config.run)) if config is not config.run else replace(config)
+    keys = found if hasattr(found, option.name) else found.run
+    object.__setattr__(keys, option.name, another(keys, option))
     return found
 
 
-@pytest.mark.parametrize("config", [RunConfig(), EvalConfig()], ids=["run", "evaluation"])
+@pytest.mark.parametrize("config", [RunConfig(), EvalConfig.of()], ids=["run", "evaluation"])
 def test_every_key_must_agree_unless_it_is_said_to_be_local(config):
     assert judged(config, replace(config)) == ""
-    for option in fields(config):
+    for option in all_options(None if config is config.run else type(config)):
         other = changed(config, option)
-        assert getattr(other, option.name) != getattr(config, option.name), option.name
+        assert flat(other)[option.name] != flat(config)[option.name], option.name
         sentence = judged(config, other)
         assert bool(sentence) == (option.name not in LOCAL), option.name
         if sentence:
@@ -60,7 +63,7 @@ def test_suffix_that_stands_in_on_rank_0_for_a_head_that_is_not_there_agrees():
 
 
 def test_what_is_said_to_be_local_exists():
-    assert LOCAL | GIVEN <= {option.name for option in fields(EvalConfig)}
+    assert LOCAL | GIVEN <= {option.name for option in all_options(EvalConfig)}
     assert not LOCAL & GIVEN
 
 
@@ -76,8 +79,8 @@ def test_what_hung_or_ended_in_a_traceback_is_told_before_the_start(own, other, 
 
 
 def test_another_command_is_told():
-    assert "was started with concurrency=" in judged(RunConfig(), EvalConfig())
-    assert "concurrency=none, but rank 0 with 1" in judged(EvalConfig(), RunConfig())
+    assert "was started with concurrency=" in judged(RunConfig(), EvalConfig.of())
+    assert "concurrency=none, but rank 0 with 1" in judged(EvalConfig.of(), RunConfig())
 
 
 def test_boards_that_took_another_type_of_numbers_are_told_though_they_typed_the_same():

@@ -15,7 +15,6 @@ import config.auto
 from config.auto import question, with_chosen
 from config.cli import parse
 from config.files import write_json
-from config.run_config import RunConfig
 from config.serve_config import ServeConfig
 from eval.keys import EvalConfig
 from eval.keys import words as evaluation
@@ -153,7 +152,7 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     shutil.copytree(parse([]).base_dir, model)
     (model / "chat_template.jinja").write_text("{{ messages }}")
     words, found = [f"base_dir={model}"], ["template=own", "draft=suffix"]
-    for kind in (RunConfig, ServeConfig, EvalConfig):
+    for kind in (None, ServeConfig, EvalConfig):
         assert auto.settled(words, kind) == [*words, *found]
     assert auto.settled([*words, "prompt_ids=1"])[2:] == found[1:]
     assert auto.settled([*words, "pipeline_type=ar"])[2:] == found[:1] == auto.settled([*words, "drafts=none"])[2:]
@@ -162,8 +161,9 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     file = [str(tmp_path / "ours.json")]
     assert auto.settled(file) == [*file, *found[:1]]
     evaluated = parse(auto.settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
-    assert (evaluated.drafts, evaluated.draft, evaluated.template, evaluated.profile) == ("", "suffix", "own", "none")
-    assert PlanConfig(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
+    run = evaluated.run
+    assert (evaluated.drafts, run.draft, run.template, run.profile) == ("", "suffix", "own", "none")
+    assert PlanConfig.of(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
     auto.report_left_open(["toy"])
     auto.report_left_open([*words, "template=none"])
     told, = capsys.readouterr().err.splitlines()
@@ -171,7 +171,7 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
 
 
 def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
-    for kind, draft in ((RunConfig, "draft=eagle"), (EvalConfig, "drafts=suffix,eagle"), (PlanConfig, "drafts=eagle"),
+    for kind, draft in ((None, "draft=eagle"), (EvalConfig, "drafts=suffix,eagle"), (PlanConfig, "drafts=eagle"),
                         (ServeConfig, "draft=eagle+suffix")):
         with refused("has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or add eagle"):
             parse([f"base_dir={tmp_path}", draft, *["measure=true"] * (kind is PlanConfig)], kind=kind)
@@ -251,7 +251,8 @@ def test_candidates_answer_on_this_machine_and_the_fastest_is_chosen_if_it_is_fa
 
 def here(config_of_profile):
     """The same plan for this machine."""
-    return replace(config_of_profile, profile="none", measure=True, check=2)
+    run = replace(config_of_profile.run, profile="none")
+    return replace(config_of_profile, run=run, measure=True, check=2)
 
 
 def test_a_candidate_that_does_not_run_here_is_left_out():

@@ -10,10 +10,12 @@ from shutil import copytree
 import pytest
 
 from config.cli import parse
+from config.command import flat
 from config.drafts import parts
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question
+from config.run_config import CHOICES, RunConfig
 from eval import results as results_module
 from eval.command import evaluate
 from eval.evaluation import Evaluation, all_jobs
@@ -180,7 +182,7 @@ def test_results_of_another_configuration_are_refused_in_one_sentence(run, tmp_p
 
 
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
-    config = EvalConfig(results=str(tmp_path))
+    config = EvalConfig.of(results=str(tmp_path))
     first = Results(tmp_path).open(config, 1.0)
     with pytest.raises(ValueError, match="another evaluation writes to"):
         Results(tmp_path).open(config, 1.0)
@@ -189,7 +191,7 @@ def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
 
 
 def test_a_spoiled_line_is_named_and_a_half_one_is_cut_off(tmp_path):
-    config, path = EvalConfig(), Results(tmp_path).path("ar", "qa", 0.0)
+    config, path = EvalConfig.of(), Results(tmp_path).path("ar", "qa", 0.0)
     Results(tmp_path).open(config, 1.0).close()
     path.parent.mkdir(parents=True)
     path.write_text('{"method": "ar"}\n{"half')
@@ -201,7 +203,7 @@ def test_a_spoiled_line_is_named_and_a_half_one_is_cut_off(tmp_path):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_its_token(saved, tmp_path, temperature):
-    tiny, config = TINY, EvalConfig(template="none", max_new_tokens=6, ignore_eos=True, seed=3, prompt="x",
+    tiny, config = TINY, EvalConfig.of(template="none", max_new_tokens=6, ignore_eos=True, seed=3, prompt="x",
                                       methods="naive", sets="a", temperatures=f"{temperature}")
     text, question = Text(saved / "base"), Question(1, "", ("hello",))
     prompt, sampler = text.prompt_ids(["hello"], "none"), Sampler(temperature, seed=3)
@@ -245,14 +247,14 @@ def test_every_method_answers_with_every_draft_over_one_start_and_ar_once(run, s
 
 
 def test_a_draft_is_named_by_its_kind_and_folder():
-    config = EvalConfig(drafts="eagle:/a,model:/b,eagle", methods="ar,naive")
-    assert [tuple(parts(name)) for name in config.chosen_drafts] == [
+    config = EvalConfig.of(drafts="eagle:/a,model:/b,eagle", methods="ar,naive")
+    assert [tuple(parts(name)) for name in config.asked_drafts] == [
         ("eagle", "/a", ""), ("model", "", "/b"), ("eagle", "", "")]
-    assert [config.with_draft(name).draft_dir for name in config.chosen_drafts] == ["", "/b", ""]
-    assert [EvalConfig(drafts=names).first_draft for names in ("eagle:/a,none,eagle", "model:/b", "")] == [
+    assert [config.with_draft(name).draft_dir for name in config.asked_drafts] == ["", "/b", ""]
+    assert [EvalConfig.of(drafts=names).first_draft for names in ("eagle:/a,none,eagle", "model:/b", "")] == [
         "none", "none", "eagle"]
-    assert EvalConfig(draft="model", draft_dir="/c", drafts="eagle,model").with_draft("model").draft_dir == "/c"
-    assert EvalConfig(draft="model", draft_dir="/c", drafts="eagle,model").first_draft == "model"
+    assert EvalConfig.of(draft="model", draft_dir="/c", drafts="eagle,model").with_draft("model").draft_dir == "/c"
+    assert EvalConfig.of(draft="model", draft_dir="/c", drafts="eagle,model").first_draft == "model"
     assert config.contenders(["ar"]) == [("ar", "none")] and len(config.contenders(["ar", "naive"])) == 4
 
 
@@ -285,20 +287,21 @@ def test_a_talk_that_does_not_fit_is_refused_before_the_first_answer(run, tmp_pa
 def test_methods_of_another_target_get_a_start_of_their_own(monkeypatch):
     monkeypatch.setitem(METHODS, "tp", Method("serial", "tp", "eagle", ""))
     monkeypatch.setitem(METHODS, "two", Method("serial", "ring", "two", ""))
-    assert EvalConfig(methods="tp,naive,ar,serial").groups == [("ar", "naive", "serial"), ("tp",)]
-    assert EvalConfig(methods="naive,two,ar").groups == [("ar", "naive"), ("two",)]
-    assert EvalConfig(methods="ar").groups == [("ar",)]
+    monkeypatch.setitem(CHOICES, "pipeline_type", tuple(METHODS))
+    assert EvalConfig.of(methods="tp,naive,ar,serial").groups == [("ar", "naive", "serial"), ("tp",)]
+    assert EvalConfig.of(methods="naive,two,ar").groups == [("ar", "naive"), ("two",)]
+    assert EvalConfig.of(methods="ar").groups == [("ar",)]
 
 
 def test_specinfer_has_a_start_and_a_draft_of_its_own():
-    config = EvalConfig(methods="ar,serial,specinfer", drafts="eagle,model:DIR")
+    config = EvalConfig.of(methods="ar,serial,specinfer", drafts="eagle,model:DIR")
     assert config.groups == [("ar", "serial"), ("specinfer",)]
     assert config.contenders(["specinfer", "ar"]) == [("specinfer", "ssm"), ("ar", "none")]
     assert config.with_draft("ssm").draft == "ssm"
-    assert EvalConfig(methods="ar,specinfer", verify="mss").verify == "mss"
-    assert parse(["drafts=eagle,ssm", "ssm=a,b"], kind=EvalConfig).chosen_drafts == ("eagle", "ssm")
+    assert EvalConfig.of(methods="ar,specinfer", verify="mss").run.verify == "mss"
+    assert parse(["drafts=eagle,ssm", "ssm=a,b"], kind=EvalConfig).asked_drafts == ("eagle", "ssm")
     with pytest.raises(ValueError, match="verify=mss judges guesses that were drawn, which naive would choose"):
-        EvalConfig(methods="ar,naive,specinfer", verify="mss")
+        EvalConfig.of(methods="ar,naive,specinfer", verify="mss")
 
 
 @pytest.mark.parametrize(("protocol", "given", "expected"), [
@@ -316,9 +319,8 @@ def test_specinfer_has_a_start_and_a_draft_of_its_own():
 ])
 def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected):
     config = parse(words(protocol, given), kind=EvalConfig)
-    assert {name: getattr(config, name) for name in expected} == expected
-    assert replace(config.tree.init, worth=0.0) == replace(EvalConfig().tree.init, worth=0.0)
-    assert config.tree == EvalConfig().tree, "the trees are the paper's"
+    assert {name: flat(config)[name] for name in expected} == expected
+    assert config.run.tree == RunConfig().tree, "the trees are the paper's"
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
@@ -327,10 +329,10 @@ def test_a_protocol_fills_in_what_the_words_leave_open(protocol, given, expected
     (["sets=,"], "sets is empty"),
     (["sets=mt_bench,moon"], "there is no data set moon"),
     (["temperatures=0,hot"], "hot is not possible: give 0 for the likeliest token or a number"),
-    (["temperature=1"], "write temperatures=1"),
+    (["temperature=1"], "temperature is of a single run: write temperatures="),
     (["repeats=0"], "give a number from 1 to 1000000"),
     (["sets=../qa"], "../qa is no name of a data set: name its folder with data="),
-    (["prompt_ids=1,2"], "name data sets with sets="),
+    (["prompt_ids=1,2"], "prompt_ids is of a single run: write sets="),
     (["drafts=eagle,x"], "drafts=eagle,x: draft=x is unknown: choose"),
     (["drafts=none:x"], "none:x names a folder, but only eagle and model lie in one: write none"),
     (["drafts=model:"], "model: names no folder: write model:DIR, or model alone"),
@@ -398,12 +400,21 @@ def test_an_env_json_that_is_junk_is_told(run, tmp_path, junk, capsys):
 
 
 def test_answers_of_another_model_go_into_another_folder(tmp_path):
-    config = EvalConfig(pipeline_type="naive")
+    config = EvalConfig.of(pipeline_type="naive")
     Results(tmp_path).open(config, 1.0, "split-a").close()
-    Results(tmp_path).open(replace(config, pipeline_type="tp"), 1.0, "split-of-tp").close()
+    Results(tmp_path).open(EvalConfig.of(pipeline_type="tp"), 1.0, "split-of-tp").close()
     Results(tmp_path).open(config, 1.0, "split-a").close()
     with pytest.raises(ValueError, match="holds answers of another model"):
         Results(tmp_path).open(config, 1.0, "split-b")
+
+
+def test_answers_of_an_earlier_version_go_into_another_folder(tmp_path):
+    Results(tmp_path).open(EvalConfig.of(), 1.0).close()
+    env = json.loads((tmp_path / "env.json").read_text())
+    env["config"]["none_expand"] = True
+    (tmp_path / "env.json").write_text(json.dumps(env))
+    with pytest.raises(ValueError, match="of an earlier version, with the key none_expand: choose another results="):
+        Results(tmp_path).check(EvalConfig.of())
 
 
 def test_an_answer_that_stands_twice_is_named(run, tmp_path):

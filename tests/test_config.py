@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from config.cli import help_text, parse
+from config.command import flat
 from config.keys import options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, absent
 from config.run_config import Growth, RunConfig, TreeConfig
+from config.serve_config import ServeConfig
 from launch.run import prepare
 
 
@@ -189,6 +191,16 @@ def test_the_help_tells_every_key_method_and_preset(capsys: pytest.CaptureFixtur
     assert all(re.search(rf"^  {name}=", shown, re.M) for name in names)
     assert all(f"  {name} " in shown for name in [*METHODS, *PRESETS])
     assert all(len(line) <= 120 for line in shown.splitlines())
+
+
+def test_a_command_has_its_own_keys_and_those_of_its_runs() -> None:
+    shown = help_text("serve", ServeConfig)
+    assert shown.index("\n  port=8000 ") < shown.index("\n  max_requests=4 ") and "\n  prompt=" not in shown
+    config = parse(["port=1", "seed=2"], kind=ServeConfig)
+    assert (config.port, config.run.seed, config.run.max_requests, config.run.reuse) == (1, 2, 4, True)
+    assert flat(config) == {**vars(config.run), **{key: value for key, value in vars(config).items() if key != "run"}}
+    with pytest.raises(ValueError, match="output is of a single run: leave it out"):
+        parse(["output=x"], kind=ServeConfig)
 
 
 def test_the_examples_of_the_help_are_accepted() -> None:

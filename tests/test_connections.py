@@ -44,7 +44,7 @@ def listening(app):
     """The port at which an application is served, and `connect`, whose sockets are closed in the end."""
     ports = []
     up = threading.Event()
-    listener = Listener(app, ServeConfig(port=0), lambda url: (ports.append(int(url.rsplit(":", 1)[1])), up.set()),
+    listener = Listener(app, ServeConfig.of(port=0), lambda url: (ports.append(int(url.rsplit(":", 1)[1])), up.set()),
                         lambda: None)
     thread = threading.Thread(target=listener.run)
     thread.start()
@@ -117,9 +117,9 @@ def test_the_room_for_connections_is_a_part_of_the_files_that_may_be_open(monkey
     allowed = {"now": (256, 1200)}
     monkeypatch.setattr(connections.resource, "getrlimit", lambda which: allowed["now"])
     monkeypatch.setattr(connections.resource, "setrlimit", lambda which, both: allowed.update(now=both))
-    assert room(ServeConfig()) == (400, 100) and allowed["now"] == (1200, 1200)
+    assert room(ServeConfig.of()) == (400, 100) and allowed["now"] == (1200, 1200)
     allowed["now"] = (256, 1 << 20)
-    assert room(ServeConfig(queue=1000)) == (512 + 2 * 1004, 2048)
+    assert room(ServeConfig.of(queue=1000)) == (512 + 2 * 1004, 2048)
 
 
 def test_that_files_run_short_is_one_line_and_other_errors_are_told_as_ever(app, capsys):
@@ -176,7 +176,7 @@ def test_a_request_whose_body_has_two_ends_is_refused_and_nothing_behind_it_is_r
 
 
 @pytest.mark.parametrize(("kind", "config"), [
-    (Server, ServeConfig(cors="*")), (Worker, WorkerConfig(controller="http://127.0.0.1:1"))])
+    (Server, ServeConfig.of(cors="*")), (Worker, WorkerConfig.of(controller="http://127.0.0.1:1"))])
 def test_server_and_worker_refuse_it_before_anything_else_answers(kind, config):
     asked = [(b"origin", b"http://a.example"), (b"access-control-request-method", b"GET")]
     status, headers = told(kind(None, config, "toy").app, "OPTIONS", headers=TWO_ENDS + asked)
@@ -188,6 +188,6 @@ def test_server_and_worker_refuse_it_before_anything_else_answers(kind, config):
 def test_the_health_and_the_models_agree_whether_the_server_is_ready(status, code):
     engine = Engine(lambda: None, Limits(1, 1, 1))
     engine.state, engine._patience = Health(status), float("inf")
-    server = Server(engine, ServeConfig(), "toy")
+    server = Server(engine, ServeConfig.of(), "toy")
     for path in ("/health", "/v1/models", "/v1/models/toy"):
         assert told(server.app, path=path)[0] == code

@@ -40,7 +40,7 @@ def test_signs_that_python_takes_for_line_ends_do_not_end_a_line(tmp_path):
 
 
 def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each():
-    sets = {name: load("", name) for name in EvalConfig().chosen_sets}
+    sets = {name: load("", name) for name in EvalConfig.of().chosen_sets}
     assert list(sets) == list(REAL) and {len(questions) for questions in sets.values()} == {20}
     assert {path.stem for path in BUNDLED.glob("*.jsonl")} == set(REAL)
     assert {len(question.turns) for question in sets["mt_bench"]} == {2}

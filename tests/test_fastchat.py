@@ -153,7 +153,7 @@ def test_a_controller_that_fails_is_asked_again_and_one_that_forgets_hears_of_th
     class Idle:
         jobs, health = {1, 2}, Health("loading")
 
-    config = parse([f"controller=http://127.0.0.1:{server.server_port}"], "", WorkerConfig)
+    config = parse([f"controller=http://127.0.0.1:{server.server_port}"], "", kind=WorkerConfig)
     worker = fastchat.Worker(Idle, config, "toy")
 
     async def beats():

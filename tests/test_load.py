@@ -184,7 +184,7 @@ def test_a_load_is_told_as_a_table_and_written_as_csv_and_plots(small, tmp_path,
 @pytest.mark.parametrize("words, told", [
     (["rates=0"], "rates=0: 0 is not possible"), (["at_once=1.5"], "1.5 is not possible"),
     (["methods=ar,dsi"], "dsi is unknown, or has a pipeline of its own"), (["rates="], "nothing is to be measured"),
-    (["profile=none", "time=real"], "name a cluster"), (["temperature=1"], "write temperatures=1")])
+    (["profile=none", "time=real"], "name a cluster"), (["temperature=1"], "write temperatures=")])
 def test_a_load_that_cannot_be_measured_is_refused_with_the_fix(small, words, told, capsys):
     assert bench.main(["load", *small, *words]) == 2
     assert told in capsys.readouterr().err

@@ -6,6 +6,7 @@ from shutil import copytree
 
 import pytest
 
+from config.cli import parse
 from eval.command import evaluate
 from eval.keys import EvalConfig
 from eval.results import read_answers
@@ -95,7 +96,7 @@ def test_what_begins_at_a_whole_second_takes_the_same_time_to_the_last_bit():
     assert took[0] == took[1] == took[2] and begin == EVEN + 3
 
 
-@pytest.mark.parametrize("key", [{"reuse": True}, {"answers": "FILE", "draft": "eagle+suffix"}])
+@pytest.mark.parametrize("key", [["reuse=true"], ["answers=FILE", "draft=eagle+suffix"]])
 def test_what_carries_from_answer_to_answer_is_refused(key):
-    with refused("would let one answer change the figures of others: leave it out"):
-        EvalConfig(**key)
+    with refused("is of a single run: leave it out"):
+        parse(key, kind=EvalConfig)

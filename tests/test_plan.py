@@ -40,9 +40,7 @@ SITE = Boards("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, tok
 
 
 def config_of(*given: str) -> PlanConfig:
-    config = parse(words(["toy", "profile=server", *given]), COMMAND, PlanConfig)
-    assert isinstance(config, PlanConfig)
-    return config
+    return parse(words(["toy", "profile=server", *given]), COMMAND, kind=PlanConfig)
 
 
 def book(right: float = 0.8, answers: int = 3, tokens: int = 24) -> Book:
@@ -94,7 +92,8 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded,
     candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), (("stream_rows", "16"),))
     trial = Bench(site, config, found).trial(candidate, found.answers, 24)
     keys = {"draft": draft} if method not in ("ar", "specinfer") else {}
-    run = config.run(pipeline_type=method, time="virtual", profile="jetson-7b", stages="0+4+4", subseq_token=16, **keys)
+    run = config.single(pipeline_type=method, time="virtual", profile="jetson-7b", stages="0+4+4", subseq_token=16,
+                        **keys)
     with as_virtual(run, *prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         took = 0.0
         for one in found.answers:
@@ -210,7 +209,8 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
 def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
     path = tmp_path / "three.json"
     path.write_text(json.dumps({"like": "jetson-7b", "memory": [8, 8, 8]}))
-    config = replace(config_of(), profile=str(path))
+    usual = config_of()
+    config = replace(usual, run=replace(usual.run, profile=str(path)))
     assert cluster(config).factors == (1.0, 1.0, 1.0)
     assert cluster(replace(config, boards=2)).memory == (8.0, 8.0)
     with pytest.raises(ValueError, match="the memory of 3 boards is given, but there are 4"):
@@ -222,7 +222,8 @@ def test_a_plan_has_as_many_boards_as_the_memory_tells_of_and_no_more(tmp_path):
 def test_a_measurement_of_another_model_is_refused(tmp_path):
     path = tmp_path / "here.json"
     write(str(path), replace(SITE, model_of="other"))
-    config = replace(config_of(), profile="none", measured=str(path))
+    usual = config_of()
+    config = replace(usual, run=replace(usual.run, profile="none"), measured=str(path))
     with pytest.raises(ValueError, match="was measured with other, and this is llama"):
         measured(config)
     with pytest.raises(ValueError, match="add measure=true"):
@@ -265,7 +266,7 @@ def test_a_preset_of_a_plan_stands_in_place_of_a_name(tmp_path):
 def recorded_in(path, given):
     """The words of a plan whose record, a made one, stands in a file."""
     given = [*given, f"traces={path}"]
-    config = parse(words(given), COMMAND, PlanConfig)
+    config = parse(words(given), COMMAND, kind=PlanConfig)
     settings = settings_of(config, SETTINGS)
     found = book()
     content = {"keys": settings, **found._asdict(), "answers": [one._asdict() for one in found.answers]}
@@ -275,16 +276,16 @@ def recorded_in(path, given):
 
 def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_path):
     found = recorded_in(tmp_path / "traces.json", ["toy", "profile=server", "drafts=eagle"])
-    config = parse(words(found), COMMAND, PlanConfig)
+    config = parse(words(found), COMMAND, kind=PlanConfig)
     moved = tmp_path / "llama"
-    copytree(config.base_dir, moved)
-    assert book_of(replace(config, base_dir=str(moved))) == book_of(config)
+    copytree(config.run.base_dir, moved)
+    assert book_of(replace(config, run=replace(config.run, base_dir=str(moved)))) == book_of(config)
     with open(moved / "config.json", "a") as file:
         file.write(" ")
     with pytest.raises(ValueError, match=r"recorded with base_dir=llama \(.*\), and base_dir=llama \(.* is asked for"):
-        book_of(replace(config, base_dir=str(moved)))
+        book_of(replace(config, run=replace(config.run, base_dir=str(moved))))
     with pytest.raises(ValueError, match="recorded with eagle_dir=eagle_deep .*, and eagle_dir=llama .* is asked"):
-        book_of(replace(config, eagle_dir=str(moved)))
+        book_of(replace(config, run=replace(config.run, eagle_dir=str(moved))))
     held = json.loads((tmp_path / "traces.json").read_text())
     for one in (held["networks"], *(answer["guesses"] for answer in held["answers"])):
         one.pop("eagle")
@@ -300,7 +301,7 @@ def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_pa
     lambda one, found: one["guesses"]["eagle"][0][0][1].pop(), lambda one, found: found["answers"].clear()])
 def test_a_record_with_something_missing_is_refused(tmp_path, damage):
     path = tmp_path / "traces.json"
-    config = parse(words(recorded_in(path, ["profile=server", "drafts=eagle"])), COMMAND, PlanConfig)
+    config = parse(words(recorded_in(path, ["profile=server", "drafts=eagle"])), COMMAND, kind=PlanConfig)
     found = json.loads(path.read_text())
     damage(found["answers"][0], found)
     path.write_text(json.dumps(found))
@@ -352,7 +353,7 @@ def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(
     given = recorded_in(tmp_path / "traces.json", ["toy", f"profile={site}", "methods=serial", "drafts=eagle"])
     assert command.main([*given, f"write_cluster={alone_file}", f"preset={tmp_path / 'ours.json'}"]) == 0
     out = capsys.readouterr().out
-    found = plan(parse(words(given), COMMAND, PlanConfig))
+    found = plan(parse(words(given), COMMAND, kind=PlanConfig))
     one = found.chosen.candidate
     assert one.boards == (1, 3) and "note:" not in out
     there = read(str(alone_file))
@@ -398,7 +399,7 @@ def test_a_file_of_another_measurement_is_one_sentence_and_exit_code_2(tmp_path,
 def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, capsys):
     traces, preset = tmp_path / "traces.json", tmp_path / "ours.json"
     given = recorded_in(traces, ["toy", "profile=lan-1g", "boards=2", "methods=serial,dsi", "drafts=eagle"])
-    config = parse(words(given), COMMAND, PlanConfig)
+    config = parse(words(given), COMMAND, kind=PlanConfig)
     assert command.main([*given, f"preset={preset}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("five desktops") and "tokens/s" in lines[2]
@@ -415,7 +416,8 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
 @pytest.mark.parametrize(("word", "told"), [
     ("methods=nothing", "there is no nothing"), ("drafts=x", "there is no x"), ("memory=-1", "no list of gigabytes"),
     ("memory=8,8", "memory=8,8 is for 2 boards"), ("measure=true", "give only one of them"),
-    ("temperature=1", "temperature 0"), ("pipeline_type=ar", "write methods="), ("stop=x", "has no stop"),
+    ("temperature=1", "temperature is of a single run: leave it out"), ("pipeline_type=ar", "write methods="),
+    ("stop=x", "stop is of a single run"),
     ("profile=none", "there is no cluster to plan for"), ("profile=nowhere.json", "there is no file"),
     ("boards=0.5", "boards"), ("profile=jetsn", "choose one of none"), ("sets=", "sets is empty")])
 def test_what_cannot_be_planned_is_refused_with_the_fix(word, told, capsys):

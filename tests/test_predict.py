@@ -21,7 +21,7 @@ SHORT = ("sets=gsm8k,qa", "max_new_tokens=20", "dtype=float64")
 
 
 def config_of(*given):
-    return parse(words(given), f"{COMMAND} predict", PredictConfig)
+    return parse(words(given), f"{COMMAND} predict", kind=PredictConfig)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def books():
     found = {}
 
     def book(config):
-        key = config.temperature
+        key = config.run.temperature
         if key not in found:
             found[key] = book_of(config)
         return found[key]
@@ -38,7 +38,7 @@ def books():
 
 def by_models(config, book, method):
     """What target and drafter take for the same answers in virtual time, themselves."""
-    run = config.run(method, virtual=True)
+    run = config.single(method, virtual=True)
     folder, placement = prepare(run)
     with as_virtual(run, folder, placement) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         answers = [pipeline.decoder.whole(request_of(config, book, one.prompt)) for one in book.answers]
@@ -150,8 +150,9 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
     ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
     ("subseq_token=0", "give subseq_token a number"), ("profile=none", "profile=jetson-7b"),
-    ("time=virtual", "leave time out"), ("pipeline_type=dsi", "write methods="), ("stop=x", "has no stop"),
-    ("tp=2", "has no tp"), ("trace=x", "has no trace"), ("ignore_eos=true", "has no ignore_eos"),
+    ("time=virtual", "time is of a single run: leave it out"), ("pipeline_type=dsi", "write methods="),
+    ("stop=x", "stop is of a single run"), ("tp=2", "tp is of a single run"), ("trace=x", "trace is of a single run"),
+    ("ignore_eos=true", "ignore_eos is of a single run: leave it out"),
     ("sets=", "sets is empty"), ("sets=nothing", "there is no data set nothing"), ("width=2", "give width=1"),
     (f"output={TOY}", "choose another output="), (f"traces={TOY}", "choose another traces="),
     ("draft_dir=/nowhere/at/all", "/nowhere/at/all"), ("max_length=9", "in a context of 9")])
@@ -162,9 +163,9 @@ def test_what_cannot_be_predicted_is_refused_with_the_fix(word, told, capsys):
 
 def test_every_method_drafts_a_chain_of_the_lookahead():
     config = config_of("lookahead=3")
-    tree = config.tree
+    tree = config.run.tree
     assert (tree.init.width, tree.expand.width, tree.layer.width, tree.coupled.width) == (1, 1, 1, 1)
     assert tree.init.depth == tree.expand.depth == 2 and tree.lookahead == tree.run == 3
     assert tree.init.segment == tree.expand.segment == 3
-    assert all(getattr(config, key) == float(value) for key, value in NARROW.items())
-    assert config_of("lookahead=3", "expand_depth=8").tree.expand.depth == 8
+    assert all(getattr(config.run, key) == float(value) for key, value in NARROW.items())
+    assert config_of("lookahead=3", "expand_depth=8").run.tree.expand.depth == 8

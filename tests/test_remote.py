@@ -93,7 +93,7 @@ def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hos
     monkeypatch.setattr(measure, "_messages", lambda spans, world, size: (1.0, 0.5, 1000.0))
     monkeypatch.setattr(measure, "read_trace", lambda folder: [])
     config = parse(words(["toy", f"hosts={hosts}", "measure=true", f"measured={tmp_path / 'site.json'}"]), COMMAND,
-                   PlanConfig)
+                   kind=PlanConfig)
     found = measure.measured(config)
     assert found.factors == (1.0, 3.0) and found.level == 2.0 and found.verdict == 1.0
     assert [link[:2] for link in found.links] == [(0, 1), (0, 2)] and found.about == "measured over ssh with llama"

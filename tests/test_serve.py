@@ -262,7 +262,7 @@ def test_a_client_that_leaves_frees_its_place_streaming_or_not(server):
 
 def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_event(server, monkeypatch):
     assert idle(server)
-    app = Server(server.engine, ServeConfig(), "toy").app
+    app = Server(server.engine, ServeConfig.of(), "toy").app
     body = json.dumps({"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "seed": 4,
                        "max_tokens": 1900, "stream": True}).encode()
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
@@ -370,7 +370,7 @@ def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
 @pytest.mark.parametrize(("words", "told"), [
     (["host=0.0.0.0"], "can be reached by other machines: add api_key"),
     (["cors=example.org"], "which is no origin"), (["queue=-1"], "queue=-1 is not possible"),
-    (["prompt=hello"], "prompt is what a request brings"), (["maxrequests=2"], "did you mean max_requests"),
+    (["prompt=hello"], "prompt is of a single run: leave it out"), (["maxrequests=2"], "did you mean max_requests"),
     (["hosts=no/hosts.txt"], "there is no file"), (["temperature=-1"], "temperature=-1")])
 def test_a_start_that_cannot_work_is_one_sentence(capfd, words, told):
     assert main(words) == 2
@@ -388,7 +388,7 @@ def test_an_address_that_is_taken_is_told_before_anything_is_loaded(capfd):
 
 
 def test_a_key_in_the_environment_counts_and_loopback_is_told_from_the_rest(monkeypatch):
-    assert isinstance(parse(["host=0.0.0.0", "api_key=x"], "", ServeConfig), ServeConfig)
+    assert isinstance(parse(["host=0.0.0.0", "api_key=x"], "", kind=ServeConfig), ServeConfig)
     names = ["localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org", ""]
     assert [is_loopback(name) for name in names] == [True, True, True, False, False, False]
     monkeypatch.setenv("FLOWSPEC_API_KEY", "from the environment")

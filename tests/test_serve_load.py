@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.load.server import Heard, Held, Measured, holds, server
-from eval.load.server_keys import ServeLoadConfig, of_the_server
 from tests.saved import models
 
 
@@ -14,7 +14,7 @@ def test_texts_are_compared_with_what_their_question_gets_alone_and_errors_are_c
     heard = [Heard(0, "yes", 4, 0.5, 2.0), Heard(1, "no", 6, 1.5, 4.0), Heard(0, "no", 10, 1.0, 3.0),
              Heard(1, "", 0, 9.0, 9.0, "queue_full")]
     samples = [Held(100.0 + i, 50.0, 9, 3) for i in range(20)]
-    config = ServeLoadConfig(slowdown=2.0, profile="jetson-7b")
+    config = ServeLoadConfig.of(slowdown=2.0, profile="jetson-7b")
     measured = Measured(config, 4, heard, 10.0, samples)
     assert measured.errors == 1 and measured.unequal(["yes", "no"]) == 1
     assert measured.row(["yes", "no"]) == ["4", "4", "1", "1", "4.0", "0.50", "0.75", "1.50", "2.00",
@@ -33,7 +33,7 @@ def test_the_server_gets_its_own_keys_and_what_is_wrong_is_told():
     for keys, told in (({"clients": "0"}, "clients=0: 0 is not possible"), ({"clients": ","}, "clients is empty"),
                        ({"minutes": 0.0}, "minutes=0.0 is not possible"), ({"sets": ""}, "sets is empty")):
         with pytest.raises(ValueError, match=told):
-            ServeLoadConfig(**keys)
+            ServeLoadConfig.of(**keys)
 
 
 def test_clients_of_a_live_server_get_the_texts_that_each_question_gets_alone(tmp_path_factory, capfd):

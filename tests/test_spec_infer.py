@@ -10,6 +10,7 @@ import pytest
 
 import eval.specinfer.flexflow as ff
 from config.cli import parse
+from config.command import flat
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig
 from config.typed import typed
@@ -133,7 +134,7 @@ def test_the_command_that_is_printed_does_the_same():
         f"-llm-model {LLM} -ssm-model {SSM} -prompt 'my prompts.json' -output-file out --do-sample"))
     command = shlex.split(call.command)
     assert command[:2] == ["bash", "run_pipe.sh"]
-    ours, theirs = asdict(parse(command[2:])), asdict(parse(call.words, kind=SpecInferConfig))
+    ours, theirs = asdict(parse(command[2:])), flat(parse(call.words, kind=SpecInferConfig))
     assert theirs.pop("lines") == "out" and ours.pop("output") == str(ROOT / "out.json") != theirs.pop("output")
     assert ours == theirs and ours.keys() == asdict(RunConfig()).keys() - {"output"}
 

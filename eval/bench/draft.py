@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.drafts import FOLDERS, ComparedDrafts, listed, parts, starting
+from config.command import ComparedDrafts
+from config.drafts import FOLDERS, listed, parts, starting
 from config.files import check_output
 from config.questions import load
 from config.typed import over, typed
 from eval.bench.branches import check_form, draw, text_art
+from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.run import Command, run
@@ -31,12 +33,10 @@ BEST = (1, 3, 10)  # so many of the likeliest guesses count as one try
 
 
 @dataclass(frozen=True)
-class DraftConfig(ComparedDrafts):
+class DraftConfig(ComparedDrafts, AsksSets):
     """What the command takes beside the keys of a run."""
 
     # What is measured
-    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets whose questions are asked
-    data: str = ""  # folder of data sets; empty: the bundled ones
     picture: str = ""  # file (.png or .svg) for a picture of one tree of the first draft; empty: none
 
 
@@ -49,14 +49,12 @@ def draft(argv: list[str]) -> int:
     return run(Command("scripts.bench draft", measure, DraftConfig), asked)
 
 
-def measure(pipeline: Pipeline) -> None:
+def measure(pipeline: Pipeline, own: DraftConfig) -> None:
     """On rank 0: let the target write greedily, and count what each draft foresees of it."""
-    config = pipeline.config
-    assert isinstance(config, DraftConfig)
-    _check(config)
-    decoders = {name: _decoder(pipeline, name) for name in config.chosen_drafts}
-    prompts = _prompts(pipeline)
-    writer = pipeline.decoder_for(replace(config, pipeline_type="ar"))
+    _check(own)
+    decoders = {name: _decoder(pipeline, name, own) for name in own.asked_drafts}
+    prompts = _prompts(pipeline, own)
+    writer = pipeline.decoder_for(replace(own.run, pipeline_type="ar"))
     found = dict.fromkeys(decoders, Hits.none())
     with tqdm(total=len(prompts) * len(decoders),
               unit="text", file=sys.stderr) as bar:
@@ -70,38 +68,36 @@ def measure(pipeline: Pipeline) -> None:
                 found[name] = found[name].plus(hits(network, tree, len(prompt)))
                 bar.update()
     print(table(found))
-    if config.picture:
+    if own.picture:
         name, decoder = next(iter(decoders.items()))
         middle = (len(prompt) + len(text)) // 2
-        _show(pipeline, name, decoder, text[:middle])
+        _show(pipeline, name, decoder, text[:middle], own.picture)
 
 
 def _check(config: DraftConfig) -> None:
     """Raise ValueError for what the measurement cannot do."""
-    if config.cluster or config.trace:
+    if config.run.cluster or config.run.trace:
         raise ValueError("the draft is looked at by itself: leave profile and trace out")
-    if config.prompt_ids or config.temperature:
+    if config.run.prompt_ids or config.run.temperature:
         raise ValueError("the target writes greedily, and answers questions: leave temperature and prompt_ids out")
     if config.picture:
         check_form(config.picture)
         check_output(config.picture, "choose another picture=")
 
 
-def _decoder(pipeline: Pipeline, name: str) -> Decoder:
+def _decoder(pipeline: Pipeline, name: str, own: DraftConfig) -> Decoder:
     """A decoder with this draft. Raises ValueError for one that does not read a text token by token."""
-    config = pipeline.config
-    assert isinstance(config, DraftConfig)
     if name.partition(":")[0] not in FOLDERS:
         raise ValueError(f"the draft {name} has no guesses of its own to read on: name eagle, model, or both")
-    return pipeline.decoder_for(config.with_draft(name), parts(name).head)
+    return pipeline.decoder_for(own.with_draft(name), parts(name).head)
 
 
-def _prompts(pipeline: Pipeline) -> list[list[int]]:
+def _prompts(pipeline: Pipeline, own: DraftConfig) -> list[list[int]]:
     """The first turns of all questions, as token ids."""
     config, text = pipeline.config, pipeline.text
-    assert isinstance(config, DraftConfig) and text
-    asked = [question for name in listed(config.sets)
-             for question in load(config.data, name, config.question_begin, config.question_end)]
+    assert text
+    asked = [question for name in own.chosen_sets
+             for question in load(own.data, name, config.question_begin, config.question_end)]
     return [text.prompt_ids(question.turns[:1], config.template) for question in asked]
 
 
@@ -163,10 +159,9 @@ def table(found: dict[str, Hits]) -> str:
     return "\n".join(lines)
 
 
-def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int]) -> None:
+def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int], picture: str) -> None:
     """Print the tree that a draft grows behind a text, and draw it."""
-    config = pipeline.config
-    assert isinstance(config, DraftConfig) and pipeline.text
+    assert pipeline.text
     tree = read_text(decoder, text)
     text_of, tip = pipeline.text.decode, tree.nodes[tree.tip].token
 
@@ -175,10 +170,10 @@ def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int]) 
         return text_of([tip, token])[len(text_of([tip])):]
 
     ending = repr(text_of(tree.tokens)[-LEAD:])
-    while at_once(decoder.draft.grow(tree, config.tree.init)):  # type: ignore[attr-defined]
+    while at_once(decoder.draft.grow(tree, pipeline.config.tree.init)):  # type: ignore[attr-defined]
         pass
     decoder.draft.reset()
     print(f"\na tree of {name}: {len(tree.live)} guesses, with the probabilities of their paths, behind {ending}\n")
     print(text_art(tree, words))
-    draw(tree, words, f"A tree of {name} behind {ending}", config.picture)
-    print(f"\ndrawn: {config.picture}")
+    draw(tree, words, f"A tree of {name} behind {ending}", picture)
+    print(f"\ndrawn: {picture}")

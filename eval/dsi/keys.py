@@ -4,9 +4,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Iterator, Mapping, Sequence
 
-from config.files import check_output
 from config.ranges import Checked, Range, outside, unknown
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
+from eval.keys import problems_of_files
 
 COMMAND = "python -m scripts.simulate"
 COUNT = 1_000_000_000  # the most of anything that is counted
@@ -205,13 +205,3 @@ class Paper(Keys):
     # What is computed
     S: int = 50  # tokens to produce
     num_target_servers: int = 7  # servers of the target that DSI has
-
-
-def problems_of_files(config: Any, *names: str) -> Iterator[str]:
-    """What is wrong with the files that a command shall write."""
-    for name in names:
-        try:
-            if path := getattr(config, name):
-                check_output(path, f"choose another {name}=")
-        except ValueError as error:
-            yield str(error)

@@ -1,7 +1,7 @@
 """The keys of the commands that run models: acceptance, latency, table and predict."""
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence
@@ -11,8 +11,9 @@ from config.presets import TOY
 from config.ranges import WHOLE, Range, outside
 from config.run_config import RunConfig
 from config.typed import over, preset_of, typed
-from eval.dsi.keys import COMMAND, problems_of_files
-from eval.pair_keys import COUNT, DRAFTS, SETS, TARGET, Measured
+from eval.dsi.keys import COMMAND
+from eval.keys import AsksSets, problems_of_files
+from eval.pair_keys import COUNT, DRAFTS, TARGET, Measured
 from eval.prompts import problems as problems_of_sets
 
 TIMED = {"repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
@@ -140,12 +141,14 @@ NARROW = {  # of every level the likeliest guess alone, however unlikely it is
 SEGMENTS = ("run_pipeinfer", "subseq_token")
 LEVELS = ("init_depth", "expand_depth")  # after the first
 OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
-ALONE = ("model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "trace", "hosts")  # of a single run
 
 
 @dataclass(frozen=True)
-class PredictConfig(RunConfig):
+class PredictConfig(AsksSets):
     """One prediction and its measurement."""
+
+    REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
+               "hosts")
 
     EXAMPLES: ClassVar[str] = f"""\
   {COMMAND} predict
@@ -155,13 +158,10 @@ class PredictConfig(RunConfig):
 
     # What is compared
     methods: str = ",".join(METHODS)  # those that are predicted and measured (commas between); ar always is
-    sets: str = SETS  # the data sets; question_begin and question_end are of each
-    data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
     measure: bool = True  # run the methods, too, in the time that the cluster would need; false: predict only
     traces: str = ""  # JSON file for the texts and matches, which are read if it is there; empty: none
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         chosen = listed(self.methods)
         for name in chosen:
             if name not in METHODS:
@@ -170,35 +170,21 @@ class PredictConfig(RunConfig):
         if len(set(chosen)) < len(chosen):
             yield f"methods={self.methods} names something twice: leave one of them out"
         yield from problems_of_sets(self.chosen_sets)
-        yield from _problems_of_chains(self)
-        if self.cluster is None:
+        yield from _problems_of_chains(self.run)
+        if self.run.cluster is None:
             yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
-        if self.virtual:
-            yield "time=virtual is that of the prediction, and time=real that of the measurement: leave time out"
-        if self.pipeline_type != RunConfig.pipeline_type:
-            yield f"pipeline_type={self.pipeline_type} is of a single run: write methods=NAME,NAME"
-        for key in ALONE:
-            if getattr(self, key):
-                yield f"a prediction has no {key}: leave it out (base_dir and sets name the model and the questions)"
-        yield from problems_of_files(self, "output", "traces")
+        yield from problems_of_files(self.run, "output")
+        yield from problems_of_files(self, "traces")
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods, `ar` first, with which all others are compared."""
         return ("ar", *(name for name in listed(self.methods) if name != "ar"))
 
-    def run(self, method: str, virtual: bool) -> RunConfig:
+    def single(self, method: str, virtual: bool) -> RunConfig:
         """The configuration of a single run by one of the methods, in virtual time or as it is measured."""
-        own = {key.name: getattr(self, key.name) for key in fields(RunConfig)}
-        own.update(pipeline_type=method, output="")
-        if virtual:
-            own.update(time="virtual", slowdown=1.0)
-        return RunConfig(**own)
-
-    @property
-    def chosen_sets(self) -> tuple[str, ...]:
-        """The names of the data sets."""
-        return listed(self.sets)
+        timed: dict[str, Any] = {"time": "virtual", "slowdown": 1.0} if virtual else {}
+        return replace(self.run, pipeline_type=method, output="", **timed)
 
 
 def words(argv: Sequence[str]) -> list[str]:
@@ -217,7 +203,7 @@ def words(argv: Sequence[str]) -> list[str]:
     return over(argv, defaults, "toy")
 
 
-def _problems_of_chains(c: PredictConfig) -> Iterator[str]:
+def _problems_of_chains(c: RunConfig) -> Iterator[str]:
     if c.draft != "model":
         yield (f"draft={c.draft} guesses by more than a record of the text holds: add draft=model draft_dir=FOLDER, a "
                "small model")

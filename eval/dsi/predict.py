@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Dict, NamedTuple, Sequence
 
 from tqdm import tqdm
 
 from config.cli import parse
+from config.command import flat
 from config.files import write_json
 from config.methods import METHODS
 from config.run_config import RunConfig
@@ -64,7 +65,7 @@ Rows = Dict[str, Row]  # by method
 
 def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Request:
     """The request whose answer is in the record."""
-    return Request(prompt, sampler_of(config), config.max_new_tokens, frozenset(book.ends))
+    return Request(prompt, sampler_of(config), config.run.max_new_tokens, frozenset(book.ends))
 
 
 def spent_on(answer: Answer, scale: float = 1.0) -> Spent:
@@ -79,7 +80,7 @@ def speed(spent: Sequence[Spent]) -> float:
 
 def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
     """What each answer takes in virtual time by a method, on a cluster of its own over the record."""
-    run = config.run(method, virtual=True)
+    run = config.single(method, virtual=True)
     spent = []
     for one in book.answers:
         recorded = Recorded(one.record(coupled=method == "dsi"), book.vocab)
@@ -112,7 +113,7 @@ class Numbers(NamedTuple):
 
 def numbers_of(config: PredictConfig, book: Book) -> Numbers:
     """What the closed forms know of the cluster and the record."""
-    run = config.run("ar", virtual=True)
+    run = config.single("ar", virtual=True)
     profile = run.cluster
     assert profile is not None, "a prediction has an emulated cluster"
     acceptance = rate([one.likeliest for one in book.answers]).value
@@ -129,12 +130,12 @@ def closed_form(config: PredictConfig, method: str, numbers: Numbers) -> float:
     """
     target, drafter, hop, acceptance, stages = numbers
     if method == "dsi":
-        cost = formulas.dsi_rate(target, drafter, acceptance, config.tree.lookahead)
+        cost = formulas.dsi_rate(target, drafter, acceptance, config.run.tree.lookahead)
     elif method == "serial":
         latency = formulas.latency(target, stages, hop)
-        cost = formulas.si_rate(latency, drafter, acceptance, config.init_depth + 1)
+        cost = formulas.si_rate(latency, drafter, acceptance, config.run.init_depth + 1)
     else:
-        guesses = config.run_pipeinfer if method == "pipeinfer" else config.init_depth + 1
+        guesses = config.run.run_pipeinfer if method == "pipeinfer" else config.run.init_depth + 1
         form = formulas.PIPELINES["continuous" if method == "pipeinfer" else method]
         cost = form(target, drafter, acceptance, guesses, stages, hop)
     return 1e3 / float(cost)
@@ -153,17 +154,17 @@ def measured(config: PredictConfig, given: Sequence[str], book: Book, other: Cou
     options: dict[str, Any] = {key: value for key, value in typed(given).items() if key in keys}
     found: dict[str, list[Spent]] = {name: [] for name in config.chosen_methods}
     total = len(config.chosen_methods) * len(book.answers)
-    with tqdm(total=total, unit="answer", desc=f"emulated, {config.profile}", file=sys.stderr) as bar:
+    with tqdm(total=total, unit="answer", desc=f"emulated, {config.run.profile}", file=sys.stderr) as bar:
         for methods in filter(None, (ring, copies)):
             with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
-                decoders = {name: pipeline.decoder_for(config.run(name, virtual=False)) for name in methods}
+                decoders = {name: pipeline.decoder_for(config.single(name, virtual=False)) for name in methods}
                 first = request_of(config, book, book.answers[0].prompt)
                 for decoder in decoders.values():
                     decoder.whole(replace(first, max_new_tokens=min(WARM, first.max_new_tokens)))
                 for one in book.answers:
                     for name, decoder in decoders.items():
                         answer = decoder.whole(request_of(config, book, one.prompt))
-                        found[name].append(spent_on(answer, config.slowdown))
+                        found[name].append(spent_on(answer, config.run.slowdown))
                         other[name] += answer.token_ids != one.text
                         bar.update()
     return found
@@ -173,8 +174,7 @@ def measured(config: PredictConfig, given: Sequence[str], book: Book, other: Cou
 
 def main(argv: Sequence[str]) -> int:
     given = words(argv)
-    config = parse(given, f"{COMMAND} predict", PredictConfig)
-    assert isinstance(config, PredictConfig), f"a prediction was read as {type(config).__name__}"
+    config = parse(given, f"{COMMAND} predict", kind=PredictConfig)
     book = book_of(config)
     numbers = numbers_of(config, book)
     other: Counter[str] = Counter()
@@ -190,18 +190,18 @@ def main(argv: Sequence[str]) -> int:
         taken = speed(found[name]) if found else NAN
         rows[name] = Row(simulated, taken, closed_form(config, name, numbers))
     tokens = sum(len(one.text) for one in book.answers)
-    print(f"{config.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
-          f"temperature {config.temperature:g}; lookahead {config.lookahead}\n"
+    print(f"{config.run.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
+          f"temperature {config.run.temperature:g}; lookahead {config.run.lookahead}\n"
           f"T {numbers.target:g} ms, d {numbers.drafter:g} ms, hop {numbers.hop:g} ms, a {numbers.acceptance:.3f}\n\n"
           f"{table(rows)}\n\n{NOTE}")
     if found:
         print("\n".join(notes(rows, other)))
-    if config.output:
+    if config.run.output:
         speeds = {name: row._asdict() for name, row in rows.items()}
         if not found:
             speeds = {name: {**figures, "measured": None} for name, figures in speeds.items()}
-        write_json(config.output, {"predicted": "simulated", "measured": "emulated" if found else None,
-                                   "keys": asdict(config), "tokens_per_second": speeds, "other_texts": dict(other)})
+        write_json(config.run.output, {"predicted": "simulated", "measured": "emulated" if found else None,
+                                   "keys": flat(config), "tokens_per_second": speeds, "other_texts": dict(other)})
     return 0
 
 

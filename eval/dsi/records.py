@@ -51,7 +51,8 @@ FORM = {"keys": dict, "vocab": int, "ends": [int], "answers": [ANSWER]}
 
 def sampler_of(config: PredictConfig) -> Sampler:
     """What chooses the tokens of the target."""
-    return Sampler(config.temperature, config.top_p, config.top_k, config.seed)
+    run = config.run
+    return Sampler(run.temperature, run.top_p, run.top_k, run.seed)
 
 
 def book_of(config: PredictConfig) -> Book:
@@ -66,7 +67,7 @@ def book_of(config: PredictConfig) -> Book:
             raise ValueError(f"{path} holds no record of texts: {OTHER}")
         check_settings(path, found["keys"], settings, OTHER)
         answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
-        check_room([one.prompt for one in answers], config.max_length, config)
+        check_room([one.prompt for one in answers], config.run.max_length, config)
         return Book(answers, found["vocab"], found["ends"])
     book = _made(config)
     if config.traces:
@@ -91,25 +92,27 @@ def _is_sound(found: dict[str, Any]) -> bool:
 def check_room(prompts: Sequence[Sequence[int]], context: int, config: PredictConfig) -> None:
     """Raise ValueError if a prompt and its answer may not fit into so many tokens."""
     longest = max(map(len, prompts))
-    if longest + config.max_new_tokens > context:
-        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={config.max_new_tokens} in a "
+    most = config.run.max_new_tokens
+    if longest + most > context:
+        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={most} in a "
                          f"context of {context}: give less, or other sets= or questions")
 
 
 def _made(config: PredictConfig) -> Book:
     """A record by both models."""
-    opened = Measured(dtype=config.dtype, device=config.device, threads=config.threads_per_rank)
-    target, drafter = (open_model(folder, opened) for folder in (config.base_dir, config.draft_dir))
+    run = config.run
+    opened = Measured(dtype=run.dtype, device=run.device, threads=run.threads_per_rank)
+    target, drafter = (open_model(folder, opened) for folder in (run.base_dir, run.draft_dir))
     check_pair(target, drafter)
-    begin, end = config.question_begin, config.question_end
+    begin, end = run.question_begin, run.question_end
     sets = (load(config.data, name, begin, end) for name in config.chosen_sets)
     asked = [question.turns[0] for questions in sets for question in questions]
-    prompts = [target.text.prompt_ids([question], config.template) for question in asked]
+    prompts = [target.text.prompt_ids([question], run.template) for question in asked]
     contexts = (model.whole.config.context for model in (target, drafter))
-    check_room(prompts, min(config.max_length, *contexts), config)
+    check_room(prompts, min(config.run.max_length, *contexts), config)
     sampler, answers = sampler_of(config), []
     for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
-        text = answer(target, prompt, config.max_new_tokens, sampler)
+        text = answer(target, prompt, run.max_new_tokens, sampler)
         likeliest = record(drafter, prompt, text, Sampler())
         coupled = record(drafter, prompt, text, sampler)
         answers.append(Written(prompt, text, likeliest, coupled))

@@ -1,29 +1,35 @@
-"""What a measurement of load is: which methods serve requests that arrive at given moments, or so many at once.
+"""What a measurement of load is: requests to methods at given moments or so many at once, and clients of a server.
 
-It knows nothing about how that is measured; all other keys are those of a single run.
+It knows nothing about how that is measured.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar, Iterator, Sequence
 
 from config.drafts import listed
 from config.methods import METHODS
-from config.ranges import NUMBER, Range, number, outside
-from config.run_config import RANGES, RunConfig
+from config.ranges import NUMBER, WHOLE, Range, number, outside
+from config.run_config import RANGES as OF_RUNS
 from config.schema.untrusted import read_bytes
+from config.serve_config import ServeConfig
+from eval.keys import AsksSets, empty, wrong_numbers
 
 COUNTS = Range(1, 100_000)
 RATES = Range(0.000001, 1_000_000)  # requests per second
 LATEST = 1e9  # seconds
+CLIENTS = Range(1, 1000)
+OF_CLIENTS = {"minutes": Range(0.01, 100_000), "questions": Range(1, 100_000)}
 ANOTHER = "name another with arrivals="
 FORM = "write seconds from the start, one number a line, none less than the one before"
 
 
 @dataclass(frozen=True)
-class LoadConfig(RunConfig):
+class LoadConfig(AsksSets):
     """A measurement of load. The comments are what `python -m scripts.bench load --help` prints."""
 
+    USUAL = {"max_requests": 16}
+    REFUSED = ("temperature", "prompt_ids", "question_file")
     EXAMPLES: ClassVar[str] = """\
   python -m scripts.bench load
   python -m scripts.bench load profile=server rates=1,4,16 temperatures=0,1 results=server
@@ -38,27 +44,19 @@ class LoadConfig(RunConfig):
 
     # What they serve
     requests: int = 48  # how many; the questions of the sets by turns
-    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets
-    data: str = ""  # folder of data sets; empty: the bundled ones
     rates: str = "0.1,0.2,0.4,0.8,1.6"  # requests per second, which arrive at random (Poisson); empty: none
     arrivals: str = ""  # file of moments in seconds, a line each, at which they arrive, in place of rates
     at_once: str = ""  # requests under way at once, the next one begins when one ends, as 1,2,4,8,16; empty: none
-    max_requests: int = 16  # requests that are under way at once, at most
 
     # What is written
     results: str = ""  # folder for load.csv, at_once.csv and plots; empty: none
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         yield from _problems(self)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         return listed(self.methods)
-
-    @property
-    def chosen_sets(self) -> tuple[str, ...]:
-        return listed(self.sets)
 
     @property
     def chosen_temperatures(self) -> tuple[float, ...]:
@@ -80,7 +78,7 @@ class LoadConfig(RunConfig):
 
     def places(self, method: str) -> int:
         """How many requests a method serves at once."""
-        return 1 if method in listed(self.alone) else self.max_requests
+        return 1 if method in listed(self.alone) else self.run.max_requests
 
 
 def _problems(c: LoadConfig) -> Iterator[str]:
@@ -90,37 +88,63 @@ def _problems(c: LoadConfig) -> Iterator[str]:
             yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "
                    f"{', '.join(each for each in METHODS if METHODS[each].target == METHODS['streaming'].target)}")
     yield from outside({"requests": c.requests}, {"requests": COUNTS})
-    wanted = {"temperatures": (c.temperatures, RANGES["temperature"]), "rates": (c.rates, RATES),
-              "at_once": (c.at_once, RANGES["max_requests"])}
-    for key, (value, allowed) in wanted.items():
-        for word in listed(value):
-            whole = key != "at_once" or word.isdigit()
-            if not whole or not NUMBER.fullmatch(word) or not allowed.holds(number(word)):
-                yield f"{key}={value}: {word} is not possible: give {allowed.advice}, with commas between"
-    for key in ("methods", "sets", "temperatures"):
-        if not listed(getattr(c, key)):
-            yield f"{key} is empty: name at least one"
+    yield from wrong_numbers("temperatures", c.temperatures, OF_RUNS["temperature"])
+    yield from wrong_numbers("rates", c.rates, RATES)
+    yield from wrong_numbers("at_once", c.at_once, OF_RUNS["max_requests"], WHOLE)
+    yield from empty({"methods": c.chosen_methods, "sets": c.chosen_sets, "temperatures": listed(c.temperatures)})
     if not (listed(c.rates) or c.arrivals or listed(c.at_once)):
         yield "nothing is to be measured: give rates=, arrivals= or at_once="
-    if c.profile == "none":
+    if c.run.profile == "none":
         yield "profile=none has no devices to be timed here: name a cluster, as profile=jetson-7b"
-    if c.temperature:
-        yield f"there are several temperatures here: write temperatures={c.temperature:g}"
-    for key in ("prompt_ids", "question_file"):
-        if getattr(c, key):
-            yield f"{key} is of a single run: name data sets with sets=, and their folder with data="
+    yield from c.method_problems()
 
 
 def moments(path: str) -> list[float]:
     """The moments that a file lists, in seconds. Raises ValueError, with the line, for a file that is no such list."""
     found: list[float] = []
-    for place, line in enumerate(read_bytes(path, ANOTHER).decode("utf-8", "replace").splitlines(), 1):
+    text = read_bytes(path, ANOTHER).decode("utf-8", "replace")
+    for place, line in enumerate(text.splitlines(), 1):
         word = line.strip()
         if not word:
             continue
-        if not NUMBER.fullmatch(word) or not 0 <= number(word) <= LATEST or number(word) < max(found[-1:], default=0):
+        before = found[-1] if found else 0.0
+        if not NUMBER.fullmatch(word) or not before <= number(word) <= LATEST:
             raise ValueError(f"line {place} of {path} is no moment behind the one before: {FORM}")
         found.append(number(word))
     if not found:
         raise ValueError(f"{path} has no moments: {FORM}")
     return found
+
+
+@dataclass(frozen=True)
+class ServeLoadConfig(ServeConfig, AsksSets):
+    """A server, and clients that ask it. The comments are what `python -m scripts.bench server --help` prints."""
+
+    # Who asks (commas between)
+    clients: str = "1,2,4,8"  # clients that ask at once, each again when its answer has ended; each number apart
+    minutes: float = 1.0  # for so long each number of them begins to ask
+    questions: int = 12  # different questions, those of the sets by turns; each is asked once alone before
+    port: int = 0  # at which the server listens; 0: any that is free
+
+    EXAMPLES = """\
+  python -m scripts.bench server
+  python -m scripts.bench server clients=16 minutes=10
+  python -m scripts.bench server profile=jetson-7b max_requests=8 reuse=false"""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from outside(vars(self), OF_CLIENTS)
+        yield from wrong_numbers("clients", self.clients, CLIENTS, WHOLE)
+        yield from empty({"clients": listed(self.clients), "sets": self.chosen_sets})
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of clients."""
+        return tuple(map(int, listed(self.clients)))
+
+
+def of_the_server(words: Sequence[str]) -> list[str]:
+    """Those of the words of a measurement that its server reads."""
+    own = {option.name for option in fields(ServeLoadConfig)}
+    of_server = {option.name for option in fields(ServeConfig)} - {"port"}
+    return [word for word in words if word.partition("=")[0] not in own - of_server]

@@ -46,31 +46,30 @@ def load(argv: list[str]) -> int:
     return run(Command("scripts.bench load", measure, LoadConfig), over(argv, usual))
 
 
-def measure(pipeline: Pipeline) -> None:
+def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     """On rank 0: let each method serve each load, and report what came of it."""
-    config = pipeline.config
-    assert isinstance(config, LoadConfig)
-    if config.results:
-        check_folder(config.results, "choose another results=")
-    decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in config.chosen_methods}
-    arrivals = _arrivals(config)
-    prompts = list(prompts_of(pipeline, max([config.requests, *map(len, arrivals.values())])))
+    config = own.run
+    if own.results:
+        check_folder(own.results, "choose another results=")
+    decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in own.chosen_methods}
+    arrivals = _arrivals(own)
+    prompts = list(prompts_of(pipeline, own, max([own.requests, *map(len, arrivals.values())])))
     loaded: list[Row] = []
     counted: list[Row] = []
-    steps = len(decoders) * len(config.chosen_temperatures) * (len(arrivals) + len(config.counts))
+    steps = len(decoders) * len(own.chosen_temperatures) * (len(arrivals) + len(own.counts))
     with tqdm(total=steps, unit="load", file=sys.stderr) as bar:
-        for temperature in config.chosen_temperatures:
+        for temperature in own.chosen_temperatures:
             sampler = Sampler(temperature, config.top_p, config.top_k, config.seed, config.verify)
             asked = [request(pipeline, prompt, sampler) for prompt in prompts]
             texts: Texts = {}
             for name, decoder in decoders.items():
                 bar.set_description(f"{name} t={temperature:g}")
-                case = Case(config, name, temperature, decoder, asked, pipeline.scale, texts)
+                case = Case(own, name, temperature, decoder, asked, pipeline.scale, texts)
                 for rows, measured in ((loaded, case.loads(arrivals)), (counted, case.counts())):
                     for row in measured:
                         rows.append(row)
                         bar.update()
-    _report(config, loaded, counted)
+    _report(own, loaded, counted)
 
 
 def _arrivals(config: LoadConfig) -> dict[float, list[float]]:
@@ -78,14 +77,14 @@ def _arrivals(config: LoadConfig) -> dict[float, list[float]]:
     if config.arrivals:
         given = moments(config.arrivals)
         return {len(given) / max(given[-1], 1e-9): given}
-    return {rate: poisson(rate, config.requests, config.seed) for rate in config.chosen_rates}
+    return {rate: poisson(rate, config.requests, config.run.seed) for rate in config.chosen_rates}
 
 
-def prompts_of(pipeline: Pipeline, count: int) -> Iterator[list[int]]:
+def prompts_of(pipeline: Pipeline, own: LoadConfig, count: int) -> Iterator[list[int]]:
     """The first turns of so many questions, those of all sets by turns, and from the start again where they end."""
     config, text = pipeline.config, pipeline.text
-    assert isinstance(config, LoadConfig) and text is not None
-    asked = by_turns(config.data, config.chosen_sets, config.question_begin, config.question_end)
+    assert text is not None
+    asked = by_turns(own.data, own.chosen_sets, config.question_begin, config.question_end)
     for question in islice(cycle(asked), count):
         yield text.prompt_ids([question], config.template)
 
@@ -129,19 +128,19 @@ class Case:
     def _row(self, served: Sequence[Served], **facts: Any) -> Row:
         """What a load brought. Raises ValueError if a text is not the one that was written before."""
         wrong = unequal(served, self.texts)
-        if wrong and self.config.virtual:
+        if wrong and self.config.run.virtual:
             raise ValueError(f"{self.method} wrote {wrong} of {len(served)} texts otherwise than before, which must "
                              "not be: please report it")
         found = figures(served)
         seconds = [value / self.scale for value in found[:-1]]
         return {"temperature": self.temperature, "method": self.method, "requests": len(served), "unequal": wrong,
                 **dict(zip(SECONDS, seconds)), "tokens_per_second": found.speed * self.scale,
-                "kind": self.config.kind, "profile": self.config.profile, **facts}
+                "kind": self.config.run.kind, "profile": self.config.run.profile, **facts}
 
 
 def _report(config: LoadConfig, loaded: Sequence[Row], counted: Sequence[Row]) -> None:
     """Print the tables, and write files and plots where that is asked for."""
-    where = f"{config.kind}, profile {config.profile}"
+    where = f"{config.run.kind}, profile {config.run.profile}"
     for title, columns, rows in ((f"requests that arrive ({where})", LOAD, loaded),
                                  (f"requests at once ({where})", COUNTED, counted)):
         if rows:

@@ -25,11 +25,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 from tqdm import tqdm
 
 from config.cli import parse
-from config.drafts import listed
 from config.questions import by_turns
 from config.typed import over
 from eval.load.arrivals import tail
-from eval.load.server_keys import ServeLoadConfig, of_the_server
+from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.tables import in_columns
 from launch.processes import LOST
 
@@ -119,11 +118,11 @@ class Asker:
 def server(argv: list[str]) -> int:
     """The command `python -m scripts.bench server`; its exit code, 1 if a request failed or a text is not its own."""
     words = over(argv, USUAL)
-    config = parse(words, COMMAND, ServeLoadConfig)
-    assert isinstance(config, ServeLoadConfig)
-    said = by_turns(config.data, listed(config.sets))[:config.questions]
+    config = parse(words, COMMAND, kind=ServeLoadConfig)
+    run = config.run
+    said = by_turns(config.data, config.chosen_sets)[:config.questions]
     with _serving(of_the_server(words)) as (process, url):
-        asker = Asker(url, {"seed": config.seed}, config.api_key, config.queue_seconds + PATIENCE)
+        asker = Asker(url, {"seed": run.seed}, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
         bar = tqdm([*enumerate(said)], unit="question", desc="each alone", file=sys.stderr)
         alone = [asker.ask(*question) for question in bar]
@@ -132,8 +131,8 @@ def server(argv: list[str]) -> int:
         measured = [Measured(config, clients, *_measure(config, clients, asker, said, process.pid))
                     for clients in config.counts]
     texts = [heard.text for heard in alone]
-    print(f"\nclients of a server ({config.kind}, profile {config.profile}, {config.pipeline_type}, "
-          f"max_requests={config.max_requests}); seconds, and tokens/s of all clients together\n")
+    print(f"\nclients of a server ({run.kind}, profile {run.profile}, {run.pipeline_type}, "
+          f"max_requests={run.max_requests}); seconds, and tokens/s of all clients together\n")
     print(in_columns(HEADING, [each.row(texts) for each in measured], 1))
     for error in {heard.error for each in measured for heard in each.heard if heard.error}:
         print(f"an error: {error}")
@@ -233,7 +232,7 @@ class Measured:
 
     def row(self, texts: Sequence[str]) -> list[str]:
         """The cells of its line; seconds are modelled ones where a cluster is emulated."""
-        scale = self.config.slowdown
+        scale = self.config.run.slowdown
         fine = [heard for heard in self.heard if not heard.error]
         speed = sum(heard.tokens for heard in fine) / self.seconds * scale
         waits = [heard.first / scale for heard in fine]

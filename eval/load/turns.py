@@ -41,26 +41,25 @@ def turns(argv: list[str]) -> int:
     return run(Command("scripts.bench turns", measure, LoadConfig), over(argv, usual))
 
 
-def measure(pipeline: Pipeline) -> None:
+def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     """On rank 0: let each method serve so many requests at once, and print its own time."""
-    config = pipeline.config
-    assert isinstance(config, LoadConfig)
+    config = own.run
     if not config.virtual:
         raise ValueError("rank 0's own time is counted in one thread: leave time=real out")
     rows = []
-    prompts = list(prompts_of(pipeline, config.requests))
-    for temperature in config.chosen_temperatures:
+    prompts = list(prompts_of(pipeline, own, own.requests))
+    for temperature in own.chosen_temperatures:
         sampler = Sampler(temperature, config.top_p, config.top_k, config.seed, config.verify)
         asked = [request(pipeline, prompt, sampler) for prompt in prompts]
-        for method in config.chosen_methods:
+        for method in own.chosen_methods:
             decoder = pipeline.decoder_for(replace(config, pipeline_type=method))
             at_once(decoder, asked[:WARM], 1)
-            own: dict[int, float] = {}
-            for count in config.counts:
-                taken, own[count] = _own(decoder, asked, count)
-                least = min(own)
-                more = (own[count] - own[least]) / max(1, count - least)
-                rows.append([f"{temperature:g}", method, f"{count}", f"{taken}", f"{1e3 * own[count]:.3f}",
+            took: dict[int, float] = {}
+            for count in own.counts:
+                taken, took[count] = _own(decoder, asked, count)
+                least = min(took)
+                more = (took[count] - took[least]) / max(1, count - least)
+                rows.append([f"{temperature:g}", method, f"{count}", f"{taken}", f"{1e3 * took[count]:.3f}",
                              f"{1e3 * more:.3f}"])
     print(in_columns(HEAD, rows, 2))
 

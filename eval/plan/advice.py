@@ -159,14 +159,14 @@ def to_do(config: PlanConfig, one: Candidate) -> list[str]:
         form = f"--stages {len(one.layers)}"
     if "tp" in split:
         form = f"{form} --tp {split['tp']}".strip()
-    head = f" --eagle {config.eagle_dir}" if "eagle" in one.draft and METHODS[one.method].draft == "eagle" else ""
+    head = f" --eagle {config.run.eagle_dir}" if "eagle" in one.draft and METHODS[one.method].draft == "eagle" else ""
     boards = _named(one).replace("rank 0's board and ", "")
-    hosts = config.write_hosts or (config.hosts if one.in_order else "") or "FILE"
-    lines = [f"split: python split_and_save_models.py {config.base_dir or 'MODEL'} {folder} {form}{head}",
+    hosts = config.write_hosts or (config.run.hosts if one.in_order else "") or "FILE"
+    lines = [f"split: python split_and_save_models.py {config.run.base_dir or 'MODEL'} {folder} {form}{head}",
              f"push:  to {boards} and rank 0's, the lines of a hosts file: bash scripts/push.sh hosts={hosts} "
              f"split={folder}"]
     if not (one.in_order or config.write_hosts or config.write_cluster):
-        key = "write_hosts=FILE" if config.hosts else "write_cluster=FILE.json"
+        key = "write_hosts=FILE" if config.run.hosts else "write_cluster=FILE.json"
         lines.append(f"note: ranks have no gaps, so these keys alone mean the first boards: add {key} for a file of "
                      "the chosen ones")
     return lines

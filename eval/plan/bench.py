@@ -93,9 +93,7 @@ def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -
     """A plan with the bundled models: so many questions of each set are recorded, and at most so many tokens of each.
     """
     keys = (f"profile={profile}", f"question_end={questions}", f"max_new_tokens={tokens}", f"drafts={drafts}")
-    config = parse(words(["toy", *keys]), COMMAND, PlanConfig)
-    assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
-    return config
+    return parse(words(["toy", *keys]), COMMAND, kind=PlanConfig)
 
 
 # --- the clusters -----------------------------------------------------------------------------------------------------
@@ -147,7 +145,8 @@ def planner(argv: list[str]) -> int:
     """The command `python -m scripts.bench planner`; its exit code."""
     grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
     config = plan_of(grid.questions, grid.tokens, grid.drafts)
-    others = replace(config, question_begin=grid.questions, question_end=grid.questions + grid.judges)
+    later = replace(config.run, question_begin=grid.questions, question_end=grid.questions + grid.judges)
+    others = replace(config, run=later)
     books = [made(config), made(others)]
     rows = []
     with ProcessPoolExecutor(grid.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -173,7 +172,7 @@ def judged(site: Boards, config: PlanConfig, mine: Book, others: Book) -> dict[s
     chosen, plain = choice(found).candidate, plain_of(rivals).candidate
     near = [trial.candidate for trials in (found, rivals) for trial in trials if trial.speed >= NEAR * trials[0].speed]
     bench = Bench(site, config, others)
-    speeds = {one: bench.trial(one, others.answers, config.max_new_tokens).speed
+    speeds = {one: bench.trial(one, others.answers, config.run.max_new_tokens).speed
               for one in dict.fromkeys((chosen, plain, *near))}
     best = max(speeds, key=lambda one: speeds[one])
     return {**facts(site), "chosen": chosen.keys, "chosen_speed": speeds[chosen], "best": best.keys,

@@ -48,7 +48,7 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
 
 def _speed(config: PlanConfig, book: Book, one: Candidate) -> float:
     answers = book.answers[:ANSWERS]
-    with opened(config.run(**values(one.keys))) as pipeline:
+    with opened(config.single(**values(one.keys))) as pipeline:
         rounds = [seconds(pipeline.decoder, book, answers, TOKENS) for _ in range(ROUNDS)]
     tokens = sum(min(TOKENS, len(answer.text)) for answer in answers)
     return tokens / sum(map(min, zip(*rounds)))

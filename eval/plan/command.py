@@ -27,14 +27,13 @@ APART = ("profile", "max_new_tokens", "question_begin", "question_end", "hosts")
 
 def main(argv: Sequence[str]) -> int:
     try:
-        config = parse(words(argv), COMMAND, PlanConfig)
-        assert isinstance(config, PlanConfig), f"a plan was read as {type(config).__name__}"
+        config = parse(words(argv), COMMAND, kind=PlanConfig)
         found = plan(config)
         print("\n".join(report(config, found)))
         _write_boards(config, found)
         if config.preset:
             write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
-            hosts = config.write_hosts or config.hosts or "FILE"
+            hosts = config.write_hosts or config.run.hosts or "FILE"
             print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
         print(keys_line(found.chosen.candidate))
     except PeerLost as loss:
@@ -68,7 +67,7 @@ def _write_boards(config: PlanConfig, found: Plan) -> None:
     """Write the files of the chosen boards that were asked for."""
     one = found.chosen.candidate
     if config.write_hosts:
-        write_hosts(config.write_hosts, config.hosts, one)
+        write_hosts(config.write_hosts, config.run.hosts, one)
         print(f"hosts: {config.write_hosts} has the chosen boards, rank 0's first")
     if config.write_cluster:
         write(config.write_cluster, alone(found.bench.site, one))

@@ -4,15 +4,15 @@ It knows nothing about how plans are made; all other keys are those of a single 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Iterator, Sequence
 
 from config.drafts import headless, listed, needs_head, no_head
-from config.files import check_output
 from config.methods import METHODS
 from config.ranges import NUMBER, Range, outside, unknown
 from config.run_config import CHOICES, RunConfig
 from config.typed import over
+from eval.keys import AsksSets, problems_of_files
 from eval.prompts import problems as problems_of_sets
 
 COMMAND = "python -m scripts.plan"
@@ -29,9 +29,12 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class PlanConfig(RunConfig):
+class PlanConfig(AsksSets):
     """One plan. The comments are what `--help` prints, as those of `RunConfig` are."""
 
+    USUAL = {"draft": "model"}  # no run has it, but draft_dir is for those that will
+    REFUSED = ("pipeline_type", "draft", "temperature", "verify", "tp", "prompt_ids", "question_file", "stop",
+               "ignore_eos", "answers", "time", "trace", "output")
     EXAMPLES: ClassVar[str] = EXAMPLES
 
     # The cluster that is planned for: that of profile, or what is measured
@@ -46,9 +49,7 @@ class PlanConfig(RunConfig):
     methods: str = ""  # methods; empty: all but pipeinfer
     drafts: str = ""  # drafts, as the key draft takes them; empty: those that are there
 
-    # The questions that are recorded
-    sets: str = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the data sets; question_begin and question_end are of each
-    data: str = ""  # folder with SET/question.jsonl, SET.jsonl, or SET.json (a list of texts); empty: the bundled sets
+    # What is recorded
     traces: str = ""  # JSON file for the record of texts and guesses, which is read if it is there; empty: none
 
     # What comes out
@@ -60,42 +61,44 @@ class PlanConfig(RunConfig):
 
     def problems(self) -> Iterator[str]:
         yield from _unknown_names(self)
-        yield from super().problems()
         yield from _problems(self)
 
-    def run(self, **changes: Any) -> RunConfig:
+    def single(self, **changes: Any) -> RunConfig:
         """The configuration of a single run, with these keys in place of the plan's."""
-        own = {key.name: getattr(self, key.name) for key in fields(RunConfig)}
-        own.update(output="", trace="", hosts="", question_begin=0, question_end=-1)
-        own.update(changes)
-        if "model" not in own["draft"].split("+"):
-            own["draft_dir"] = ""
-        return RunConfig(**own)
+        usual = RunConfig()
+        values = {"pipeline_type": usual.pipeline_type, "draft": usual.draft, "hosts": "", "question_begin": 0,
+                  "question_end": -1, **changes}
+        if "model" not in values["draft"].split("+"):
+            values["draft_dir"] = ""
+        return replace(self.run, **values)
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def asked_drafts(self) -> tuple[str, ...]:
         """The sources of guesses that may be chosen."""
         return tuple({source: None for name in self.chosen_drafts for source in name.split("+")})
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of networks that are there to draft."""
-        head = "" if headless(self) else self.eagle_dir or self.model_dir
-        there = {"eagle": head, "model": self.draft_dir, "ssm": self.ssm}
+        run = self.run
+        head = "" if headless(run) else run.eagle_dir or run.model_dir
+        there = {"eagle": head, "model": run.draft_dir, "ssm": run.ssm}
         asked = {source for name in listed(self.drafts) for source in name.split("+")}
-        asked.update(METHODS[name].draft for name in self.chosen_methods if METHODS[name].draft == "ssm")
-        return tuple(kind for kind, folder in there.items() if folder and (not self.drafts or kind in asked))
+        asked.update({METHODS[name].draft for name in self.chosen_methods} & {"ssm"})
+        found = [kind for kind, folder in there.items() if folder]
+        return tuple(kind for kind in found if not self.drafts or kind in asked)
 
     @property
     def chosen_drafts(self) -> tuple[str, ...]:
         """The drafts that may be chosen, as the key `draft` takes them."""
         mixed = (f"{kind}+suffix" for kind in self.kinds)
-        return listed(self.drafts) or ("suffix", *self.kinds, *(name for name in mixed if name in CHOICES["draft"]))
+        possible = [name for name in mixed if name in CHOICES["draft"]]
+        return listed(self.drafts) or ("suffix", *self.kinds, *possible)
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods that may be chosen; plain decoding always may, small models only if there are any."""
-        there = (name for name in METHODS if self.ssm or METHODS[name].draft != "ssm")
+        there = (name for name in METHODS if self.run.ssm or METHODS[name].draft != "ssm")
         named = listed(self.methods) or tuple(name for name in there if METHODS[name].planned)
         return ("ar", *(name for name in named if name != "ar"))
 
@@ -126,38 +129,20 @@ def _problems(c: PlanConfig) -> Iterator[str]:
     """What is wrong with a plan, each in a sentence that names the fix."""
     yield from outside(vars(c), COUNTS)
     yield from unknown(vars(c), SPLITS)
-    if headless(c) and any(map(needs_head, listed(c.drafts))):
-        yield no_head(c)
-    yield from problems_of_sets(listed(c.sets))
+    if headless(c.run) and any(map(needs_head, listed(c.drafts))):
+        yield no_head(c.run)
+    yield from problems_of_sets(c.chosen_sets)
     for number in listed(c.memory):
         if not NUMBER.fullmatch(number) or float(number) <= 0:
             yield f"memory={c.memory} is no list of gigabytes: write numbers above 0, as 8,8,16"
-    if c.profile == "none" and not (c.measure or c.measured):
+    profile, hosts = c.run.profile, c.run.hosts
+    if profile == "none" and not (c.measure or c.measured):
         yield "there is no cluster to plan for: give profile=jetson-7b or profile=FILE.json, or measure=true"
-    if c.profile != "none" and (c.measure or c.measured):
-        yield f"profile={c.profile} and a measurement are both given: give only one of them"
-    if c.temperature or c.verify != "match":
-        yield "a plan is made for temperature 0: leave temperature and verify out"
-    others = f"hosts={c.hosts}" if c.hosts else "" if c.profile == "none" else f"profile={c.profile}"
+    if profile != "none" and (c.measure or c.measured):
+        yield f"profile={profile} and a measurement are both given: give only one of them"
+    others = f"hosts={hosts}" if hosts else "" if profile == "none" else f"profile={profile}"
     if c.check and others:
         yield f"check={c.check} is for this machine as it is, and {others} for others: leave one of them out"
-    if c.write_hosts and not c.hosts:
+    if c.write_hosts and not hosts:
         yield f"write_hosts={c.write_hosts} wants the lines of a hosts file: add hosts=FILE"
-    yield from _problems_of_runs(c)
-
-
-def _problems_of_runs(c: PlanConfig) -> Iterator[str]:
-    """What a single run may have, but not a plan."""
-    if c.pipeline_type != RunConfig.pipeline_type or c.draft != RunConfig.draft:
-        yield "a plan chooses pipeline_type and draft: write methods=NAME,NAME and drafts=NAME,NAME"
-    for key in ("tp", "prompt_ids", "question_file", "stop", "ignore_eos", "trace", "output"):
-        if getattr(c, key):
-            yield f"a plan has no {key}: leave it out"
-    if c.virtual:
-        yield "a plan is made in virtual time anyhow: leave time out"
-    try:
-        for key in ("measured", "traces", "preset", "write_hosts", "write_cluster"):
-            if getattr(c, key):
-                check_output(getattr(c, key), f"choose another {key}=")
-    except ValueError as error:
-        yield str(error)
+    yield from problems_of_files(c, "measured", "traces", "preset", "write_hosts", "write_cluster")

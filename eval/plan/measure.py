@@ -43,7 +43,7 @@ PROMPT = list(range(1, 33))
 def measured(config: PlanConfig) -> Boards:
     """The cluster as it was measured: out of the file, if it is there, or now. Raises ValueError for another model's.
     """
-    model = Path(config.base_dir or config.model_dir).name
+    model = Path(config.run.base_dir or config.run.model_dir).name
     if config.measured and Path(config.measured).is_file():
         found = read(config.measured)
         if found.model_of != model:
@@ -60,13 +60,13 @@ def measured(config: PlanConfig) -> Boards:
 
 def measure(config: PlanConfig, model: str) -> Boards:
     """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
-    run = config.run(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
+    run = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
     folder, placement = prepare(run)
     parts = [RankSpec(run, open_part(folder, rank)) for rank in range(1, placement.world)]
     sizes, width = parts[0].sizes, parts[0].like.element_size()
     others: list[Measured] = []
-    if config.hosts:
-        others = measured_boards(config.hosts, _asked(parts[0], len(boards_of(config.hosts))))
+    if config.run.hosts:
+        others = measured_boards(config.run.hosts, _asked(parts[0], len(boards_of(config.run.hosts))))
         stages = [other.passes for other in others]
     else:
         stages = [_passes(spec) for spec in tqdm(parts, desc="stages", leave=False, file=sys.stderr)]
@@ -149,8 +149,8 @@ def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
     spent, moments = {}, {}
     with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # of the trace nobody wants to hear
         for kind in config.kinds:
-            decoder = pipeline.decoder_for(config.run(pipeline_type="serial", draft=kind))
-            for method in (decoder, pipeline.decoder_for(config.run(pipeline_type="ar"))):
+            decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind))
+            for method in (decoder, pipeline.decoder_for(config.single(pipeline_type="ar"))):
                 since = time.monotonic()
                 method.whole(Request(PROMPT, Sampler(), TOKENS))
                 if method is decoder:

@@ -52,15 +52,15 @@ def plan(config: PlanConfig) -> Plan:
 
 def cluster(config: PlanConfig) -> Boards:
     """The cluster that is planned for, with as many boards as may take part, and their memory."""
-    if config.profile == "none":
+    if config.run.profile == "none":
         site = measured(config)
     else:
-        there = config.cluster
-        assert there is not None, config.profile
+        there = config.run.cluster
+        assert there is not None, config.run.profile
         site = uneven(there)
-    if config.hosts and config.profile != "none":  # else they were measured
-        site = answered(site, config.hosts)
-    named = len(boards_of(config.hosts)) if config.hosts else 0
+    if config.run.hosts and config.run.profile != "none":  # else they were measured
+        site = answered(site, config.run.hosts)
+    named = len(boards_of(config.run.hosts)) if config.run.hosts else 0
     described = len(site.factors) or len(site.memory)
     boards = config.boards or named or described or max(len(config.gigabytes(0)), USUAL)
     factors = (*site.factors, *[1.0] * boards)[:boards]
@@ -95,7 +95,7 @@ def planned(config: PlanConfig, site: Boards, book: Book) -> Plan:
 
 def stages_of(config: PlanConfig) -> tuple[int, ...]:
     """The layers of each stage of the split that the keys of a run name. Raises ValueError if it is no pipeline."""
-    folder, _ = prepare(config.run(pipeline_type=PLAIN, draft="none"))
+    folder, _ = prepare(config.single(pipeline_type=PLAIN, draft="none"))
     part = open_part(folder, 0)
     if len(part.stages) == 1 or len(part.shares) > 1:
         raise ValueError(f"{folder} is split as {part.form}, and splits=given plans for pipelines of single boards: "

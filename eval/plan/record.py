@@ -11,7 +11,6 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.drafts import listed
 from config.files import fits, whole, write_json
 from config.questions import by_turns
 from eval.plan.keys import PlanConfig
@@ -123,7 +122,7 @@ def _kept(path: Path, settings: dict[str, Any]) -> Book:
 
 def made(config: PlanConfig) -> Book:
     """A record by the models themselves, all in this process."""
-    usual = config.run(pipeline_type="ar", **APART)
+    usual = config.single(pipeline_type="ar", **APART)
     with as_virtual(usual, *prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         assert pipeline.text is not None, "questions are text"
         writer = pipeline.decoder
@@ -132,7 +131,7 @@ def made(config: PlanConfig) -> Book:
         answers = []
         for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
             ends = frozenset(pipeline.text.end_ids)
-            text = writer.whole(Request(prompt, Sampler(), config.max_new_tokens, ends)).token_ids
+            text = writer.whole(Request(prompt, Sampler(), config.run.max_new_tokens, ends)).token_ids
             guesses = {name: _table(decoder, network, prompt, text) for name, (decoder, network) in readers.items()}
             answers.append(Written(prompt, text, guesses))
         networks = {name: Network(network.source, network.lag, network.drifts)
@@ -145,7 +144,7 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> dict[str, tuple[Decoder,
     """A decoder for each network that is there, by the name of the network."""
     found = {}
     for kind in config.kinds:
-        decoder = pipeline.decoder_for(config.run(pipeline_type="serial", draft=kind, **APART))
+        decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind, **APART))
         for network in decoder.draft.networks:
             assert isinstance(network, TreeDraft), network
             found[network.source] = decoder, network
@@ -156,11 +155,12 @@ def _prompts(pipeline: Pipeline, config: PlanConfig) -> list[list[int]]:
     """The questions as token ids, one of each set and then the next of each, so that the first few are of all kinds."""
     text = pipeline.text
     assert text is not None, "questions are text"
-    asked = by_turns(config.data, listed(config.sets), config.question_begin, config.question_end)
-    prompts = [text.prompt_ids([question], config.template) for question in asked]
+    asked = by_turns(config.data, config.chosen_sets, config.run.question_begin, config.run.question_end)
+    prompts = [text.prompt_ids([question], config.run.template) for question in asked]
     longest, room = max(map(len, prompts)), pipeline.spec.context
-    if longest + config.max_new_tokens > room:
-        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={config.max_new_tokens} in a "
+    most = config.run.max_new_tokens
+    if longest + most > room:
+        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={most} in a "
                          f"context of {room}: give less, or other sets= or questions")
     return prompts
 

@@ -98,8 +98,8 @@ class Bench:
 
     def __init__(self, site: Boards, config: PlanConfig, book: Book) -> None:
         self.site, self.book = site, book
-        self._usual = config.run()
-        self._context = config.max_length
+        self._usual = config.single()
+        self._context = config.run.max_length
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """The keys of a run of this candidate, but those of its split."""
@@ -155,7 +155,8 @@ class Bench:
         """The leaders of all stages, and what the stages do, ring by ring."""
         total, tiles = sum(candidate.layers), candidate.method == "galaxy"
         stages = zip(candidate.groups, candidate.layers * candidate.copies)
-        works = [work_of(self.site, Held(ranks, held / total, 0, 1 / len(ranks), tiles)) for ranks, held in stages]
+        parts = [Held(ranks, held / total, 0, 1 / len(ranks), tiles) for ranks, held in stages]
+        works = [work_of(self.site, part) for part in parts]
         depth = len(candidate.layers)
         rings = [works[i:i + depth] for i in range(0, len(works), depth)]
         return [ranks[0] for ranks in candidate.groups], rings

@@ -23,15 +23,13 @@ from launch.run import Command, run
 MODULE = "scripts.spec_infer start"  # what a rank is
 
 
-def answer_all(pipeline: Pipeline) -> None:
+def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
     """On rank 0: answer one prompt after the other; the lines are appended as soon as an answer is whole.
 
     A prompt that cannot be answered is reported and left out; the exit code says so in the end.
     """
-    config, answers = pipeline.config, []
-    assert isinstance(config, SpecInferConfig), f"SpecInfer's lines were asked of a {type(config).__name__}"
-    own = Question(0, "", (config.prompt,))
-    asked = questions(config) if config.question_file else [own]
+    config, answers = own.run, []
+    asked = questions(config) if config.question_file else [Question(0, "", (config.prompt,))]
     for number, question in enumerate(asked):
         prompt, = question.turns
         print(f"Prompt[{number}]: {harmless(prompt)}\n", flush=True)
@@ -40,7 +38,7 @@ def answer_all(pipeline: Pipeline) -> None:
         except ValueError as error:
             print(f"flowspec: Prompt[{number}] is left out: {plain(str(error))}", file=sys.stderr)
             continue
-        keep(config.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
+        keep(own.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
         answers.append(result.answer)
         print(f"\n\n{table([result.answer])}\n", flush=True)
     if len(answers) > 1:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
 
+from config.command import CommandKeys
 from config.files import fits
 from config.files import whole as read_json
 from config.keys import nearest
 from config.presets import MODELS
 from config.ranges import number, whole
-from config.run_config import RunConfig
 from config.typed import typed
 
 SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two programs
@@ -90,7 +90,7 @@ OPTIONS.update(RENAMED)
 
 
 @dataclass(frozen=True)
-class SpecInferConfig(RunConfig):
+class SpecInferConfig(CommandKeys):
     """A run that also writes SpecInfer's lines."""
 
     # What SpecInfer writes

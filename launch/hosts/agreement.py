@@ -8,10 +8,10 @@ import hashlib
 import socket
 from collections import Counter
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from config.command import CommandKeys, flat
 from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.hosts.board import Board
@@ -57,11 +57,10 @@ def code_version(root: Path = ROOT) -> str:
     return digest.hexdigest()[:12]
 
 
-def settings(config: RunConfig, **found: Any) -> dict[str, Any]:
+def settings(keys: RunConfig | CommandKeys, **found: Any) -> dict[str, Any]:
     """The keys that must agree, as they were typed; `found` is what a key turned out to mean on this board."""
-    names = [option.name for option in fields(config) if option.name not in LOCAL]
-    typed = {name: getattr(config, name) for name in names}
-    if config.draft == "suffix":
+    typed = {name: value for name, value in flat(keys).items() if name not in LOCAL}
+    if typed["draft"] == "suffix":
         typed["draft"] = RunConfig.draft  # for which it stands in where rank 0, which alone knows, has no head
     for name in GIVEN:
         typed[name] = "FOLDER" if typed[name] else ""

@@ -21,9 +21,9 @@ from typing import Any, Callable, Dict, Sequence
 
 import torch.distributed as dist
 
+from config.command import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
-from config.small_models import drafting_ranks
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
@@ -63,16 +63,16 @@ class Rendezvous:
         self._deadline = time.monotonic() + board.wait
         self._store = self._open()
 
-    def attend(self, config: RunConfig, prepare: Callable[[RunConfig], tuple[Path, Placement]]
+    def attend(self, keys: RunConfig | CommandKeys, prepare: Callable[[RunConfig], tuple[Path, Placement]]
                ) -> tuple[Path, Placement]:
         """What `prepare` gives, once all ranks are here and belong together; raises ValueError or PeerLost."""
-        host = socket.gethostname()
-        facts: Facts = {"host": host, "code": code_version(), "settings": settings(config)}
+        config, host = keys.run, socket.gethostname()
+        facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
         with socket.socket() as door:
             try:
                 folder, placement = prepare(config)
                 part = open_part(folder, self.board.rank, config)
-                facts.update(self._describe(config, part, door))
+                facts.update(self._describe(keys, part, door))
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
                 self._agree("facts", len(self.board.lines), self._judge_facts)
@@ -100,18 +100,19 @@ class Rendezvous:
                            f"firewall is between them ({reason}); start all again") from error
         return dist.distributed_c10d._get_default_store()
 
-    def _describe(self, config: RunConfig, part: Part, door: socket.socket) -> Facts:
+    def _describe(self, keys: RunConfig | CommandKeys, part: Part, door: socket.socket) -> Facts:
         """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
+        config = keys.run
         interface, address = self.board.network()
         door.bind((address, 0))
         door.listen()
         opening = partial(open_door, door, self.board.rank)
         threading.Thread(target=opening, name="door", daemon=True).start()
         found = {"dtype": str(RankSpec(config, part).dtype).rpartition(".")[2]}
-        if drafting_ranks(config):
-            found["ssm"] = f"{drafting_ranks(config)} folders"
+        if config.drafting_ranks:
+            found["ssm"] = f"{config.drafting_ranks} folders"
         return {"split": part.split_id, "world": part.world, "address": address, "interface": interface,
-                "port": door.getsockname()[1], "settings": settings(config, **found)}
+                "port": door.getsockname()[1], "settings": settings(keys, **found)}
 
     def _try_ways(self, written: Written) -> None:
         """Knock at the doors of all ranks, and agree that every knock is answered. From now on ranks have names."""
