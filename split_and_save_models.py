@@ -8,9 +8,8 @@ import argparse
 import sys
 from typing import Sequence
 
-from config.schema.untrusted import plain
 from config.tensor_parallel import TensorParallel
-from launch.environment import NEEDED, enter
+from launch.console import INTERRUPTED, NEEDED, ended_by, enter, say
 
 if __name__ == "__main__":
     enter(*NEEDED)
@@ -89,11 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report(check(args.check) if args.check else write(args, tensor_parallel))
     except (ValueError, OSError) as error:
-        print(f"split_and_save_models.py: {plain(str(error))}", file=sys.stderr)
-        return 2
+        return ended_by(error)
     except KeyboardInterrupt:
-        print("split_and_save_models.py: stopped; type the same command again to go on", file=sys.stderr)
-        return 130
+        say("stopped; type the same command again to go on", "\n")
+        return INTERRUPTED
     return 0
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 
-from launch.environment import NEEDED, enter
+from launch.console import NEEDED, enter
 
 if sys.argv[:1] == ["-m"]:  # python -m eval.report
     enter(*NEEDED)

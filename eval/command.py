@@ -17,16 +17,15 @@ from config.drafts import parts
 from config.files import check_folder
 from config.keys import ASKS
 from config.questions import BUNDLED, Question, load
-from config.schema.untrusted import plain
 from eval.evaluation import Evaluation, all_jobs
 from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
 from launch.auto import settled
+from launch.console import STOPPED, ended_by, say
 from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
-from launch.processes import STOPPED, WRONG
 from launch.run import Command, run
 from launch.trace import open_trace
 from pipeline.interfaces import Clock
@@ -146,8 +145,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         config = _read(argv)
         find_board(config.run, os.environ)
     except (ValueError, OSError) as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
+        return ended_by(error)
     results = Results(config.results)
     argv = [word for word in argv if not word.startswith(("slowdown=", "draft=", "max_requests="))]
     code, slowdown, groups = 0, config.run.slowdown, list(config.groups)
@@ -182,10 +180,9 @@ def _conclude(results: Results, code: int) -> int:
     try:
         print(f"tables and plots: {report(results.folder)}")
     except (ValueError, OSError) as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        code = code or WRONG
+        code = code or ended_by(error)
     if code:
-        print("flowspec: what was answered is kept; the same command goes on from there", file=sys.stderr)
+        say("what was answered is kept; the same command goes on from there")
     return code
 
 

@@ -12,8 +12,8 @@ from tqdm import tqdm
 from config.schema.untrusted import shown
 from eval.pair_keys import Measured
 from eval.prompts import Prompt, draw
-from launch.devices import usable
 from launch.memory import GB, free
+from launch.spec import usable
 from model.sample import Sampler
 from model.text import Text
 from model.weights.checkpoint import Checkpoint

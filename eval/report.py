@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
 
 from config.files import ROOM, write
-from config.schema.untrusted import plain
 from eval import summary
 from eval.keys import Contender
 from eval.metrics import Interval
@@ -20,6 +19,7 @@ from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import Found, missing, read
 from eval.summary import BASELINES, MEAN, Row, View
 from eval.tables import NONE, markdown, number, save
+from launch.console import run
 
 TOO_LATE = 0.03  # of the time of computing
 SHOWN = 20  # sentences about what is missing
@@ -258,14 +258,14 @@ def _interval(interval: Interval) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
+    return run(_report, argv)
+
+
+def _report(argv: Sequence[str]) -> int:
     if len(argv) != 1 or argv[0].startswith("-"):
         print(__doc__)
         return 0 if argv in (["-h"], ["--help"]) else 2
-    try:
-        print(report(argv[0]))
-    except (ValueError, OSError) as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return 2
+    print(report(argv[0]))
     return 0
 
 

@@ -23,7 +23,7 @@ from eval import metrics
 from eval.results_index import GROUP, Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, means, summary
 from eval.tables import markdown, number, save
-from launch.processes import STOPPED, WRONG
+from launch.console import STOPPED, WRONG, run, say
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64",
          "draft=eagle", "baseline_draft=")  # a head alone, whose trees grow as in the papers
@@ -258,18 +258,15 @@ def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
-def run(name: str, argv: Sequence[str]) -> int:
+def _sweep(words: Sequence[str]) -> int:
     """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
+    name, argv = "".join(words[:1]), words[1:]
     if name in ASKS:
         print(__doc__)
         print("\n".join(f"  {key:<18}{sweep.about}: {', '.join(sweep.points)}" for key, sweep in SWEEPS.items()))
         return 0
-    try:
-        check_name(name, SWEEPS, "sweep")
-        folder, points = commands(name, SWEEPS[name], argv)
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
+    check_name(name, SWEEPS, "sweep")
+    folder, points = commands(name, SWEEPS[name], argv)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code says so
     code = 0
     for turn, (point, words) in enumerate(points.items(), 1):
@@ -285,11 +282,10 @@ def run(name: str, argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
         if not reported:
-            print(f"flowspec: {plain(str(error))}", file=sys.stderr)
+            say(plain(str(error)))
         code = code or WRONG
     return code
 
 
 def main(argv: list[str]) -> int:
-    """The command."""
-    return run("".join(argv[:1]), argv[1:])
+    return run(_sweep, argv)

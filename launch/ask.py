@@ -17,6 +17,7 @@ from config.files import streams, write
 from config.questions import Question, read
 from config.run_config import RunConfig
 from config.schema.untrusted import harmless
+from launch.console import say
 from launch.generation import Generation
 from launch.pipeline import Pipeline
 from launch.run import Command
@@ -28,17 +29,12 @@ Done = Tuple[Place, Dict[str, Any], Generation]  # an answer, and what is said a
 
 
 def warn_if_full(pipeline: Pipeline, got: Answer) -> None:
-    """Say so if the context ended an answer."""
+    """Say so if the context ended an answer, with the remedy."""
     if got.finish_reason == "context":
-        print(f"\nflowspec: {full(pipeline, got)}", file=sys.stderr)
-
-
-def full(pipeline: Pipeline, got: Answer) -> str:
-    """The sentence about an answer that ends because the context is full, with the remedy."""
-    size, asked = pipeline.decoder.max_length, pipeline.config.max_length
-    more = "raise max_length" if size == asked else "the model has no more positions"
-    return (f"the answer ends after {got.new_tokens} of max_new_tokens={pipeline.config.max_new_tokens}, since the "
-            f"context of {size} tokens is full: {more}, or shorten the prompt")
+        size, asked = pipeline.decoder.max_length, pipeline.config.max_length
+        more = "raise max_length" if size == asked else "the model has no more positions"
+        say(f"the answer ends after {got.new_tokens} of max_new_tokens={pipeline.config.max_new_tokens}, since the "
+            f"context of {size} tokens is full: {more}, or shorten the prompt", "\n")
 
 
 def record(config: RunConfig, prompt: str, generation: Generation) -> dict[str, Any]:
@@ -182,8 +178,7 @@ def main(pipeline: Pipeline) -> None:
     """On rank 0: answer what the configuration asks."""
     positions, asked = pipeline.decoder.max_length, pipeline.config.max_length
     if positions < asked != RunConfig.max_length:
-        print(f"flowspec: max_length={asked} is more than the {positions} positions of the model, which prompt and "
-              "answer share", file=sys.stderr)
+        say(f"max_length={asked} is more than the {positions} positions of the model, which prompt and answer share")
     if pipeline.config.question_file:
         ask_many(pipeline)
     else:

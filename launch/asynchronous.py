@@ -1,28 +1,27 @@
 """A pipeline for asyncio: many tasks ask it at once, and none of them keeps the event loop waiting.
 
-It knows nothing about how requests take turns: a thread of its own turns the pipeline, see `turning.py`.
+It knows nothing about how requests take turns: a thread of its own turns the pipeline, see `request_loop.py`.
 """
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, AsyncGenerator, Callable, Mapping, Sequence
 
 from launch.generation import Generation
 from launch.pipeline import Pipeline, Prompt
-from launch.request_loop import Job, Turning
+from launch.request_loop import Job, Reports, Turning
 from model.text import Message, check_messages
 from pipeline.failure import PeerLost, guarded
 
 
 class Asked(Job):
-    """A prompt with its options; `report` is called on the pipeline's thread."""
+    """A prompt with its options."""
 
-    def __init__(self, prompt: Prompt, options: Mapping[str, Any], report: Callable[[Any], None]) -> None:
-        self.prompt, self.options, self.report = prompt, options, report
+    def __init__(self, prompt: Prompt, options: Mapping[str, Any]) -> None:
+        self.prompt, self.options = prompt, options
 
     def begin(self, pipeline: Pipeline) -> Generation:
         return pipeline.submit(self.prompt, **self.options)
@@ -92,23 +91,14 @@ class AsyncPipeline:
 
     async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """The events of a job, up to its end, which is a generation."""
-        loop, events = asyncio.get_running_loop(), asyncio.Queue()  # type: ignore[var-annotated]
-
-        def report(event: Any) -> None:
-            with suppress(RuntimeError):  # the loop is closed, so nobody reads
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
-        job = Asked(prompt, options, report)
-        self._turning.submit([job])
+        reports = Reports(self._turning, [Asked(prompt, options)])
         try:
             event: Any = None
             while not isinstance(event, Generation):
-                event = await events.get()
-                if isinstance(event, BaseException):
-                    raise event
+                _, event = await reports.next()
                 yield event
         finally:
-            self._turning.cancel([job])
+            reports.close()
 
     # --- the pipeline's thread ----------------------------------------------------------------------------------------
 
@@ -129,7 +119,6 @@ class AsyncPipeline:
         self._end(error)
 
     def _refuse(self, why: BaseException) -> None:
-        """Nothing is answered any more."""
         self._turning.ended = why
         self._turning.drop(why)
 

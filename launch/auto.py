@@ -35,12 +35,12 @@ from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from config.templates import AUTO, OWN, chosen, tokenizer_folder
 from config.typed import opened, preset_of, typed
+from launch.console import INTERRUPTED, LOST, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
 from launch.models import with_model
 from launch.prepare import open_part
-from launch.processes import INTERRUPTED, LOST
 from model.text import VOCABULARIES
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import plan_stages
@@ -50,8 +50,8 @@ PLAN = "scripts.plan"  # the command that makes plans
 OURS = "flowspec: "  # begins a sentence of it
 JUDGED = ("model_dir", "base_dir", "eagle_dir", "models", "template")  # keys by which left_open judges
 USUAL = "4"  # stages, if nothing says how many
-FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]), "kind": str,
-        "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
+FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]),
+        "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
 
 
@@ -79,12 +79,12 @@ def settled(argv: Sequence[str], kind: type[CommandKeys] | None = None) -> list[
         choice = _remembered(path, words, kind)
         if choice is None:
             asked = question(words, config, *_split(config))
-            print(f"flowspec: {_beginning(config)}", file=sys.stderr)
+            say(_beginning(config))
             choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
             kept = _kept(path, choice)
         else:
             kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
-    print(f"flowspec: {_sentence(words, config, choice, kept)}", file=sys.stderr)
+    say(_sentence(words, config, choice, kept))
     return with_chosen(words, choice["keys"])
 
 
@@ -119,7 +119,7 @@ def report_left_open(argv: Sequence[str]) -> None:
     """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
     _, reasons = left_open(opened(argv))
     if reasons and os.environ.get("RANK", "0") == "0":
-        print(f"flowspec: {plain('; '.join(reasons))}", file=sys.stderr)
+        say(plain("; ".join(reasons)))
 
 
 def _checked(argv: Sequence[str], kind: type[CommandKeys] | None) -> RunConfig:
@@ -145,7 +145,6 @@ def _beginning(config: RunConfig) -> str:
 
 
 def _sentence(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str) -> str:
-    """What was chosen, why, and where that is kept."""
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
     against = "which nothing beats" if choice["keys"]["pipeline_type"] == "ar" else f"{theirs:.3g} with ar"
@@ -159,10 +158,10 @@ def _sentence(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str)
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
 def _place(argv: Sequence[str], config: RunConfig) -> Path:
-    """The file of a choice, by all that it depends on."""
     about = {**relevant(argv, config), "code": code_version(), "files": list(_files(argv, config)),
              "machine": _machine() if config.profile == "none" else []}
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    content = json.dumps(about, sort_keys=True, default=str)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
@@ -180,7 +179,7 @@ def _alone(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("flowspec: pipeline_type=auto: another start is planning; this one waits for it", file=sys.stderr)
+            say("pipeline_type=auto: another start is planning; this one waits for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield
@@ -190,7 +189,6 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _files(argv: Sequence[str], config: RunConfig) -> Iterator[tuple[str, int, int]]:
-    """Name, bytes and time of change of each file of model and drafts."""
     given = typed(argv)
     drafts = [given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")]
     for folder in (config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)):
@@ -201,7 +199,6 @@ def _files(argv: Sequence[str], config: RunConfig) -> Iterator[tuple[str, int, i
 
 
 def _machine() -> list[str]:
-    """What sets this machine apart from others that share a home."""
     cores = len(os.sched_getaffinity(0))
     return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
 
@@ -212,20 +209,20 @@ def _remembered(path: Path, argv: Sequence[str], kind: type[CommandKeys] | None)
         return None
     try:
         found = whole(path, "delete it")
-        if not fits(found, FORM) or not found["keys"].keys() <= {*CHOSEN} or "pipeline_type" not in found["keys"]:
+        keys = found["keys"].keys() if fits(found, FORM) else set()
+        if "pipeline_type" not in keys or not keys <= {*CHOSEN}:
             raise ValueError(f"{path} holds no choice")
         if found["keys"]["pipeline_type"] not in METHODS:
             raise ValueError(f"{path} names no method")
         parse(with_chosen(argv, found["keys"]), kind=kind)
     except ValueError as error:
-        print(f"flowspec: {plain(str(error))}; a new plan is made", file=sys.stderr)
+        say(f"{plain(str(error))}; a new plan is made")
         return None
     choice: Choice = found
     return choice
 
 
 def _kept(path: Path, choice: Choice) -> str:
-    """Keep a choice; where it is kept, or why it is not."""
     try:
         write_json(path, choice)
     except ValueError as error:
@@ -264,7 +261,7 @@ def _planned(words: Sequence[str]) -> dict[str, Any]:
             reason = sentence or f"the plan ended with exit code {process.returncode}"
             raise PeerLost(reason) if process.returncode == LOST else ValueError(f"pipeline_type=auto: {reason}")
         if sentence:
-            print(f"flowspec: {sentence}", file=sys.stderr)
+            say(sentence)
         chosen: dict[str, Any] = whole(path, "name the method")["chosen"]
     return chosen
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from config.drafts import no_head
 from config.methods import METHODS
 from config.run_config import TreeConfig
+from config.schema.untrusted import shown
 from launch.spec import RankSpec
-from launch.vocabulary import check_tokens
 from model.cache import TreeCache
 from model.drafts.answers import add_texts, load_texts
 from model.drafts.batch import Passes, read_all
@@ -25,8 +25,9 @@ from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.drafts.mixture import Mixture, Suffix
 from model.drafts.network import ModelDraft, TreeDraft
 from model.llama import LlamaConfig, Slice, fill
+from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import EMBED, HEAD, assign, check_model
+from model.weights.parts import EMBED, HEAD, Part, assign, check_model
 from model.weights.quant import Recast, compress, load, probe
 from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, Drafters
@@ -36,14 +37,15 @@ from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import NoTrace
+from sim.clock import Pace
 from sim.devices import SlowHead, SlowPasses, SlowSlice
-from sim.emulation import Pace
 from sim.groups import Paced, Times, slowest
 from tp.comm import COMMS, Comm
 from tp.group import Group
 from tp.layers import ShardedSlice, hollow
 from tp.shares import shares
 
+SPECIAL = ("bos_token_id", "eos_token_id")
 KEPT = 100_000  # tokens of earlier answers, whose automaton takes 31 MB
 LMHead = Callable[[Tensor], Tensor]
 
@@ -111,10 +113,8 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
     stages = len(spec.part.stages)
     if spec.config.replicated:
-        ring: Ring = Replicas(links, head, stages - 1, spec.device, trace, clock)
-    else:
-        ring = Ring(links[0], head, stages, spec.device, trace, clock)
-    return ring
+        return Replicas(links, head, stages - 1, spec.device, trace, clock)
+    return Ring(links[0], head, stages, spec.device, trace, clock)
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Drafters | None = None) -> Draft:
@@ -126,7 +126,7 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Draf
     networks: list[Any] = []
     for name in spec.sources:
         if name == "ssm":
-            networks += _small_models(spec)
+            networks += [_numbered(spec, number) for number in range(len(spec.small_models))]
         elif name in DRAFTS:
             networks.append(DRAFTS[name](spec, lm_head))
     for number, network in enumerate(networks):
@@ -187,13 +187,8 @@ def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
     return _small_model(spec, folder, "draft_dir")
 
 
-def _small_models(spec: RankSpec) -> list[ModelDraft]:
-    """The small models that draft side by side, called ssm1, ssm2 and so on in the order in which they were named."""
-    return [_numbered(spec, number) for number in range(len(spec.small_models))]
-
-
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:
-    """The small model of this number, from 0, as a draft with the name and the draws of its own."""
+    """The small model of this number, from 0, as a draft with draws of its own, called ssm1, ssm2 and so on."""
     draft = _small_model(spec, spec.small_models[number], "ssm")
     draft.number, draft.source = number, f"ssm{number + 1}"
     return draft
@@ -232,8 +227,44 @@ def _draft_sizes(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> LlamaConfi
     return sizes
 
 
+def check_tokens(small: Checkpoint, target: Part) -> None:
+    """Refuse a small model whose tokens have other numbers than those of the model that rank 0 holds a part of.
+
+    One that has no tokenizer beside it is believed.
+    """
+    other = "take a small model that was made for the same tokenizer"
+    for name in SPECIAL:
+        theirs, ours = small.config.get(name), target.config.get(name)
+        if _numbers(theirs) and _numbers(ours) and not _numbers(theirs) & _numbers(ours):
+            raise ValueError(f"{small.folder / 'config.json'} has {name}={shown(theirs)}, but the model has "
+                             f"{shown(ours)}: {other}")
+    path, known = _vocabulary(small.folder), _vocabulary(target.folder)
+    if path is None or known is None:
+        return
+    if path.name == known.name and path.read_bytes() == known.read_bytes():
+        return
+    found, wanted = _tokens(small.folder), _tokens(target.folder)
+    both = sorted(found.keys() & wanted.keys())
+    wrong = next((number for number in both if found[number] != wanted[number]), None)
+    if wrong is not None:
+        raise ValueError(f"{path} calls token {wrong} {shown(found[wrong])}, but the model's {known.name} calls it "
+                         f"{shown(wanted[wrong])}: {other}")
+
+
+def _vocabulary(folder: Path) -> Path | None:
+    return next((folder / name for name in VOCABULARIES if (folder / name).is_file()), None)
+
+
+def _tokens(folder: Path) -> dict[int, str]:
+    return {number: token for token, number in Text(folder).tokenizer.get_vocab().items()}
+
+
+def _numbers(value: Any) -> set[int]:
+    named = value if isinstance(value, list) else [value]
+    return {number for number in named if isinstance(number, int)}
+
+
 def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn.Linear:
-    """An LM head with this weight of shape `[vocab, hidden]`."""
     lm_head = torch.nn.Linear(sizes.hidden, sizes.vocab, bias=False, device="meta")
     fill(lm_head, {"weight": weight}, spec.dtype, spec.device)
     return lm_head

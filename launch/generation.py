@@ -17,11 +17,10 @@ class Generation:
     figures so far.
     """
 
-    def __init__(self, answer: Answer, settled: Settled, pieces: Generator[str, None, None],
-                 reader: Reader | None) -> None:
+    def __init__(self, answer: Answer, settled: Settled, reader: Reader | None, trace: NoTrace) -> None:
         self.answer = answer
-        self._settled, self._pieces = settled, pieces
-        self._reader = reader
+        self._settled, self._reader = settled, reader
+        self._pieces = pieces(answer, settled, reader, trace)
 
     @property
     def ready(self) -> bool:

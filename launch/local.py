@@ -7,21 +7,21 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, Iterator, NoReturn, Sequence
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from launch.console import LOST, die
 from launch.folder import Folder, hold
 from launch.processes import (
     FOLDER,
     GRACE,
     LAUNCHER,
     LOOK,
-    LOST,
     Ranks,
-    die,
+    environment_kept,
     keep_on_loopback,
     launched,
     noted_in,
@@ -30,32 +30,27 @@ from launch.processes import (
 from pipeline.failure import PeerLost, explain, guarded
 
 
-class LocalRendezvous:
-    """One rank's side, whether `spawn` has started the ranks or a person's own torchrun."""
+def connect(rank: int, world: int) -> Any:
+    """Join the process group of all ranks, whether `spawn` has started them or a person's own torchrun.
 
-    several_hosts = False
-    names: Sequence[str] = ()  # ranks of one machine have no hosts' names
-
-    def connect(self) -> Any:
-        """Join the process group of all ranks. Returns the store in which they write their heartbeats."""
-        launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    Returns the store in which they write their heartbeats.
+    """
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    if launched():
+        with suppress(OSError):  # gone, if the launcher is
+            hold(os.environ[FOLDER])
+    if os.getppid() != launcher:
+        _end_as_orphan()
+    guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
+    try:
         if launched():
-            with suppress(OSError):  # gone, if the launcher is
-                hold(os.environ[FOLDER])
-        if os.getppid() != launcher:
-            _end_as_orphan()
-        guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
-        rank = int(os.environ["RANK"])
-        world = int(os.environ["WORLD_SIZE"])
-        try:
-            if launched():
-                return join(os.environ[FOLDER], rank, world)
-            if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
-                keep_on_loopback(os.environ)
-            dist.init_process_group("gloo")
-        except RuntimeError as error:
-            raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
-        return dist.distributed_c10d._get_default_store()
+            return join(os.environ[FOLDER], rank, world)
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+            keep_on_loopback(os.environ)
+        dist.init_process_group("gloo")
+    except RuntimeError as error:
+        raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
+    return dist.distributed_c10d._get_default_store()
 
 
 def join(folder: str, rank: int, world: int) -> Folder:
@@ -73,7 +68,9 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
     def join_as_0() -> None:
         joined.append(join(folder, 0, world))
 
-    with _on_loopback():
+    with environment_kept("GLOO_SOCKET_IFNAME"):
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
+        keep_on_loopback(os.environ)
         joining = guarded("join", join_as_0, lambda thread, error: failed.append(error))
         while joining.is_alive() and all(process.poll() is None for process in others):
             joining.join(LOOK)
@@ -84,19 +81,6 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
     if ended:
         raise PeerLost(reason_of(ended, noted))
     raise PeerLost(noted or f"rank 0 could not connect to the others: {explain(failed[0])}")
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let gloo listen on loopback while it connects, and leave the program's environment as it was."""
-    before = os.environ.pop("GLOO_SOCKET_IFNAME", None)
-    keep_on_loopback(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)
-        if before is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 def _end_with(launcher: int) -> None:

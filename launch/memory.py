@@ -82,7 +82,6 @@ def need(spec: RankSpec) -> Need:
 
 
 def _layers(spec: RankSpec) -> int:
-    """How many of the target's layers the rank holds, whole or a share of each."""
     if spec.drafter is not None:
         return 0
     first, last = spec.part.layers
@@ -90,7 +89,6 @@ def _layers(spec: RankSpec) -> int:
 
 
 def _stage(spec: RankSpec) -> Need:
-    """The memory of a stage, or of the rank's share of it."""
     part = spec.part
     share = shares(spec.sizes, part.shares)[part.member]
     sizes = share.sizes(spec.sizes)
@@ -106,7 +104,6 @@ def _stage(spec: RankSpec) -> Need:
 
 
 def _head(spec: RankSpec) -> Need:
-    """The memory of the LM head with the logits, and of the draft."""
     vocab = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
     sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
     logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
@@ -114,7 +111,6 @@ def _head(spec: RankSpec) -> Need:
 
 
 def _draft(spec: RankSpec) -> Need:
-    """The memory of the draft's networks."""
     found = NOTHING
     for name in spec.sources:
         for folder in _folders(spec, name):
@@ -123,7 +119,6 @@ def _draft(spec: RankSpec) -> Need:
 
 
 def _folders(spec: RankSpec, name: str) -> list[Path]:
-    """Where the networks of a source lie."""
     if name == "ssm":
         return [] if spec.config.drafting_ranks else spec.small_models
     if name not in FOLDERS:
@@ -153,7 +148,6 @@ def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
 
 
 def _width(spec: RankSpec) -> int:
-    """The bytes of a number of the type in which the rank computes."""
     return spec.like.element_size()
 
 
@@ -183,7 +177,6 @@ def _loading(source: Checkpoint, making: str) -> int:
 
 
 def _cache(spec: RankSpec, sizes: LlamaConfig, layers: int) -> int:
-    """The bytes of the keys and values of so many layers, for all requests."""
     numbers = layers * sizes.kv_heads * spec.slots * sizes.head_dim
     return 2 * numbers * _width(spec) * spec.config.max_requests
 
@@ -194,7 +187,6 @@ def _rows(spec: RankSpec) -> int:
 
 
 def _rows_of_one(spec: RankSpec) -> int:
-    """The rows of the largest segment of one request."""
     tree = spec.config.tree
     copied = replicas.MOST if spec.copies > 1 else 0
     guesses = tree.init.nodes * spec.drafters
@@ -280,7 +272,6 @@ def advice(specs: Sequence[RankSpec], left: int) -> str:
 
 
 def _most(key: str, low: int, high: int, fits: Callable[..., bool]) -> int:
-    """The largest number for a key that fits, where `low` does and `high` does not."""
     while high - low > 1:
         middle = (low + high) // 2
         if fits(**{key: middle}):
@@ -291,7 +282,6 @@ def _most(key: str, low: int, high: int, fits: Callable[..., bool]) -> int:
 
 
 def _spread(specs: Sequence[RankSpec], left: int) -> str:
-    """How many devices with `left` bytes free would do."""
     largest = max(specs, key=lambda spec: need(spec).total)
     needed = need(largest)
     if len(specs) > 1 and needed.total <= left:

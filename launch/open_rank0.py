@@ -2,14 +2,28 @@
 from __future__ import annotations
 
 import os
-from typing import ContextManager, Sequence
+import shlex
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import ContextManager, Iterator, Sequence
+
+import torch.distributed as dist
 
 from config.cli import parse
-from launch.hosts.board import find_board
-from launch.hosts.leading import as_boards
+from config.run_config import RunConfig
+from launch.console import say
+from launch.folder import private_folder
+from launch.hosts.board import Board, find_board
+from launch.hosts.rendezvous import Coordinator
+from launch.local import join_beside
 from launch.prepare import prepare
-from launch.ranks import Rank, as_processes, as_threads
+from launch.processes import await_ends, environment_kept, kill, start_ranks
+from launch.ranks import Member, Rank, Tracing, as_threads, in_group, torch_as_it_was
+from launch.trace import open_trace
 from launch.virtual import as_virtual
+from tp.links import Placement
+
+SAYS = ("RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")  # what a rendezvous writes into the environment
 
 
 def rank_0(words: Sequence[str]) -> ContextManager[Rank]:
@@ -18,10 +32,59 @@ def rank_0(words: Sequence[str]) -> ContextManager[Rank]:
     config = parse(words)
     board = find_board(config, os.environ)
     if board is not None:
-        return as_boards(config, board, words)
+        return _beside_boards(config, board, words)
     folder, placement = prepare(config)
-    if config.virtual:
-        return as_virtual(config, folder, placement)
-    if config.processes:
-        return as_processes(config, folder, placement, words)
-    return as_threads(config, folder, placement)
+    if config.processes and not config.virtual:
+        return _beside_processes(config, folder, placement, words)
+    return alone(config, folder, placement)
+
+
+def alone(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace) -> ContextManager[Rank]:
+    """Rank 0, with all others in this process."""
+    start = as_virtual if config.virtual else as_threads
+    return start(config, folder, placement, tracing)
+
+
+@contextmanager
+def _beside_processes(config: RunConfig, folder: Path, placement: Placement, words: Sequence[str]) -> Iterator[Rank]:
+    """Rank 0, beside the others as processes that read the same `words`; this process joins their process group."""
+    _begin_groups()
+    world = placement.world
+    with private_folder() as place, torch_as_it_was():
+        others = start_ranks(["launch.run", *words], place, world, range(1, world))
+        try:
+            store = join_beside(others, place, world)
+            with in_group(config, folder, Member(config, placement, 0, store)) as rank:
+                yield rank
+            await_ends(others)
+        finally:
+            kill(others)
+
+
+@contextmanager
+def _beside_boards(config: RunConfig, board: Board, words: Sequence[str]) -> Iterator[Rank]:
+    """Rank 0 on this board, once the others have come, where somebody types `run_jetson.sh` with the same `words`.
+
+    Raises ValueError, also on another board than rank 0's, and PeerLost if one does not come.
+    """
+    if board.rank:
+        raise ValueError(f"this board is rank {board.rank}, and who asks is rank 0: start this on the board of "
+                         f"{board.named(0)}, and bash run_jetson.sh here")
+    _begin_groups()
+    say(f"on each of the other boards: bash run_jetson.sh {shlex.join(words)}")
+    with torch_as_it_was(), ExitStack() as ends:
+        with environment_kept(*SAYS):
+            coordinator = ends.enter_context(closing(Coordinator(board)))
+            folder, placement = coordinator.attend(config, prepare)
+            member = Member(config, placement, 0, coordinator.connect(), coordinator.names)
+            rank = ends.enter_context(in_group(config, folder, member))
+        yield rank
+
+
+def _begin_groups() -> None:
+    """Make ready to join a process group; raises ValueError if this program is in one already."""
+    if dist.is_initialized():
+        raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
+                         "pipeline with processes=False")
+    # Groups are named by a number, which a group that could not be joined has raised. All others begin with 0.
+    dist.distributed_c10d._group_count = 0

@@ -1,10 +1,9 @@
 """A live pipeline as rank 0 holds it: what commands, the evaluation and a person's own program share.
 
-It knows nothing about how the other ranks were started: `around.py` and `run.py` do that.
+It knows nothing about how the other ranks were started: `open_rank0.py` and `run.py` do that.
 """
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,7 +17,8 @@ from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
 from launch.auto import report_left_open, settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
-from launch.generation import Generation, pieces
+from launch.console import say
+from launch.generation import Generation
 from launch.open_rank0 import rank_0
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
@@ -192,12 +192,13 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
-        config = replace(self.config, **given([_as_word(key, value) for key, value in options.items()], KEYS))
+        words = [_as_word(key, value) for key, value in options.items()]
+        config = replace(self.config, **given(words, KEYS))
         request = self._request(self.prompt_ids(prompt, config.template), config, stops)
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
-        return Generation(answer, settled, pieces(answer, settled, reader, self.trace), reader)
+        return Generation(answer, settled, reader, self.trace)
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
         """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them.
@@ -218,7 +219,6 @@ class Pipeline:
         return ids
 
     def _request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
-        """The request for an answer to these token ids, as the configuration wants it."""
         sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
         request = Request(ids, sampler, config.max_new_tokens)
         if self.text and not config.ignore_eos:
@@ -292,10 +292,9 @@ class Pipeline:
         least, needed = measured.least(servers), measured.needs(chosen or 1)
         if chosen and draft.networks and needed > servers:
             longer = f"lookahead={least}, or " if measured.needs(least) <= servers else ""
-            print(f"flowspec: with lookahead={chosen} up to {needed} verifications of "
-                  f"{measured.verification * 1e3:.3g} ms are under way at once, since a guess takes "
-                  f"{measured.guess * 1e3:.3g} ms; the replicas here compute {servers} at once, so some will wait: "
-                  f"give {longer}replicas for {needed}", file=sys.stderr)
+            say(f"with lookahead={chosen} up to {needed} verifications of {measured.verification * 1e3:.3g} ms are "
+                f"under way at once, since a guess takes {measured.guess * 1e3:.3g} ms; the replicas here compute "
+                f"{servers} at once, so some will wait: give {longer}replicas for {needed}")
         return chosen or least
 
     @cached_property
@@ -315,6 +314,5 @@ class Pipeline:
 
 
 def _as_word(key: str, value: Any) -> str:
-    """An option as it is typed behind a command."""
     typed = str(value).lower() if isinstance(value, bool) else str(value)
     return f"{key}={typed}"

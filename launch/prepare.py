@@ -12,9 +12,8 @@ from config.files import check_folder, check_output
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
-from launch.devices import usable
 from launch.memory import check_memory, local_ranks
-from launch.spec import RankSpec, place
+from launch.spec import RankSpec, place, usable
 from launch.split.plan import Layout
 from launch.split.write import split
 from model.text import Text
@@ -81,7 +80,6 @@ def _check_replica(stages: int, part: Part, held: str) -> None:
 
 
 def _check_world(part: Part, placement: Placement) -> None:
-    """Refuse another number of ranks than the placement has."""
     world, copies = placement.world, len(placement.rings)
     if int(os.environ.get("WORLD_SIZE", world)) != world:
         copied = f", in {copies} replicas" if copies > 1 else ""
@@ -151,7 +149,6 @@ def _split(config: RunConfig, write: bool) -> Path:
 
 
 def _replica(stages: int, source: Checkpoint) -> str:
-    """The stages of a copy of the model, as `plan_stages` reads them."""
     layers = read_sizes(source).layers
     if stages > layers:
         raise ValueError(f"copies of {stages} stages do not fit: the model has {layers} layers, so write replicas= "
@@ -175,7 +172,6 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
 
 
 def _is_whole(folder: Path, rank: int, config: RunConfig) -> bool:
-    """Whether a rank's part was written to the end."""
     try:
         open_part(folder, rank, config)
     except ValueError:

@@ -53,7 +53,6 @@ def _pass(ring: Ring, rows: int) -> float:
 
 
 def _send(ring: Ring, tree: TokenTree, target: RequestTarget) -> None:
-    """Send the text of a tree, and wait for the first answer."""
     target.send(tree.cut())
     for _ in target.wait():
         ring.listen()
@@ -75,7 +74,6 @@ class Latencies(NamedTuple):
 
 
 def _times(longer: float, shorter: float) -> int:
-    """How many of the shorter times the longer one needs."""
     return max(1, math.ceil(longer / shorter * (1 - SLACK)))
 
 

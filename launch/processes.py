@@ -13,16 +13,15 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import Iterator, Mapping, MutableMapping, NoReturn, Sequence
+from typing import Iterator, Mapping, MutableMapping, Sequence
 
 from config.schema.untrusted import plain
+from launch.console import LOST, STOPPED, WRONG, say
 from launch.folder import Folder, private_folder
 from pipeline.failure import FILES, SPACE, explain, limited
 from pipeline.heartbeat import LOST as NOTED
 from pipeline.heartbeat import first_loss
 
-WRONG, LOST, STOPPED = 2, 75, 128  # exit codes: bad input, a peer is gone, ended by a signal (whose number is added)
-INTERRUPTED = STOPPED + signal.SIGINT
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 FOLDER = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 GRACE = 3  # seconds for a rank to end in good order, before it is killed
@@ -90,7 +89,6 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
 
 
 def _environment(folder: str, world: int) -> dict[str, str]:
-    """The environment that all ranks of this machine share."""
     found = dict(os.environ)
     found[LAUNCHER] = str(os.getpid())
     found[FOLDER] = folder
@@ -99,6 +97,19 @@ def _environment(folder: str, world: int) -> dict[str, str]:
     found.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
     keep_on_loopback(found)
     return found
+
+
+@contextmanager
+def environment_kept(*names: str) -> Iterator[None]:
+    """The program around a pipeline gets these variables of its environment back as they were."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def keep_on_loopback(environment: MutableMapping[str, str]) -> None:
@@ -186,7 +197,7 @@ def _exit_code(ended: dict[int, int], loss: str) -> int:
     else:
         code, message = LOST, reason_of(bad, loss)
     if message:
-        print(f"\nflowspec: {message}", file=sys.stderr)
+        say(message, "\n")
     return code
 
 
@@ -200,7 +211,6 @@ def reason_of(bad: Mapping[int, int], loss: str) -> str:
 
 
 def _death(rank: int, number: int) -> str:
-    """What killed a rank, and why that may be."""
     message = f"rank {rank} was killed ({signal.Signals(number).name})"
     if number == signal.SIGKILL:
         return f"{message}: by hand, or by the system if memory ran short, as dmesg would show"
@@ -218,12 +228,3 @@ def launched() -> bool:
 def note(loss: str) -> None:
     """Leave a loss to the launcher: of all that its ranks note, it reports what came first."""
     first_loss(Folder(os.environ[FOLDER]), loss)
-
-
-def die(code: int) -> NoReturn:
-    """End this process at once, without waiting for threads that wait for peers."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)

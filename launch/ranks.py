@@ -1,6 +1,6 @@
-"""Rank 0 inside a person's program, and the ranks of this machine around it: as threads, or as processes.
+"""A rank that is connected to the others: as a process of a group, or as a thread of one process.
 
-What is handed out lives inside the `with`, and ends with it. `hosts/leading.py` has boards around it.
+What is handed out lives inside the `with`, and ends with it.
 """
 from __future__ import annotations
 
@@ -14,21 +14,17 @@ import torch.distributed as dist
 
 from config.run_config import RunConfig
 from launch.build import build_drafter, build_stage
-from launch.folder import private_folder
-from launch.hosts.clock import machine, send_time
-from launch.local import join_beside
+from launch.console import show
 from launch.prepare import check_split, open_part
-from launch.processes import await_ends, kill, start_ranks
-from launch.shutdown import show
 from launch.spec import RankSpec
-from launch.trace import join_traces, open_trace
+from launch.trace import join_traces, learn_time, machine, open_trace, send_time
 from launch.wiring import Wires, between_processes, between_threads
 from pipeline.drafters import run_drafter
 from pipeline.failure import PeerLost, explain, guarded
 from pipeline.heartbeat import Heartbeat
 from pipeline.interfaces import REAL, Clock
 from pipeline.stage import run_stage
-from pipeline.trace import NoTrace
+from pipeline.trace import OFF, NoTrace
 from tp.links import Placement
 
 Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's number and its clock to its trace
@@ -48,12 +44,6 @@ class Rank(NamedTuple):
     busy: Callable[[], list[float]] = list
     restart: Callable[[], object] = int
 
-    def compare_split(self, store: Any) -> None:
-        """Tell the other ranks, through the store, which split this is; raises ValueError if it is not rank 0's."""
-        part = self.spec.part
-        store.set(f"split/{part.rank}", part.split_id)
-        check_split(part, store.get("split/0").decode())
-
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
         if self.spec.drafter is not None:
@@ -64,6 +54,73 @@ class Rank(NamedTuple):
         stage = build_stage(self.spec, self.trace, self.wires.group)
         with self.wires.meter:
             run_stage(stage, self.wires.serving)
+
+
+# --- processes, on one machine or several -----------------------------------------------------------------------------
+
+class Member:
+    """One rank of a process group that it has joined, from its first heartbeat to its good-bye.
+
+    `store` is where all ranks write. What ends a rank early finds here what there is to end so far.
+    """
+
+    trace: NoTrace = OFF
+    wires: Wires | None = None
+
+    def __init__(self, config: RunConfig, placement: Placement, rank: int, store: Any, names: Sequence[str] = ()
+                 ) -> None:
+        self._config, self._placement, self._rank = config, placement, rank
+        self.heartbeat = Heartbeat(store, rank, placement.world, config.timeout, names)
+
+    def connect(self, folder: Path, lost: Callable[[str], None], tracing: Tracing = open_trace) -> Rank:
+        """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of.
+
+        Raises ValueError for a part of another split than rank 0's.
+        """
+        config, number, store = self._config, self._rank, self.heartbeat.store
+        self.trace = tracing(config, number, REAL)
+        self.wires = between_processes(config, self._placement, number, self.heartbeat, self.trace)
+        self.heartbeat.start(lost)
+        part = open_part(folder, number, config)
+        store.set(f"split/{part.rank}", part.split_id)
+        check_split(part, store.get("split/0").decode())
+        if config.trace and number == 0:
+            send_time(store, range(1, self._placement.world), machine())
+        elif config.trace:
+            learn_time(store, number, machine(), self.trace)
+        return Rank(RankSpec(config, part), self.wires, self.trace, busy=self.heartbeat.busy)
+
+    def fail(self, loss: str) -> None:
+        """Let those who wait for a message hear of a loss instead."""
+        if self.wires is not None:
+            self.wires.fail(PeerLost(loss))
+
+    def leave(self, outlive: bool) -> None:
+        """Say good-bye in good order; `outlive`: return when all others have done so."""
+        assert self.wires is not None, "a rank leaves that was not connected"
+        self.wires.close()
+        self.trace.close()
+        self.heartbeat.stop(outlive)
+
+    def drop(self) -> None:
+        """End what there is so far; nothing happens if that was done in good order."""
+        self.trace.close()
+        if self.wires is not None:
+            self.heartbeat.stop(outlive=not self.heartbeat.lost)
+            self.wires.drop()
+
+
+@contextmanager
+def in_group(config: RunConfig, folder: Path, member: Member) -> Iterator[Rank]:
+    """Rank 0, inside a program that stays, of a process group that was joined."""
+    with ExitStack() as ends:
+        ends.callback(dist.destroy_process_group)
+        ends.callback(member.drop)
+        rank_0 = member.connect(folder, member.fail)
+        yield rank_0
+        if not member.heartbeat.lost:
+            member.leave(outlive=True)
+    join_traces(config, rank_0.spec.part)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -99,54 +156,6 @@ def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: T
             own.close()
             trace.close()
         join_traces(config, rank_0.spec.part)
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
-
-@contextmanager
-def as_processes(config: RunConfig, folder: Path, placement: Placement, words: Sequence[str]) -> Iterator[Rank]:
-    """Rank 0, beside the others as processes that read the same `words`; this process joins their process group."""
-    begin_groups()
-    world = placement.world
-    with private_folder() as place, torch_as_it_was():
-        others = start_ranks(["launch.worker", *words], place, world, range(1, world))
-        try:
-            store = join_beside(others, place, world)
-            with in_group(config, folder, placement, Heartbeat(store, 0, world, config.timeout)) as rank_0:
-                yield rank_0
-            await_ends(others)
-        finally:
-            kill(others)
-
-
-def begin_groups() -> None:
-    """Make ready to join a process group; raises ValueError if this program is in one already."""
-    if dist.is_initialized():
-        raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
-                         "pipeline with processes=False")
-    # Groups are named by a number, which a group that could not be joined has raised. All others begin with 0.
-    dist.distributed_c10d._group_count = 0
-
-
-@contextmanager
-def in_group(config: RunConfig, folder: Path, placement: Placement, heartbeat: Heartbeat) -> Iterator[Rank]:
-    """Rank 0 of a process group that was joined, as long as no other rank is lost."""
-    with ExitStack() as ends:
-        ends.callback(dist.destroy_process_group)
-        trace = open_trace(config, 0)
-        ends.callback(trace.close)
-        wires = between_processes(config, placement, 0, heartbeat, trace)
-        ends.callback(wires.drop)
-        heartbeat.start(lambda loss: wires.fail(PeerLost(loss)))
-        ends.callback(lambda: heartbeat.stop(outlive=not heartbeat.lost))
-        rank_0 = Rank(RankSpec(config, open_part(folder, 0)), wires, trace, busy=heartbeat.busy)
-        rank_0.compare_split(heartbeat.store)
-        if config.trace:
-            send_time(heartbeat.store, range(1, placement.world), machine())
-        yield rank_0
-        if not heartbeat.lost:
-            wires.close()
-    join_traces(config, rank_0.spec.part)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ reader stalls nobody.
 """
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,7 +24,7 @@ Result = TypeVar("Result")
 class Job:
     """One answer that is asked for, and who hears of it: pieces of its text, and at last what it ended with."""
 
-    report: Callable[[Any], None]
+    report: Callable[[Any], None]  # called on the pipeline's thread
     generation: Generation | None = None  # since it has begun
     over = False
 
@@ -166,7 +167,6 @@ class Turning:
             job.generation.close()
 
     def _hand_out(self, job: Any, pipeline: Pipeline) -> None:
-        """Report what has settled of an answer, and its end."""
         pieces = iter(job.generation)
         try:
             while job.generation.ready:
@@ -191,6 +191,35 @@ class Turning:
             self._report_end(job, end)
 
     def _report_end(self, job: Any, end: Any) -> None:
-        """Report how a job has ended, but not of one that was given up."""
         if end is not None:
             job.report(end)
+
+
+class Reports:
+    """What jobs of an event loop of asyncio report, begun with this; close it to give up what nobody reads any more.
+
+    It is queued here without a bound but that of the answers' own lengths, so a slow reader holds nobody up.
+    """
+
+    def __init__(self, turning: Turning, jobs: Sequence[Any]) -> None:
+        self._turning, self.jobs = turning, jobs
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        for number, job in enumerate(jobs):
+            job.report = partial(self._queue, number)
+        turning.submit(jobs)
+
+    def _queue(self, number: int, event: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed, so nobody reads
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
+
+    async def next(self) -> tuple[int, Any]:
+        """A job's number, and its next event; raises the error that has ended one."""
+        number, event = await self._events.get()
+        if isinstance(event, BaseException):
+            raise event
+        return number, event
+
+    def close(self) -> None:
+        """Give up what has not ended."""
+        self._turning.cancel(self.jobs)

@@ -2,7 +2,8 @@
 
 The only place that asks which rank this is; everything below it receives values. A command calls `run` with what rank 0
 shall do. Started by hand, it looks the input over and starts one process for each rank (or, with processes=false, one
-thread). Where the environment names a rank, as torchrun does too, it is that rank.
+thread). Where the environment names a rank, as torchrun does too, it is that rank. As a program it is a rank beside a
+rank 0 that is a person's program: `python -m launch.run [PRESET] [key=value ...]`.
 """
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import os
 import re
 import signal
 import sys
-import traceback
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Callable, NamedTuple, NoReturn, Sequence
+from typing import Callable, NoReturn, Sequence
 
 import torch.distributed as dist
 
@@ -23,23 +24,17 @@ from config.cli import parse
 from config.command import CommandKeys
 from config.run_config import RunConfig
 from launch.auto import report_left_open, settled
+from launch.console import INTERRUPTED, LOST, STOPPED, WRONG, die, ended_by, interrupt, say, show
 from launch.hosts.board import COMMAND, find_board
-from launch.hosts.clock import learn_time, machine, send_time
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
-from launch.interrupt import interrupt
-from launch.local import LocalRendezvous
+from launch.local import connect
+from launch.open_rank0 import alone
 from launch.pipeline import Pipeline
-from launch.prepare import open_part, prepare
-from launch.processes import GRACE, INTERRUPTED, LOST, STOPPED, WRONG, die, launched, note, spawn
-from launch.ranks import Rank, Tracing, as_threads
-from launch.shutdown import Ending, show
-from launch.spec import RankSpec
+from launch.prepare import prepare
+from launch.processes import GRACE, launched, note, spawn
+from launch.ranks import Member, Rank, Tracing
 from launch.trace import join_traces, open_trace
-from launch.virtual import as_virtual
-from launch.wiring import between_processes
 from pipeline.failure import PeerLost, explain, foreseen
-from pipeline.heartbeat import Heartbeat
-from pipeline.interfaces import REAL
 from tp.links import Placement
 
 Main = Callable[[Pipeline], None]
@@ -59,57 +54,44 @@ class Command:
     trace: Tracing | None = None  # makes the trace of a rank; None: as the keys of the run say
 
 
-class Start(NamedTuple):
-    """What is known before the first rank starts."""
-
-    keys: RunConfig | CommandKeys
-    folder: Path  # of the split model
-    placement: Placement
-    rendezvous: LocalRendezvous | Rendezvous
-
-    @property
-    def config(self) -> RunConfig:
-        """The keys of the run."""
-        return self.keys.run
-
-
 def run(command: Command, argv: Sequence[str]) -> int:
     """The whole life of a command. Returns its exit code; what went wrong is printed on stderr."""
     try:
         code = _run(command, argv)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if not foreseen(error):
             raise
-        _report(error, "debug=true" in argv)
-        return LOST if isinstance(error, PeerLost) else WRONG
+        code = ended_by(error, "debug=true" in argv, note if launched() else say)
     if code >= STOPPED:
-        with suppress(OSError):  # the terminal may be gone
-            print("\nflowspec: stopped", file=sys.stderr)
+        say("stopped", "\n")
     return code
 
 
 def _run(command: Command, argv: Sequence[str]) -> int:
-    """Be one rank, or start all of them and wait for their end."""
-    typed = os.environ.get(COMMAND, "bash run_pipe.sh")
-    _check_environment()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        value = os.environ.get(name, "0")
+        if not re.fullmatch("[0-9]{1,6}", value):
+            raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
     words = settled(argv, command.kind)
-    start = _prepare(parse(words, typed, kind=command.kind))
-    main, trace = _bound(command, start.keys)
+    keys = parse(words, os.environ.get(COMMAND, "bash run_pipe.sh"), kind=command.kind)
+    config = keys.run
+    main, trace = _bound(command, keys)
+    board = find_board(config, os.environ)
+    rendezvous = None
+    if board is None:
+        folder, placement = prepare(config)
+    else:
+        rendezvous = Participant(board) if board.rank else Coordinator(board)
+        folder, placement = rendezvous.attend(keys, prepare)
     report_left_open(argv)
-    if "RANK" in os.environ:
-        if start.config.virtual:
-            raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add "
-                             "time=real")
-        _be_rank(start, main, trace)
-    if start.config.virtual:
-        with as_virtual(start.config, start.folder, start.placement, trace) as rank_0:
+    if "RANK" not in os.environ:
+        if config.processes and not config.virtual:
+            return spawn([*command.module.split(), *words], placement.world)
+        with alone(config, folder, placement, trace) as rank_0:
             return _lead(rank_0, main)
-    if start.config.processes:
-        return spawn([*command.module.split(), *words], start.placement.world)
-    with as_threads(start.config, start.folder, start.placement, trace) as rank_0:
-        return _lead(rank_0, main)
+    if config.virtual:
+        raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add time=real")
+    return _be_rank(config, folder, placement, rendezvous, main, trace)
 
 
 def _bound(command: Command, keys: RunConfig | CommandKeys) -> tuple[Main, Tracing]:
@@ -121,118 +103,110 @@ def _bound(command: Command, keys: RunConfig | CommandKeys) -> tuple[Main, Traci
     return main, lambda _, rank, clock: made(keys, rank, clock)
 
 
-def _check_environment() -> None:
-    """Refuse what no launcher would say of a rank."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        value = os.environ.get(name, "0")
-        if not re.fullmatch("[0-9]{1,6}", value):
-            raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
-
-
-def _prepare(keys: RunConfig | CommandKeys) -> Start:
-    """What a start needs; on several hosts, once all boards have come and belong together."""
-    config = keys.run
-    board = find_board(config, os.environ)
-    if board is None:
-        folder, placement = prepare(config)
-        return Start(keys, folder, placement, LocalRendezvous())
-    rendezvous = Participant(board) if board.rank else Coordinator(board)
-    folder, placement = rendezvous.attend(keys, prepare)
-    return Start(keys, folder, placement, rendezvous)
-
-
-def _report(error: BaseException, debug: bool) -> None:
-    """Report what has ended a command before its ranks were connected."""
-    show(error, debug)
-    if launched():
-        note(explain(error))
-    else:
-        print(f"flowspec: {explain(error)}", file=sys.stderr)
-
-
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _be_rank(start: Start, main: Main, tracing: Tracing) -> NoReturn:
+def _be_rank(config: RunConfig, folder: Path, placement: Placement, rendezvous: Rendezvous | None, main: Main,
+             tracing: Tracing) -> NoReturn:
     """Be one rank from the rendezvous to the last good-bye. A rank that fails dies at once."""
-    number = int(os.environ["RANK"])
-    several_hosts = start.rendezvous.several_hosts
+    number, several_hosts = int(os.environ["RANK"]), rendezvous is not None
     if number == 0 or not several_hosts:  # elsewhere Ctrl-C is for this rank, or as its shell wants it
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
-    ending = _ending(start.config, number, several_hosts)
+    ending = Ending(number, several_hosts, config.debug)
     try:
-        code = _live(start, main, tracing, number, ending)
+        store = rendezvous.connect() if rendezvous else connect(number, placement.world)
+        names = rendezvous.names if rendezvous else ()
+        ending.member = Member(config, placement, number, store, names)
+        rank = ending.member.connect(folder, ending.lose, tracing)
+        code = _work(number, rank, main)
+        ending.member.leave(outlive=number == 0)
+        if number == 0:
+            join_traces(config, rank.spec.part)
     except BaseException as error:
         ending.give_up(error)
     dist.destroy_process_group()
     if several_hosts and code >= STOPPED:  # else the launcher says it
-        print("\nflowspec: stopped", file=sys.stderr)
+        say("stopped", "\n")
     die(code)  # to take torch apart in good order would last longer than to bring it up
 
 
-def _live(start: Start, main: Main, tracing: Tracing, number: int, ending: Ending) -> int:
-    """Connect, work and say good-bye; `ending` learns of each thing that it would have to end. The exit code."""
-    config, (_, folder, placement, rendezvous) = start.config, start
-    store = rendezvous.connect()
-    heartbeat = Heartbeat(store, number, placement.world, config.timeout, rendezvous.names)
-    ending.heartbeat = heartbeat
-    trace = tracing(config, number, REAL)
-    ending.trace = trace
-    wires = between_processes(config, placement, number, heartbeat, trace)
-    ending.wires = wires
-    heartbeat.start(ending.lose)
-    rank = Rank(RankSpec(config, open_part(folder, number, config)), wires, trace, busy=heartbeat.busy)
-    rank.compare_split(store)
-    if config.trace and number == 0:
-        send_time(store, range(1, placement.world), machine())
-    elif config.trace:
-        learn_time(store, number, machine(), trace)
-    code = 0
-    if number == 0:
-        code = _lead(rank, main)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
-    else:
-        rank.serve()
-    wires.close()
-    trace.close()
-    heartbeat.stop(outlive=number == 0)
-    if number == 0:
-        join_traces(config, rank.spec.part)
-    return code
-
-
-def _ending(config: RunConfig, rank: int, several_hosts: bool) -> Ending:
-    """How this rank ends before its time.
+class Ending:
+    """The end of a rank before its time: it says why, lets the others hear of it, and keeps its trace.
 
     Rank 0 has the user's ear, but each board its own terminal; a launcher of ours speaks for its ranks. A person's
     torchrun ends all ranks with the first, so the others let rank 0 speak before they end.
     """
-    speaks = several_hosts or (rank == 0 and not launched())
-    if several_hosts:
-        patience = 2.0 * GRACE
-    elif speaks or launched():
-        patience = GRACE / 3
-    else:
-        patience = GRACE
-    read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
-    linger = 0 if read_elsewhere else GRACE
-    return Ending(rank, config.debug, speaks, launched(), patience, linger)
+
+    member: Member | None = None  # since the ranks have met
+
+    def __init__(self, rank: int, several_hosts: bool, debug: bool) -> None:
+        self._rank, self._debug = rank, debug
+        self._speaks = several_hosts or (rank == 0 and not launched())
+        self._patience: float = GRACE  # seconds for the main thread to find a loss by itself
+        if several_hosts:
+            self._patience = 2.0 * GRACE
+        elif self._speaks or launched():
+            self._patience = GRACE / 3
+        read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
+        self._linger = 0 if read_elsewhere else GRACE  # seconds for the others to read it
+
+    def lose(self, loss: str) -> None:
+        """End the rank, since the heartbeat has heard of a loss; called on the heartbeat's thread."""
+        try:
+            if self.member is not None:
+                self.member.fail(loss)
+            time.sleep(self._patience)
+            if self._speaks:  # its main thread waits for other ranks in the midst of a product
+                say(loss, "\n")
+        finally:
+            self._end(LOST)
+
+    def give_up(self, error: BaseException) -> NoReturn:
+        """End the rank, since its main thread has failed or found a loss."""
+        show(error, self._debug)
+        lost = isinstance(error, PeerLost)
+        reason = explain(error) if lost else f"rank {self._rank} failed: {explain(error)}"
+        own_error_unheard = not lost and not launched()
+        if self._speaks or own_error_unheard:
+            say(reason, "\n")
+        self._speaks = False  # once is enough
+        if self.member is not None:
+            self.member.heartbeat.note(reason)
+        elif launched():
+            note(reason)
+        time.sleep(self._linger)
+        if isinstance(error, KeyboardInterrupt):
+            self._end(INTERRUPTED)
+        self._end(LOST if lost else WRONG)
+
+    def _end(self, code: int) -> NoReturn:
+        if self.member is not None:
+            with suppress(OSError, ValueError):
+                self.member.trace.close()
+        die(code)
 
 
-# --- rank 0 -----------------------------------------------------------------------------------------------------------
+def _work(number: int, rank: Rank, main: Main) -> int:
+    if number:
+        rank.serve()
+        return 0
+    code = _lead(rank, main)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
+    return code
+
 
 def _lead(rank_0: Rank, main: Main) -> int:
     """Do what the command does; whatever happens but the loss of a peer, the ring is stopped then. The exit code."""
-    config = rank_0.spec.config
+    debug = rank_0.spec.config.debug
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until here, see `start_ranks`
         pipeline = Pipeline.of_rank_0(rank_0)
     except (ValueError, KeyboardInterrupt) as error:
-        return _exit_code(error, config)
+        return ended_by(error, debug)
     code = 0
     try:
         main(pipeline)
     except (SystemExit, ValueError, BrokenPipeError, KeyboardInterrupt) as error:
-        code = _exit_code(error, config)
+        code = ended_by(error, debug)
     try:
         pipeline.stop()
     except PeerLost:
@@ -241,18 +215,9 @@ def _lead(rank_0: Rank, main: Main) -> int:
     return code
 
 
-def _exit_code(error: BaseException, config: RunConfig) -> int:
-    """The exit code of a command that ends with this error; what a person got wrong is printed."""
-    if isinstance(error, SystemExit):  # the command's own
-        return int(error.code or 0)
-    if isinstance(error, BrokenPipeError):  # the reader of the answer has had enough; nothing is to be flushed there
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        return STOPPED + signal.SIGPIPE
-    if isinstance(error, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return INTERRUPTED
-    if config.debug:
-        traceback.print_exc()
-    print(f"flowspec: {explain(error)}", file=sys.stderr)
-    return WRONG
+def _lead_nothing(pipeline: Pipeline) -> None:
+    raise PeerLost("rank 0 is the program that opens the pipeline")
+
+
+if __name__ == "__main__":
+    sys.exit(run(Command("launch.run", _lead_nothing), sys.argv[1:]))

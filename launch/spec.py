@@ -5,6 +5,7 @@ It knows nothing about processes or rank numbers, and reads no weights.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,19 @@ def place(config: RunConfig, part: Part) -> Placement:
     """The placement of all ranks of a run, of which one holds this part of the split."""
     copies = config.copies(len(part.stages))
     return Placement.of(part.stages, len(part.shares), copies, config.drafting_ranks)
+
+
+def usable(name: str, key: str = "device=") -> torch.device:
+    """The device of that name; `auto` is a CUDA device if there is one. Raises ValueError for one that is not here."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if count else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"{key}{name} is unknown: choose cpu, cuda or cuda:N")
+    there = ", ".join(f"cuda:{number}" for number in range(count)) or "none that this torch can use"
+    if name != "cpu" and int(name[len("cuda:"):] or 0) >= count:
+        raise ValueError(f"{key}{name} is not here (CUDA devices: {there}): choose another, or {key}cpu")
+    return torch.device(name)
 
 
 @dataclass(frozen=True)

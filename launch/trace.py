@@ -1,14 +1,16 @@
-"""The trace of a run: where its spans go, and a description of what ran, which they do not hold.
+"""The trace of a run: where its spans go, a description of what ran, and one clock for several machines.
 
-It knows nothing about what is traced.
+It knows nothing about what is traced. Ranks of one machine share its monotonic clock; on another machine a rank asks
+rank 0 for the time, over the store of the rendezvous, and believes the answer that came quickest (Cristian, 1989).
 """
 from __future__ import annotations
 
 import json
 import platform
 import sys
+import time
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable, Sequence
 
 import torch
 
@@ -18,9 +20,11 @@ from config.schema.untrusted import plain
 from model.text import BROKEN, Text
 from model.weights.parts import Part
 from pipeline.interfaces import REAL, Clock
-from pipeline.trace import OFF, NoTrace, Trace, merge, read
+from pipeline.trace import CLOCK, OFF, NoTrace, Trace, merge, read
 
 SPACE = "\u2581"  # how sentencepiece writes the space before a word
+PINGS = 8
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for all that shares a monotonic clock, containers included
 
 
 def open_trace(config: RunConfig, rank: int, clock: Clock = REAL) -> NoTrace:
@@ -82,3 +86,37 @@ def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
             text = name.replace(SPACE, " ")
         found[token] = f"\u27e8{token}\u27e9" if BROKEN in text else text
     return found
+
+
+# --- one clock for several machines -----------------------------------------------------------------------------------
+
+def machine() -> str:
+    """What identifies this machine since its last start."""
+    return BOOT.read_text().strip()
+
+
+def send_time(store: Any, peers: Sequence[int], here: str, clock: Callable[[], float] = time.monotonic) -> None:
+    """On rank 0, send the time to those peers that are on another machine than `here`, as often as they ask."""
+    store.set("clock/0", here)
+    for peer in peers:
+        if store.get(f"clock/{peer}").decode() != here:
+            for i in range(PINGS):
+                store.get(f"clock/{peer}/ask/{i}")
+                store.set(f"clock/{peer}/time/{i}", repr(clock()))
+
+
+def learn_time(store: Any, rank: int, here: str, trace: NoTrace) -> None:
+    """On any other rank, note in the trace by how many seconds rank 0's clock is ahead, if that is another machine's.
+    """
+    store.set(f"clock/{rank}", here)
+    if store.get("clock/0").decode() == here:
+        return
+    measured = []  # seconds that a ping took, and by how many rank 0's clock is ahead
+    for i in range(PINGS):
+        asked = time.monotonic()
+        store.set(f"clock/{rank}/ask/{i}", "")
+        theirs = float(store.get(f"clock/{rank}/time/{i}"))
+        back = time.monotonic()
+        measured.append((back - asked, theirs - (asked + back) / 2))
+    _, ahead = min(measured)
+    trace.note(CLOCK, time.monotonic(), ahead=ahead)

@@ -19,11 +19,9 @@ from launch.wiring import Wires
 from model.drafts.eagle import inner_layers
 from model.llama import Slice
 from sim.clock import EVEN, VirtualClock
-from sim.cluster import NOTHING, Answers, Cluster, Own
-from sim.drafters import DrafterWay
+from sim.cluster import NOTHING, Answers, Cluster, DrafterWay, Own
 from sim.paths import Paths
-from sim.stage_cost import Held, work_of
-from sim.stages import Work
+from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
 from tp.links import Placement
 from tp.shares import Joined
@@ -75,7 +73,6 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
 
 
 def _copy(groups: Groups) -> Groups:
-    """The stages of one copy of the model."""
     stages = groups[1:] or groups
     return stages[:len(stages) // groups[0][0].copies]
 
@@ -93,7 +90,6 @@ def _whole(group: Sequence[RankSpec]) -> Slice:
 
 
 def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
-    """How long the emulated ranks of a stage compute, and hand on what they hear to each other."""
     spec = group[0]
     first, last = spec.part.layers
     kept = sum(first <= layer < last for layer in inner_layers(spec.sizes.layers))

@@ -14,8 +14,8 @@ from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, Peers, new_wires
 from pipeline.utilization import Meter
+from sim.clock import Pace
 from sim.devices import SlowLink
-from sim.emulation import Pace
 from tp.group import DistGroup, Group, Table, ThreadGroup
 from tp.links import Leading, Placement
 

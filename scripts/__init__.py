@@ -13,8 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from launch.environment import NEEDED, enter, lacks
-from launch.interrupt import interrupt
+from launch.console import NEEDED, enter, interrupt, lacks
 from pipeline.failure import SPACE, limited, shortage
 
 LIBRARIES = 1 << 30  # bytes of addresses that torch and transformers take before a model is read, with some room

@@ -41,10 +41,10 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import Sequence
 
 from config.keys import ASKS, check_name
-from config.schema.untrusted import plain
-from launch.processes import WRONG
+from launch.console import run
 
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",
@@ -65,19 +65,19 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
 }
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
+    return run(_measure, argv)
+
+
+def _measure(argv: Sequence[str]) -> int:
     name = "".join(argv[:1])
     if name in ASKS:
         print(__doc__)
         return 0
-    try:
-        check_name(name, COMMANDS, "measurement")
-        module, function = COMMANDS[name].split(":")
-        code: int = getattr(import_module(module), function)(argv[1:])
-        return code
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
+    check_name(name, COMMANDS, "measurement")
+    module, function = COMMANDS[name].split(":")
+    code: int = getattr(import_module(module), function)(argv[1:])
+    return code
 
 
 if __name__ == "__main__":

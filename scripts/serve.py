@@ -12,10 +12,11 @@ from typing import Sequence
 from config.cli import parse
 from config.serve_config import ServeConfig
 from config.typed import typed
+from launch import console
 from launch.auto import report_left_open, settled
 from serve.app import Server
 from serve.engine import Engine
-from serve.running import Listener, engine_of, exit_code, name_of, run
+from serve.running import Listener, engine_of, name_of, run
 
 COMMAND = "bash run_server.sh"
 KEY = "FLOWSPEC_API_KEY"
@@ -53,7 +54,7 @@ def serve(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """The command."""
-    return exit_code(serve, argv)
+    return console.run(serve, argv)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 
-from eval.dsi.command import in_a_shell
+from eval.dsi.command import main
 
 if __name__ == "__main__":
-    sys.exit(in_a_shell(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

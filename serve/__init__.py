@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 
-from launch.environment import NEEDED, SERVED, enter
+from launch.console import NEEDED, SERVED, enter
 
 if sys.argv[:1] == ["-m"]:  # python -m serve.fastchat
     enter(*NEEDED, *SERVED)

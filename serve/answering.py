@@ -4,57 +4,38 @@ It knows the shapes of OpenAI's answers, and nothing about sockets.
 """
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
-from contextlib import suppress
-from functools import partial
-from typing import Any, AsyncIterator, Sequence
+from typing import Any, AsyncIterator, Dict, Sequence
 
+from launch.request_loop import Reports
+from model.token_text import TokenText
 from serve.engine import Ended, Engine, Event, Job, Sight
-from serve.logprobs import in_chat, in_completion
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Piece, Token
 
+Facts = Dict[str, Any]  # of JSON
 
-class Asking:
-    """The jobs of one request, begun; close it to give up what nobody reads any more.
 
-    `news` are pairs of a choice's number and its event. They are queued here without a bound but that of the
-    answers' own lengths, so who reads slowly holds nobody up.
-    """
+class Asking(Reports):
+    """The jobs of one request, and what they report: pairs of a choice's number and its event."""
 
     def __init__(self, engine: Engine, choices: Sequence[Choice], watched: bool = False) -> None:
-        self._engine = engine
-        self._news: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self.jobs = [Job(choice, partial(self._queue, number), watched) for number, choice in enumerate(choices)]
-        engine.submit(self.jobs)
-        self.open = len(self.jobs)  # choices that have not ended
+        super().__init__(engine, [Job(choice, watched=watched) for choice in choices])
+        self.open = len(choices)  # choices that have not ended
         self.ended: list[Ended] = []  # of those that have
-
-    def _queue(self, number: int, event: Event) -> None:
-        """Called on the engine's thread."""
-        with suppress(RuntimeError):  # the server is gone
-            self._loop.call_soon_threadsafe(self._news.put_nowait, (number, event))
 
     async def next(self) -> tuple[int, Event]:
         """The next news; raises Refused if an answer has failed."""
-        number, event = await self._news.get()
-        if isinstance(event, Refused):
-            raise event
+        number, event = await super().next()
         if isinstance(event, Ended):
             self.open -= 1
             self.ended.append(event)
         return number, event
 
-    def close(self) -> None:
-        """Give up what has not ended."""
-        self._engine.cancel(self.jobs)
-
     @property
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Facts:
         """The tokens of all choices; a prompt of several choices counts once for each prompt."""
         prompts = {tuple(job.ids) for job in self.jobs}
         prompt = sum(map(len, prompts))
@@ -75,7 +56,7 @@ class Form:
         self.wants_logprobs = wants_logprobs
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
-    def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: dict[str, Any]) -> dict[str, Any]:
+    def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: Facts) -> Facts:
         """A whole answer."""
         choices = []
         for number, (piece, reason) in enumerate(zip(pieces, reasons)):
@@ -83,38 +64,37 @@ class Form:
             choices.append({"index": number, **self.said(piece.text), **facts})
         return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
 
-    def part(self, number: int, added: dict[str, Any], reason: str | None = None, tokens: Sequence[Token] = ()
-             ) -> dict[str, Any]:
+    def part(self, number: int, added: Facts, reason: str | None = None, tokens: Sequence[Token] = ()) -> Facts:
         """A chunk of one choice."""
         logprobs = self.logprobs(tokens) if tokens else None
         choice = {"index": number, **added, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "object": self.chunk, "choices": [choice]}
 
-    def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+    def logprobs(self, tokens: Sequence[Token]) -> Facts | None:
         """The log-probabilities of tokens, if they are wanted."""
         return self.tokens(tokens) if self.wants_logprobs else None
 
-    def tokens(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def tokens(self, tokens: Sequence[Token]) -> Facts:
         """The shape in which tokens are sent."""
         return in_completion(tokens)
 
-    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def last(self, usage: dict[str, Any]) -> Facts:
         """The chunk that has the usage."""
         return {**self._head, "object": self.chunk, "choices": [], "usage": usage}
 
-    def said(self, text: str) -> dict[str, Any]:
+    def said(self, text: str) -> Facts:
         """Where a whole choice has its text."""
         return {"text": text}
 
-    def begun(self) -> dict[str, Any] | None:
+    def begun(self) -> Facts | None:
         """What a chunk adds that comes before the text; None: there is none."""
         return None
 
-    def added(self, text: str) -> dict[str, Any]:
+    def added(self, text: str) -> Facts:
         """What a later chunk adds."""
         return {"text": text}
 
-    def over(self) -> dict[str, Any]:
+    def over(self) -> Facts:
         """What the last chunk of a choice adds."""
         return {"text": ""}
 
@@ -124,23 +104,23 @@ class ChatForm(Form):
 
     whole, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def said(self, text: str) -> dict[str, Any]:
+    def said(self, text: str) -> Facts:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def tokens(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def tokens(self, tokens: Sequence[Token]) -> Facts:
         return in_chat(tokens)
 
-    def begun(self) -> dict[str, Any] | None:
+    def begun(self) -> Facts | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def added(self, text: str) -> dict[str, Any]:
+    def added(self, text: str) -> Facts:
         return {"delta": {"content": text}}
 
-    def over(self) -> dict[str, Any]:
+    def over(self) -> Facts:
         return {"delta": {}}
 
 
-async def whole(asking: Asking, form: Form) -> dict[str, Any]:
+async def whole(asking: Asking, form: Form) -> Facts:
     """The body of an answer that is not streamed."""
     pieces = [Piece("", []) for _ in asking.jobs]
     reasons = [""] * len(asking.jobs)
@@ -183,7 +163,41 @@ def _chunk(form: Form, news: tuple[int, Event], with_usage: bool) -> bytes:
     return event_of(form.part(number, form.over(), event.finish_reason), with_usage)
 
 
-def event_of(facts: dict[str, Any], with_usage: bool = False) -> bytes:
+def event_of(facts: Facts, with_usage: bool = False) -> bytes:
     """One server-sent event. Where a stream has its usage at the end, the other chunks have none."""
     data = json.dumps({**facts, "usage": None} if with_usage else facts)
     return f"data: {data}\n\n".encode()
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+def in_chat(tokens: Sequence[Token]) -> Facts:
+    """As a chat's choice or chunk has them."""
+    content = [{**_entry(token.spelled, token.logprob),
+                "top_logprobs": [_entry(*one) for one in token.likeliest]} for token in tokens]
+    return {"content": content, "refusal": None}
+
+
+def in_completion(tokens: Sequence[Token]) -> Facts:
+    """As a completion's choice or chunk has them."""
+    return {"tokens": [_name(token.spelled) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_likeliest(token) for token in tokens],
+            "text_offset": [token.offset for token in tokens]}
+
+
+def _entry(spelled: TokenText, logprob: float | None) -> Facts:
+    data = None if spelled.data is None else list(spelled.data)
+    return {"token": spelled.name, "logprob": logprob, "bytes": data}
+
+
+def _likeliest(token: Token) -> dict[str, float] | None:
+    """The likeliest tokens by their names, and the token itself even if it is none of them."""
+    if token.logprob is None:
+        return None
+    others = {_name(other): value for other, value in token.likeliest}
+    return {**others, _name(token.spelled): token.logprob}
+
+
+def _name(spelled: TokenText) -> str:
+    return spelled.name if spelled.whole else f"bytes:{spelled.name}"

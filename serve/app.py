@@ -21,8 +21,8 @@ from config.serve_config import ServeConfig
 from serve.answering import Asking, ChatForm, Form, events, whole
 from serve.auth import Framing, Guard
 from serve.engine import Engine
-from serve.prompts import ids_of
 from serve.protocol import Body, Chat, Choice, Completion, Refused, ToTokenize, read_body
+from serve.text_chunks import ids_of
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; " \
@@ -223,5 +223,4 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """What nobody has foreseen; starlette prints where it happened."""
     return refusal(Refused("the server has failed; its output says where", code="failed", status=500))

@@ -104,7 +104,6 @@ class Connection(H11Protocol):
             self._deadline = None
 
     def _make_room(self) -> None:
-        """Close a connection if this one is too many."""
         every = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
         near = [one for one in every if one.address == self.address]
         for crowd, most in ((near, self._most // 2), (every, self._most)):

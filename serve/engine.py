@@ -20,10 +20,8 @@ from launch.request_loop import Job as Turned
 from pipeline.failure import explain, foreseen, guarded
 from pipeline.requests import Ring
 from serve.metrics import Figures
-from serve.prompts import fitting_ids
 from serve.protocol import Choice, Refused
-from serve.text_chunks import Pieces
-from serve.tree_view import sight
+from serve.text_chunks import Pieces, fitting_ids, sight
 
 GLANCE = 0.05  # seconds between two sights of an answer
 ASK = 1.0  # seconds between two questions to a ring that has nothing to do
@@ -57,7 +55,7 @@ class Job(Turned):
     """One answer that is asked for, and who hears of it."""
 
     choice: Choice
-    report: Callable[[Event], None]
+    report: Callable[[Event], None] = print
     watched: bool = False  # whether there shall be sights, too
     came: float = field(default_factory=time.monotonic)
     ids: Sequence[int] = ()
@@ -178,12 +176,10 @@ class Engine(Turning):
                 self._lose(error)
 
     def _end_all(self) -> None:
-        """Take in nothing more, and let all who are here know that the server ends."""
         self.state = Health("stopped", "the server is being stopped")
         self.drop(Refused(self.state.reason, code="stopped", status=LOST))
 
     def _begin(self, pipeline: Pipeline) -> None:
-        """The pipeline is there."""
         self.figures.plain.set(pipeline.round_trip)
         config, self._failed = pipeline.config, 0
         self._heard, self._messages = time.monotonic(), 0
@@ -191,7 +187,6 @@ class Engine(Turning):
         self.state = Health("ready")
 
     def _look(self, pipeline: Pipeline) -> None:
-        """Ask now and then how busy the ranks are."""
         now = time.monotonic()
         if now - self._looked >= LOOK:
             self._looked = now
@@ -235,7 +230,6 @@ class Engine(Turning):
         self.figures.waiting.set(len(self._waiting))
 
     def _excuse(self) -> None:
-        """Let nobody wait longer than promised."""
         now, patience = time.monotonic(), self.limits.seconds
         with self._counting:
             late = [job for job in self.jobs if job.generation is None and now - job.came > patience]

@@ -20,15 +20,15 @@ from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 from config.cli import parse
 from config.files import fits
 from config.serve_config import WorkerConfig
+from launch import console
 from launch.auto import report_left_open, settled
 from model.text import conversation_of
-from serve.answering import Asking
+from serve.answering import Asking, in_completion
 from serve.app import GONE, as_json, body_of, ids_read, unless_gone
 from serve.auth import Framing, Guard
 from serve.engine import Ended, Engine
-from serve.logprobs import in_completion
 from serve.protocol import Choice, Completion, Refused, read_body
-from serve.running import Listener, engine_of, exit_code, name_of, run
+from serve.running import Listener, engine_of, name_of, run
 from serve.text_chunks import Piece
 
 COMMAND = "python -m serve.fastchat"
@@ -96,7 +96,6 @@ class Worker:
         return Response(status_code=GONE) if last is None else as_json(last)
 
     async def _choice(self, request: Request) -> Choice:
-        """What is asked for, by the names that OpenAI's protocol has for it."""
         data = await body_of(request, self.config.body_mb)
         choices = read_body(data, Completion, _as_completion).choices(self.config)
         if len(choices) > 1:
@@ -172,7 +171,6 @@ class Worker:
 
 
 def _as_completion(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of FastChat under the names of OpenAI's completions."""
     given = {**FIELDS, **given}
     given["max_tokens"] = given.pop("max_new_tokens")
     return given
@@ -221,4 +219,4 @@ def serve(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(serve, sys.argv[1:]))
+    sys.exit(console.run(serve, sys.argv[1:]))

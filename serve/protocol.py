@@ -23,6 +23,7 @@ MOST_LIKELIEST = {"top_logprobs": 20, "logprobs": 5}  # a field -> of how many l
 SEEDS = 1 << 64
 TEXT = "str"  # how pydantic names the type that comes first where a field may have several
 Item = TypeVar("Item")
+Renamed = Callable[[dict[str, Any]], dict[str, Any]]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
 ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # a field -> the key of a run
 # Fields that would change the answer if the pipeline knew them -> the values that ask for nothing.
@@ -259,7 +260,7 @@ def check_likeliest(field: str, number: int | None) -> None:
         raise Refused(f"{field}={shown(number)} is not possible: give a number from 0 to {most}", field)
 
 
-def read_body(data: bytes, kind: type[Any], renamed: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Any:
+def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:
     """The body as `kind`, whose fields are `renamed` before; raises Refused with the first one that is wrong.
 
     On the thread of the event loop alone. A million small lists would wake the collector, for which nothing is there.
@@ -271,7 +272,7 @@ def read_body(data: bytes, kind: type[Any], renamed: Callable[[dict[str, Any]], 
         gc.enable()
 
 
-def _read(data: bytes, kind: type[Any], renamed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+def _read(data: bytes, kind: type[Any], renamed: Renamed) -> Any:
     try:
         found = parse_object(data, "the body", "send one JSON object")
     except ValueError as error:
@@ -294,7 +295,6 @@ def _role(message: ChatMessage) -> str:
 
 
 def _content(number: int, message: ChatMessage) -> str:
-    """The text of a message; raises Refused for what is no text."""
     place = f"messages.{number}"
     if message.tool_calls:
         raise Refused(f"{place}.tool_calls is not supported: leave it out", f"{place}.tool_calls",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import sys
 import threading
 import time
 from functools import partial
@@ -19,10 +18,10 @@ import uvicorn
 from config.cli import DEFAULT_PRESET
 from config.serve_config import ServeConfig, of_the_run
 from config.typed import preset_of, typed
-from launch.interrupt import interrupt
+from launch.console import INTERRUPTED, LOST, die, interrupt, say
 from launch.pipeline import Pipeline
-from launch.processes import INTERRUPTED, LOOK, LOST, WRONG, die, kill_all
-from pipeline.failure import PeerLost, explain, foreseen, guarded
+from launch.processes import LOOK, kill_all
+from pipeline.failure import guarded
 from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits
 
@@ -111,7 +110,7 @@ def run(engine: Engine, listener: Listener) -> int:
     engine.stop()
     _await(thread, engine)
     if interrupted:
-        print("\nflowspec: stopped", file=sys.stderr)
+        say("stopped", "\n")
         if thread.is_alive():  # torch does not let a thread end that waits for other ranks
             die(INTERRUPTED)
         return INTERRUPTED
@@ -142,14 +141,3 @@ def _died(engine: Engine, listener: Listener, _: str, error: BaseException) -> N
     """The engine's thread has died of an error that it does not know."""
     engine.error = engine.error or error
     listener.should_exit = True
-
-
-def exit_code(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """The exit code of a command. What a person got wrong is one sentence."""
-    try:
-        return command(argv)
-    except Exception as error:
-        if not foreseen(error):
-            raise
-        print(f"flowspec: {explain(error)}", file=sys.stderr)
-        return LOST if isinstance(error, PeerLost) else WRONG

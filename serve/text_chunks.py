@@ -1,17 +1,22 @@
-"""The text of an answer as it is sent: pieces, with the tokens that make them where a request wants them.
+"""Prompts as token ids, and answers as they are sent: pieces of text with their tokens, and the guesses under way.
 
 It knows nothing about HTTP or engines.
 """
 from __future__ import annotations
 
-from typing import Iterable, Iterator, NamedTuple, Sequence
+from functools import lru_cache
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 from launch.generation import Generation
+from launch.pipeline import Pipeline
 from model.logprobs import Logprob
 from model.text import Text
 from model.token_text import TokenText, TokenTexts
-from serve.protocol import Choice
+from model.tree import TokenTree
+from serve.protocol import Choice, Refused
 
+SHOWN = 60  # guesses that are shown
+SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n"})  # as tokenizers write them
 LEAST = -9999.0  # in place of the logarithm of 0, for which JSON has no number
 
 
@@ -84,10 +89,10 @@ class Pieces:
         if self._text is None or not self._wants_logprobs:
             return []
         places = Places(self._text)
-        return [places.add(self._ids[0], None), *(places.add(*one) for one in said)]
+        first = places.add(self._ids[0], None)
+        return [first, *(places.add(*one) for one in said)]
 
     def _tokens(self, said: Sequence[Logprob]) -> list[Token]:
-        """The tokens of the text so far that were not sent yet."""
         if self._places is None:
             return []
         self._held += [self._places.add(*one) for one in said[self._taken:]]
@@ -95,3 +100,71 @@ class Pieces:
         begun = [token for token in self._held if token.offset < self._length]
         self._held = self._held[len(begun):]
         return begun
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+def ids_of(choice: Choice, pipeline: Pipeline) -> list[int]:
+    """The token ids of a choice's prompt; raises ValueError for what the pipeline has no place for.
+
+    A text that cannot fit, however it falls into tokens, is Refused before time is spent on it.
+    """
+    characters, text = _characters(choice), pipeline.text
+    if text is not None and characters > pipeline.spec.context * _longest(text):
+        raise _too_long(f"{characters} characters", choice, pipeline)
+    return pipeline.prompt_ids(choice.prompt, choice.template, choice.variables)
+
+
+def fitting_ids(choice: Choice, pipeline: Pipeline) -> list[int]:
+    """The same for a prompt that is to be answered: Refused if it leaves no room for a token behind it."""
+    given, most = choice.prompt, pipeline.spec.context
+    if len(given) >= most and isinstance(given[0], int):
+        raise _too_long(f"{len(given)} tokens", choice, pipeline)
+    ids = ids_of(choice, pipeline)
+    if len(ids) >= most:
+        raise _too_long(f"{len(ids)} tokens", choice, pipeline)
+    return ids
+
+
+def _too_long(size: str, choice: Choice, pipeline: Pipeline) -> Refused:
+    # litellm, and so aider, knows this error by the words of its middle.
+    said = (f"the prompt has {size}, and this model's maximum context length is {pipeline.spec.context} tokens, "
+            "those of the answer among them: shorten it")
+    return Refused(said, choice.field, "context_length_exceeded")
+
+
+@lru_cache(maxsize=1)
+def _longest(text: Text) -> int:
+    """The most characters that one token stands for."""
+    return max(map(len, text.tokenizer.get_vocab()))
+
+
+def _characters(choice: Choice) -> int:
+    if isinstance(choice.prompt, str):
+        return len(choice.prompt)
+    return sum(len(part["content"]) for part in choice.prompt if isinstance(part, dict))
+
+
+# --- guesses ----------------------------------------------------------------------------------------------------------
+
+def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
+    """The likeliest live guesses, the older ones first, and the figures so far; times are in seconds.
+
+    A guess has its `id`, its `parent` (null: it stands on the text), its `text`, whether it was `sent`, and the `score`
+    of its path, a logarithm of a probability.
+    """
+    tree, answer = generation.tree, generation.answer
+    ranked = sorted(tree.live, key=lambda node: (-tree.nodes[node].score, node))
+    shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
+    return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed, "accepted": generation.accepted,
+            "tokens": answer.new_tokens, "passes": answer.target_passes,
+            "seconds": round(answer.prefill_seconds + answer.decode_seconds, 3),
+            "decode": round(answer.decode_seconds, 3)}
+
+
+def _guess(tree: TokenTree, node: int, text: Text | None) -> dict[str, Any]:
+    token, parent = tree.nodes[node].token, tree.nodes[node].parent
+    written = text.tokenizer.convert_ids_to_tokens(token) if text else None
+    path = tree.nodes[node].score - tree.nodes[tree.tip].score
+    return {"id": node, "parent": parent if parent in tree.live else None, "sent": node not in tree.waiting,
+            "text": str(written or token).translate(SPACES), "score": round(path, 2)}

@@ -15,8 +15,7 @@ from model.drafts.batch import Passes, Read, Reading, by_network
 from pipeline.failure import Failure, guarded
 from pipeline.messages import Message
 from pipeline.transport import Link
-from sim.emulation import Pace
-from sim.heat import Heat
+from sim.clock import Heat, Pace
 from sim.wires import Wire, size
 
 

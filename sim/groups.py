@@ -11,7 +11,7 @@ from typing import Any, Sequence
 from torch import Tensor
 
 from config.profiles import Profile
-from sim.emulation import Pace
+from sim.clock import Pace
 from tp.comm import Comm
 from tp.overlap import Product
 
@@ -19,7 +19,8 @@ from tp.overlap import Product
 def slowest(profile: Profile, ranks: Sequence[int]) -> Profile:
     """The times of the slowest board of a group, and of the longest wire between neighbours in it."""
     board = max((profile.board(rank) for rank in ranks), key=lambda one: one.model)
-    wires = [profile.link(rank, other) for rank, other in zip(ranks, [*ranks[1:], ranks[0]])]
+    neighbours = zip(ranks, [*ranks[1:], ranks[0]])
+    wires = [profile.link(rank, other) for rank, other in neighbours]
     wire = max(wires, key=lambda one: (one.step, -one.mbps))
     return replace(board, latency=wire.latency, mbps=wire.mbps, step=wire.step)
 
@@ -66,7 +67,6 @@ class Times:
         return 4 * self.tiles(rows, text) if tiled else 2 * self.block(rows, text)
 
     def _compute(self, rows: int, text: int) -> float:
-        """The largest share of the layer."""
         return self.share * self.profile.stage(1 / self.profile.layers, rows, text)
 
 

@@ -76,7 +76,8 @@ class Paths:
         """Run the layers for these rows, the parents first, which is the order of their numbers."""
         self._make_room(rows[-1] + 1)
         seen = np.unique(np.concatenate([self._ways[row] for row in rows]))
-        mask_TP = torch.full((len(rows), len(seen)), float("-inf"), dtype=self._like.dtype)
+        shape = len(rows), len(seen)
+        mask_TP = torch.full(shape, float("-inf"), dtype=self._like.dtype)
         for place, row in enumerate(rows):
             mask_TP[place, torch.from_numpy(np.searchsorted(seen, self._ways[row]))] = 0
         device = self._like.device

@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Callable, Protocol
+from typing import Callable, NamedTuple, Protocol, Sequence
 
 import torch
 
+from config.profiles import Profile
 from model.cache import Survivors
 from pipeline.messages import Message, Prune, Reset, Segment, Start, Visit, joined, segments_of
 from pipeline.trace import NoTrace
+from sim.clock import Heat
+from sim.groups import Times, slowest
+from tp.comm import TILE
 
 Seconds = Callable[[int, int], float]  # from rows and the tokens of text before them
 
@@ -37,6 +41,42 @@ class Work:
     cool: Callable[[], object] = int  # lets its board be as at the start
 
 
+class Held(NamedTuple):
+    """What a stage holds: its ranks, the leader first, and from 0 to 1 the share of the model's layers.
+
+    `largest` is the largest part of each layer that one of the ranks computes; with `tiles` they overlap products and
+    transfers as Galaxy does.
+    """
+
+    ranks: Sequence[int]
+    share: float
+    kept: int = 0  # layers that keep their inputs for a draft that wants inner features
+    largest: float = 1.0
+    tiles: bool = False
+
+
+def work_of(profile: Profile, held: Held, extra: float = 0.0) -> Work:
+    """What a stage does with a segment; `extra` are the seconds that it takes beside what the profile charges."""
+    board = slowest(profile, held.ranks)
+    layers = held.share * profile.layers
+    members, leader = len(held.ranks), held.ranks[0]
+    if members == 1:
+        heat = Heat(board.heat)
+
+        def alone(rows: int, text: int) -> float:
+            return heat.takes(extra + board.stage(held.share, rows, text))
+
+        return Work(alone, max(1, round(layers)), held.kept, leader, heat.cool)
+    times = Times(board, held.largest, members)
+
+    def together(rows: int, text: int) -> float:
+        tiled = held.tiles and rows >= TILE * members
+        heard = board.latency / 1e3 + board.transfer(rows * board.row_bytes)
+        return extra + heard + layers * times.layer(tiled, rows, text)
+
+    return Work(together, 1, held.kept, leader)
+
+
 class VirtualStage:
     """One stage; `send` takes a message that leaves, and the moment."""
 
@@ -52,7 +92,8 @@ class VirtualStage:
 
     def hear(self, msg: Message, now: float) -> None:
         """Take in a message at the moment at which it arrives."""
-        self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=getattr(msg, "nodes", []))
+        nodes = getattr(msg, "nodes", [])
+        self._trace.note("recv", now, now, kind=type(msg).__name__, nodes=nodes)
         if isinstance(msg, Prune):
             self._prune(msg, now)
         else:
@@ -84,7 +125,6 @@ class VirtualStage:
         return segment.take(survivors.alive(segment.nodes))
 
     def _next(self, now: float) -> None:
-        """Obey what has come, up to the next segment that has to be computed."""
         while self._queue and not self._work:
             msg = self._queue.popleft()
             segments = segments_of(msg)
@@ -129,7 +169,8 @@ class VirtualStage:
         rows, inner = len(segment.nodes), segment.inner
         if inner is not None:
             inner = inner.new_empty(rows, inner.shape[1] + self._does.kept)
-        return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=(*segment.visits, visit))
+        visits = (*segment.visits, visit)
+        return replace(segment, x=torch.empty(rows, 1), inner=inner, visits=visits)
 
     def _pass_on(self, msg: Message, now: float) -> None:
         nodes = getattr(msg, "nodes", [])

@@ -11,7 +11,7 @@ import pytest
 from config import files
 from config.files import whole
 from config.presets import ROOT
-from launch.devices import usable
+from launch.spec import usable
 from tests.checkpoints import refused
 from tests.saved import here, models
 
@@ -37,7 +37,7 @@ def unstarted(ask, monkeypatch, capsys):
     """What is told, in one sentence, without a start."""
     def unstarted(*words):
         with monkeypatch.context() as context:
-            context.setattr("launch.run.as_threads", lambda *_: pytest.fail("it started"))
+            context.setattr("launch.run.alone", lambda *_: pytest.fail("it started"))
             assert ask(*words) == 2
         told = capsys.readouterr().err
         assert told.startswith("flowspec: ") and told.count("\n") == 1 and told.endswith("\n")

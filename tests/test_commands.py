@@ -14,7 +14,7 @@ from eval import command as evaluate
 from eval import sweep
 from eval.dsi import command as simulate
 from eval.specinfer import command as spec_infer
-from launch import environment
+from launch import console as environment
 from scripts import bench
 
 COMMANDS = {  # of which each has commands

@@ -16,8 +16,8 @@ from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.scheduler import Scheduler
 from pipeline.trace import Trace, read
+from sim.clock import Pace
 from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice, size
-from sim.emulation import Pace
 from tests.tiny import CONFIG, TINY, pipeline, write
 
 QUICK = Profile("a test", layers=4, row_bytes=1000, model=8, row=1, free=2, token=0.5, level=2, verdict=4,

@@ -17,11 +17,11 @@ import pytest
 from config.cli import parse
 from config.serve_config import WorkerConfig
 from launch.ask import COMMAND
+from launch.console import run as run_command
 from launch.run import run
 from model.text import conversation_of
 from serve import fastchat
 from serve.engine import Health
-from serve.running import exit_code
 from tests.saved import wait_until
 from tests.serving import QUESTION, alive
 
@@ -184,6 +184,6 @@ def test_a_controller_that_fails_is_asked_again_and_one_that_forgets_hears_of_th
     ([f"controller={CONTROLLER}", "host=10.0.0.1"], "add trusted=true"),
     ([f"controller={CONTROLLER}", "host=0.0.0.0", "trusted=true"], "add worker=http://NAME:PORT")])
 def test_a_start_that_cannot_work_is_one_sentence(capfd, words, said):
-    assert exit_code(fastchat.serve, words) == 2
+    assert run_command(fastchat.serve, words) == 2
     err = capfd.readouterr().err
     assert said in err and len(err.strip().splitlines()) == 1

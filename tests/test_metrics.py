@@ -17,8 +17,8 @@ from eval.observe.time_breakdown import utilization
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import NoTrace
 from pipeline.transport import Inbox
+from sim.clock import Pace
 from sim.devices import Lane, size
-from sim.emulation import Pace
 
 
 def answer(method="continuous", question=1, tokens=(10,), seconds=(2.0,), **more):

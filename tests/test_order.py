@@ -13,7 +13,7 @@ from eval.results import read_answers
 from pipeline.trace import OFF
 from sim.clock import EVEN, VirtualClock
 from sim.cluster import Cluster
-from sim.stage_cost import Held, work_of
+from sim.stages import Held, work_of
 from tests.checkpoints import refused
 from tests.saved import models
 from tests.test_virtual import HOT, paths, segment

@@ -10,8 +10,8 @@ from launch.probe import SIZES, segment_rows
 from model.sample import Sampler
 from pipeline.interfaces import RealClock
 from pipeline.stage import Stage
+from sim.clock import Pace
 from sim.devices import SlowSlice
-from sim.emulation import Pace
 from tests.tiny import TINY, pipeline, write
 
 BASE = replace(PROFILES["server"], model=40, free=16, token=0)

@@ -145,7 +145,7 @@ def test_what_tests_start_hears_every_signal_wherever_pytest_was_started():
 
 
 def test_ctrl_c_within_a_second_counts_once():
-    from launch.interrupt import interrupt
+    from launch.console import interrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGINT, None)

@@ -18,9 +18,8 @@ from launch.pipeline import Pipeline
 from pipeline.failure import PeerLost
 from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
-from serve.prompts import fitting_ids, ids_of
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
-from serve.text_chunks import Piece
+from serve.text_chunks import Piece, fitting_ids, ids_of
 from tests.saved import models, wait_until
 from tests.serving import live
 from tests.test_pipeline import worker_of

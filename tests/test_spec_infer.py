@@ -174,7 +174,7 @@ def test_another_program_is_told(capsys):
     (None, "there is no file"), ("{}", "is no list: write a list of texts"), ("[]", "has no question"),
     ('["a", 3]', "entry 2 of the list in"), ("[", "is not JSON")])
 def test_a_prompt_file_that_is_wrong_is_told_before_the_start(monkeypatch, capsys, tmp_path, content, told):
-    monkeypatch.setattr("launch.run.as_threads", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr("launch.run.alone", lambda *_: pytest.fail("it started"))
     path = tmp_path / "asked.json"
     if content is not None:
         path.write_text(content)

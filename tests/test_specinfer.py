@@ -213,7 +213,7 @@ SPOILED = {
         f, "config.json", eos_token_id=9),
     "config.json has bos_token_id=3, but the model has 1": lambda f: change(f, "config.json", bos_token_id=3),
     "tokenizer.json calls token 3 'A', but the model's tokenizer.json calls it 'a': take a small model": rename,
-    "tokenizer.json holds no vocabulary: copy it again": lambda f: change(f, "tokenizer.json", model={"vocab": 7}),
+    "cannot be read (": lambda f: change(f, "tokenizer.json", model={"vocab": 7}),
     "has vocab_size 54, but the model has 53: take one with the same tokenizer": widen,
     "says model_type='gpt2', which is not supported": lambda f: change(
         f, "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2"),

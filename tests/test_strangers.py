@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from config.schema.untrusted import plain
 from launch.hosts.agreement import judge_ways, open_door, reaches
-from launch.hosts.clock import learn_time, send_time
 from launch.hosts.entries import Junk, clean
 from launch.hosts.store import Entries, Lost, Store, StoreClient
 from launch.hosts.store_server import STRANGERS, StoreServer, hang_up
+from launch.trace import learn_time, send_time
 from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost

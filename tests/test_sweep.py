@@ -161,7 +161,7 @@ def test_a_point_that_is_spoiled_is_told_and_not_passed_over(tmp_path):
     (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
 def test_a_sweep_that_cannot_be_is_told_before_its_first_point(monkeypatch, capsys, words, told):
     monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_: pytest.fail("a point was begun"))
-    assert command.run("prune", words) == 2
+    assert command.main(["prune", *words]) == 2
     assert told in capsys.readouterr().err
 
 
@@ -169,5 +169,5 @@ def test_a_sweep_that_cannot_be_is_told_before_its_first_point(monkeypatch, caps
 def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
     monkeypatch.setattr("eval.sweep.signal.signal", lambda *_: None)
     monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_: subprocess.CompletedProcess([], ended))
-    assert command.run("prune", [f"results={tmp_path}"]) == code
+    assert command.main(["prune", f"results={tmp_path}"]) == code
     assert capsys.readouterr().err == ""

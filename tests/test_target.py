@@ -19,9 +19,8 @@ from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.trace import OFF
 from pipeline.transport import Inbox, LocalLink, PeerLost
-from sim.clock import VirtualClock
+from sim.clock import Pace, VirtualClock
 from sim.devices import SlowLink
-from sim.emulation import Pace
 from tests.tiny import CONFIG, TINY
 from tp.links import Loop
 

@@ -11,7 +11,7 @@ from eval.plan.candidates import Candidate
 from model.tree import TokenTree
 from pipeline.messages import Visit
 from pipeline.pacing import LAST, NEWS, DraftGate, FirstStage, RowAllocator, StageTimes
-from sim.heat import Heat
+from sim.clock import Heat
 from tests.test_budget import Asking
 from tests.test_plan import SITE, bench_of, book
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from eval.observe import timeline_page as timeline
 from eval.observe.timeline import Story
-from launch.hosts.clock import learn_time, send_time
+from launch.trace import learn_time, send_time
 from pipeline.trace import CLOCK, Trace, read
 from tests.saved import here, models
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from config.profiles import PROFILES
-from sim.emulation import Pace
+from sim.clock import Pace
 from sim.groups import Paced, Times, all_reduce, hop
 from tp.comm import Galaxy, Megatron
 from tp.group import Table, ThreadGroup

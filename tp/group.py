@@ -125,7 +125,6 @@ class DistGroup:
         return self._watched(lambda: transfer(held, peer, group=self._group))
 
     def _finish(self, work: Any, held: Tensor) -> None:
-        """Wait for a transfer; `held` is the tensor that it reads or writes, and must live until then."""
         if work is not None:
             self._watched(work.wait)
 

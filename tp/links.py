@@ -109,7 +109,6 @@ def _pair(other: int) -> Peers:
 
 
 def _neighbours(ring: Sequence[int], rank: int) -> Peers:
-    """Whom a leader talks to in a ring."""
     if len(ring) == 1:
         return Peers(None, ())
     place = ring.index(rank)

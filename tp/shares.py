@@ -104,7 +104,6 @@ def _length(span: Span) -> int:
 
 
 def _scaled(span: Span, unit: int) -> Span:
-    """The span of elements that a span of things of `unit` elements covers."""
     start, end = span
     return start * unit, end * unit
 
@@ -230,7 +229,6 @@ class Joined(Checkpoint):
         return whole
 
     def _holders(self, name: str) -> list[int]:
-        """The members that hold something of a tensor."""
         return [member for member, source in enumerate(self._members) if name in source.names()]
 
     def _cut(self, name: str, member: int) -> Cut:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from launch.devices import usable
 from launch.memory import GB, free
+from launch.spec import usable
 from model.cache import TreeCache
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress

@@ -16,43 +16,25 @@ predict     how fast dsi, serial and the pipelines are, out of a profile and rec
 """
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from importlib import import_module
+from typing import Sequence
 
 from config.keys import ASKS, check_name
-from config.schema.untrusted import plain
-from launch.processes import INTERRUPTED, STOPPED, WRONG
+from launch.console import run
 
 COMMANDS = ("cases", "heatmap", "offline", "paper", "acceptance", "latency", "table", "online", "predict")  # modules
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
+    return run(_compute, argv)
+
+
+def _compute(argv: Sequence[str]) -> int:
     name = "".join(argv[:1])
     if name in ASKS:
         print(__doc__)
         return 0
-    try:
-        check_name(name, COMMANDS, "command")
-        code: int = import_module(f"eval.dsi.{name}").main(argv[1:])
-        return code
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
-
-
-def in_a_shell(argv: list[str]) -> int:
-    """The exit code of a command that may be interrupted, or whose output may be closed."""
-    try:
-        try:
-            return main(argv)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:  # nothing is to be flushed there
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        return STOPPED + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    check_name(name, COMMANDS, "command")
+    code: int = import_module(f"eval.dsi.{name}").main(argv[1:])
+    return code
 

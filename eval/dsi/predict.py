@@ -17,7 +17,6 @@ from config.command import flat
 from config.files import write_json
 from config.methods import METHODS
 from config.run_config import RunConfig
-from config.schema.untrusted import plain
 from config.typed import preset_of, typed
 from eval.dsi import formulas
 from eval.dsi.acceptance import rate
@@ -30,11 +29,9 @@ from eval.tables import in_columns, number
 from launch.build import build_decoder, build_passes, build_ring
 from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare
-from launch.processes import LOST
 from launch.virtual import as_virtual
 from model.drafts.mixture import Mixture
 from pipeline.decode import Answer, Request
-from pipeline.failure import PeerLost
 
 WARM = 8  # tokens of an answer that is not measured
 APART = ("output", "trace", "pipeline_type")  # keys that the start of a pipeline does not get from the command
@@ -178,11 +175,7 @@ def main(argv: Sequence[str]) -> int:
     book = book_of(config)
     numbers = numbers_of(config, book)
     other: Counter[str] = Counter()
-    try:
-        found = measured(config, given, book, other) if config.measure else {}
-    except PeerLost as loss:
-        print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
-        return LOST
+    found = measured(config, given, book, other) if config.measure else {}
     rows = {}
     bar = tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr)
     for name in bar:

@@ -30,7 +30,7 @@ from config.typed import over
 from eval.load.arrivals import tail
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.tables import in_columns
-from launch.processes import LOST
+from launch.console import LOST
 
 COMMAND = "python -m scripts.bench server"
 USUAL = {"max_new_tokens": "64"}

@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
+from typing import Sequence
 
 from config.files import fits, whole, write
-from config.schema.untrusted import plain
 from eval.observe.timeline import Span, Story
+from launch.console import run
 from pipeline.trace import merge, read
 
 PAGE = Path(__file__).with_name("page.html")
@@ -72,7 +72,11 @@ def _range(text: str) -> tuple[int, int | None]:
     return begin, int(last) if last else None
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
+    return run(_draw, argv)
+
+
+def _draw(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.timeline", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", metavar="TRACE_DIR", type=Path, help="what a run with trace=TRACE_DIR left behind")
     parser.add_argument("-o", metavar="PAGE.html", dest="out", type=Path, help="default: TRACE_DIR/timeline.html")
@@ -80,13 +84,9 @@ def main(argv: list[str]) -> int:
                         help=f"which requests to show, from 0, the last not included; default 0:{MOST}; 0: for all")
     wanted = parser.parse_args(argv)
     out = wanted.out or wanted.folder / "timeline.html"
-    try:
-        html = page(wanted.folder, *_range(wanted.requests))
-        write(out, html, "choose another with -o")
-        merge(wanted.folder)
-    except (ValueError, OSError) as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return 2
+    html = page(wanted.folder, *_range(wanted.requests))
+    write(out, html, "choose another with -o")
+    merge(wanted.folder)
     print(f"{out} ({len(html) / 1e6:.1f} MB): open it in a browser")
     return 0
 

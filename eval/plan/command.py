@@ -5,7 +5,6 @@ keys, docs/planner.md describes what comes out.
 """
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from typing import Sequence
 
@@ -13,35 +12,30 @@ from config.auto import with_chosen
 from config.boards import write
 from config.cli import DEFAULT_PRESET, parse
 from config.run_config import RunConfig
-from config.schema.untrusted import plain
 from config.typed import preset_of, typed
 from eval.plan.advice import advice, keys_line, table, to_do
 from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
-from launch.processes import LOST, WRONG
-from pipeline.failure import PeerLost
+from launch.console import run
 
 APART = ("profile", "max_new_tokens", "question_begin", "question_end", "hosts")  # of the plan, and of no run
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        config = parse(words(argv), COMMAND, kind=PlanConfig)
-        found = plan(config)
-        print("\n".join(report(config, found)))
-        _write_boards(config, found)
-        if config.preset:
-            write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
-            hosts = config.write_hosts or config.run.hosts or "FILE"
-            print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
-        print(keys_line(found.chosen.candidate))
-    except PeerLost as loss:
-        print(f"flowspec: {plain(str(loss))}", file=sys.stderr)
-        return LOST
-    except (ValueError, OSError) as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
+    return run(_plan, argv)
+
+
+def _plan(argv: Sequence[str]) -> int:
+    config = parse(words(argv), COMMAND, kind=PlanConfig)
+    found = plan(config)
+    print("\n".join(report(config, found)))
+    _write_boards(config, found)
+    if config.preset:
+        write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
+        hosts = config.write_hosts or config.run.hosts or "FILE"
+        print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
+    print(keys_line(found.chosen.candidate))
     return 0
 
 

@@ -22,11 +22,10 @@ from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
 from pipeline.trace import NoTrace
-from sim.clock import VirtualClock
+from sim.clock import Pace, VirtualClock
 from sim.cluster import Cluster
 from sim.devices import SlowHead, SlowPasses
-from sim.emulation import Pace
-from sim.stage_cost import Held, work_of
+from sim.stages import Held, work_of
 
 SPARE = 8  # trees of the usual size for which a draft has room beside the text
 

@@ -5,7 +5,7 @@ flags, docs/moving.md describes what comes out.
 """
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import Sequence
 
 from config.files import check_output
@@ -15,9 +15,10 @@ from config.questions import Question
 from config.schema.untrusted import harmless, plain
 from eval.specinfer.flexflow import ANOTHER, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
+from launch import console
 from launch.ask import questions, table
+from launch.console import WRONG, say
 from launch.pipeline import Pipeline
-from launch.processes import WRONG
 from launch.run import Command, run
 
 MODULE = "scripts.spec_infer start"  # what a rank is
@@ -36,7 +37,7 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
         try:
             result = answer_to(pipeline, Request(prompt), _show)
         except ValueError as error:
-            print(f"flowspec: Prompt[{number}] is left out: {plain(str(error))}", file=sys.stderr)
+            say(f"Prompt[{number}] is left out: {plain(str(error))}")
             continue
         keep(own.lines, result, ttft=METHODS[config.pipeline_type].draft == "none")
         answers.append(result.answer)
@@ -56,25 +57,25 @@ START = Command(MODULE, answer_all, SpecInferConfig)
 
 def program(name: str, argv: Sequence[str]) -> int:
     """The whole life of one of SpecInfer's programs; its exit code."""
+    return console.run(partial(_program, name), argv)
+
+
+def _program(name: str, argv: Sequence[str]) -> int:
     if name in ASKS:
         print(__doc__)
         return 0
-    try:
-        check_name(name, PROGRAMS, "program of SpecInfer")
-        if any(word in HELP for word in argv):
-            print(Parser(name).format_help(), end="")
-            return 0
-        call = read(name, argv)
-        for word in call.words:
-            key, _, path = word.partition("=")
-            if key == "lines":
-                check_output(path, ANOTHER)
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return WRONG
+    check_name(name, PROGRAMS, "program of SpecInfer")
+    if any(word in HELP for word in argv):
+        print(Parser(name).format_help(), end="")
+        return 0
+    call = read(name, argv)
+    for word in call.words:
+        key, _, path = word.partition("=")
+        if key == "lines":
+            check_output(path, ANOTHER)
     if call.ignored:
-        print(f"flowspec: {plain(call.ignored)}", file=sys.stderr)
-    print(f"flowspec: the same by this project's own command: {call.command}", file=sys.stderr)
+        say(plain(call.ignored))
+    say(f"the same by this project's own command: {call.command}")
     return run(START, call.words)
 
 

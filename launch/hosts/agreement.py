@@ -99,7 +99,6 @@ def _difference(facts: Facts, root: Facts) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A value as a person types it."""
     if value in (None, ""):
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,7 +14,8 @@ import sys
 from typing import Mapping, NamedTuple, Sequence
 
 from config.run_config import RunConfig
-from config.schema.untrusted import decoded, plain, read_bytes
+from config.schema.untrusted import decoded, read_bytes
+from launch.console import run
 
 BOARD = "FLOWSPEC_BOARD"  # in the environment: this process is the one rank of its board
 COMMAND = "FLOWSPEC_COMMAND"  # in the environment: what a person typed, for the help
@@ -102,7 +103,9 @@ class Board(NamedTuple):
 def read_hosts(path: str) -> list[Line]:
     """A line for each rank, rank 0 first: `[USER@]ADDRESS [user=..] [folder=..] [interface=..]`; # begins a remark."""
     found = []
-    for number, text in enumerate(re.split(r"\r\n|\r|\n", _read(path)), 1):
+    data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
+    whole = decoded(data, path, "save it again as plain text in UTF-8")
+    for number, text in enumerate(re.split(r"\r\n|\r|\n", whole), 1):
         words = text.partition("#")[0].split()
         if not words:
             continue
@@ -116,14 +119,7 @@ def read_hosts(path: str) -> list[Line]:
     return found
 
 
-def _read(path: str) -> str:
-    """The text of a hosts file; raises ValueError if it cannot be read."""
-    data = read_bytes(path, f"write one line for each rank in a hosts file, as {EXAMPLE}", MOST)
-    return decoded(data, path, "save it again as plain text in UTF-8")
-
-
 def _line(words: Sequence[str]) -> Line | None:
-    """The board that the words of a line name; None if they name none."""
     user, at, address = words[0].rpartition("@")
     pairs = [word.partition("=")[::2] for word in words[1:]]
     if at:
@@ -191,7 +187,6 @@ def _rank(given: str, lines: Sequence[Line], path: str) -> int:
 
 
 def _number(name: str, text: str, end: int) -> int:
-    """A number below `end` that stands in a variable of the environment."""
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= end:
         raise ValueError(f"{name}={text} is not possible: give a number from 0 to {end - 1}")
     return int(text)
@@ -238,15 +233,11 @@ def way_to(address: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Print `RANK [USER@]ADDRESS FOLDER` for each line of a hosts file."""
-    try:
-        for rank, line in enumerate(read_hosts(os.path.expanduser(argv[0]))):
-            board = f"{line.user}@{line.address}" if line.user else line.address
-            print(rank, board, line.folder)
-    except ValueError as error:
-        print(f"flowspec: {plain(str(error))}", file=sys.stderr)
-        return 2
+    for rank, line in enumerate(read_hosts(os.path.expanduser(argv[0]))):
+        board = f"{line.user}@{line.address}" if line.user else line.address
+        print(rank, board, line.folder)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:]))

@@ -5,18 +5,18 @@ has none of these forms is junk, and what people shall read is escaped.
 """
 from __future__ import annotations
 
-import ipaddress
 import json
-import math
 import re
 from typing import Any, Callable, Dict, NamedTuple
 
+from config.files import fits
 from config.schema.untrusted import plain
 
 MOST = 1 << 20  # bytes of an entry
 RANKS = 1 << 10  # the most of one run
 COUNT = 1 << 62  # counters stay below
 DIGITS = 20  # of a whole number
+TYPED = (str, int, float, bool)  # what a person types
 
 Facts = Dict[str, Any]  # of one rank, by name
 
@@ -39,92 +39,57 @@ def _digits(text: str) -> int:
     return int(text)
 
 
-# --- forms: from a value to the same value, if it is sound ------------------------------------------------------------
+# --- forms ------------------------------------------------------------------------------------------------------------
 
-def _is(sound: bool, what: str) -> None:
-    if not sound:
-        raise Junk(f"it is no {what}")
-
-
-def _text(value: Any) -> str:
-    """A text, fit to be printed."""
-    _is(type(value) is str, "text")
-    return plain(value)
+def _whole(least: int, end: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value < end
 
 
-def _whole(least: int, end: int) -> Callable[[Any], int]:
-    """The form of a whole number from `least` up to below `end`."""
-    def form(value: Any) -> int:
-        _is(type(value) is int and least <= value < end, f"number from {least} to {end - 1}")
-        return int(value)
-    return form
+def _is_address(value: Any) -> bool:
+    parts = value.split(".") if isinstance(value, str) else []
+    numbers = [int(part) for part in parts if re.fullmatch("0|[1-9][0-9]{0,2}", part)]
+    return len(parts) == len(numbers) == 4 and max(numbers) < 256
 
 
-def _address(value: Any) -> str:
-    try:
-        return str(ipaddress.IPv4Address(_text(value)))
-    except ValueError:
-        raise Junk("it is no IPv4 address") from None
+def _is_settings(value: Any) -> bool:
+    """Whether it is the keys of a configuration, each with a value as a person types it."""
+    return isinstance(value, dict) and all(type(entry) in TYPED for entry in value.values())
 
 
-def _settings(value: Any) -> dict[str, Any]:
-    """The keys of a configuration, each with a value as a person types it."""
-    _is(type(value) is dict, "settings")
-    found = {}
-    for key, entry in value.items():
-        _is(type(entry) in (str, int, float, bool), "settings")
-        found[plain(key)] = plain(entry) if type(entry) is str else entry
-    return found
+RANK = _whole(0, RANKS)
+ALWAYS = {"host": str, "code": str, "settings": _is_settings}
+FACTS = {**ALWAYS, "world": _whole(1, RANKS), "split": str, "address": _is_address, "interface": str,
+         "port": _whole(1, 1 << 16)}
 
 
-FACTS: dict[str, Callable[[Any], Any]] = {
-    "host": _text,
-    "code": _text,
-    "settings": _settings,
-    "error": _text,
-    "world": _whole(1, RANKS),
-    "split": _text,
-    "address": _address,
-    "interface": _text,
-    "port": _whole(1, 1 << 16),
-}
-ALWAYS = {"host", "code", "settings"}
-
-
-def facts(value: Any) -> Facts:
-    """All facts of a rank; or what it knew so far, and the error that ended it."""
-    _is(type(value) is dict and set(value) <= set(FACTS), "facts of a rank")
-    wanted = ALWAYS if "error" in value else set(FACTS) - {"error"}
-    _is(wanted <= set(value), "whole facts of a rank")
-    return {name: FACTS[name](entry) for name, entry in value.items()}
-
-
-def _ranks(value: Any) -> list[int]:
-    _is(type(value) is list, "list of ranks")
-    return [_whole(0, RANKS)(rank) for rank in value]
-
-
-def _verdict(value: Any) -> list[Any]:
-    _is(type(value) is list, "verdict")
-    _is([type(entry) for entry in value] == [str, bool], "verdict")
-    return [plain(value[0]), value[1]]
-
-
-def _of_each_rank(form: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The form of a list of pairs: a rank, and a value of `form`."""
-    number = _whole(0, RANKS)
-
-    def listed(value: Any) -> list[Any]:
-        _is(type(value) is list, "list of pairs")
-        _is(all(type(pair) is list and len(pair) == 2 for pair in value), "list of pairs")
-        return [[number(rank), form(entry)] for rank, entry in value]
-    return listed
+def _is_facts(value: Any) -> bool:
+    """Whether it is all facts of a rank; or what it knew so far, and the error that ended it."""
+    known = {**FACTS, "error": str}
+    if not isinstance(value, dict) or not value.keys() <= known.keys():
+        return False
+    wanted = ALWAYS if "error" in value else FACTS
+    form = {name: known[name] for name in value}
+    return wanted.keys() <= value.keys() and fits(value, form)
 
 
 # --- kinds: from the bytes of an entry to the same entry, if it is sound ----------------------------------------------
 
-def _json(form: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
-    return lambda raw: json.dumps(form(parse(raw))).encode()
+def _json(form: Any) -> Callable[[bytes], bytes]:
+    def cleaned(raw: bytes) -> bytes:
+        value = parse(raw)
+        if not fits(value, form):
+            raise Junk("it has another form")
+        return json.dumps(_printable(value)).encode()
+
+    return cleaned
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {plain(key): _printable(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_printable(entry) for entry in value]
+    return plain(value) if isinstance(value, str) else value
 
 
 def _line(raw: bytes) -> bytes:
@@ -132,21 +97,14 @@ def _line(raw: bytes) -> bytes:
 
 
 def _number(raw: bytes) -> bytes:
-    try:
-        _is(math.isfinite(float(raw)), "finite number")
-    except ValueError:
-        raise Junk("it is no number") from None
+    if not re.fullmatch(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?", raw):
+        raise Junk("it is no number")
     return raw
 
 
 def _count(raw: bytes) -> bytes:
-    _is(re.fullmatch(rb"-?\d{1,19}", raw) is not None, "count")
-    _is(abs(int(raw)) < COUNT, "count")
-    return raw
-
-
-def _opaque(raw: bytes) -> bytes:
-    """What torch.distributed itself writes."""
+    if not re.fullmatch(rb"-?\d{1,19}", raw) or abs(int(raw)) >= COUNT:
+        raise Junk("it is no count")
     return raw
 
 
@@ -170,11 +128,11 @@ class Kind(NamedTuple):
 OWN = r"(?P<own>\d{1,4})"
 BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is given
 KINDS = (
-    Kind(rf"facts/{OWN}", _json(facts)),
-    Kind(rf"ways/{OWN}", _json(_ranks)),
-    Kind(r"facts/all", _json(_of_each_rank(facts)), root=True),
-    Kind(r"ways/all", _json(_of_each_rank(_ranks)), root=True),
-    Kind(r"(?:facts|ways)/verdict", _json(_verdict), root=True),
+    Kind(rf"facts/{OWN}", _json(_is_facts)),
+    Kind(rf"ways/{OWN}", _json([RANK])),
+    Kind(r"facts/all", _json([(RANK, _is_facts)]), root=True),
+    Kind(r"ways/all", _json([(RANK, [RANK])]), root=True),
+    Kind(r"(?:facts|ways)/verdict", _json((str, bool)), root=True),
     Kind(rf"(?:facts|ways)/heard/{OWN}", _count),
     Kind(rf"{BEFORE}heartbeat/{OWN}", _count),
     Kind(rf"{BEFORE}heartbeat/losses", _count),
@@ -183,7 +141,7 @@ KINDS = (
     Kind(rf"{BEFORE}split/{OWN}", _line),
     Kind(rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
     Kind(rf"{BEFORE}clock/\d+/time/\d+", _number, root=True),
-    Kind(r".*", _opaque),
+    Kind(r".*", bytes),  # what torch.distributed itself writes
 )
 
 
@@ -194,8 +152,9 @@ def kind(key: str) -> Kind:
 
 def clean(key: str, raw: bytes) -> bytes:
     """The entry as it may be used; raises Junk."""
-    _is(len(raw) <= MOST, f"entry of at most {MOST} bytes")
     try:
+        if len(raw) > MOST:
+            raise Junk(f"it has more than {MOST} bytes")
         return kind(key).clean(raw)
     except Junk as junk:
         raise Junk(f"{plain(key)}: {junk}") from None

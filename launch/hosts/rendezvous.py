@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from config.command import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
+from launch.console import say
 from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
@@ -57,9 +57,9 @@ class Rendezvous:
         self.names: list[str] = []
         os.environ.update(board.environment)
         interface = plain(board.interface) or "the interface that leads there"
-        print(f"flowspec: this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
-              f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
-              f"{board.wait:g} seconds (wait=)", file=sys.stderr)
+        say(f"this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
+            f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
+            f"{board.wait:g} seconds (wait=)")
         self._deadline = time.monotonic() + board.wait
         self._store = self._open()
 
@@ -83,7 +83,7 @@ class Rendezvous:
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         self._settle(config.timeout)
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(placement.world))
-        print(f"flowspec: all {placement.world} ranks are here", file=sys.stderr)
+        say(f"all {placement.world} ranks are here")
         return folder, placement
 
     def connect(self) -> Any:
@@ -130,7 +130,6 @@ class Rendezvous:
     # --- what the coordinator and the participants do each in their own way -------------------------------------------
 
     def _open(self) -> Store:
-        """The store to which all ranks write."""
         raise NotImplementedError
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
@@ -146,7 +145,6 @@ class Rendezvous:
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def _write(self, topic: str, value: Any) -> None:
-        """Write about a topic under this rank's number."""
         self._store.set(f"{topic}/{self.board.rank}", json.dumps(value))
 
     def _read(self, key: str) -> Any:
@@ -155,7 +153,6 @@ class Rendezvous:
         return None if found is None else json.loads(found)
 
     def _missing(self, topic: str, world: int) -> str:
-        """In words, the ranks that have not written yet."""
         ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
@@ -163,7 +160,7 @@ class Rendezvous:
         """Print who is waited for, if that is news; returns it."""
         if missing and missing != before:
             left = max(0, self._deadline - time.monotonic())
-            print(f"flowspec: waiting for {missing}, up to {left:.0f} seconds", file=sys.stderr)
+            say(f"waiting for {missing}, up to {left:.0f} seconds")
         return missing
 
 
@@ -214,7 +211,6 @@ class Coordinator(Rendezvous):
         return dict(sorted(written.items())), verdict
 
     def _absent(self, topic: str, world: int) -> str:
-        """Who has not written in time, and what to do."""
         missing = self._missing(topic, world)
         if topic == "ways":
             return f"{missing} fell silent during the rendezvous: look at its board and network, then start all again"

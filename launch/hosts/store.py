@@ -2,7 +2,7 @@
 
 It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
 say where an entry came from; before torch 2 there is no other way to know. A request and its reply are a line of JSON
-each. It knows nothing about what entries mean: `entries.py` has their form. `seats.py` serves it.
+each. It knows nothing about what entries mean: `entries.py` has their form. `store_server.py` serves it.
 """
 from __future__ import annotations
 
@@ -94,7 +94,6 @@ class Entries:
 
 
 def _is_request(value: Any) -> bool:
-    """Whether it is a list of an operation, a key and a value."""
     if type(value) is not list or len(value) != 3:
         return False
     key = value[1]

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from launch.console import say
 from launch.hosts.entries import RANKS, Junk, parse
 from launch.hosts.store import GREETING, LINE, Entries
 
@@ -66,7 +67,6 @@ class StoreServer(socketserver.ThreadingTCPServer):
             hang_up(request)
 
     def _ranks(self) -> int:
-        """How many ranks are connected."""
         with self._lock:
             return len(self._connected - self._strangers.keys())
 
@@ -88,8 +88,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
             if address in self._named or len(self._named) >= NAMED:
                 return
             self._named.add(address)
-        print(f"\nflowspec: {address} wrote to port {self.server_address[1]} what is not of this run ({what}); it is "
-              "ignored", file=sys.stderr)
+        say(f"{address} wrote to port {self.server_address[1]} what is not of this run ({what}); it is ignored", "\n")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # it hung up, or said nothing for too long

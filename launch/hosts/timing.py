@@ -14,16 +14,17 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
 
 from config.files import fits
 from config.schema.untrusted import parse_json
-from launch.devices import usable
+from launch.console import run
+from launch.spec import usable
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress, probe
-from pipeline.failure import explain, foreseen, guarded
+from pipeline.failure import guarded
 from pipeline.messages import Reset, Segment
 from pipeline.stage import Stage
 from pipeline.trace import OFF
@@ -73,7 +74,8 @@ def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch
     parents = [max(0, node - 1) for node in ids] if is_text else [context - 1] * len(ids)
     pos = ids if is_text else [context] * len(ids)
     rows = len(ids)
-    x = torch.ones(rows, dtype=torch.long) if inputs is None else inputs.expand(rows, -1).clone()
+    tokens = torch.ones(rows, dtype=torch.long)
+    x = tokens if inputs is None else inputs.expand(rows, -1).clone()
     text = rows if is_text else 0
     stage.apply(Segment(request, ids, parents, pos, text, x, None))
     if stage.device.type == "cuda":
@@ -94,9 +96,10 @@ def random_stage(sizes: LlamaConfig, layers: int, like: torch.Tensor, quant: str
 
 
 def _random(parameter: torch.Tensor) -> torch.Tensor:
-    """A matrix that keeps a row's length about as it is; a norm of ones."""
     shape = parameter.shape
-    return torch.ones(shape) if parameter.dim() == 1 else torch.randn(shape) / shape[-1] ** 0.5
+    if parameter.dim() == 1:
+        return torch.ones(shape)
+    return torch.randn(shape) / shape[-1] ** 0.5
 
 
 def answered(asked: Any) -> dict[str, Any]:
@@ -118,7 +121,6 @@ def answered(asked: Any) -> dict[str, Any]:
 
 @contextmanager
 def _heartbeat() -> Iterator[None]:
-    """Say every second that the board is at work."""
     over = threading.Event()
 
     def beat() -> None:
@@ -134,16 +136,14 @@ def _heartbeat() -> Iterator[None]:
 
 
 def main() -> int:
-    try:
-        asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
-        with _heartbeat():
-            answer = answered(asked)
-        print(json.dumps(answer), flush=True)
-    except Exception as error:
-        if not foreseen(error):
-            raise
-        print(f"flowspec: {explain(error)}", file=sys.stderr)
-        return 2
+    return run(_answer, sys.argv[1:])
+
+
+def _answer(argv: Sequence[str]) -> int:
+    asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
+    with _heartbeat():
+        answer = answered(asked)
+    print(json.dumps(answer), flush=True)
     for _ in sys.stdin:
         print(flush=True)
     return 0

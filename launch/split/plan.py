@@ -141,7 +141,6 @@ def identify(source: Checkpoint, head: Checkpoint | None, stages: list[int], lay
 
 
 def _text_files(source: Checkpoint) -> list[str]:
-    """The files of a model's tokenizer that are there."""
     return [name for name in TEXT_FILES if (source.folder / name).is_file()]
 
 

@@ -16,7 +16,7 @@ from typing import Any, Sequence
 import torch
 
 from config.templates import chosen
-from launch.devices import usable
+from launch.spec import usable
 from launch.split.write import store
 from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head
 from model.llama import LlamaConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from config.files import check_folder
 from config.templates import AUTO
-from launch.devices import usable
+from launch.spec import usable
 from model.text import CONVERSATIONS
 from model.weights.checkpoint import SOURCES
 from train.course import check_bounds

@@ -23,7 +23,7 @@ from eval.pair_keys import Measured
 from eval.pairs import Model, answer, check_pair
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import Array, merged_passes, ranks
-from launch.devices import usable
+from launch.spec import usable
 from launch.split.plan import TEXT_FILES
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 from config.files import check_folder
 from config.templates import AUTO
 from config.trees import wrong_widths
-from launch.devices import usable
+from launch.spec import usable
 from model.text import CONVERSATIONS
 from train.course import check_bounds
 
