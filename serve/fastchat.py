@@ -97,7 +97,7 @@ class Worker:
 
     async def _choice(self, request: Request) -> Choice:
         data = await body_of(request, self.config.body_mb)
-        choices = read_body(data, Completion, _as_completion).choices(self.config)
+        choices = read_body(data, Completion, _as_completion).choices(self.config.run)
         if len(choices) > 1:
             raise Refused("a worker answers one prompt at a time: ask for one", "prompt")
         return choices[0]

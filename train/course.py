@@ -150,7 +150,8 @@ class Course:
         """Advance to the last step. Raises ValueError if a loss is not finite."""
         plan, begin = self.plan, time.monotonic() - self.seconds
         seen: deque[Mapping[str, float]] = deque(maxlen=SHOWN)
-        with self._bar() as bar:
+        with tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step", disable=not self.keeper,
+                  mininterval=1) as bar:
             while self.step < plan.steps:
                 seen.append(lesson(self.step))
                 if not math.isfinite(seen[-1]["loss"]):
@@ -162,11 +163,6 @@ class Course:
                 due = self.step % plan.saved_every == 0 or self.step == plan.steps
                 if self.keeper and due:
                     self.save()
-
-    def _bar(self) -> Any:
-        """The bar of the steps, which the keeper alone shows."""
-        plan, hidden = self.plan, not self.keeper
-        return tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step", disable=hidden, mininterval=1)
 
 
 def _means(seen: Collection[Mapping[str, float]]) -> dict[str, str]:

@@ -86,8 +86,7 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
     if template == AUTO and chosen(template, folder) != OWN:
         raise ValueError(f"the tokenizer in {folder} has no chat template, in which --own would ask; name the model's "
                          "with --template")
-    source = Checkpoint(folder)
-    model = mark(source, source.names()[-1])
+    model = mark(Checkpoint(folder))
     terms = [model, template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
     digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()
     batches = args.out_dir / f"own-{digest[:12]}"

@@ -5,7 +5,6 @@ This is the command; what it does is in train/eagle/.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from argparse import Namespace
 from functools import partial
@@ -15,10 +14,10 @@ from typing import Any, Sequence
 
 import torch
 
+from config.files import write_json
 from config.templates import chosen
 from launch.spec import usable
-from launch.split.write import store
-from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head
+from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head, inner_layers
 from model.llama import LlamaConfig
 from model.weights.checkpoint import Checkpoint
 from train.course import Course, Hyperparameters, ended, sweep
@@ -110,8 +109,9 @@ def look(args: Namespace) -> LlamaConfig:
         third = isinstance(fit_head(Checkpoint(args.given), base.config), Eagle3Head)
         if args.eagle3 and not third:
             raise ValueError(f"the head in {args.given} is one of EAGLE-1/2; leave out --eagle3")
-    elif args.eagle3:
-        heads.check_layers(sizes, args.model_dir)
+    elif args.eagle3 and not inner_layers(sizes.layers):
+        raise ValueError(f"a head of EAGLE-3 needs a model of 7 layers or more, and the one in {args.model_dir} has "
+                         f"{sizes.layers}; leave out --eagle3")
     return sizes
 
 
@@ -171,8 +171,7 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
         figures = measure(args, lessons, task)
         record.update(figures)
         show(figures)
-    content = json.dumps(record, indent=1) + "\n"
-    store(args.out_dir / RECORD, content.encode())
+    write_json(args.out_dir / RECORD, record)
 
 
 def measure(args: Namespace, lessons: Lessons, task: Task) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from launch.split.write import WEIGHTS, store
-from model.drafts.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, inner_layers, load_head
+from model.drafts.eagle import MAPS, OWN_EMBEDDING, Eagle3Head, EagleHead, Head, load_head
 from model.llama import LlamaConfig, RMSNorm
 from model.weights.checkpoint import Checkpoint
 from train.data import Row
@@ -109,13 +109,6 @@ def take(teacher: Teacher, source: Checkpoint) -> Head:
     head.requires_grad_(True)
     head.embed_tokens.requires_grad_(False)
     return head
-
-
-def check_layers(teacher: LlamaConfig, folder: Path) -> None:
-    """Raise ValueError if the base has no features for a head of EAGLE-3."""
-    if not inner_layers(teacher.layers):
-        raise ValueError(f"a head of EAGLE-3 needs a model of 7 layers or more, and the one in {folder} has "
-                         f"{teacher.layers}; leave out --eagle3")
 
 
 def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:

@@ -23,9 +23,9 @@ from model.whole import Whole
 from train.eagle.unroll import Causal
 
 
-def mark(source: Checkpoint, name: str) -> str:
-    """A hash of some weights of that tensor, which tells one file from another of the same sizes."""
-    weights = source.read(name).reshape(-1)[:4096]
+def mark(source: Checkpoint, name: str = "") -> str:
+    """A hash of some weights of that tensor, or the last, which tells one file from another of the same sizes."""
+    weights = source.read(name or source.names()[-1]).reshape(-1)[:4096]
     content = weights.double().numpy().tobytes()
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -47,7 +47,7 @@ class Teacher(Whole):
     @cached_property
     def mark(self) -> str:
         """What tells this base from another one of the same sizes."""
-        return mark(self.source, self.source.names()[-1])
+        return mark(self.source)
 
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the base makes of each token: the last hidden state, after the norm, `[N, D]`, the inner features that

@@ -85,7 +85,7 @@ class Training:
         """What decides the result, but the drafter that is begun with."""
         settings = vars(self.args).items()
         terms = {name: value for name, value in settings if name not in NOT_TERMS}
-        terms["target"] = marked(self.pair.whole.source)
+        terms["target"] = mark(self.pair.whole.source)
         prompts = json.dumps([self.held, self.prompts])
         terms["data"] = short_hash(prompts.encode())
         return terms
@@ -106,7 +106,7 @@ class Training:
             lesson.teacher = self.target
         file, warm_up = Checkpoint(source), max(1, task.steps // 20)
         plan = Hyperparameters(name, task.steps, args.rate, warm_up=warm_up, saved_every=args.save_every)
-        terms = {**self.terms, "draft": marked(file), "steps": task.steps}
+        terms = {**self.terms, "draft": mark(file), "steps": task.steps}
         every_N = torch.cat(list(task.left))
         terms["left"] = short_hash(every_N.numpy().tobytes())
         Course(plan, model, args.out / f"{name}.pt", terms).run(lesson)
@@ -128,11 +128,6 @@ class Training:
 
 def short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def marked(source: Checkpoint) -> str:
-    """What tells a model from another one of the same sizes."""
-    return mark(source, source.names()[-1])
 
 
 def whole_of(texts: Sequence[Text]) -> list[Tensor]:
