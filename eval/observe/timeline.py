@@ -52,9 +52,9 @@ class Story:
         return round((seconds - self.start) * 1e3, 4)
 
     def _note(self, at: float, kind: str, what: int,
-              many: int, rank: int | None = None) -> None:
+              many: int, on: int | None = None) -> None:
         """An event, on rank 0 if nothing else is said."""
-        here = self.root if rank is None else rank
+        here = self.root if on is None else on
         self.events.append({"at": at, "kind": kind,
                             "rank": here, "what": what, "many": many})
 
