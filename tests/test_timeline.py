@@ -43,7 +43,7 @@ def ran(saved, tmp_path_factory, request):
 
 
 def story(folder):
-    told = Story(read(folder)).told()
+    told = Story(read(folder)).data()
     return told, {node["id"]: node for node in told["nodes"]}
 
 

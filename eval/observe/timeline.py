@@ -23,7 +23,7 @@ SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its ow
 
 
 class Story:
-    """Everything that happened; `told` makes JSON of it."""
+    """Everything that happened; `data` makes JSON of it."""
 
     def __init__(self, spans: list[Span]) -> None:
         self.spans = spans
@@ -208,7 +208,7 @@ class Story:
 
     # --- for the page -------------------------------------------------------------------------------------------------
 
-    def told(self, first: int = 0, last: int | None = None) -> Span:
+    def data(self, first: int = 0, last: int | None = None) -> Span:
         """Requests `first` to `last`, the last not included; they and their segments are named by their places here.
 
         Raises ValueError if the trace has none of them.

@@ -55,7 +55,7 @@ def _story(folder: Path, spans: list[Span],
            first: int, last: int | None) -> Span:
     """The story of these requests. Raises ValueError if the spans do not belong together."""
     try:
-        return Story(spans).told(first, last)
+        return Story(spans).data(first, last)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the spans in {folder} do not make one run ({type(error).__name__}: {error}): give a folder "
                          "with the rank_N.jsonl files of one run, as they were written") from error
