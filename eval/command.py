@@ -105,13 +105,14 @@ def announce(config: EvalConfig) -> None:
     where = "this pipeline as it is"
     if run.cluster:
         where = f"a cluster that is {run.kind}, profile {run.profile}"
+    questions = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
     rows = {
         "measured on": where,
         "model": run.model_dir or run.base_dir,
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.asked_drafts),
         "template": run.template,
-        "questions": ", ".join(f"{name} ({len(chosen)})" for name, chosen in sets.items()),
+        "questions": ", ".join(questions),
         "from": config.data or str(BUNDLED),
         "temperatures": config.temperatures,
         "seeds": f"{run.seed} to {last_seed}" if config.repeats > 1 else f"{run.seed}",

@@ -258,28 +258,29 @@ class Evaluation:
             "new_tokens": [answer.new_tokens for answer in answers],
             "wall_time": [turn.seconds / self.scale for turn in turns],
             "accept_lengths": [count for turn in turns for count in turn.accepted]}
-        return {
+        line: Line = {
             "question_id": job.question.id, "category": job.question.category,
             "answer_id": f"{method}-{draft}-{trial}", "model_id": f"{model}-{method}-{draft}",
-            "choices": [choice], "tstamp": time.time(),
-            "method": method, "draft": draft, "set": job.set, "temperature": job.temperature,
-            "repeat": job.repeat, "seed": config.seed + job.repeat,
-            "profile": config.profile, "emulated": config.cluster is not None, "simulated": config.virtual,
-            "scale": self.scale, "launch": self.config.launch,
-            "sources": [answer.sources for answer in answers],
-            **self._by_turn(turns), "same_as_ar": None, "first_difference": None}
+            "choices": [choice], "tstamp": time.time()}
+        line.update(method=method, draft=draft, set=job.set, temperature=job.temperature,
+                    repeat=job.repeat, seed=config.seed + job.repeat)
+        line.update(profile=config.profile, emulated=config.cluster is not None, simulated=config.virtual,
+                    scale=self.scale, launch=self.config.launch)
+        line.update(sources=[answer.sources for answer in answers], **self._by_turn(turns))
+        line.update(same_as_ar=None, first_difference=None)
+        return line
 
     def _by_turn(self, turns: Sequence[Turn]) -> Line:
         """The fields that hold a list with one element for each turn."""
         answers = [turn.answer for turn in turns]
+        settled = [[[seconds / self.scale, count] for seconds, count in turn.settled] for turn in turns]
         return {
             "requests": [turn.request for turn in turns],
             "prompt_tokens": [answer.prompt_tokens for answer in answers],
             "token_ids": [answer.token_ids for answer in answers],
             "finish_reason": [answer.finish_reason for answer in answers],
             "ttft": [answer.prefill_seconds / self.scale for answer in answers],
-            "settled": [[[seconds / self.scale, count] for seconds, count in turn.settled]
-                        for turn in turns],
+            "settled": settled,
             "target_passes": [answer.target_passes for answer in answers],
             "tau": [answer.mean_accepted_length for answer in answers],
             "segments": [answer.segments for answer in answers]}

@@ -228,20 +228,20 @@ class Story:
         def place_of(kind: str, what: int) -> int:
             return places.get(kind, {}).get(what, what)
 
+        nodes = [{**node, "request": requests[node["request"]], "segment": segments.get(node["segment"])}
+                 for node in self.nodes.values() if node["request"] in requests]
+        events = [{**event, "what": place_of(event["kind"], event["what"])}
+                  for event in self.events if begin <= event["at"] <= end]
+        bars = map(self._bar, filter(self._is_shown, self.spans))
         return {
             "ranks": self.ranks,
             "left_out": len(asked) - len(numbers),
-            "requests": [{key: request[key] for key in ("from", "to", "answer")}
-                         for request in chosen],
-            "segments": [{**segment, "request": requests[segment["request"]]}
-                         for segment in map(self.segments.__getitem__, sent)],
-            "nodes": [{**node, "request": requests[node["request"]],
-                       "segment": segments.get(node["segment"])}
-                      for node in self.nodes.values() if node["request"] in requests],
-            "events": [{**event, "what": place_of(event["kind"], event["what"])}
-                       for event in self.events if begin <= event["at"] <= end],
-            "spans": [bar for bar in map(self._bar, filter(self._is_shown, self.spans))
-                      if begin <= bar["to"] and bar["from"] <= end]}
+            "requests": [{key: request[key] for key in ("from", "to", "answer")} for request in chosen],
+            "segments": [{**self.segments[number], "request": requests[self.segments[number]["request"]]}
+                         for number in sent],
+            "nodes": nodes,
+            "events": events,
+            "spans": [bar for bar in bars if begin <= bar["to"] and bar["from"] <= end]}
 
     def _is_shown(self, span: Span) -> bool:
         return span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)
