@@ -191,9 +191,8 @@ def _put(file: int, data: bytes) -> None:
     with open(file, "wb") as out:
         out.write(data)
         out.flush()
-        with suppress(OSError):  # a pipe has no disk
-            if stat.S_ISREG(os.fstat(file).st_mode):
-                os.fsync(file)
+        if stat.S_ISREG(os.fstat(file).st_mode):  # a pipe has no disk
+            os.fsync(file)
 
 
 def _place(path: Name) -> Path:

@@ -18,7 +18,7 @@ from config.files import check_folder
 from config.keys import ASKS
 from config.questions import BUNDLED, Question, load
 from eval.evaluation import Evaluation, all_jobs
-from eval.keys import PROTOCOLS, Contender, EvalConfig, first, words
+from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
@@ -28,7 +28,6 @@ from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
-from pipeline.decode import Decoder
 from pipeline.interfaces import Clock
 from pipeline.trace import NoTrace
 
@@ -44,22 +43,16 @@ def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
     if _apart(own):
         announce(own)
     methods = next(group for group in own.groups if own.run.pipeline_type in group)
-    decoders = _decoders(pipeline, own, methods)
+    decoders = {}
+    for contender in own.contenders(methods):
+        run_of_it = own.with_draft(contender.draft, pipeline_type=contender.method)
+        decoders[contender] = pipeline.decoder_for(run_of_it, parts(contender.draft).head)
     evaluation = Evaluation(own, pipeline.text, decoders, pipeline.scale, pipeline.trace, pipeline.unlearn)
     results = Results(own.results).open(own, pipeline.scale, pipeline.spec.part.split_id)
     try:
         evaluation.run(all_jobs(own, _sets(own), methods), results, lambda: _check_pace(own))
     finally:
         results.close()
-
-
-def _decoders(pipeline: Pipeline, own: EvalConfig, methods: Sequence[str]) -> dict[Contender, Decoder]:
-    """A decoder for each method with each draft, over the one pipeline."""
-    decoders = {}
-    for contender in own.contenders(methods):
-        run_of_it = own.with_draft(contender.draft, pipeline_type=contender.method)
-        decoders[contender] = pipeline.decoder_for(run_of_it, parts(contender.draft).head)
-    return decoders
 
 
 def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:
@@ -105,23 +98,24 @@ def announce(config: EvalConfig) -> None:
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
     done = sum(job.key in results.texts for job in jobs)
-    counts = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
     answers = f"{len(jobs)} of at most {run.max_new_tokens} tokens a turn"
     if done:
         answers += f", of which {done} are there"
+    last_seed = run.seed + config.repeats - 1
     where = "this pipeline as it is"
     if run.cluster:
         where = f"a cluster that is {run.kind}, profile {run.profile}"
+    questions = [f"{name} ({len(chosen)})" for name, chosen in sets.items()]
     rows = {
         "measured on": where,
         "model": run.model_dir or run.base_dir,
         "methods": ", ".join(config.chosen_methods),
         "drafts": ", ".join(config.asked_drafts),
         "template": run.template,
-        "questions": ", ".join(counts),
+        "questions": ", ".join(questions),
         "from": config.data or str(BUNDLED),
         "temperatures": config.temperatures,
-        "seeds": _seeds(config),
+        "seeds": f"{run.seed} to {last_seed}" if config.repeats > 1 else f"{run.seed}",
         "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",
         "answers": answers,
         "results": os.path.abspath(config.results)}
@@ -131,17 +125,10 @@ def announce(config: EvalConfig) -> None:
 
 def _check_drafts(config: EvalConfig) -> None:
     """Raise ValueError for a draft whose folder is not there."""
-    for name in (*config.asked_drafts, *filter(None, [config.baseline_draft])):
-        _, *folders = parts(name)
-        for folder in filter(None, folders):
+    for name in filter(None, [*config.asked_drafts, config.baseline_draft]):
+        for folder in filter(None, parts(name)[1:]):
             if not Path(folder).is_dir():
-                raise ValueError(f"{name}: there is no folder {folder}: name that of a draft head, or "
-                                 "of a small model")
-
-
-def _seeds(config: EvalConfig) -> str:
-    first_seed = config.run.seed
-    return f"{first_seed} to {first_seed + config.repeats - 1}" if config.repeats > 1 else f"{first_seed}"
+                raise ValueError(f"{name}: there is no folder {folder}: name that of a draft head, or of a small model")
 
 
 def _apart(config: EvalConfig) -> bool:
@@ -161,18 +148,17 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         return ended_by(error)
     results = Results(config.results)
-    code, slowdown = 0, config.run.slowdown
     argv = [word for word in argv if not word.startswith(("slowdown=", "draft=", "max_requests="))]
-    for group in config.groups:
-        method = first(group)
-        code = TOO_FAST
-        while code == TOO_FAST:
-            own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
-                   f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
-            code = _start(config, [*argv, *own])
-            slowdown *= 2 if code == TOO_FAST else 1
-        if code:
-            break
+    code, slowdown, groups = 0, config.run.slowdown, list(config.groups)
+    while groups and not code:
+        method = first(groups[0])
+        own = [f"slowdown={slowdown}", f"pipeline_type={method}", f"launch={results.starts}-{method}",
+               f"draft={config.first_draft}", f"max_requests={config.concurrency}"]
+        code = _start(config, [*argv, *own])
+        if code == TOO_FAST:  # once more
+            code, slowdown = 0, 2 * slowdown
+        else:
+            groups.pop(0)
     return _conclude(results, code)
 
 

@@ -1,7 +1,7 @@
 """The evaluation's loop: every method answers every question by turns, and each answer becomes one line of the results.
 
-It knows nothing about processes, or where decoders come from. All seconds are modelled ones: those that passed, divided
-by how many times slower than the modelled cluster this machine runs it (1 where nothing is emulated).
+All seconds are modelled ones: those that passed, divided by how many times slower than the modelled cluster this
+machine runs it (1 where nothing is emulated).
 """
 from __future__ import annotations
 
@@ -48,10 +48,9 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """The key of the answer in the results."""
-        number = self.question.id
-        assert number is not None, f"a question of {self.set} has no id"
-        return Key(*self.contender, self.set, self.temperature, self.repeat, number)
+        assert self.question.id is not None, f"a question of {self.set} has no id"
+        return Key(*self.contender, self.set,
+                   self.temperature, self.repeat, self.question.id)
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,9 @@ class Recorder(Sampler):
         their noise."""
         row_V = self.rows[position]
         if self.temperature:
-            noise_V = gumbel(self.seed, position, len(row_V)).to(row_V.device)
-            logits_TV = row_V.double()[None]
-            [warped_V] = warp(logits_TV, self.temperature, self.top_k, self.top_p)
-            row_V = warped_V + noise_V
+            [warped_V] = warp(row_V.double()[None],
+                              self.temperature, self.top_k, self.top_p)
+            row_V = warped_V + gumbel(self.seed, position, len(row_V)).to(row_V.device)
         return float(row_V[token] - row_V[other])
 
 
@@ -80,7 +78,7 @@ class Recorder(Sampler):
 class Turn:
     """One turn of a conversation: what was asked, what came, and when; seconds as they passed, not modelled ones."""
 
-    prompt: list[int]
+    prompt: Sequence[int]
     answer: Answer
     request: int  # how many requests came before it since the start of the pipeline
     text: str = ""
@@ -99,8 +97,9 @@ def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job
     jobs, contenders = [], config.contenders(methods)
     for repeat in range(config.repeats):
         for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
-            by_turns = itertools.product(sets[name], contenders)
-            pairs = sorted(by_turns, key=lambda pair: contenders.index(pair[1])) if config.concurrency > 1 else by_turns
+            pairs = list(itertools.product(sets[name], contenders))
+            if config.concurrency > 1:
+                pairs.sort(key=lambda pair: contenders.index(pair[1]))
             jobs += [Job(contender, name, temperature, repeat, question) for question, contender in pairs]
     return jobs
 
@@ -110,7 +109,7 @@ def _batches(jobs: Sequence[Job], concurrency: int) -> Iterator[list[Job]]:
     if concurrency == 1:
         yield from ([job] for job in jobs)
         return
-    for _, batch in itertools.groupby(jobs, key=lambda job: job.key._replace(question=0)):
+    for _, batch in itertools.groupby(jobs, lambda job: job.key._replace(question=0)):
         yield list(batch)
 
 
@@ -134,7 +133,8 @@ class Evaluation:
         """How many requests the pipeline has had so far, as the tally counts them."""
         return next(iter(self.decoders.values())).ring.requests
 
-    def run(self, jobs: Sequence[Job], results: Results, ready: Callable[[], None] = lambda: None) -> None:
+    def run(self, jobs: Sequence[Job], results: Results,
+            ready: Callable[[], None] = lambda: None) -> None:
         """Answer what `results` does not have yet, and write each answer as it is made.
 
         `ready` is called once, when every method is warm and nothing is written yet. Raises ValueError before the
@@ -150,7 +150,8 @@ class Evaluation:
         seconds = [len(job.question.turns) * limit / speeds[job.contender] for job in left]
         print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
         done = len(jobs) - len(left)
-        with tqdm(total=len(jobs), initial=done, unit="answer", file=sys.stderr) as bar:
+        with tqdm(total=len(jobs), initial=done,
+                  unit="answer", file=sys.stderr) as bar:
             for batch in _batches(left, self.config.concurrency):
                 job = batch[0]
                 bar.set_description(f"{job.set} t={job.temperature:g} {' '.join(job.contender)}")
@@ -162,7 +163,8 @@ class Evaluation:
         """The lines of these jobs as they are done, as many at once as the configuration says."""
         decoder = self.decoders[batch[0].contender]
         self.unlearn()
-        references = (results.texts.get(job.key._replace(method="ar", draft="none")) for job in batch)
+        references = (results.texts.get(job.key._replace(method="ar", draft="none"))
+                      for job in batch)
         works = (self._answer(job, reference) for job, reference in zip(batch, references))
         yield from concurrent(works, decoder, self.config.concurrency)
 
@@ -180,17 +182,21 @@ class Evaluation:
 
     def _warm_up(self, jobs: Sequence[Job]) -> dict[Contender, float]:
         """Let each contender give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
-        question, sampler = jobs[0].question, self._sampler(jobs[0])
-        limit = min(WARM_UP, self.config.run.max_new_tokens)
-        speeds = {}
-        for contender in dict.fromkeys(job.contender for job in jobs):
-            turn = _alone(self._turn(contender, [question.turns[0]], sampler, limit), self.decoders[contender])
-            speeds[contender] = turn.answer.tokens_per_second
-        return speeds
+        first, limit = jobs[0], min(WARM_UP, self.config.run.max_new_tokens)
+        request = self._request(first.question.turns[:1], self._sampler(first), limit)
+        contenders = dict.fromkeys(job.contender for job in jobs)
+        return {contender: self.decoders[contender].whole(request).tokens_per_second for contender in contenders}
+
+    def _request(self, messages: Sequence[str], sampler: Sampler, limit: int) -> Request:
+        """The request of an answer to the last of these messages with at most `limit` tokens."""
+        config = self.config.run
+        prompt = self.text.prompt_ids(messages, config.template)
+        return Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
 
     def _sampler(self, job: Job) -> Sampler:
         config = self.config.run
-        return Sampler(job.temperature, config.top_p, config.top_k, config.seed + job.repeat, config.verify)
+        return Sampler(job.temperature, config.top_p, config.top_k,
+                       config.seed + job.repeat, config.verify)
 
     def _answer(self, job: Job, reference: Texts | None) -> Work[Line]:
         """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
@@ -208,24 +214,21 @@ class Evaluation:
         yield line
 
     def _conversation(self, job: Job) -> Steps[list[Turn]]:
-        """All turns of a question, each with the method's own answers before it."""
+        """All turns of a question, each with the method's own answers before it; yields where it waits."""
         messages: list[str] = []
         turns = []
         for words in job.question.turns:
             messages.append(words)
-            turn = yield from self._turn(job.contender, messages, self._sampler(job), self.config.run.max_new_tokens)
+            request = self._request(messages, self._sampler(job), self.config.run.max_new_tokens)
+            turn = yield from self._turn(job.contender, request)
             messages.append(turn.text)
             turns.append(turn)
         return turns
 
-    def _turn(self, contender: Contender, messages: list[str], sampler: Sampler, limit: int) -> Steps[Turn]:
-        """Answer the last of the messages with at most `limit` tokens; yields where it waits."""
-        config = self.config.run
-        prompt = self.text.prompt_ids(messages, config.template)
-        reader = Reader(self.text, config.stop)
-        request = Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
+    def _turn(self, contender: Contender, request: Request) -> Steps[Turn]:
+        reader = Reader(self.text, self.config.run.stop)
         answer, stream = self.decoders[contender].submit(request, waits=False)
-        turn = Turn(prompt, answer, self.requests)
+        turn = Turn(request.prompt, answer, self.requests)
         accepted: Counter[int] = Counter()
         with self.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
@@ -247,81 +250,62 @@ class Evaluation:
         model = Path(config.model_dir or config.base_dir).name
         method, draft = job.contender
         trial = f"{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}"
+        answers = [turn.answer for turn in turns]
+        choice = {  # the fields that Spec-Bench measures speed with
+            "index": 0,
+            "turns": [turn.text for turn in turns],
+            "idxs": [max(answer.target_passes, 1) - 1 for answer in answers],
+            "new_tokens": [answer.new_tokens for answer in answers],
+            "wall_time": [turn.seconds / self.scale for turn in turns],
+            "accept_lengths": [count for turn in turns for count in turn.accepted]}
         line: Line = {
             "question_id": job.question.id, "category": job.question.category,
             "answer_id": f"{method}-{draft}-{trial}", "model_id": f"{model}-{method}-{draft}",
-            "choices": [self._choice(turns)], "tstamp": time.time()}
+            "choices": [choice], "tstamp": time.time()}
         line.update(method=method, draft=draft, set=job.set, temperature=job.temperature,
                     repeat=job.repeat, seed=config.seed + job.repeat)
         line.update(profile=config.profile, emulated=config.cluster is not None, simulated=config.virtual,
                     scale=self.scale, launch=self.config.launch)
-        line.update(sources=[turn.answer.sources for turn in turns])
-        line.update(self._by_turn(turns), same_as_ar=None, first_difference=None)
+        line.update(sources=[answer.sources for answer in answers], **self._by_turn(turns))
+        line.update(same_as_ar=None, first_difference=None)
         return line
 
-    def _choice(self, turns: Sequence[Turn]) -> dict[str, Any]:
-        """The fields that Spec-Bench measures speed with, which has one choice in each answer."""
-        passes = [turn.answer.target_passes for turn in turns]
-        return {
-            "index": 0,
-            "turns": [turn.text for turn in turns],
-            "idxs": [max(count, 1) - 1 for count in passes],
-            "new_tokens": [turn.answer.new_tokens for turn in turns],
-            "wall_time": [turn.seconds / self.scale for turn in turns],
-            "accept_lengths": [count for turn in turns for count in turn.accepted]}
-
-    def _by_turn(self, turns: Sequence[Turn]) -> dict[str, Any]:
+    def _by_turn(self, turns: Sequence[Turn]) -> Line:
         """The fields that hold a list with one element for each turn."""
         answers = [turn.answer for turn in turns]
+        settled = [[[seconds / self.scale, count] for seconds, count in turn.settled] for turn in turns]
         return {
             "requests": [turn.request for turn in turns],
             "prompt_tokens": [answer.prompt_tokens for answer in answers],
             "token_ids": [answer.token_ids for answer in answers],
             "finish_reason": [answer.finish_reason for answer in answers],
             "ttft": [answer.prefill_seconds / self.scale for answer in answers],
-            "settled": [self._modelled(turn.settled) for turn in turns],
+            "settled": settled,
             "target_passes": [answer.target_passes for answer in answers],
             "tau": [answer.mean_accepted_length for answer in answers],
             "segments": [answer.segments for answer in answers]}
 
-    def _modelled(self, settled: list[list[float]]) -> list[list[float]]:
-        return [[seconds / self.scale, count] for seconds, count in settled]
-
-    def _first_difference(self, job: Job, turns: Sequence[Turn], reference: Texts) -> dict[str, Any] | None:
+    def _first_difference(self, job: Job, turns: Sequence[Turn],
+                          reference: Texts) -> dict[str, Any] | None:
         """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
         for number, (turn, others) in enumerate(zip(turns, reference)):
             ids = turn.answer.token_ids
             position = divergence(ids, others)
             if position is None:
                 continue
+            token, other = ([*text, None][position] for text in (ids, others))  # None behind the end
             margin = None
-            token, other = _at(ids, position), _at(others, position)
             if token is not None and other is not None:
                 before = [*turn.prompt, *others[:position]]
                 margin = self._margin(job, before, other, token)
             return {"turn": number, "position": position, "token": token, "ar_token": other, "margin": margin}
         return None
 
-    def _margin(self, job: Job, before: list[int], token: int, other: int) -> float:
+    def _margin(self, job: Job, before: list[int],
+                token: int, other: int) -> float:
         """Ask the target once more what follows the tokens `before`, which the prefill of a new request shows."""
         recorder = Recorder(**vars(self._sampler(job)))
         _, stream = self.decoders[job.contender].decode(Request(before, recorder, 1))
         with closing(stream):  # type: ignore[type-var]
             next(stream)
         return recorder.margin(len(before), token, other)
-
-
-def _alone(steps: Steps[Turn], decoder: Decoder) -> Turn:
-    """The turn that these steps make, while there is no other."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            turn: Turn = end.value
-            return turn
-        decoder.turn()
-
-
-def _at(ids: Sequence[int], position: int) -> int | None:
-    """The token at a position; None behind the end."""
-    return ids[position] if position < len(ids) else None

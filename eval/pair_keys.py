@@ -58,7 +58,8 @@ class Measured(Checked):
     def problems(self) -> Iterator[str]:
         yield from outside(vars(self), RANGES)
         yield from problems_of_sets(self.chosen_sets)
-        yield from unknown(vars(self), {name: CHOICES[name] for name in ("template", "dtype")})
+        yield from unknown(vars(self),
+                           {name: CHOICES[name] for name in ("template", "dtype")})
         if not DEVICE.fullmatch(self.device):
             yield f"device={self.device} is unknown: choose cpu, cuda or cuda:N"
         if self.do_sample and not self.temperature:

@@ -1,13 +1,10 @@
-"""A target and its drafter, whole on one device: what the target writes, and which of its tokens the drafter foresees.
-
-It knows nothing about pipelines or time.
-"""
+"""A target and its drafter, whole on one device: what the target writes, and what of it the drafter foresees."""
 from __future__ import annotations
 
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 import torch
 from tqdm import tqdm
@@ -23,7 +20,6 @@ from model.weights.checkpoint import Checkpoint
 from model.whole import Whole
 
 TAKE = "take a drafter with the same tokenizer"
-Table = Callable[[Any], Mapping[str, Any]]  # of a tokenizer: what each name means
 
 
 class Model(NamedTuple):
@@ -54,8 +50,8 @@ def open_model(folder: str, config: Measured) -> Model:
     number: torch.dtype = getattr(torch, dtype)
     text, source = Text(folder), Checkpoint(folder)
     width = torch.empty(0, dtype=number).element_size()
-    forms = [source.form(name) for name in source.names()]
-    need = sum(form.bytes // form.width for form in forms) * width
+    need = sum(form.bytes // form.width
+               for form in map(source.form, source.names())) * width
     if need > free(place):
         raise ValueError(f"the weights of {folder} take {need / GB:,.1f} GB in {dtype}, and {place} has "
                          f"{free(place) / GB:,.1f} GB free: choose a smaller model or another device=")
@@ -68,17 +64,13 @@ def check_pair(target: Model, drafter: Model) -> None:
     if mine != theirs:
         raise ValueError(f"the drafter in {drafter.name} has vocab_size {mine}, but the target in {target.name} has "
                          f"{theirs}: {TAKE}")
-    _check_same(target, drafter, "token", lambda tokenizer: tokenizer.get_vocab())
-    _check_same(target, drafter, "special token", lambda tokenizer: tokenizer.special_tokens_map)
-
-
-def _check_same(target: Model, drafter: Model, what: str, table: Table) -> None:
-    """Raise ValueError for the first name that does not mean the same in the tables of both tokenizers."""
-    theirs, mine = table(target.text.tokenizer), table(drafter.text.tokenizer)
-    for name in sorted(theirs.keys() | mine.keys()):
-        if theirs.get(name) != mine.get(name):
-            raise ValueError(f"the {what} {name!r} is {mine.get(name)!r} for the drafter in {drafter.name}, but "
-                             f"{theirs.get(name)!r} for the target in {target.name}: {TAKE}")
+    own, other = drafter.text.tokenizer, target.text.tokenizer
+    for what, meant, expected in (("token", own.get_vocab(), other.get_vocab()),
+                                  ("special token", own.special_tokens_map, other.special_tokens_map)):
+        for name in sorted(expected.keys() | meant.keys()):
+            if expected.get(name) != meant.get(name):
+                raise ValueError(f"the {what} {name!r} is {meant.get(name)!r} for the drafter in {drafter.name}, but "
+                                 f"{expected.get(name)!r} for the target in {target.name}: {TAKE}")
 
 
 def sampler_of(config: Measured) -> Sampler:
@@ -100,8 +92,8 @@ def prompts_of(name: str, config: Measured,
     if none is left.
     """
     context = min(model.whole.config.context for model in models)
-    prompts = draw(name, config.data, config.num_examples, config.seed)
-    found = [models[0].ids(prompt, config.template) for prompt in prompts]
+    found = [models[0].ids(prompt, config.template)
+             for prompt in draw(name, config.data, config.num_examples, config.seed)]
     fitting = [ids for ids in found if len(ids) + config.max_new_tokens <= context]
     left_out = len(found) - len(fitting)
     if not fitting:
@@ -113,8 +105,8 @@ def prompts_of(name: str, config: Measured,
     return fitting
 
 
-def answer(model: Model, prompt: Sequence[int], limit: int,
-           sampler: Sampler) -> list[int]:
+def answer(model: Model, prompt: Sequence[int],
+           limit: int, sampler: Sampler) -> list[int]:
     """The token ids that a model writes behind a prompt: `limit` of them, or up to an end token."""
     cache = model.whole.cache(len(prompt) + limit)
     ends, text = model.text.end_ids, []
@@ -125,8 +117,8 @@ def answer(model: Model, prompt: Sequence[int], limit: int,
     return text
 
 
-def record(drafter: Model, prompt: Sequence[int], text: Sequence[int],
-           sampler: Sampler) -> list[int]:
+def record(drafter: Model, prompt: Sequence[int],
+           text: Sequence[int], sampler: Sampler) -> list[int]:
     """For each token of a target's text, whether the drafter has it, too, once it has read the text up to there.
 
     The drafter reads prompt and text in one pass. With the sampler of the target it draws with the target's noise, so

@@ -1,6 +1,6 @@
 """Prompts for measurements: questions of a data set, or entries of a public one in the words of a known prompt format.
 
-It knows nothing about models. A set is a NAME, whose questions `questions.py` reads, or FORMAT:FILE, a file whose
+A set is a NAME, whose questions `questions.py` reads, or FORMAT:FILE, a file whose
 entries have the fields that the data set of the format has at Hugging Face. The formats are those that the paper on
 distributed speculative inference measures with; the words around an entry are ours where its own are not known.
 """
@@ -41,16 +41,16 @@ class Format(NamedTuple):
     """How an entry of a data set becomes a prompt, what it must hold for that, and this in words."""
 
     write: Callable[[Entry], str]
-    form: Mapping[str, Any]
+    form: Any  # see `fits` in config/files.py
     needs: str
 
 
 def _alpaca(entry: Entry) -> str:
     given = entry.get("input")
-    if given:
-        head = f"{INSTRUCTED}, paired with an input that provides further context. {ANSWERED}"
-        return f"{head}\n\n### Instruction:\n{entry['instruction']}\n\n### Input:\n{given}\n\n### Response:\n"
-    return f"{INSTRUCTED}. {ANSWERED}\n\n### Instruction:\n{entry['instruction']}\n\n### Response:\n"
+    beside = ", paired with an input that provides further context" if given else ""
+    parts = [f"{INSTRUCTED}{beside}. {ANSWERED}", f"### Instruction:\n{entry['instruction']}"]
+    parts += [f"### Input:\n{given}"] if given else []
+    return "\n\n".join([*parts, "### Response:\n"])
 
 
 def _task(entry: Entry) -> str:
@@ -81,8 +81,8 @@ FORMATS = {
     "cnn_dailymail": Format(lambda entry: f"Summarize:\n{entry['article']}\nSummary:\n",
                             {"article": _is_text}, 'an "article"'),
     "alpaca": Format(_alpaca, {"instruction": _is_text}, 'an "instruction", and perhaps an "input"'),
-    "mbpp": Format(_mbpp, {}, TESTED),
-    "mbpp_docstring": Format(_mbpp_docstring, {}, TESTED),
+    "mbpp": Format(_mbpp, _is_task, TESTED),
+    "mbpp_docstring": Format(_mbpp_docstring, _is_task, TESTED),
     "openai_humaneval": Format(lambda entry: str(entry["prompt"]), {"prompt": _is_text}, 'a "prompt"'),
 }
 
@@ -124,17 +124,14 @@ def _texts(path: Path, name: str) -> Iterator[str]:
     """All entries of a file as prompts: one JSON object a line, or a list of them in a file .json."""
     form = FORMATS[name]
     remedy = f"write JSON objects with {form.needs}, one a line, or a list of them into a file .json"
-    if path.suffix == ".json":
-        listed = whole(path, remedy)
-        if not isinstance(listed, list):
-            raise ValueError(f"{path} is no list: {remedy}")
-        entries = [(f"entry {number}", entry) for number, entry in enumerate(listed, 1)]
-    else:
-        entries = [(f"line {number}", entry) for number, entry in lines(path, remedy)]
+    kind = "entry" if path.suffix == ".json" else "line"
+    entries = whole(path, remedy) if kind == "entry" else list(lines(path, remedy))
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} is no list: {remedy}")
     if not entries:
         raise ValueError(f"{path} has no entry: {remedy}")
-    for place, entry in entries:
-        is_sound = _is_task(entry) if name.startswith("mbpp") else fits(entry, form.form)
-        if not is_sound or not fits(entry.get("input") or "", str):
-            raise ValueError(f"{place} of {path} is none of {name}: {remedy}")
+    for number, entry in enumerate(entries, 1) if kind == "entry" else entries:
+        is_sound = fits(entry, form.form) and fits(entry.get("input") or "", str)
+        if not is_sound:
+            raise ValueError(f"{kind} {number} of {path} is none of {name}: {remedy}")
         yield form.write(entry)

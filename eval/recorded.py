@@ -2,15 +2,14 @@
 
 The target says the next token of the text for a row on the text. What it says of other rows is never read, since a row
 below a wrong guess is dead when its answer is judged. The drafter guesses the next token where it did so in the record,
-and another one elsewhere. A chain of guesses is right as long as it equals the
-text, so for a chain the record is all that there is to know. Neither knows anything about time.
+and another one elsewhere. A chain of guesses is right as long as it equals the text, so for a chain the record is all
+that there is to know.
 
 Shapes: T rows, V vocabulary.
 """
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -57,9 +56,9 @@ class Recorded:
 
     def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The token that follows each path, as a column `[T, 1]` for `lm_head`; there are no inner features."""
-        tokens = [self._next(path) for path in paths]
-        said_T1 = torch.tensor(tokens, dtype=torch.float64)[:, None]
-        return said_T1, said_T1.new_empty(len(tokens), 0)
+        said_T1 = torch.tensor([self._next(path) for path in paths],
+                               dtype=torch.float64)[:, None]
+        return said_T1, said_T1.new_empty(len(said_T1), 0)
 
     def lm_head(self, said_T1: Tensor) -> Tensor:
         """Logits `[T, V]` that leave no choice, out of the tokens of `said`."""
@@ -67,9 +66,9 @@ class Recorded:
         return logits_TV.scatter(1, said_T1.long(), 0.0)
 
     def draft(self, slots: int) -> ModelDraft:
-        """The drafter of the record, with a cache of so many slots that holds nothing."""
-        empty = TreeCache((0, 1, slots, 1), torch.float64, "cpu")
-        return ModelDraft(self._read, self.lm_head, empty)
+        """The drafter of the record, with an empty cache of so many slots."""
+        return ModelDraft(self._read, self.lm_head,
+                          TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
 
     def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         """The guess after each row `[T, 1]`.
@@ -80,12 +79,10 @@ class Recorded:
         return torch.tensor(guesses, dtype=torch.float64)[:, None]
 
     def _guess(self, position: int, token: int) -> int:
-        following = self._next(position)
         place = position + 1 - len(self.record.prompt)
         is_text = 0 <= place < len(self.record.text)
-        if is_text and self.record.matches[place] and self._stands(position, token):
-            return following
-        return (following + 1) % self.vocab
+        is_right = is_text and self.record.matches[place] and self._stands(position, token)
+        return (self._next(position) + (not is_right)) % self.vocab
 
     def _stands(self, position: int, token: int) -> bool:
         """Whether a token is that of the prompt or text at a position, where those before it are."""
@@ -106,8 +103,7 @@ def settings_of(config: CommandKeys, keys: Sequence[str]) -> dict[str, Any]:
     if "template" in keys:
         values["template"] = chosen(config.run.template, tokenizer_folder(config.run))
     for key in FOLDERS & values.keys():
-        folders = values[key].split(",")
-        values[key] = ",".join(map(_content, folders))
+        values[key] = ",".join(map(_content, values[key].split(",")))
     return values
 
 
@@ -116,17 +112,18 @@ def _content(folder: str) -> str:
     if not folder or not Path(folder).is_dir():
         return folder
     digest = hashlib.sha256()
-    files = (path for path in Path(folder).rglob("*") if path.is_file())
-    for name in sorted(path.relative_to(folder) for path in files):
-        if any(part.startswith(".") for part in name.parts):
-            continue
-        with open(Path(folder, name), "rb") as file:
-            begins = hashlib.sha256(file.read(BEGINNING)).hexdigest()
-            digest.update(f"{name.as_posix()} {os.fstat(file.fileno()).st_size} {begins}\n".encode())
+    for path in sorted(path for path in Path(folder).rglob("*")
+                       if path.is_file()):
+        name = path.relative_to(folder)
+        if not any(part.startswith(".") for part in name.parts):
+            with path.open("rb") as file:
+                begins = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+            digest.update(f"{name.as_posix()} {path.stat().st_size} {begins}\n".encode())
     return f"{Path(folder).name} ({digest.hexdigest()[:12]})"
 
 
-def check_settings(path: Path, recorded: Mapping[str, Any], asked: Mapping[str, Any], other: str) -> None:
+def check_settings(path: Path, recorded: Mapping[str, Any],
+                   asked: Mapping[str, Any], other: str) -> None:
     """Refuse a record that was made with other keys than are asked for; `other` is what to do then."""
     for key, value in asked.items():
         if recorded.get(key) != value:

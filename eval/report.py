@@ -1,6 +1,6 @@
 """The report: a results folder becomes summary.csv, stages.csv, account.csv, report.md and plots.
 
-It knows nothing about how answers were made. It works on what is there, and says what is missing.
+It works on what is there, and says what is missing.
 
 Usage: python -m eval.report DIR
 """
@@ -14,10 +14,11 @@ from typing import Callable, Iterable, Iterator, Sequence
 from config.files import ROOM, write
 from eval import summary
 from eval.keys import Contender
-from eval.metrics import Interval, Utilization
-from eval.observe.time_breakdown import SHARES
+from eval.metrics import Interval
+from eval.observe.time_breakdown import SHARES, Utilization, utilization
 from eval.results_index import Found, missing, read
-from eval.summary import BASELINES, MEAN, NONE, Ratio, Row, number
+from eval.summary import BASELINES, MEAN, Row, View
+from eval.tables import NONE, markdown, number, save
 from launch.console import run
 
 TOO_LATE = 0.03  # of the time of computing
@@ -57,32 +58,41 @@ def report(folder: str | Path) -> Path:
     """Write all tables and plots into a results folder; the path of report.md. Raises ValueError without answers."""
     found = read(folder)
     rows = summary.summary(found)
-    summary.save(found.folder / "summary.csv", summary.SUMMARY, rows)
-    summary.save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
-    summary.save(found.folder / "account.csv", summary.ACCOUNT, summary.accounts(found))
+    save(found.folder / "summary.csv", summary.SUMMARY, rows)
+    save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
+    save(found.folder / "account.csv", summary.ACCOUNT, summary.accounts(found))
     path = found.folder / "report.md"
-    write(path, "\n".join(_text(found, rows)) + "\n", ROOM)
+    text = "\n".join(_text(found, summary.views(found, rows)))
+    write(path, f"{text}\n", ROOM)
     return path
 
 
-def _text(found: Found, rows: Sequence[Row]) -> Iterator[str]:
-    yield f"# Results ({found.provenance})\n"
+def _text(found: Found, views: Sequence[View]) -> Iterator[str]:
+    where = f"({found.provenance})"
+    yield f"# Results {where}\n"
     yield from _about(found)
-    for temperature in found.temperatures:
-        here = [row for row in rows if row["temperature"] == temperature]
-        yield f"## Temperature {temperature:g} ({found.provenance})\n"
-        yield from _paper_table(found, here, temperature)
-        yield from _ratio_table(found, temperature)
-        yield from _other_tables(found, here)
-        yield from _stage_tables(found, temperature)
-        yield from _account_tables(found, temperature)
-        yield from _source_table(found, temperature)
-    yield from _plots(found, rows)
+    for view in views:
+        yield f"## Temperature {view.temperature:g} {where}\n"
+        yield from _paper_table(view)
+        yield from _ratio_table(view)
+        yield from _other_tables(view)
+        yield from _stage_tables(view)
+        yield from _account_tables(view)
+        yield from _source_table(view)
+    try:
+        from eval import plots
+    except ImportError:
+        yield "Plots need matplotlib, which is not installed here.\n"
+    else:
+        yield f"## Plots {where}\n"
+        yield from (f"![{name}]({name})\n" for name in plots.draw(views))
     yield f"## What the words mean\n\n{WORDS}"
 
 
+# --- above all tables -------------------------------------------------------------------------------------------------
+
 def _about(found: Found) -> Iterator[str]:
-    """What stands above all tables: where the figures come from, and what is not there."""
+    """Where the figures come from, and what is not there."""
     config = found.env.get("config", {})
     machine = found.env.get("machine", {})
     model = config.get("model_dir") or config.get("base_dir") or ""
@@ -104,9 +114,8 @@ def _emulation(found: Found) -> Iterator[str]:
     scales = {answer["scale"] for answer in found.answers} - {1.0}
     if scales:
         yield f"- all emulated times were {max(scales):g} times as long, and the figures are divided by that"
-    lateness = []
-    for group in found.groups.values():
-        lateness += [used.late for used in summary.utilization(found, group).values()]
+    lateness = [used.late for group in found.groups.values()
+                for used in utilization(found.tally, group).values()]
     late = sum(lateness) / len(lateness) if lateness else 0.0
     if late > TOO_LATE:
         yield (f"- **this machine did not keep pace**: what was emulated came {late:.0%} too late on average; let "
@@ -126,173 +135,117 @@ def _missing(found: Found) -> Iterator[str]:
         yield f"  - … and {len(gaps) - SHOWN} more"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+def _table(title: str, head: Sequence[str],
+           rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"{title}:\n"
+    yield from markdown(["method", *head], rows)
     yield ""
 
 
-def _by_set(found: Found, contender: Contender, rows: Iterable[Row], value: Cell) -> list[str]:
-    """A cell for each data set: what `value` makes of the contender's row of the summary."""
-    cells = {row["set"]: value(row) for row in rows if (row["method"], row["draft"]) == contender}
-    return [cells.get(name, NONE) for name in found.sets]
-
-
-def _paper_table(found: Found, rows: Sequence[Row], temperature: float) -> Iterator[str]:
+def _paper_table(view: View) -> Iterator[str]:
     """The layout of the FlowSpec paper's table 1: methods by data sets, speed and ratio, the mean at the end."""
+    found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
     ratio, named = f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
-    yield f"Tokens per second, ξ, and in brackets the ratio to {named}, SR ({found.provenance}):\n"
     lines = []
-    for contender in found.contenders:
-        cells = _by_set(found, contender, rows, lambda row: f"{number(row['xi'])} ({number(row[ratio])})")
-        mean = summary.means(found, contender, temperature)
-        last = f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"
-        lines.append([found.label(contender), *cells, last])
-    yield from _table(["method", *found.sets, MEAN], lines)
+    for label, mean in view.means.items():
+        cells = view.cells(label, lambda row: f"{number(row['xi'])} ({number(row[ratio])})", NONE)
+        lines.append([label, *cells, f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"])
+    title = f"Tokens per second, ξ, and in brackets the ratio to {named}, SR {view.where}"
+    yield from _table(title, [*found.sets, MEAN], lines)
 
 
-def _ratio_table(found: Found, temperature: float) -> Iterator[str]:
+def _ratio_table(view: View) -> Iterator[str]:
     """The mean over the sets: both speeds, and a column for each baseline that has answers."""
-    ratios = summary.ratios(found)
-    heads = [f"SR to {_named(found, ratio)}" for ratio in ratios]
-    yield f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline ({found.provenance}):\n"
-    lines = []
-    for contender in found.contenders:
-        mean = summary.means(found, contender, temperature)
-        cells = [_interval(mean[name]) for name in ("xi", "xi_decoding", *(ratio.column for ratio in ratios))]
-        lines.append([found.label(contender), *cells])
-    yield from _table(["method", "ξ", "ξ of decoding", *heads], lines)
-    for ratio, head in zip(ratios, heads):
-        yield f"- **{head}**: {BESIDE[ratio.column]}"
+    drafts = {"baseline": f" with {view.found.baseline_draft}", "same": " with the same draft", "none": ""}
+    heads = {ratio.column: f"SR to {ratio.method}{drafts[ratio.draft]}" for ratio in summary.ratios(view.found)}
+    columns = ("xi", "xi_decoding", *heads)
+    lines = [[label, *(_interval(mean[name]) for name in columns)]
+             for label, mean in view.means.items()]
+    title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline {view.where}"
+    yield from _table(title, ["ξ", "ξ of decoding", *heads.values()], lines)
+    yield from (f"- **{head}**: {BESIDE[column]}" for column, head in heads.items())
     yield ""
 
 
-def _named(found: Found, ratio: Ratio) -> str:
-    """The baseline of a ratio, as the head of its column calls it."""
-    drafts = {"baseline": f" with {found.baseline_draft}", "same": " with the same draft", "none": ""}
-    return f"{ratio.method}{drafts[ratio.draft]}"
-
-
-def _other_tables(found: Found, rows: Sequence[Row]) -> Iterator[str]:
+def _other_tables(view: View) -> Iterator[str]:
     """What else there is for each contender and data set, a table for each figure."""
-    def grid(value: Cell) -> Iterator[str]:
-        lines = [[found.label(contender), *_by_set(found, contender, rows, value)] for contender in found.contenders]
-        return _table(["method", *found.sets], lines)
+    def grid(title: str, value: Cell) -> Iterator[str]:
+        return _table(title, view.found.sets,
+                      ([label, *view.cells(label, value, NONE)] for label in view.labels))
 
-    if "ar" in found.methods:
-        yield f"Ratio of ξ to ar, SR ({found.provenance}):\n"
-        yield from grid(lambda row: number(row["sr_ar"]))
-    yield f"Tokens per second of decoding alone, without prefill ({found.provenance}):\n"
-    yield from grid(lambda row: number(row["xi_decoding"]))
-    if any(row["total"] == row["total"] for row in rows):
-        yield f"Tokens per second of all answers of a set together, several at once ({found.provenance}):\n"
-        yield from grid(lambda row: number(row["total"]))
-    yield f"Mean acceptance length, τ ({found.provenance}):\n"
-    yield from grid(lambda row: number(row["tau"]))
-    yield f"Seconds of a request: the mean; the 95th percentile ({found.provenance}):\n"
-    yield from grid(lambda row: _joined([row["request_mean"], row["request_p95"]], 2))
-    yield f"Milliseconds to the first token; then per token, the median; the 99th percentile ({found.provenance}):\n"
-    times = ("ttft", "tpt_p50", "tpt_p99")
-    yield from grid(lambda row: _joined([1e3 * row[key] for key in times], 0))
-    if "ar" in found.methods:
-        yield "The same text as ar with the same seed:\n"
-        yield from grid(lambda row: row["equal"] or NONE)
+    if "ar" in view.found.methods:
+        yield from grid(f"Ratio of ξ to ar, SR {view.where}", lambda row: number(row["sr_ar"]))
+    yield from grid(f"Tokens per second of decoding alone, without prefill {view.where}",
+                    lambda row: number(row["xi_decoding"]))
+    if any(row["total"] == row["total"] for row in view.rows):
+        yield from grid(f"Tokens per second of all answers of a set together, several at once {view.where}",
+                        lambda row: number(row["total"]))
+    yield from grid(f"Mean acceptance length, τ {view.where}", lambda row: number(row["tau"]))
+    yield from grid(f"Seconds of a request: the mean; the 95th percentile {view.where}",
+                    lambda row: _joined([row["request_mean"], row["request_p95"]], 2))
+    yield from grid(f"Milliseconds to the first token; then per token, the median; the 99th percentile {view.where}",
+                    lambda row: _joined([1e3 * row[key]
+                                         for key in ("ttft", "tpt_p50", "tpt_p99")], 0))
+    if "ar" in view.found.methods:
+        yield from grid("The same text as ar with the same seed", lambda row: row["equal"] or NONE)
 
 
-def _stage_tables(found: Found, temperature: float) -> Iterator[str]:
-    """How every rank spent its time and what it sent, all sets together."""
-    ranks_of = {}
-    for contender in found.contenders:
-        if ranks := summary.utilization(found, found.of_all_sets(contender, temperature)):
-            ranks_of[found.label(contender)] = ranks
-    if not ranks_of:
+def _stage_tables(view: View) -> Iterator[str]:
+    """How every rank spent its time and what it sent."""
+    head = sorted({rank for ranks in view.ranks.values() for rank in ranks})
+    if not head:
         return
-    head = sorted({rank for ranks in ranks_of.values() for rank in ranks})
 
-    def grid(value: Callable[[Utilization], str]) -> Iterator[str]:
-        lines = []
-        for label, ranks in ranks_of.items():
-            cells = [value(ranks[rank]) if rank in ranks else NONE for rank in head]
-            lines.append([label, *cells])
-        return _table(["method", *(f"rank {rank}" for rank in head)], lines)
+    def grid(title: str, value: Callable[[Utilization], str]) -> Iterator[str]:
+        lines = [[label, *(value(ranks[rank]) if rank in ranks else NONE
+                           for rank in head)]
+                 for label, ranks in view.ranks.items()]
+        return _table(title, [f"rank {rank}" for rank in head], lines)
 
-    yield f"Per cent of the time that each rank computed; waited; was idle ({found.provenance}):\n"
-    yield from grid(_time)
-    yield f"Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows ({found.provenance}):\n"
-    yield from grid(_traffic)
-    if any(used.late for ranks in ranks_of.values() for used in ranks.values()):
-        yield f"Per cent by which what was emulated came too late ({found.provenance}):\n"
-        yield from grid(lambda used: number(100 * used.late, 1))
+    yield from grid(f"Per cent of the time that each rank computed; waited; was idle {view.where}",
+                    lambda used: _joined([100 * share for share in used[:3]], 0))
+    yield from grid(f"Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows {view.where}",
+                    lambda used: _joined([used.bytes / 1e3,
+                                          used.control / 1e3, used.rows], 1))
+    if any(used.late for ranks in view.ranks.values()
+           for used in ranks.values()):
+        yield from grid(f"Per cent by which what was emulated came too late {view.where}",
+                        lambda used: number(100 * used.late, 1))
 
 
-def _source_table(found: Found, temperature: float) -> Iterator[str]:
+def _account_tables(view: View) -> Iterator[str]:
+    """Where the time of a token went on rank 0, and what the rows in flight did for the text."""
+    if not view.accounts:
+        return
+    shares, flights = [], []
+    for label, own in view.accounts.items():
+        shares.append([label, *(number(1e3 * seconds, 1)
+                                for seconds in (*own[:len(SHARES)], own.whole))])
+        busy = _joined([100 * used.computed
+                        for rank, used in view.ranks[label].items() if rank], 0)
+        flights.append([label, busy or NONE,
+                        number(own.aloft), number(1e3 * own.stay, 0),
+                        number(own.tokens_per_miss), number(1e3 * own.lost, 1)])
+    yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
+                      f"{view.where}", [*SHARES, "in all"], shares)
+    yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}", FLIGHT, flights)
+
+
+def _source_table(view: View) -> Iterator[str]:
     """How much of the text each source of the drafts had guessed; one guess may have several."""
     counts: dict[str, Counter[str]] = {}
-    for contender in found.contenders:
-        count: Counter[str] = Counter()
-        for answer in found.of_all_sets(contender, temperature):
-            for turn in answer.get("sources", ()):
-                count.update(turn)
-        if count:
-            counts[found.label(contender)] = count
+    for label, answers in view.answers.items():
+        counts[label] = Counter()
+        for turn in (turn for answer in answers for turn in answer.get("sources", ())):
+            counts[label].update(turn)
     sources = sorted({source for count in counts.values() for source in count})
     if len(sources) > 1:
-        yield f"Guesses that became text, by who had made them ({found.provenance}):\n"
-        lines = [[label, *(str(count[source]) for source in sources)] for label, count in counts.items()]
-        yield from _table(["method", *sources], lines)
-
-
-def _account_tables(found: Found, temperature: float) -> Iterator[str]:
-    """Where the time of a token went on rank 0, and what the rows in flight did for the text; all sets together."""
-    seen = summary.accounts_of_all_sets(found, temperature)
-    if not seen:
-        return
-    yield f"Milliseconds of a token, by what rank 0 did; prefill is all until the first token ({found.provenance}):\n"
-    shares = []
-    for label, own in seen.items():
-        times = [*own[:len(SHARES)], own.whole]
-        shares.append([label, *(number(1e3 * seconds, 1) for seconds in times)])
-    yield from _table(["method", *SHARES, "in all"], shares)
-    yield f"What was in flight while decoding, and how busy the stages were ({found.provenance}):\n"
-    busy = _busy(found, temperature)
-    lines = []
-    for label, own in seen.items():
-        lines.append([label, busy[label], number(own.aloft), number(1e3 * own.stay, 0),
-                      number(own.tokens_per_miss), number(1e3 * own.lost, 1)])
-    yield from _table(["method", *FLIGHT], lines)
-
-
-def _busy(found: Found, temperature: float) -> dict[str, str]:
-    """Per cent of its time that each stage computed, by the label of a contender."""
-    cells = {}
-    for contender in found.contenders:
-        ranks = summary.utilization(found, found.of_all_sets(contender, temperature))
-        stages = [100 * used.computed for rank, used in ranks.items() if rank]
-        cells[found.label(contender)] = _joined(stages, 0) or NONE
-    return cells
-
-
-def _time(used: Utilization) -> str:
-    fractions = (used.computed, used.waited, used.idle)
-    return _joined([100 * fraction for fraction in fractions], 0)
-
-
-def _traffic(used: Utilization) -> str:
-    sent = (used.bytes / 1e3, used.control / 1e3, used.rows)
-    return _joined(sent, 1)
-
-
-def _plots(found: Found, rows: Sequence[Row]) -> Iterator[str]:
-    try:
-        from eval import plots
-    except ImportError:
-        yield "Plots need matplotlib, which is not installed here.\n"
-        return
-    yield f"## Plots ({found.provenance})\n"
-    for name in plots.draw(found, rows):
-        yield f"![{name}]({name})\n"
+        lines = [[label, *(str(count[source]) for source in sources)]
+                 for label, count in counts.items() if count]
+        yield from _table(f"Guesses that became text, by who had made them {view.where}", sources, lines)
 
 
 def _joined(values: Iterable[float], digits: int) -> str:

@@ -1,6 +1,6 @@
 """The results folder: a line for each answer, written once and for good, and env.json, which says how they were made.
 
-It does not know how answers are made. An interrupted evaluation loses no line and repeats none.
+An interrupted evaluation loses no line and repeats none.
 """
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, Mapping, NamedTuple
 
 import torch
 
 from config.cli import all_options
 from config.command import flat
-from config.files import ROOM, fits, lines, open_lock, whole, write
+from config.drafts import listed
+from config.files import ROOM, append, fits, lines, open_lock, whole, write_json
 from config.methods import METHODS
+from config.presets import ROOT
 from eval.keys import EvalConfig
 from eval.metrics import ANSWER
 
@@ -55,13 +57,9 @@ class Results:
         self._lock: Any = None
 
     @property
-    def _env(self) -> Path:
-        return self.folder / "env.json"
-
-    @property
     def has_answers(self) -> bool:
         """Whether any answer was written, be it a half one."""
-        return bool(self._files())
+        return bool(answer_files(self.folder))
 
     def path(self, method: str, name: str, temperature: float) -> Path:
         """The file of a method's answers to the data set `name` at a temperature."""
@@ -70,39 +68,31 @@ class Results:
     @property
     def starts(self) -> int:
         """How often the pipeline was started for these answers: each start leaves a folder tally/NUMBER-METHOD."""
-        paths = self.folder.glob("tally/*")
-        found = [re.match(r"\d+(?=-)", path.name, re.ASCII) for path in paths]
-        last = max((int(number[0]) for number in found if number), default=-1)
-        return last + 1
+        found = (re.match(r"\d+(?=-)", path.name, re.ASCII)
+                 for path in self.folder.glob("tally/*"))
+        return max((int(number[0]) + 1 for number in found if number), default=0)
 
     def check(self, config: EvalConfig) -> None:
         """Read the answers that are there. Raises ValueError if they were made with another configuration."""
-        if not self._env.is_file():
+        env = read_environment(self.folder, OTHER)
+        if not env:
             if self.has_answers:
                 raise ValueError(f"{self.folder} has answers, but its env.json is gone, and with it their "
                                  "configuration: choose another results=")
             return
-        saved = self._saved()["config"]
         usual = {option.name: option.default for option in all_options(EvalConfig)}
-        former = sorted(saved.keys() - usual.keys())
+        former = sorted(env["config"].keys() - usual.keys())
         if former:
             raise ValueError(f"{self.folder} holds answers of an earlier version, with the key {former[0]}: choose "
                              "another results=")
         for name, here in flat(config).items():
-            there = saved.get(name, usual[name])
+            there = env["config"].get(name, usual[name])
             if name not in FREE and there != here:
                 raise ValueError(f"{self.folder} holds answers with {name}={there}, not {here}: choose another "
                                  f"results=, or ask for {name}={there}")
         self.texts = {}
-        for path in self._files():
+        for path in answer_files(self.folder):
             self.texts.update((key(line), line["token_ids"]) for line in read_answers(path))
-
-    def _saved(self) -> dict[str, Any]:
-        """What env.json says. Raises ValueError if no evaluation wrote it."""
-        saved = whole(self._env, OTHER)
-        if not fits(saved, {"config": dict, "starts": [dict]}):
-            raise ValueError(f"{self._env} is not what an evaluation writes: {OTHER}")
-        return saved  # type: ignore[no-any-return]
 
     def open(self, config: EvalConfig, scale: float, split: str = "") -> Results:
         """Make it ready for writing: cut off half lines, note this start. Raises ValueError if it cannot be used.
@@ -110,20 +100,21 @@ class Results:
         `split` names the split model of this start: methods of one target are asked of one model.
         """
         self._take_lock()
-        for path in self._files():
+        for path in answer_files(self.folder):
             _repair(path)
         self.check(config)
         asked = {name: flat(config)[name] for name in ASKED}
         target = METHODS[config.run.pipeline_type].target
-        start = {"time": _now(), "launch": config.launch, "command": sys.argv, "scale": scale,
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        start = {"time": now, "launch": config.launch, "command": sys.argv, "scale": scale,
                  "target": target, "split": split, **asked}
-        before = self._saved()["starts"] if self._env.is_file() else []
-        others = {earlier.get("split", "") for earlier in before if earlier.get("target") == target} - {"", split}
+        before = read_environment(self.folder, OTHER).get("starts", [])
+        others = {earlier.get("split", "") for earlier in before
+                  if earlier.get("target") == target} - {"", split}
         if others and split:
             raise ValueError(f"{self.folder} holds answers of another model, or of another split of it, than the one "
                              "in use: choose another results=")
-        environment = {**_environment(config), "starts": [*before, start]}
-        write(self._env, json.dumps(environment, indent=1), ROOM)
+        write_json(self.folder / "env.json", {**_environment(config), "starts": [*before, start]})
         return self
 
     def _take_lock(self) -> None:
@@ -141,14 +132,7 @@ class Results:
     def add(self, line: dict[str, Any]) -> None:
         """Write one answer; it is on the disk when this returns."""
         path = self.path(line["method"], line["set"], line["temperature"])
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written ({error.strerror}): {ROOM}") from error
+        append(path, json.dumps(line, ensure_ascii=False) + "\n", ROOM)
         self.texts[key(line)] = line["token_ids"]
 
     def close(self) -> None:
@@ -156,8 +140,34 @@ class Results:
         if self._lock:
             self._lock.close()
 
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("answers/*/*.jsonl"))
+
+def answer_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("answers/*/*.jsonl"))
+
+
+def _temperatures(value: Any) -> bool:
+    """Whether a value is a text of numbers with commas between."""
+    try:
+        return fits([float(word) for word in listed(value)], [float])
+    except (ValueError, AttributeError):
+        return False
+
+
+ENVIRONMENT = {  # what is read of env.json; see `fits` in config/files.py
+    "machine": dict, "config": {"data": str, "draft": str, "drafts": str, "baseline_draft": str},
+    "starts": [{"methods": str, "draft": str, "drafts": str, "sets": str, "temperatures": _temperatures,
+                "question_begin": int, "question_end": int, "repeats": int}]}
+
+
+def read_environment(folder: Path, remedy: str) -> Mapping[str, Any]:
+    """What env.json says; nothing if it is not there. Raises ValueError if no evaluation wrote it."""
+    path = folder / "env.json"
+    if not path.is_file():
+        return {}
+    env: Mapping[str, Any] = whole(path, remedy)
+    if not fits(env, ENVIRONMENT):
+        raise ValueError(f"{path} is not what an evaluation writes: {remedy}")
+    return env
 
 
 def key(line: dict[str, Any]) -> Key:
@@ -167,24 +177,15 @@ def key(line: dict[str, Any]) -> Key:
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
-    """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none.
-
-    A line that does not say its draft is of a time when there was one kind: the head.
-    """
+    """The answers in a file, but for a last line that is half written. Raises ValueError for a line that is none."""
     first: dict[Key, int] = {}
     for number, entry in lines(path, DELETE, growing=True):
-        if fits(entry, ANSWER):
-            entry.setdefault("draft", _only_draft(entry["method"]))
-        if not fits(entry, {**ANSWER, "draft": str}):
+        if not fits(entry, ANSWER):
             raise ValueError(f"line {number} of {path} is no answer: {DELETE}")
         same = first.setdefault(key(entry), number)
         if same != number:
             raise ValueError(f"line {number} of {path} answers once more what line {same} does: {DELETE}")
         yield entry
-
-
-def _only_draft(method: str) -> str:
-    return "none" if method in METHODS and METHODS[method].draft == "none" else "eagle"
 
 
 def _repair(path: Path) -> None:
@@ -195,24 +196,15 @@ def _repair(path: Path) -> None:
         os.truncate(path, end)
 
 
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def _environment(config: EvalConfig) -> dict[str, Any]:
     """The configuration, and what else figures may depend on."""
     cluster = asdict(config.run.cluster) if config.run.cluster else None
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        versions[name] = _version(name)
-    return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster,
-            "versions": versions, "machine": _machine(), "commit": _commit(), "config": flat(config)}
-
-
-def _machine() -> dict[str, Any]:
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"platform": platform.platform(), "cpu": _processor(),
-            "cores": os.cpu_count(), "gpus": gpus}
+    machine = {"platform": platform.platform(), "cpu": _processor(),
+               "cores": os.cpu_count(), "gpus": gpus}
+    return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster,
+            "versions": versions, "machine": machine, "commit": _commit(), "config": flat(config)}
 
 
 def _version(package: str) -> str | None:
@@ -225,24 +217,19 @@ def _version(package: str) -> str | None:
 def _processor() -> str:
     """The name of the processor, as Linux gives it if this is Linux."""
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.startswith("model name"):
-                return value.strip()
-    return platform.processor()
+    text = info.read_text() if info.is_file() else ""
+    named = re.search(r"^model name\s*:\s*(.*)", text, re.M)
+    return named[1].strip() if named else platform.processor()
 
 
 def _commit() -> str | None:
     """The commit of this repository, with a + if files were changed since; None outside of git."""
+    def git(*words: str) -> str:
+        return subprocess.check_output(["git", *words], cwd=ROOT,
+                                       stderr=subprocess.DEVNULL, text=True).strip()
+
     try:
-        changed = _git("status", "--porcelain", "--untracked-files=no")
-        return _git("rev-parse", "HEAD") + ("+" if changed else "")
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _git(*words: str) -> str:
-    folder = Path(__file__).parent
-    output = subprocess.check_output(["git", *words], cwd=folder, stderr=subprocess.DEVNULL, text=True)
-    return output.strip()

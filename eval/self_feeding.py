@@ -1,6 +1,6 @@
 """A draft read along a given text: from each of its tokens on with the features that the draft makes itself.
 
-It knows nothing about pipelines: a text is a token tree whose nodes have the target's features. `read_text` makes one.
+A text is a token tree whose nodes have the target's features. `read_text` makes one.
 """
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ def unrolled(draft: TreeDraft, tree: TokenTree, prompt: int, deepest: int) -> It
     _read_text(draft, tree, text[draft.lag:first], settled=True)
     out_TD = _read_text(draft, tree, text[first:-1], settled=False)
     starts = list(range(first, len(text) - 1))
-    room = draft.cache.capacity - len(text)
-    at_once = max(1, room // max(1, deepest))
+    at_once = max(1,
+                  (draft.cache.capacity - len(text)) // max(1, deepest))
     for i in range(0, len(starts), at_once):
-        yield from _unroll(draft, tree, starts[i:i + at_once], out_TD[i:i + at_once], deepest)
+        yield from _unroll(draft, tree, starts[i:i + at_once],
+                           out_TD[i:i + at_once], deepest)
         draft.cache.retain(set(text))
     draft.reset()
 
@@ -58,14 +59,14 @@ def _read_text(draft: TreeDraft, tree: TokenTree, nodes: Sequence[int], settled:
     parents = [tree.nodes[node].parent for node in nodes]
     draft.cache.admit(nodes, parents, text=len(nodes) if settled else 0)
     places = [tree.nodes[node].pos for node in nodes]
-    return _read(draft, [tree.nodes[node].token for node in nodes], places, draft.features(tree, list(nodes)))
+    return _read(draft, [tree.nodes[node].token for node in nodes],
+                 places, draft.features(tree, list(nodes)))
 
 
-def _read(draft: TreeDraft, tokens: Sequence[int], places: Sequence[int], feature_TD: Tensor) -> Tensor:
-    device = draft.cache.keys.device
-    token_T = torch.tensor(tokens, device=device)
-    pos_T = torch.tensor(places, device=device) - draft.lag
-    return draft.read(token_T, feature_TD, pos_T, draft.cache)
+def _read(draft: TreeDraft, tokens: Sequence[int],
+          places: Sequence[int], feature_TD: Tensor) -> Tensor:
+    token_T, pos_T = torch.tensor([tokens, places], device=draft.cache.keys.device)
+    return draft.read(token_T, feature_TD, pos_T - draft.lag, draft.cache)
 
 
 def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Tensor, deepest: int

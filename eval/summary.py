@@ -1,24 +1,16 @@
-"""The summary: what a results folder holds, as rows of figures.
-
-It knows nothing about how answers were made, or how figures are shown.
-"""
+"""The summary: what a results folder holds, as rows of figures."""
 from __future__ import annotations
 
-import csv
-import io
-from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
-from config.files import ROOM, write
 from eval import metrics
 from eval.keys import Contender
-from eval.metrics import Answer, Interval, Utilization
-from eval.observe.time_breakdown import Account, account
+from eval.metrics import Answer, Interval
+from eval.observe.time_breakdown import Account, account, utilization
 from eval.results_index import GROUP, Found
 
 BASELINES = ("naive", "ar")  # what the first table and the plots compare with, if it is there
 MEAN = "mean"
-NONE = "–"  # in a cell of a table that people read
 ACTIVITIES = ("computed", "waited", "idle", "other")  # what a rank's time is spent with
 BOUNDS = ("", "_low", "_high")  # ends of the columns of a value and its interval
 
@@ -38,13 +30,14 @@ RATIOS = (Ratio("sr_naive", "naive", "baseline"), Ratio("sr_naive_same", "naive"
           Ratio("sr_serial_same", "serial", "same"), Ratio("sr_ar", "ar", "none"))
 SPEEDS = ("xi", "xi_decoding", *(ratio.column for ratio in RATIOS))  # figures that have bounds
 TIMES = (*ACTIVITIES, "late")
+ORIGIN = ("emulated", "profile")
 SUMMARY = (*GROUP, "n", *(f"{name}{bound}" for name in SPEEDS for bound in BOUNDS),
-           "tau", "ttft", "request_mean", "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES,
-           "emulated", "profile")
-STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", "emulated", "profile")
-ACCOUNT = (*GROUP, *Account._fields, "whole", "emulated", "profile")
+           "tau", "ttft", "request_mean", "request_p95", "tpt_p50", "tpt_p99", "total", "equal", *TIMES, *ORIGIN)
+STAGES = (*GROUP, "rank", *TIMES, "bytes", "control", "rows", *ORIGIN)
+ACCOUNT = (*GROUP, *Account._fields, "whole", *ORIGIN)
 AR = Contender("ar", "none")
 Row = dict  # one line of a table
+T = TypeVar("T")
 
 
 def baseline(found: Found, ratio: Ratio, draft: str) -> Contender:
@@ -56,82 +49,88 @@ def baseline(found: Found, ratio: Ratio, draft: str) -> Contender:
 def ratios(found: Found) -> list[Ratio]:
     """The speed-ups whose baseline has answers."""
     there = found.contenders
-    return [ratio for ratio in RATIOS if any(baseline(found, ratio, own.draft) in there for own in there)]
+    return [ratio for ratio in RATIOS
+            if any(baseline(found, ratio, own.draft) in there for own in there)]
 
 
 def summary(found: Found) -> list[Row]:
     """The rows of summary.csv, one for each method, draft, set and temperature that has answers."""
-    rows = []
-    for temperature in found.temperatures:
-        for name in found.sets:
-            for contender in found.contenders:
-                if found.of(contender, name, temperature):
-                    rows.append(_row(found, contender, name, temperature))
-    return rows
+    return [_row(found, contender, name, temperature) for temperature in found.temperatures for name in found.sets
+            for contender in found.contenders if found.of(contender, name, temperature)]
 
 
 def _row(found: Found, contender: Contender, name: str, temperature: float) -> Row:
     answers = found.of(contender, name, temperature)
-    assert answers, f"a row for {contender} on {name}, which has no answers"
-    row = dict(zip(GROUP, (*contender, name, temperature)), n=len(answers), profile=answers[0]["profile"])
+    requests, tokens = metrics.request_times(answers), metrics.token_times(answers)
+    row = dict(zip(GROUP, (*contender, name, temperature)),
+               n=len(answers), profile=answers[0]["profile"])
     row["emulated"] = any(answer["emulated"] for answer in answers)
     row["equal"] = metrics.equality(answers, found.of(AR, name, temperature))
     row["total"] = metrics.total_speed(answers)
     row["tau"] = metrics.acceptance_length(answers)
-    row["ttft"] = metrics.time_to_first_token(answers)
-    row["request_mean"] = metrics.request_time(answers)
-    row["request_p95"] = metrics.request_time_quantile(answers, 0.95)
-    row["tpt_p50"] = metrics.time_per_token(answers, 0.5)
-    row["tpt_p99"] = metrics.time_per_token(answers, 0.99)
+    row["ttft"] = metrics.mean(metrics.first_token_times(answers))
+    row["request_mean"] = metrics.mean(requests)
+    row["request_p95"] = metrics.quantile(requests, 0.95)
+    row["tpt_p50"] = metrics.quantile(tokens, 0.5)
+    row["tpt_p99"] = metrics.quantile(tokens, 0.99)
     for column, interval in _speeds(found, contender, [name], temperature).items():
-        row.update(_bounds(column, interval))
-    stages = [used for rank, used in utilization(found, answers).items() if rank]
-    for key in TIMES:
-        values = [getattr(used, key) for used in stages]
-        row[key] = sum(values) / len(values) if values else metrics.NAN
+        row.update((f"{column}{bound}", value) for bound, value in zip(BOUNDS, interval))
+    stages = [used for rank, used in utilization(found.tally, answers).items() if rank]
+    row.update((key, metrics.mean([getattr(used, key) for used in stages]))
+               for key in TIMES)
     return row
-
-
-def _bounds(name: str, interval: Interval) -> dict[str, float]:
-    return {f"{name}{bound}": value for bound, value in zip(BOUNDS, interval)}
-
-
-def utilization(found: Found, answers: Sequence[Answer]) -> dict[int, Utilization]:
-    """The utilization of each rank while these answers were made."""
-    kept = {(answer["launch"], request) for answer in answers for request in answer["requests"]}
-    return metrics.utilization(found.tally, kept)
 
 
 def stages(found: Found) -> list[Row]:
     """The rows of stages.csv, one for each method, set, temperature and rank; bytes and rows are per request."""
-    rows = []
-    for group, answers in found.groups.items():
-        origin = {key: answers[0][key] for key in ("emulated", "profile")}
-        for rank, used in utilization(found, answers).items():
-            row = {**dict(zip(GROUP, group)), "rank": rank}
-            rows.append({**row, **used._asdict(), **origin})
-    return rows
+    return [{**_head(group, answers), "rank": rank, **used._asdict()}
+            for group, answers in found.groups.items()
+            for rank, used in utilization(found.tally, answers).items()]
 
 
 def accounts(found: Found) -> list[Row]:
     """The rows of account.csv, one for each method, draft, set and temperature; seconds per token, and counts."""
-    rows = []
-    for group, answers in found.groups.items():
-        seen = account(found.tally, answers)
-        if seen:
-            origin = {key: answers[0][key] for key in ("emulated", "profile")}
-            rows.append({**dict(zip(GROUP, group)), **seen._asdict(), "whole": seen.whole, **origin})
-    return rows
+    seen = ((_head(group, answers), account(found.tally, answers))
+            for group, answers in found.groups.items())
+    return [{**head, **own._asdict(), "whole": own.whole}
+            for head, own in seen if own]
 
 
-def accounts_of_all_sets(found: Found, temperature: float) -> dict[str, Account]:
-    """The account of each contender, all sets together, by its label; of those whose tally has flights."""
-    seen = {}
-    for contender in found.contenders:
-        own = account(found.tally, found.of_all_sets(contender, temperature))
-        if own:
-            seen[found.label(contender)] = own
-    return seen
+def _head(group: Sequence[Any], answers: Sequence[Answer]) -> Row:
+    origin = {key: answers[0][key] for key in ORIGIN}
+    return {**dict(zip(GROUP, group)), **origin}
+
+
+class View:
+    """What there is at one temperature, all data sets together; figures are by the label of a contender."""
+
+    def __init__(self, found: Found, rows: Sequence[Row], temperature: float) -> None:
+        self.found, self.temperature = found, temperature
+        self.rows = [row for row in rows if row["temperature"] == temperature]
+        self.where = f"({found.provenance})"  # at the end of every title
+        self.labels = {found.label(contender): contender for contender in found.contenders}
+        self.answers = {label: found.of_all_sets(one, temperature)
+                        for label, one in self.labels.items()}
+        self.means = {label: _speeds(found, one, found.sets, temperature)
+                      for label, one in self.labels.items()}
+        ranks = {label: utilization(found.tally, answers)
+                 for label, answers in self.answers.items()}
+        self.ranks = {label: own for label, own in ranks.items() if own}  # of those that the tally knows
+        spent = {label: account(found.tally, answers)
+                 for label, answers in self.answers.items()}
+        self.accounts = {label: own for label, own in spent.items() if own}  # of those whose tally has flights
+
+    def cells(self, label: str, value: Callable[[Row], T],
+              otherwise: T) -> list[T]:
+        """For each data set what `value` makes of the contender's row of the summary."""
+        found = {row["set"]: value(row) for row in self.rows
+                 if (row["method"], row["draft"]) == self.labels[label]}
+        return [found.get(name, otherwise) for name in self.found.sets]
+
+
+def views(found: Found, rows: Sequence[Row]) -> list[View]:
+    """The view of each temperature, out of the rows of the summary."""
+    return [View(found, rows, temperature) for temperature in found.temperatures]
 
 
 def means(found: Found, contender: Contender, temperature: float) -> dict[str, Interval]:
@@ -139,7 +138,8 @@ def means(found: Found, contender: Contender, temperature: float) -> dict[str, I
     return _speeds(found, contender, found.sets, temperature)
 
 
-def _speeds(found: Found, contender: Contender, sets: Sequence[str], temperature: float) -> dict[str, Interval]:
+def _speeds(found: Found, contender: Contender, sets: Sequence[str],
+            temperature: float) -> dict[str, Interval]:
     """The figures that have bounds, over these sets."""
     every = [found.of(contender, name, temperature) for name in sets]
     result = {"xi": metrics.speed([metrics.sample(answers) for answers in every]),
@@ -147,28 +147,6 @@ def _speeds(found: Found, contender: Contender, sets: Sequence[str], temperature
     for ratio in RATIOS:
         other = baseline(found, ratio, contender.draft)
         others = [found.of(other, name, temperature) for name in sets]
-        result[ratio.column] = metrics.speed_up([metrics.paired(*both) for both in zip(every, others)])
+        pairs = [metrics.paired(*both) for both in zip(every, others)]
+        result[ratio.column] = metrics.speed_up(pairs)
     return result
-
-
-def save(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write a CSV file; what was not measured is an empty cell."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([_cell(row[column]) for column in columns])
-    write(path, table.getvalue(), ROOM)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return "" if value != value else f"{value:.6g}"
-    return str(value)
-
-
-def number(value: float, digits: int = 2) -> str:
-    """A figure as it stands in a table; what was not measured (NaN) is a dash."""
-    return NONE if value != value else f"{value:.{digits}f}"

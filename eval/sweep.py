@@ -1,18 +1,29 @@
-"""The sweeps: hyperparameters that the papers vary one at a time, and the table and plot of the figures at each point.
+"""Sweeps and ablations: the evaluation at each point of what papers vary one at a time, then a table and a plot.
 
-They know nothing about how a point is evaluated: each is a results folder of its own, and those that are there count.
+Usage: python -m scripts.sweep NAME [PRESET] [key=value ...], which eval/sweeps/NAME.sh calls. Every key of run_eval.sh
+may be given, but those that the sweep varies; results=DIR holds a folder for each point (results/sweeps/NAME if it is
+not given), and the same command goes on with what is there.
 """
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
 
 from config import files
+from config.keys import ASKS, check_name
+from config.presets import ROOT
+from config.schema.untrusted import plain
 from eval import metrics
 from eval.results_index import GROUP, Found, NoAnswers, provenance, read
-from eval.summary import MEAN, SUMMARY, means, number, save, summary
+from eval.summary import MEAN, SUMMARY, means, summary
+from eval.tables import markdown, number, save
+from launch.console import STOPPED, WRONG, run, say
 
 QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64",
          "draft=eagle", "baseline_draft=")  # a head alone, whose trees grow as in the papers
@@ -60,7 +71,8 @@ def _values(values: Iterable[Any], *keys: str) -> dict[str, list[str]]:
     return {str(value): [f"{key}={value}" for key in keys] for value in values}
 
 
-def _grid(values: Iterable[Any], row: str, column: str) -> dict[str, list[str]]:
+def _grid(values: Iterable[Any], row: str,
+          column: str) -> dict[str, list[str]]:
     """A point for each pair of values, of which one key gets the first, and another the second."""
     pairs = itertools.product(list(values), repeat=2)
     return {f"{a}{TIMES}{b}": [f"{row}={a}", f"{column}={b}"] for a, b in pairs}
@@ -148,25 +160,28 @@ def write(folder: Path, name: str, sweep: Sweep) -> Path:
     title = f"{sweep.about[0].upper()}{sweep.about[1:]} ({where})"
     speeds = _speeds(found, sweep.points)
     path = folder / "sweep.md"
-    table = _grids if sweep.down else _line_table
     gaps = [point for point in sweep.points if point not in found]
     missing = f"\nMissing: {', '.join(gaps)}.\n" if gaps else ""
-    text = [f"# {title}\n", *table(sweep, speeds), missing, "![sweep.png](sweep.png)\n"]
+    text = [f"# {title}\n", *_tables(sweep, speeds), missing, "![sweep.png](sweep.png)\n"]
     files.write(path, "\n".join(text), files.ROOM)
-    try:
-        from eval import plots
-    except ImportError:
-        return path
-    series = [plots.Series(*line) for line in speeds.items()]
-    labels = (sweep.axis, "tokens/s")
-    if sweep.down:
-        places = plots.Grid(sweep.rows, sweep.columns, sweep.down, sweep.axis)
-        plots.heat(folder / "sweep.png", series, places, title)
-    elif sweep.numbers:
-        plots.lines(folder / "sweep.png", series, sweep.numbers, title, labels)
-    else:
-        plots.bars(folder / "sweep.png", series, list(sweep.points), title, labels)
+    with suppress(ImportError):  # without matplotlib there is the table
+        _plot(folder / "sweep.png", sweep, speeds, title)
     return path
+
+
+def _plot(path: Path, sweep: Sweep,
+          speeds: Mapping[str, Speeds], title: str) -> None:
+    from eval import plots
+
+    series = [plots.Series(*line) for line in speeds.items()]
+    labels = sweep.axis, "tokens/s"
+    if sweep.down:
+        plots.heat(path, series,
+                   plots.Grid(sweep.rows, sweep.columns, sweep.down, sweep.axis), title)
+    elif sweep.numbers:
+        plots.lines(path, series, sweep.numbers, title, labels)
+    else:
+        plots.bars(path, series, list(sweep.points), title, labels)
 
 
 def rows(name: str, found: Points) -> list[dict[str, Any]]:
@@ -175,7 +190,9 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
     `equal` compares with the first answer to the same question in the whole sweep, one of ar if there is any: no switch
     and no method changes a text.
     """
-    reference = _reference(found).values()
+    reference = [answer for point in found.values() for answer in point.answers]
+    reference.reverse()  # the last of a trial counts
+    reference.sort(key=lambda answer: answer["method"] == "ar")
     result = []
     for point, results in found.items():
         for row in summary(results):
@@ -185,53 +202,90 @@ def rows(name: str, found: Points) -> list[dict[str, Any]]:
     return result
 
 
-def _reference(found: Points) -> dict[metrics.Trial, metrics.Answer]:
-    """An answer for each trial of a sweep, that of ar if there is one, else the first."""
-    first: dict[metrics.Trial, metrics.Answer] = {}
-    answers = [answer for point in found.values() for answer in point.answers]
-    for answer in sorted(answers, key=lambda answer: answer["method"] != "ar"):
-        first.setdefault(metrics.trial_of(answer), answer)
-    return first
-
-
 def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
     """The xi at each point, a line for each contender, and for each temperature if there are several at a point."""
-    nothing = metrics.Interval(metrics.NAN, metrics.NAN, metrics.NAN)
     lines: dict[str, dict[str, metrics.Interval]] = {}
     for point, results in found.items():
         several = len(results.temperatures) > 1
-        for contender in results.contenders:
-            for temperature in results.temperatures:
-                label = results.label(contender)
-                name = f"{label} t={temperature:g}" if several else label
-                speed = means(results, contender, temperature)["xi"]
-                lines.setdefault(name, {})[point] = speed
-    complete: dict[str, Speeds] = {}
-    for name, line in lines.items():
-        complete[name] = [line.get(point, nothing) for point in points]
-    return complete
+        for contender, temperature in itertools.product(results.contenders, results.temperatures):
+            label = results.label(contender)
+            name = f"{label} t={temperature:g}" if several else label
+            line = lines.setdefault(name, dict.fromkeys(points, metrics.NOTHING))
+            line[point] = means(results, contender, temperature)["xi"]
+    return {name: list(line.values()) for name, line in lines.items()}
 
 
-def _line_table(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
-    """A row for each contender, a column for each point."""
-    yield f"Tokens per second, the {MEAN} over the data sets; columns: {sweep.axis}.\n"
-    yield from _rows(["method", *sweep.points], speeds)
-
-
-def _grids(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
-    """A table for each contender, with a row and a column for each of the two numbers."""
-    yield f"Tokens per second, the {MEAN} over the data sets; rows: {sweep.down}; columns: {sweep.axis}.\n"
+def _tables(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
+    """A row for each contender and a column for each point; of a grid a table for each contender."""
+    rows = f"rows: {sweep.down}; " if sweep.down else ""
+    yield f"Tokens per second, the {MEAN} over the data sets; {rows}columns: {sweep.axis}.\n"
+    cells = {name: [number(speed.value) for speed in line]
+             for name, line in speeds.items()}
+    if not sweep.down:
+        yield from markdown(["method", *sweep.points],
+                            ([name, *line] for name, line in cells.items()))
+        return
     width = len(sweep.columns)
-    for name, line in speeds.items():
-        cells = {row: line[i * width:(i + 1) * width] for i, row in enumerate(sweep.rows)}
-        yield from _rows([name, *sweep.columns], cells)
+    for name, line in cells.items():
+        yield from markdown([name, *sweep.columns],
+                            ([row, *line[i * width:(i + 1) * width]]
+                             for i, row in enumerate(sweep.rows)))
         yield ""
 
 
-def _rows(head: Sequence[str], lines: Mapping[str, Speeds]) -> Iterator[str]:
-    """A table of speeds."""
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for name, line in lines.items():
-        cells = [number(speed.value) for speed in line]
-        yield f"| {' | '.join([name, *cells])} |"
+# --- the command ------------------------------------------------------------------------------------------------------
+
+def commands(name: str, sweep: Sweep,
+             argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
+    """The folder of the sweep, and the words of each point's evaluation. Raises ValueError for words that cannot be."""
+    given = {_key(word): word for word in argv}
+    varied = {_key(word) for keys in sweep.points.values() for word in keys}
+    for key in varied & given.keys():
+        raise ValueError(f"{key} is what {name} varies: leave {given[key]} out")
+    usual = f"results={ROOT / 'results' / 'sweeps' / name}"
+    results = given.get("results", usual).partition("=")[2]
+    if not results.strip():
+        raise ValueError("results is empty: name a folder behind the results=")
+    folder = Path(results).expanduser().absolute()
+    asked = [word for word in argv if not word.startswith("results=")]
+    base = [word for word in sweep.base if _key(word) not in given.keys() | varied]
+    return folder, {point: [*asked, *base, *keys, f"results={place(folder, point)}"]
+                    for point, keys in sweep.points.items()}
+
+
+def _key(word: str) -> str:
+    """The key of `key=value`."""
+    return word.partition("=")[0]
+
+
+def _sweep(words: Sequence[str]) -> int:
+    """Evaluate point by point up to the first that fails, and show what was answered; the exit code."""
+    name, argv = "".join(words[:1]), words[1:]
+    if name in ASKS:
+        print(__doc__)
+        print("\n".join(f"  {key:<18}{sweep.about}: {', '.join(sweep.points)}" for key, sweep in SWEEPS.items()))
+        return 0
+    check_name(name, SWEEPS, "sweep")
+    folder, points = commands(name, SWEEPS[name], argv)
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the evaluation, whose exit code says so
+    code = 0
+    for turn, (point, words) in enumerate(points.items(), 1):
+        print(f"\n{name}: point {turn} of {len(points)}, {point}", flush=True)
+        evaluation = subprocess.run([sys.executable, "-m", "scripts.evaluate", "emulated", *words])
+        code = evaluation.returncode
+        if code:
+            code = code if code > 0 else STOPPED - code
+            break
+    try:
+        path = write(folder, name, SWEEPS[name])
+        print(f"\n{path.read_text(encoding='utf-8')}\ntable: {path}")
+    except (ValueError, OSError) as error:
+        reported = code and isinstance(error, NoAnswers)  # by the evaluation that failed
+        if not reported:
+            say(plain(str(error)))
+        code = code or WRONG
+    return code
+
+
+def main(argv: list[str]) -> int:
+    return run(_sweep, argv)

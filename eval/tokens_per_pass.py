@@ -4,12 +4,13 @@ What is below a node of such a tree depends on the text up to the node alone, an
 count. So one pass of each model over a text shows what trees at all of its places would bring, and no tree is needed.
 
 A tree has widths, as `expansion` gives them: in step i every node of the last level gets `widths[i]` children. The
-first token of a text is that of the prefill, and counts neither as a token nor as a pass, as in `mean_accepted_length`.
+first token of a text is that of the prefill, and counts neither as a token nor as a pass.
 
 Shapes: N places of a text, K numbers of children from 1 on, V vocabulary.
 """
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Sequence
 
 import numpy as np
@@ -32,16 +33,13 @@ def among_best(rank_N: Array, most: int) -> Array:
 
     At temperature 0 this is so by every rule, above it by the naive one.
     """
-    counts_K1 = np.arange(1, most + 1)[:, None]
-    return (rank_N < counts_K1).astype(float)
+    return (rank_N < np.arange(1, most + 1)[:, None]).astype(float)
 
 
 def among_drawn(theirs_NV: Law, text: Sequence[int], most: int) -> Array:
     """The probability `[K, N]` that the token is among 1 to `most` tokens drawn independently from a drafter's laws."""
     chance_N = theirs_NV[range(len(text)), text]
-    counts_K1 = np.arange(1, most + 1)[:, None]
-    never_KN = (1 - chance_N) ** counts_K1
-    return 1 - never_KN
+    return 1 - (1 - chance_N) ** np.arange(1, most + 1)[:, None]
 
 
 def by_mss(law_NV: Law, theirs_NV: Law, text: Sequence[int], most: int) -> Array:
@@ -84,8 +82,8 @@ def merged_passes(rank_DN: Sequence[Array], widths: Sequence[int]) -> int:
 
     A path is in the merged tree if it is in the tree of one of them (section 3 on merge-based trees).
     """
-    place, total, size = 1, 0, len(rank_DN[0])
-    while place < size:
+    place, total = 1, 0
+    while place < len(rank_DN[0]):
         place += 1 + max(_reach(rank_N[place:], widths) for rank_N in rank_DN)
         total += 1
     return total
@@ -93,9 +91,5 @@ def merged_passes(rank_DN: Sequence[Array], widths: Sequence[int]) -> int:
 
 def _reach(rank_N: Array, widths: Sequence[int]) -> int:
     """How many of the next tokens the tree of one drafter has on one path."""
-    length = 0
-    for rank, width in zip(rank_N, widths):
-        if rank >= width:
-            break
-        length += 1
-    return length
+    found = takewhile(lambda pair: pair[0] < pair[1], zip(rank_N, widths))
+    return len(list(found))

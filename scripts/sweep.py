@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 
-from eval.sweep_command import main
+from eval.sweep import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

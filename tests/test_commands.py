@@ -11,7 +11,7 @@ import pytest
 
 from config.presets import ROOT
 from eval import command as evaluate
-from eval import sweep_command
+from eval import sweep
 from eval.dsi import command as simulate
 from eval.specinfer import command as spec_infer
 from launch import console as environment
@@ -20,7 +20,7 @@ from scripts import bench
 COMMANDS = {  # of which each has commands
     "bench": bench.main,
     "simulate": simulate.main,
-    "sweep": sweep_command.main,
+    "sweep": sweep.main,
     "evaluate": evaluate.main,
     "spec_infer": spec_infer.main,
 }

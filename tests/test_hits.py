@@ -6,8 +6,7 @@ import torch
 
 from config.run_config import Growth
 from eval.bench.branches import draw, text_art
-from eval.bench.draft import table
-from eval.bench.hits import BEST, DEPTHS, Hits, hits
+from eval.bench.draft import BEST, DEPTHS, Hits, hits, table
 from eval.self_feeding import read_text
 from model.drafts.batch import at_once
 from model.drafts.network import TreeDraft

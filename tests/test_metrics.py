@@ -13,6 +13,7 @@ import torch
 from config.profiles import PROFILES
 from eval import metrics
 from eval.observe.span_sums import Tally
+from eval.observe.time_breakdown import utilization
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import NoTrace
 from pipeline.transport import Inbox
@@ -50,10 +51,14 @@ def test_decoding_alone_is_the_tokens_behind_the_first_by_the_seconds_after_it()
 
 def test_the_time_of_a_request_is_that_of_a_turn():
     answers = [answer(question=1, tokens=(9, 9), seconds=(1.0, 2.0)), answer(question=2, seconds=(6.0,))]
-    assert metrics.request_time(answers) == 3 and metrics.request_time_quantile(answers, 0.95) == 6
-    twenty = [answer(question=number, seconds=(float(number),)) for number in range(1, 21)]
-    assert [metrics.request_time_quantile(twenty, share) for share in (0, 0.05, 0.5, 0.951, 0.95)] == [1, 1, 10, 20, 19]
-    assert math.isnan(metrics.request_time([])) and math.isnan(metrics.request_time_quantile([], 0.95))
+    assert metrics.request_times(answers) == [1.0, 2.0, 6.0]
+
+
+def test_a_quantile_is_a_value_that_was_measured():
+    assert metrics.mean([1.0, 2.0, 6.0]) == 3 and metrics.quantile([2.0, 6.0, 1.0], 0.95) == 6
+    twenty = [float(number) for number in range(1, 21)]
+    assert [metrics.quantile(twenty, share) for share in (0, 0.05, 0.5, 0.951, 0.95)] == [1, 1, 10, 20, 19]
+    assert math.isnan(metrics.mean([])) and math.isnan(metrics.quantile([], 0.95))
 
 
 def test_repeats_of_a_question_are_one_row():
@@ -106,9 +111,10 @@ def test_the_mean_accepted_length_counts_the_bonus_token_and_not_that_of_the_pre
 def test_times_of_tokens():
     turns = [[[1.0, 1], [1.5, 5], [2.5, 2], [2.75, 1]], [[2.0, 2], [4.0, 2]]]  # 5 of 0.1, 2 of 0.5, 1 of 0.25, 2 of 1
     answers = [answer(tokens=(9, 4), seconds=(2.75, 4.0), settled=turns, ttft=[1.0, 2.0])]
-    assert metrics.time_to_first_token(answers) == 1.5
-    assert [metrics.time_per_token(answers, share) for share in (0.5, 0.6, 0.7, 0.99)] == [0.1, 0.25, 0.5, 1.0]
-    assert math.isnan(metrics.time_per_token([answer()], 0.5))
+    assert metrics.first_token_times(answers) == [1.0, 2.0]
+    assert [metrics.quantile(metrics.token_times(answers), share) for share in (0.5, 0.6, 0.7, 0.99)] == [
+        0.1, 0.25, 0.5, 1.0]
+    assert metrics.token_times([answer()]) == []
 
 
 def test_equality_names_the_first_difference_and_its_margin():
@@ -132,11 +138,11 @@ def test_shares_of_time_add_up():
     lines = [line(0, 0, 10.0, grow=2.0, verify=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
              line(0, 1, 10.0, grow=1.0, wait=9.0), line(1, 1, 10.0, forward=3.0, wait=6.0),
              line(0, 2, 99.0), line(1, 0, 99.0, launch="1-tp"), line(0, 3, 5.0)]
-    told = metrics.utilization(lines, {("0-ar", 0), ("0-ar", 1), ("0-ar", 3)})
+    told = utilization(lines, [answer(requests=[0, 1, 3], tokens=(1, 1, 1), seconds=(1.0, 1.0, 1.0))])
     assert told[0][:4] == (0.2, 0.75, 0.0, 0.05) and told[0].control == 80 and told[0].bytes == 1000
     assert told[1][:4] == pytest.approx((0.4, 0.425, 0.1, 0.075)) and told[1].rows == 31
     assert told[1].late == pytest.approx(0.1 / 8) and all(sum(share[:4]) == pytest.approx(1) for share in told.values())
-    assert metrics.utilization(lines, set()) == {}
+    assert utilization(lines, []) == {}
 
 
 class Spans(NoTrace):

@@ -12,8 +12,9 @@ from eval import results_index as results
 from eval import summary
 from tests.test_metrics import answer, line
 
-START = {"methods": "ar,naive,continuous", "sets": "qa,gsm8k", "temperatures": "0,1", "question_begin": 0,
-         "question_end": 2, "repeats": 1}
+CONFIG = {"data": "", "draft": "eagle", "drafts": "", "baseline_draft": ""}
+START = {"methods": "ar,naive,continuous", "draft": "eagle", "drafts": "", "sets": "qa,gsm8k",
+         "temperatures": "0,1", "question_begin": 0, "question_end": 2, "repeats": 1}
 SECONDS = {"ar": 8.0, "naive": 4.0, "continuous": 2.0}
 
 
@@ -40,7 +41,7 @@ def folder(tmp_path):
             with path.open("a") as file:
                 told = line(rank, number, 10.0, forward=2.5 * number, wait=2.0)
                 file.write(json.dumps({key: value for key, value in told.items() if key != "launch"}) + "\n")
-    (tmp_path / "env.json").write_text(json.dumps({"starts": [START], "config": {"data": ""}}))
+    (tmp_path / "env.json").write_text(json.dumps({"starts": [START], "config": CONFIG, "machine": {}}))
     return tmp_path
 
 
@@ -171,7 +172,8 @@ def test_an_answer_of_another_form_is_named_by_file_and_line(tmp_path, more, cap
 
 @pytest.mark.parametrize("junk", ["null", "[]", "{", "[" * 100_000, '{"starts": null}', '{"config": []}',
                                   '{"starts": [{"methods": "ar"}]}', json.dumps({"starts": [
-                                      {**START, "temperatures": "hot"}]})], ids=lambda junk: junk[:20])
+                                      {**START, "temperatures": "hot"}], "config": CONFIG, "machine": {}})],
+                         ids=lambda junk: junk[:20])
 def test_an_env_json_that_is_junk_is_named(folder, junk, capsys):
     (folder / "env.json").write_text(junk)
     assert reporting.main([str(folder)]) == 2
@@ -180,7 +182,8 @@ def test_an_env_json_that_is_junk_is_named(folder, junk, capsys):
 
 
 def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
-    (folder / "env.json").write_text(json.dumps({"starts": [{**START, "sets": "gone"}], "config": {"data": "nowhere"}}))
+    (folder / "env.json").write_text(json.dumps({
+        "starts": [{**START, "sets": "gone"}], "config": {**CONFIG, "data": "nowhere"}, "machine": {}}))
     assert results.missing(results.read(folder)) == []
 
 
@@ -203,7 +206,8 @@ def drafted(tmp_path):
                 ttft=[0.5 * question], requests=[question - 1] if (method, draft) == ("continuous", "eagle") else [9])
     start = {**START, "methods": "ar,naive,serial,continuous", "drafts": "eagle,model:DIR", "draft": "none",
              "sets": "qa", "temperatures": "0"}
-    (tmp_path / "env.json").write_text(json.dumps({"starts": [start], "config": {"drafts": "eagle,model:DIR"}}))
+    (tmp_path / "env.json").write_text(json.dumps({
+        "starts": [start], "config": {**CONFIG, "drafts": "eagle,model:DIR"}, "machine": {}}))
     path = tmp_path / "tally" / "0-ar" / "rank_0.jsonl"
     path.parent.mkdir(parents=True)
     flown = {**line(0, 0, 8.0), "first": 1.6, "decoding": {"grow": 1.6, "verify": 0.8, "wait": 3.2},
@@ -259,12 +263,3 @@ def test_a_flight_that_is_junk_is_named_by_file_and_line(drafted, flight, capsys
     path.write_text(json.dumps({**json.loads(path.read_text()), "flight": flight}) + "\n")
     assert reporting.main([str(drafted)]) == 2
     assert capsys.readouterr().err.startswith(f"flowspec: line 1 of {path} is ")
-
-
-def test_answers_of_a_time_before_drafts_were_named_are_those_of_the_head(tmp_path):
-    for method in ("ar", "naive"):
-        entry = {key: value for key, value in answer(method).items() if key != "draft"}
-        path = tmp_path / "answers" / method / "qa-t0.jsonl"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(entry) + "\n")
-    assert results.read(tmp_path).contenders == [("ar", "none"), ("naive", "eagle")]

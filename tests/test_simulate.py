@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from config.presets import ROOT
-from eval.columns import in_columns
 from eval.dsi.command import COMMANDS, main
+from eval.tables import in_columns
 
 COMMAND = [sys.executable, "-m", "scripts.simulate"]
 

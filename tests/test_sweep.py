@@ -10,11 +10,10 @@ import pytest
 from config.cli import parse
 from config.presets import ROOT
 from config.run_config import RunConfig
-from eval import sweep_command as command
+from eval import sweep as command
 from eval.keys import EvalConfig, words
-from eval.sweep import SWEEPS
+from eval.sweep import SWEEPS, commands
 from eval.sweep import write as write_sweep
-from eval.sweep_command import commands
 from model.drafts.batch import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
@@ -161,14 +160,14 @@ def test_a_point_that_is_spoiled_is_told_and_not_passed_over(tmp_path):
 @pytest.mark.parametrize(("words", "told"), [
     (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
 def test_a_sweep_that_cannot_be_is_told_before_its_first_point(monkeypatch, capsys, words, told):
-    monkeypatch.setattr("eval.sweep_command.subprocess.run", lambda *_: pytest.fail("a point was begun"))
+    monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_: pytest.fail("a point was begun"))
     assert command.main(["prune", *words]) == 2
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])
 def test_a_point_that_fails_ends_the_sweep_and_alone_says_why(tmp_path, monkeypatch, capsys, ended, code):
-    monkeypatch.setattr("eval.sweep_command.signal.signal", lambda *_: None)
-    monkeypatch.setattr("eval.sweep_command.subprocess.run", lambda *_: subprocess.CompletedProcess([], ended))
+    monkeypatch.setattr("eval.sweep.signal.signal", lambda *_: None)
+    monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_: subprocess.CompletedProcess([], ended))
     assert command.main(["prune", f"results={tmp_path}"]) == code
     assert capsys.readouterr().err == ""

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from eval.observe import timeline_page as timeline
-from eval.observe.timeline import NODE, STOP, Story
+from eval.observe.timeline import Story
 from launch.trace import learn_time, send_time
 from pipeline.trace import CLOCK, Trace, read
 from tests.saved import here, models
@@ -43,11 +43,8 @@ def ran(saved, tmp_path_factory, request):
 
 
 def story(folder):
-    told = Story(read(folder)).lists()
-    nodes = {row[0]: dict(zip(NODE, row)) for row in told["nodes"]}
-    for segment in told["segments"]:
-        segment["stops"] = [dict(zip(STOP, row)) for row in segment["stops"]]
-    return told, nodes
+    told = Story(read(folder)).data()
+    return told, {node["id"]: node for node in told["nodes"]}
 
 
 def text(told, nodes, number):
@@ -86,7 +83,8 @@ def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
         assert times == sorted(times) and rows == sorted(rows, reverse=True)
         assert [nodes[node]["segment"] for node in segment["nodes"]] == [number] * len(segment["nodes"])
     sent = [node for segment in told["segments"] for node in segment["nodes"]]
-    assert len(sent) == len(set(sent)) and {event[1] for event in told["events"]} >= {"send", "verify", "settle", "end"}
+    assert len(sent) == len(set(sent))
+    assert {event["kind"] for event in told["events"]} >= {"send", "verify", "settle", "end"}
 
 
 def test_what_ran_lies_beside_the_spans_with_the_texts_of_its_tokens(ran):
@@ -103,7 +101,7 @@ def test_the_page_holds_the_data_whole_and_nothing_from_elsewhere(ran, tmp_path,
     html = (tmp_path / "page.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])
     assert [request["answer"] for request in data["requests"]] == answers[1:] and data["left_out"] == 1
-    assert data["segments"][data["nodes"][0][NODE.index("segment")]]["nodes"][0] == data["nodes"][0][0]
+    assert data["segments"][data["nodes"][0]["segment"]]["nodes"][0] == data["nodes"][0]["id"]
     assert not re.search(r"https?://|src=|<link|@import|url\((?!#)", html.replace(json.dumps(data), ""))
     assert timeline.main([str(folder), "--requests", "7:"]) == 2 and "2 requests" in capsys.readouterr().err
     assert timeline.main([str(tmp_path)]) == 2 and "trace=FOLDER" in capsys.readouterr().err

@@ -1,12 +1,8 @@
-"""How well the draft guesses: the mean accepted length on the held-out questions of each task.
-
-It knows nothing about time.
-"""
+"""How well the draft guesses: the mean accepted length on the held-out questions of each task."""
 from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -15,7 +11,6 @@ from config.typed import over
 from launch.ask import questions
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from pipeline.decode import Answer
 
 TREE = {"init_total_token": "59", "init_depth": "5", "width": "10", "min_probability": "0"}  # of EAGLE-2's paper
 
@@ -32,20 +27,12 @@ def answer_tasks(pipeline: Pipeline) -> None:
         raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []
     for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
-        answers = answer_task(pipeline, path)
+        config = replace(pipeline.config, prompt="", question_file=str(path))
+        asked = tqdm(questions(config), desc=path.stem, leave=False)
+        answers = [pipeline.generate(question.turns[:1]).answer for question in asked]
         tokens = sum(answer.new_tokens for answer in answers)
         passes = sum(answer.target_passes for answer in answers)
         mean = (tokens - len(answers)) / passes  # the prefill settles the first token of an answer
         means.append(mean)
         print(f"  {path.stem:<12}{mean:6.2f}   {len(answers)} answers, {tokens} tokens", flush=True)
     print(f"  {'mean':<12}{statistics.mean(means):6.2f}")
-
-
-def answer_task(pipeline: Pipeline, path: Path) -> list[Answer]:
-    """The answers to the first turns of a file of questions."""
-    config = replace(pipeline.config, prompt="", question_file=str(path))
-    answers = []
-    for question in tqdm(questions(config), desc=path.stem, leave=False):
-        generation = pipeline.generate(question.turns[:1])
-        answers.append(generation.answer)
-    return answers

@@ -1,15 +1,13 @@
 """A token tree as a picture: indented branches in the terminal, or a drawing in a file.
 
-It knows nothing about drafts. A probability is that of the whole path from the tip, as the draft has it.
+A probability is that of the whole path from the tip, as the draft has it.
 """
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
 
-from config.files import ROOM, write
 from model.tree import TokenTree
 
 FORMS = (".png", ".svg")
@@ -26,20 +24,17 @@ class Leaf(NamedTuple):
     token: int
 
 
-def probability(tree: TokenTree, node: int) -> float:
-    """The probability of the path from the tip to a node."""
-    return math.exp(tree.nodes[node].score - tree.nodes[tree.tip].score)
-
-
 def ordered(tree: TokenTree) -> Iterator[Leaf]:
     """The tip and all guesses below it, each behind its parent, the likelier branch first."""
     waiting = [Leaf(tree.tip, tree.tip, 0, 1.0, tree.nodes[tree.tip].token)]
     while waiting:
         leaf = waiting.pop()
         yield leaf
-        below = sorted(tree.nodes[leaf.node].children.items(), key=lambda child: tree.nodes[child[1]].score)
+        below = sorted(tree.nodes[leaf.node].children.items(),
+                       key=lambda child: tree.nodes[child[1]].score)
         for token, node in below:
-            waiting.append(Leaf(node, leaf.node, leaf.depth + 1, probability(tree, node), token))
+            probability = math.exp(tree.nodes[node].score - tree.nodes[tree.tip].score)
+            waiting.append(Leaf(node, leaf.node, leaf.depth + 1, probability, token))
 
 
 def text_art(tree: TokenTree, words: Words) -> str:
@@ -59,17 +54,16 @@ def check_form(path: str) -> None:
 
 def draw(tree: TokenTree, words: Words, title: str, path: str) -> None:
     """Draw the tree into a file. Raises ValueError if it cannot be written."""
-    from eval.plots import STYLE, plt
+    from eval.plots import drawn
 
     leaves = list(ordered(tree))
-    rows = {leaf.node: row for row, leaf in enumerate(leaves)}
     deepest = max(leaf.depth for leaf in leaves)
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(1.9 * deepest + 3, 0.19 * len(leaves) + 0.8))
-        places = {leaf.node: (leaf.depth, rows[leaf.node]) for leaf in leaves}
+    places = {leaf.node: (leaf.depth, row) for row, leaf in enumerate(leaves)}
+    with drawn(path, (1.9 * deepest + 3, 0.19 * len(leaves) + 0.8)) as axes:
         for leaf in leaves:
             (x, y), (above, start) = places[leaf.node], places[leaf.parent]
-            axes.plot([above, above, x], [start, y, y], color="black", linewidth=0.4 + 2 * leaf.probability)
+            axes.plot([above, above, x], [start, y, y],
+                      color="black", linewidth=0.4 + 2 * leaf.probability)
             label = f" {leaf.probability:.2f} {words(leaf.token)!r} {leaf.token}"
             axes.text(x, y, label, fontsize=7, va="center", parse_math=False,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
@@ -77,7 +71,3 @@ def draw(tree: TokenTree, words: Words, title: str, path: str) -> None:
         axes.set_xlim(-0.1, deepest + 1)
         axes.axis("off")
         axes.set_title(title, loc="left", parse_math=False)
-        picture = io.BytesIO()
-        figure.savefig(picture, format=Path(path).suffix[1:], bbox_inches="tight")
-        plt.close(figure)
-    write(path, picture.getvalue(), ROOM)

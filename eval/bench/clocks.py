@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect
-from collections import defaultdict
 from dataclasses import replace
 from statistics import median
-from typing import Any, Dict, Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 
 from tqdm import tqdm
 
@@ -18,7 +17,7 @@ from config.cli import parse
 from config.profiles import Profile
 from config.run_config import RunConfig
 from config.typed import over, preset_of, typed
-from eval.bench.overhead import QUESTIONS, request
+from eval.bench.overhead import QUESTIONS, Span, request
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
@@ -30,7 +29,7 @@ METHODS = ("ar", "naive", "continuous", "streaming")
 TEMPERATURES = (0.0, 1.0)
 ASKED = 3  # questions
 WARM = 8  # tokens of an answer that is not measured
-Span = Dict[str, Any]
+Place = Tuple[int, int]  # rank and node
 Case = Tuple[float, str]  # temperature and method
 Speeds = Dict[Case, float]
 
@@ -38,7 +37,8 @@ Speeds = Dict[Case, float]
 def clocks(argv: list[str]) -> int:
     """The command `python -m scripts.bench clocks`; its exit code."""
     words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"})
-    options = {key: value for key, value in typed(words).items() if key not in ("time", "trace")}
+    options = {key: value for key, value in typed(words).items()
+               if key not in ("time", "trace")}
     preset = preset_of(words) or "toy"
     folder = tempfile.mkdtemp(prefix="flowspec-")
     with Pipeline.open(preset, **options, trace=folder) as pipeline:
@@ -47,8 +47,13 @@ def clocks(argv: list[str]) -> int:
     profile = config.cluster
     assert profile is not None, options
     own = own_times(read(folder), profile)
+    print(f"\n{config.profile}: Python's own time, measured: {1e3 * own.turn:.2f} ms a turn, "
+          f"{1e3 * own.message:.2f} ms a message, {1e3 * own.segment:.2f} ms a segment")
+    print("  tokens/s            emulated   simulated   with Python's time   simulated / emulated")
     plain, whole = (_simulated(config, each) for each in (NOTHING, own))
-    _print(config.profile, own, [emulated, plain, whole])
+    for (temperature, method), real in emulated.items():
+        without, speed = plain[temperature, method], whole[temperature, method]
+        print(f"  T={temperature:g} {method:<14}{real:10.2f}{without:12.2f}{speed:21.2f}{speed / real:23.3f}")
     return 0
 
 
@@ -63,18 +68,15 @@ def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
     decoders = {method: pipeline.decoder_for(replace(pipeline.config, pipeline_type=method)) for method in METHODS}
     for decoder in decoders.values():
         decoder.whole(replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
-    tokens: dict[Case, int] = defaultdict(int)
-    seconds: dict[Case, float] = defaultdict(float)
     cases = [(temperature, method) for temperature in TEMPERATURES for method in METHODS]
-    with tqdm(total=len(cases) * ASKED, unit="answer", desc=kind) as bar:
-        for temperature, method in cases:
-            for question in QUESTIONS[:ASKED]:
-                asked = replace(request(pipeline, question), sampler=Sampler(temperature))
-                answer = decoders[method].whole(asked)
-                tokens[temperature, method] += answer.new_tokens
-                seconds[temperature, method] += answer.prefill_seconds + answer.decode_seconds
-                bar.update()
-    return {case: tokens[case] / seconds[case] for case in cases}
+    speeds = {}
+    for temperature, method in tqdm(cases, unit="method", desc=kind):
+        asked = [replace(request(pipeline, question), sampler=Sampler(temperature))
+                 for question in QUESTIONS[:ASKED]]
+        answers = list(map(decoders[method].whole, asked))
+        seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
+        speeds[temperature, method] = sum(answer.new_tokens for answer in answers) / seconds
+    return speeds
 
 
 def own_times(spans: Sequence[Span], profile: Profile) -> Own:
@@ -84,14 +86,11 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Own:
     rank's inbox, without the modelled wire. A turn: from a verdict until the next send, without the modelled verdict.
     """
     world = 1 + max(span["rank"] for span in spans)
-    came = _moments(spans, "recv")
-    left = _moments(spans, "send")
+    came, computed, left = (_moments(spans, name) for name in ("recv", "forward", "send"))
     wire = profile.latency / 1e3 + profile.transfer(profile.row_bytes)
-    segments, messages = [], []
-    for place, (begin, end) in _moments(spans, "forward").items():
-        if place in left and place in came:
-            stays = left[place][1] - came[place][1]
-            segments.append(stays - (end - begin))
+    segments = [left[place][1] - came[place][1] - (end - begin)
+                for place, (begin, end) in computed.items() if place in left and place in came]
+    messages = []
     for (rank, node), (_, moment) in left.items():
         after = (rank + 1) % world, node
         if after in came:
@@ -102,20 +101,13 @@ def own_times(spans: Sequence[Span], profile: Profile) -> Own:
         following = bisect(sends, begin)
         if following < len(sends):
             turns.append(sends[following] - begin - profile.verdict / 1e3)
-    return Own(*(max(0.0, median(each)) for each in (turns, messages, segments)))
+    return Own(*(max(0.0, median(each))
+                 for each in (turns, messages, segments)))
 
 
-def _moments(spans: Sequence[Span], name: str) -> dict[tuple[int, int], tuple[float, float]]:
+def _moments(spans: Sequence[Span], name: str) -> dict[Place, tuple[float, float]]:
     """When the spans of this name begin and end that are about one node, by rank and node."""
-    alone = [span for span in spans if span["name"] == name and len(span.get("nodes", ())) == 1]
-    return {(span["rank"], span["nodes"][0]): (span["t0"], span["t1"]) for span in alone}
-
-
-def _print(profile: str, own: Own, speeds: Sequence[Speeds]) -> None:
-    print(f"\n{profile}: Python's own time, measured: {1e3 * own.turn:.2f} ms a turn, {1e3 * own.message:.2f} ms "
-          f"a message, {1e3 * own.segment:.2f} ms a segment")
-    print("  tokens/s            emulated   simulated   with Python's time   simulated / emulated")
-    for case in speeds[0]:
-        emulated, plain, whole = (each[case] for each in speeds)
-        temperature, method = case
-        print(f"  T={temperature:g} {method:<14}{emulated:10.2f}{plain:12.2f}{whole:21.2f}{whole / emulated:23.3f}")
+    alone = [span for span in spans if span["name"] == name
+             and len(span.get("nodes", ())) == 1]
+    return {(span["rank"], span["nodes"][0]): (span["t0"], span["t1"])
+            for span in alone}

@@ -1,13 +1,12 @@
-"""How often a draft is right along the target's greedy text, by the depth of its own guesses; and one of its trees.
-
-It knows nothing about time.
-"""
+"""How often a draft is right along the target's greedy text, by the depth of its own guesses; and one of its trees."""
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from config.command import ComparedDrafts
@@ -16,19 +15,21 @@ from config.files import check_output
 from config.questions import load
 from config.typed import over, typed
 from eval.bench.branches import check_form, draw, text_art
-from eval.bench.hits import BEST, DEPTHS, Hits, hits
 from eval.keys import AsksSets
-from eval.self_feeding import read_text
+from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.batch import at_once
 from model.drafts.mixture import Mixture
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
+from model.tree import TokenTree
 from pipeline.decode import Decoder, Request
 
 USUAL = {"pipeline_type": "serial", "max_new_tokens": "96", "question_end": "2"}
 LEAD = 40  # letters of the text that a picture shows
+DEPTHS = (0, 1, 2, 4, 8, 16, 32)  # own guesses behind which the next token is guessed
+BEST = (1, 3, 10)  # so many of the likeliest guesses count as one try
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,22 @@ def measure(pipeline: Pipeline, own: DraftConfig) -> None:
     prompts = _prompts(pipeline, own)
     writer = pipeline.decoder_for(replace(own.run, pipeline_type="ar"))
     found = dict.fromkeys(decoders, Hits.none())
-    with tqdm(total=len(prompts) * len(decoders), unit="text", file=sys.stderr) as bar:
+    with tqdm(total=len(prompts) * len(decoders),
+              unit="text", file=sys.stderr) as bar:
         for prompt in prompts:
             text = [*prompt, *_greedy(writer, prompt, pipeline)]
             for name, decoder in decoders.items():
                 bar.set_description(name)
+                assert isinstance(decoder.draft, Mixture), f"a {type(decoder.draft).__name__} has no networks"
+                [network] = decoder.draft.networks
                 tree = read_text(decoder, text)
-                found[name] = found[name].plus(hits(_network(decoder), tree, len(prompt)))
+                found[name] = found[name].plus(hits(network, tree, len(prompt)))
                 bar.update()
     print(table(found))
     if own.picture:
         name, decoder = next(iter(decoders.items()))
-        _show(pipeline, name, decoder, text[:(len(prompt) + len(text)) // 2], own.picture)
+        middle = (len(prompt) + len(text)) // 2
+        _show(pipeline, name, decoder, text[:middle], own.picture)
 
 
 def _check(config: DraftConfig) -> None:
@@ -82,17 +87,9 @@ def _check(config: DraftConfig) -> None:
 
 def _decoder(pipeline: Pipeline, name: str, own: DraftConfig) -> Decoder:
     """A decoder with this draft. Raises ValueError for one that does not read a text token by token."""
-    decoder = pipeline.decoder_for(own.with_draft(name), parts(name).head)
     if name.partition(":")[0] not in FOLDERS:
         raise ValueError(f"the draft {name} has no guesses of its own to read on: name eagle, model, or both")
-    return decoder
-
-
-def _network(decoder: Decoder) -> TreeDraft:
-    """The one network of a decoder's draft."""
-    assert isinstance(decoder.draft, Mixture), f"a {type(decoder.draft).__name__} has no networks"
-    [network] = decoder.draft.networks
-    return network
+    return pipeline.decoder_for(own.with_draft(name), parts(name).head)
 
 
 def _prompts(pipeline: Pipeline, own: DraftConfig) -> list[list[int]]:
@@ -110,6 +107,41 @@ def _greedy(decoder: Decoder, prompt: Sequence[int], pipeline: Pipeline) -> list
     room = max(1, decoder.max_length - len(prompt) - 1)
     limit = min(pipeline.config.max_new_tokens, room)
     return decoder.whole(Request(prompt, Sampler(), limit, end)).token_ids
+
+
+class Hits(NamedTuple):
+    """Tries at each depth, `[depths]`, and how many of them hit with the best 1, 3 and 10 guesses, `[depths, best]`."""
+
+    tries: Tensor
+    hits: Tensor
+
+    @staticmethod
+    def none() -> Hits:
+        """Nothing was tried yet."""
+        return Hits(torch.zeros(len(DEPTHS), dtype=torch.long),
+                    torch.zeros(len(DEPTHS), len(BEST), dtype=torch.long))
+
+    def plus(self, other: Hits) -> Hits:
+        """Both together."""
+        return Hits(self.tries + other.tries, self.hits + other.hits)
+
+
+def hits(draft: TreeDraft, tree: TokenTree, prompt: int) -> Hits:
+    """The hits of a draft on the text of a tree, behind its first `prompt` tokens.
+
+    From each token of the text on the draft reads the tokens that follow, as if it had guessed them: with the features
+    that it made itself. Its likeliest guesses at each of DEPTHS are compared with the token that comes then.
+    """
+    found, tokens = Hits.none(), tree.tokens
+    for depth, places, out_TD in unrolled(draft, tree, prompt, max(DEPTHS)):
+        if depth in DEPTHS:
+            row, following = DEPTHS.index(depth), [tokens[place + 1] for place in places]
+            _, guess_TW = draft.guess(draft.logits(out_TD), max(BEST))
+            right_TW = guess_TW == torch.tensor(following, device=out_TD.device)[:, None]
+            found.tries[row] += len(following)
+            right_B = torch.stack([right_TW[:, :best].sum() for best in BEST])
+            found.hits[row] += right_B.cpu()
+    return found
 
 
 def table(found: dict[str, Hits]) -> str:

@@ -1,14 +1,10 @@
-"""Types and quantized weights side by side, on one device: the time of a segment, and how far results are off.
-
-It knows nothing about pipelines: a stage is timed by itself, on random layers.
-"""
+"""Types and quantized weights side by side, on one device: the time of a segment, and how far results are off."""
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from itertools import islice
-from typing import Dict, NamedTuple, Tuple
+from statistics import median
+from typing import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,70 +12,19 @@ from tqdm import tqdm
 
 from config.files import lines
 from config.presets import ROOT
-from eval.bench.sizes import Size, read
-from model.cache import TreeCache
-from model.llama import LlamaConfig, Slice, fill
+from eval.bench.stage import Form, Stage, build, by_turns, read
+from model.llama import LlamaConfig, Slice
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD
-from model.weights.quant import KINDS, Recast, compress, load, probe
+from model.weights.quant import KINDS, Recast, load, probe
 
 TOY = ROOT / "toy" / "llama"
-SIZES = (
-    Size("layers", 1, "layers of the stage"),
-    Size("hidden", 4096, "its width, as in a 7B model"),
-    Size("intermediate", 11008, "width of the MLP"),
-    Size("heads", 32, "heads of the attention"),
-    Size("context", 512, "tokens that are settled"),
-    Size("repeats", 9, "segments per median"))
+SIZES = 1, 4096, 11008, 32, 512, 9  # as in a 7B model
 SAMPLE = 2  # questions of each task that the bundled model reads
-
-
-class Form(NamedTuple):
-    """A type to compute in, and the kind of weights of the layers."""
-
-    dtype: torch.dtype
-    kind: str
-
-    def __str__(self) -> str:
-        name = str(self.dtype)[len("torch."):]
-        return name if self.kind == "none" else f"{name}, {self.kind}"
-
-
 PLAIN = Form(torch.bfloat16, "none")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMS = [Form(dtype, kind) for dtype in DTYPES for kind in ("none", *KINDS)]
-
-
-class Stage(NamedTuple):
-    """A slice in one form, its cache, and what it is fed."""
-
-    body: Slice
-    cache: TreeCache
-    x_TD: Tensor
-
-    def segment(self, rows: int) -> Tensor:
-        """What the layers make of so many rows, each of which continues the one before: `[T, D]`.
-
-        They leave no trace in the cache.
-        """
-        nodes = list(range(1 << 20, (1 << 20) + rows))
-        self.cache.admit(nodes, [0, *nodes[:-1]], 0)
-        pos_T = torch.arange(rows, device=self.x_TD.device) + self.cache.settled
-        out: Tensor = self.body(self.x_TD[:rows], pos_T, self.cache)
-        self.cache.drop()
-        return out
-
-    def added(self, rows: int) -> Tensor:
-        """What the layers add to their input, `[T, D]` in float64 on the CPU."""
-        change = self.segment(rows) - self.x_TD[:rows]
-        return change.double().cpu()
-
-    def seconds(self, rows: int) -> float:
-        """How long a segment takes."""
-        start = time.perf_counter()
-        self.segment(rows)[-1, -1].item()  # which waits for the device
-        return time.perf_counter() - start
 
 
 def stages(argv: list[str]) -> int:
@@ -94,59 +39,10 @@ def stages(argv: list[str]) -> int:
     return 0
 
 
-Times = Dict[Tuple[Form, int], float]
-
-
-def build(args: argparse.Namespace, forms: list[Form]) -> dict[Form, Stage]:
-    """The same random layers in every form, with the same random text in their caches."""
-    config = _config(args)
-    first, last = 1, args.layers + 1
-    weights = _weights(Slice(config, first, last))
-    x_TD = torch.randn(max(args.rows), args.hidden)
-    made: dict[Form, Stage] = {}
-    for form in tqdm(forms, desc="quantizing", leave=False):
-        body = Slice(config, first, last)
-        fill(body, weights, form.dtype, args.device)
-        compress(body, form.kind, form.dtype)
-        cache = _cache(args, config, form.dtype)
-        made[form] = Stage(body, cache, x_TD.to(args.device, form.dtype))
-    return made
-
-
-def _config(args: argparse.Namespace) -> LlamaConfig:
-    """A model of which the stage has neither the first nor the last layer, so that it neither embeds nor norms."""
-    context = 2 * args.context + max(args.rows)
-    layers, head_dim = args.layers + 2, args.hidden // args.heads
-    return LlamaConfig(args.hidden, layers, args.heads, args.heads, head_dim, args.intermediate, vocab=1,
-                       context=context, eps=1e-6, theta=1e4)
-
-
-def _weights(body: Slice) -> dict[str, Tensor]:
-    """Random matrices that keep a row's length about as it is, and norms of ones."""
-    found = {}
-    for name, parameter in body.named_parameters():
-        shape = parameter.shape
-        is_norm = parameter.dim() == 1
-        found[name] = torch.ones(shape) if is_norm else torch.randn(shape) / shape[-1] ** 0.5
-    return found
-
-
-def _cache(args: argparse.Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCache:
-    """A KV cache in which a text of `--context` tokens has been settled, with random keys and values."""
-    like = torch.empty(0, dtype=dtype, device=args.device)
-    cache = config.cache(args.layers, config.context, like)
-    for stored in (cache.keys, cache.values):
-        generator = torch.Generator().manual_seed(1)
-        stored.copy_(torch.randn(stored.shape, generator=generator))
-    text = list(range(args.context))
-    cache.admit(text, [0, *text[:-1]], args.context)
-    return cache
-
-
-def compare_times(args: argparse.Namespace, forms: list[Form]) -> None:
-    """Time all forms by turns, so that what disturbs one disturbs all, and print a line for each."""
+def compare_times(args: argparse.Namespace, forms: Sequence[Form]) -> None:
+    """Time all forms, and print a line for each."""
     made = build(args, forms)
-    took = _times(args, made)
+    took = {key: median(seconds) for key, seconds in by_turns(made, args).items()}
     errors = _errors(made, max(args.rows))
     print(f"{args.layers} layer(s) of width {args.hidden} and {args.intermediate}, {args.context} tokens of context, "
           f"{args.device}, {torch.get_num_threads()} threads: ms per segment, median of {args.repeats}, and over the "
@@ -154,7 +50,8 @@ def compare_times(args: argparse.Namespace, forms: list[Form]) -> None:
     columns = "".join(f"{f'{rows} rows':>18}" for rows in args.rows)
     print(f"  {'':<16}{'MB':>7}{'error':>9}{columns}")
     for form, stage in made.items():
-        size = sum(p.numel() * p.element_size() for p in stage.body.parameters())
+        size = sum(p.numel() * p.element_size()
+                   for p in stage.body.parameters())
         line = f"  {str(form):<16}{size / 1e6:7.0f}{errors[form]:9.4f}"
         for rows in args.rows:
             mine, plain = took[form, rows], took[PLAIN, rows]
@@ -162,22 +59,12 @@ def compare_times(args: argparse.Namespace, forms: list[Form]) -> None:
         print(line)
 
 
-def _times(args: argparse.Namespace, made: dict[Form, Stage]) -> Times:
-    """Median seconds of a segment, for each form and number of rows."""
-    took: dict[tuple[Form, int], list[float]] = {}
-    for _ in tqdm(range(1 + args.repeats), desc="segments", leave=False):
-        for form, stage in made.items():
-            for rows in args.rows:
-                took.setdefault((form, rows), []).append(stage.seconds(rows))
-    return {key: statistics.median(times[1:]) for key, times in took.items()}  # the first round warms up
-
-
-def _errors(made: dict[Form, Stage], rows: int) -> dict[Form, float]:
-    """How far what the layers add is from what those of the first form add, in parts of the latter's length."""
-    added = {form: stage.added(rows) for form, stage in made.items()}
+def _errors(made: Mapping[Form, Stage], rows: int) -> dict[Form, float]:
+    """How far what the layers add to their input is from the first form's, in parts of the latter's length."""
+    added = {form: (stage.segment(rows) - stage.x_TD[:rows]).double().cpu() for form, stage in made.items()}
     exact = next(iter(added.values()))
-    length = exact.norm()
-    return {form: float((x - exact).norm() / length) for form, x in added.items()}
+    return {form: float((x_TD - exact).norm() / exact.norm())
+            for form, x_TD in added.items()}
 
 
 def compare_texts(forms: list[Form], device: str) -> None:

@@ -1,14 +1,13 @@
 """What the pipeline costs beside the model: the time of rank 0 in a turn, of a stage in a segment, of each link.
 
-Rank 0 answers a few questions with a trace, and the times are read from the spans of all ranks. It knows nothing about
-how a pipeline is built.
+Rank 0 answers a few questions with a trace, and the times are read from the spans of all ranks.
 """
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 from dataclasses import replace
+from statistics import median
 from typing import Any, Callable, Dict, Iterable, Sequence
 
 from config.run_config import RunConfig
@@ -44,32 +43,28 @@ def overhead(argv: list[str]) -> int:
 
 def compare(pipeline: Pipeline) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
-    _watch(pipeline.decoder.draft.networks, pipeline.ring, pipeline.trace)
-    decoders = _decoders(pipeline)
-    speeds: dict[str, list[float]] = {name: [] for name in decoders}
-    for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
-        asked = request(pipeline, question)
-        answers = {}
-        for name, decoder in decoders.items():
-            with pipeline.trace.span(name if i else "warm-up"):
-                answers[name] = decoder.whole(asked)
-        texts = {tuple(answer.token_ids) for answer in answers.values()}
-        assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"
-        if i:
-            for name, answer in answers.items():
-                speeds[name].append(answer.tokens_per_second)
-    _print_speeds(speeds, pipeline.config.pipeline_type)
-
-
-def _decoders(pipeline: Pipeline) -> dict[str, Decoder]:
-    """The decoders that are compared, over one ring and one draft."""
-    usual = pipeline.decoder
-    limits = Limits(usual.max_length)
+    usual, limits = pipeline.decoder, Limits(pipeline.decoder.max_length)
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
-    return {
+    _watch(usual.draft.networks, pipeline.ring, pipeline.trace)
+    decoders = {
         "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
         LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, limits),
         "preset": usual}
+    speeds: dict[str, list[float]] = {name: [] for name in decoders}
+    for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
+        asked, texts = request(pipeline, question), set()
+        for name, decoder in decoders.items():
+            with pipeline.trace.span(name if i else "warm-up"):
+                answer = decoder.whole(asked)
+            texts.add(tuple(answer.token_ids))
+            speeds[name].append(answer.tokens_per_second)
+        assert len(texts) == 1, f"{', '.join(decoders)} wrote {len(texts)} different texts for {question!r}"
+    print("tokens/s, median of five answers in one run")
+    for name, speed in speeds.items():
+        label = name if name == "ar" else f"{pipeline.config.pipeline_type}, {name}"
+        ratio = median(a / b
+                       for a, b in zip(speed[1:], speeds["ar"][1:]))
+        print(f"  {label:<36}{median(speed[1:]):8.1f}   {ratio:.2f}x ar")
 
 
 def request(pipeline: Pipeline, question: str) -> Request:
@@ -91,43 +86,27 @@ def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:
         return watching
 
     for network in networks:
-        network.read = watched(network.read)
-        network.guess = watched(network.guess)
-        network.predict = watched(network.predict)
+        for name in ("read", "guess", "predict"):
+            setattr(network, name, watched(getattr(network, name)))
     ring.lm_head = watched(ring.lm_head)
 
 
-def _print_speeds(speeds: dict[str, list[float]], method: str) -> None:
-    print("tokens/s, median of five answers in one run")
-    for name, speed in speeds.items():
-        label = name if name == "ar" else f"{method}, {name}"
-        ratio = statistics.median(a / b for a, b in zip(speed, speeds["ar"]))
-        print(f"  {label:<36}{statistics.median(speed):8.1f}   {ratio:.2f}x ar")
-
-
 def report(folder: str) -> None:
-    """Print the table of times, from the spans of all ranks in this folder."""
-    spans = _while_large(read(folder))
+    """Print the table of times while the large trees decoded, from the spans of all ranks in this folder."""
+    spans = read(folder)
+    windows = [(span["t0"], span["t1"])
+               for span in spans if span["name"] == LARGE]
+    spans = [span for span in spans
+             if any(begin <= span["t0"] and span["t1"] <= end for begin, end in windows)]
     ranks = sorted({span["rank"] for span in spans})
     print("\nmedian, and 90th percentile, in milliseconds")
     _print_row("rank 0, own time per turn", own_times(spans, 0, "model"))
     for number in ranks[1:]:
         _print_row(f"rank {number}, own time per segment", own_times(spans, number, "forward"))
-    for i, number in enumerate(ranks):
-        following = ranks[(i + 1) % len(ranks)]
+    for number, following in zip(ranks, [*ranks[1:], ranks[0]]):
         link = f"link {number} -> {following}"
         _print_row(link, flights(spans, number, following, 1))
         _print_row(f"{link}, {WIDE} rows or more", flights(spans, number, following, WIDE))
-
-
-def _while_large(spans: list[Span]) -> list[Span]:
-    """The spans of the times in which the large trees decoded."""
-    windows = [(span["t0"], span["t1"]) for span in spans if span["name"] == LARGE]
-
-    def counts(span: Span) -> bool:
-        return any(begin <= span["t0"] and span["t1"] <= end for begin, end in windows)
-
-    return [span for span in spans if counts(span)]
 
 
 def own_times(spans: list[Span], number: int, model: str) -> list[float]:
@@ -138,28 +117,25 @@ def own_times(spans: list[Span], number: int, model: str) -> list[float]:
     own = []
     for before, after in zip(waits, waits[1:]):
         begin, end = before["t1"], after["t0"]
-        inside = [span for span in forwards if begin <= span["t0"] <= end]
+        inside = [span["t1"] - span["t0"]
+                  for span in forwards if begin <= span["t0"] <= end]
         if inside:
-            own.append(end - begin - sum(span["t1"] - span["t0"] for span in inside))
+            own.append(end - begin - sum(inside))
     return own
 
 
-def flights(spans: list[Span], sender: int, receiver: int, rows: int) -> list[float]:
+def flights(spans: list[Span], sender: int,
+            receiver: int, rows: int) -> list[float]:
     """Seconds from the call that sends a segment of at least so many rows until it lies in the next rank's inbox."""
-    sends = [span for span in spans if span["name"] == "send" and span["rank"] == sender]
+    sent = {tuple(span["nodes"]): span["t0"] for span in spans
+            if span["name"] == "send" and span["rank"] == sender and len(span["nodes"]) >= rows}
     arrivals = [span for span in spans if span["name"] == "recv" and span["rank"] == receiver]
-    large = [span for span in sends if len(span["nodes"]) >= rows]
-    sent = {tuple(span["nodes"]): span["t0"] for span in large}
-    found = []
-    for span in arrivals:
-        nodes = tuple(span["nodes"])
-        if nodes in sent:
-            found.append(span["t1"] - sent[nodes])
-    return found
+    return [span["t1"] - sent[tuple(span["nodes"])]
+            for span in arrivals if tuple(span["nodes"]) in sent]
 
 
 def _print_row(name: str, seconds: Iterable[float]) -> None:
     values = sorted(1e3 * value for value in seconds)
     if values:
         high = values[int(0.9 * len(values))]
-        print(f"  {name:<36}{statistics.median(values):8.3f}{high:9.3f}   of {len(values)}")
+        print(f"  {name:<36}{median(values):8.3f}{high:9.3f}   of {len(values)}")

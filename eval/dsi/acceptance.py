@@ -14,12 +14,11 @@ from tqdm import tqdm
 
 from config.files import write_json
 from config.keys import read_keys
-from eval.columns import in_columns
 from eval.dsi.keys import COMMAND
 from eval.dsi.model_keys import AcceptanceConfig
 from eval.metrics import NAN, Interval, bootstrap
 from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
-from eval.summary import number
+from eval.tables import in_columns, number
 
 Record = Sequence[int]
 Records = Sequence[Record]

@@ -15,10 +15,10 @@ import torch
 from tqdm import tqdm
 
 from config.keys import read_keys
-from eval.columns import LONGEST, short
 from eval.dsi.keys import COMMAND
 from eval.dsi.model_keys import LatencyConfig, Timed
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
+from eval.tables import LONGEST, short
 from model.sample import Sampler
 from model.whole import Whole
 

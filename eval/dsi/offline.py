@@ -11,11 +11,11 @@ from tqdm import tqdm
 
 from config.files import ROOM, write
 from config.keys import read_keys
-from eval.columns import in_columns
 from eval.dsi import cost_model
 from eval.dsi.cost_model import Decoding, Moments, Sample, counted, drawn, moments, simulate
 from eval.dsi.keys import COMMAND, Offline
 from eval.dsi.published import offline_draws
+from eval.tables import in_columns
 
 PLAIN = "non-SI"
 LOW, HIGH = 2.5, 97.5  # percentiles of an interval of 95 %

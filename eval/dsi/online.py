@@ -10,10 +10,10 @@ from tqdm import tqdm
 
 from config.files import fits, whole
 from config.keys import read_keys
-from eval.columns import in_columns
 from eval.dsi.events import Forward, Outcome, Plan, decode
 from eval.dsi.keys import COMMAND, Online
 from eval.dsi.published import Latencies, online_mean
+from eval.tables import in_columns
 
 TICK = 1e-9  # seconds
 PLAIN = "non-SI"

@@ -18,7 +18,6 @@ from config.files import write_json
 from config.methods import METHODS
 from config.run_config import RunConfig
 from config.typed import preset_of, typed
-from eval.columns import in_columns
 from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND
@@ -26,7 +25,7 @@ from eval.dsi.model_keys import PredictConfig, words
 from eval.dsi.records import Book, book_of, sampler_of
 from eval.metrics import NAN
 from eval.recorded import Recorded
-from eval.summary import number
+from eval.tables import in_columns, number
 from launch.build import build_decoder, build_passes, build_ring
 from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare

@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from config.files import fits, whole, write_json
 from config.keys import read_keys
-from eval.columns import in_columns
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND
@@ -22,7 +21,7 @@ from eval.dsi.latency import check_context, paces, passes
 from eval.dsi.model_keys import Pair, TableConfig
 from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import check_settings
-from eval.summary import number
+from eval.tables import in_columns, number
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
 COUNTS = ("prompts", "tokens")

@@ -16,12 +16,11 @@ from tqdm import tqdm
 from config.files import check_folder
 from config.questions import by_turns
 from config.typed import over, preset_of
-from eval.columns import in_columns
 from eval.load.arrivals import Served, arriving, at_once, figures, poisson, unequal
 from eval.load.keys import LoadConfig, moments
 from eval.metrics import NAN, Interval
 from eval.plots import Series, lines
-from eval.summary import save
+from eval.tables import in_columns, save
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.sample import Sampler

@@ -27,9 +27,9 @@ from tqdm import tqdm
 from config.cli import parse
 from config.questions import by_turns
 from config.typed import over
-from eval.columns import in_columns
 from eval.load.arrivals import tail
 from eval.load.keys import ServeLoadConfig, of_the_server
+from eval.tables import in_columns
 from launch.console import LOST
 
 COMMAND = "python -m scripts.bench server"

@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 from config.typed import over, preset_of, typed
 from eval.bench.overhead import QUESTIONS
-from eval.columns import in_columns
 from eval.load.arrivals import at_once
 from eval.load.keys import LoadConfig
 from eval.load.pipeline import OF_TOY, USUAL, prompts_of, request
+from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.sample import Sampler

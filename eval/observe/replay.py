@@ -1,31 +1,18 @@
-"""The replay: which rows in flight became text, how long each of them stayed, and when none of them was under way.
-
-It works on plain records of what rank 0 sent and heard, and knows no clock: their moments may be real or modelled.
-"""
+"""The replay: which rows in flight became text, how long each of them stayed, and when none of them was under way."""
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Sequence, Union
+from typing import Any, Mapping, NamedTuple, Sequence
 
 NO_TOKEN = -1  # what the target says of a node that it was not asked about
 
 
-class Sent(NamedTuple):
-    """A segment that left: when, its nodes with their tokens and parents, and how many of the first ones are text."""
+class Span(NamedTuple):
+    """What took time on a rank, by any clock, and its facts."""
 
-    at: float
-    nodes: Sequence[int]
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    text: int
-
-
-class Heard(NamedTuple):
-    """A segment that came back: when, its nodes, and the token that the target says follows each node it was asked for.
-    """
-
-    at: float
-    nodes: Sequence[int]
-    said: Mapping[int, int]
+    name: str
+    since: float
+    until: float
+    facts: Mapping[str, Any]
 
 
 class Flight(NamedTuple):
@@ -38,36 +25,40 @@ class Flight(NamedTuple):
     lost: float  # seconds of decoding in which no true row was in flight
 
 
-Record = Union[Sent, Heard]
-
-
 class _Log:
-    """The records by node: where each stands among them, and what is below it."""
+    """The nodes that rank 0 sent, and what it heard of them.
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.sent: dict[int, int] = {}  # the places of records: a modelled clock may stand still between two of them
+    Moments are places among the spans, since a modelled clock may stand still between two of them.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.sent: dict[int, int] = {}
         self.heard: dict[int, int] = {}
         self.said: dict[int, int] = {}
         self._child: dict[tuple[int, int], int] = {}
         self._text_below: dict[int, int] = {}
-        for place, record in enumerate(records):
-            if isinstance(record, Sent):
-                self._send(place, record)
-            else:
-                self.heard.update(dict.fromkeys(record.nodes, place))
-                self.said.update(record.said)
+        for place, (name, _, _, facts) in enumerate(spans):
+            if name == "send" and "parents" in facts:
+                self._send(place, facts)
+            elif name == "verify":
+                self.heard.update(dict.fromkeys(facts["nodes"], place))
+                self.said.update(facts["said"])
 
-    def _send(self, place: int, record: Sent) -> None:
-        for i, (node, token, parent) in enumerate(zip(*record[1:4])):
+    def _send(self, place: int, facts: Mapping[str, Any]) -> None:
+        rows = zip(facts["nodes"], facts["tokens"], facts["parents"])
+        for i, (node, token, parent) in enumerate(rows):
             self.sent[node] = place
             if node != parent:  # the root is its own parent
                 self._child[parent, token] = node
-                if i < record.text:
+                if i < facts["text"]:
                     self._text_below[parent] = node
 
-    def text(self, root: int) -> list[int]:
-        """The text that was sent, from its first node on."""
-        found, node = [], root
+    def text(self) -> list[int]:
+        """The text that was sent.
+
+        From a node it goes on with the child that the target said, or with the row that was sent as text below it.
+        """
+        found, node = [], next(iter(self.sent), -1)
         while node >= 0:
             found.append(node)
             guessed = self._child.get((node, self.said.get(node, NO_TOKEN)))
@@ -75,22 +66,18 @@ class _Log:
         return found
 
 
-def replay(records: Sequence[Record], begin: float, end: float) -> Flight:
-    """Follow the text of a request through its records, in their order; it decoded from `begin` to `end`.
-
-    From a node the text goes on with the child that the target said, or with the row that was sent as text below it.
-    The prompt ends with the first node whose answer is known.
-    """
-    log = _Log(records)
-    roots = [record.nodes[0] for record in records if isinstance(record, Sent) and record.nodes]
-    text = log.text(roots[0]) if roots else []
-    prompt = next((i for i, node in enumerate(text) if node in log.said), len(text)) + 1
+def replay(spans: Sequence[Span], begin: float, end: float) -> Flight:
+    """Follow the text of a request through the spans of rank 0, in their order; it decoded from `begin` to `end`."""
+    log = _Log(spans)
+    text = log.text()
+    answered = (i for i, node in enumerate(text) if node in log.said)
+    prompt = next(answered, len(text)) + 1
     rows = misses = 0
     stay, aloft, covered, reached = 0.0, 0.0, 0.0, begin
     for parent, node in zip(text[prompt - 1:], text[prompt:]):
-        left, back = records[log.sent[node]].at, end
+        left, back = spans[log.sent[node]].since, end
         if node in log.heard:
-            back = records[log.heard[node]].at
+            back = spans[log.heard[node]].since
             rows += 1
             stay += back - left
         misses += parent in log.heard and log.heard[parent] < log.sent[node]

@@ -1,16 +1,85 @@
-"""The account: where the time of a token went on rank 0, and how well the rows in flight served the text.
+"""Where time went: how each rank spent that of some requests, and what a token's went into on rank 0.
 
-Pure functions over answers and lines of the tally; all seconds are modelled ones where a cluster was emulated.
+Pure functions over answers and lines of the tally (eval/observe/span_sums.py), each with its `launch`. Seconds of an
+account are modelled ones where a cluster was emulated.
 """
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Iterable, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
-from eval.metrics import NAN, Answer, TallyLine
+import numpy as np
 
+from config.files import fits
+from eval.metrics import NAN, Answer
+
+TallyLine = Mapping[str, Any]
+Place = Tuple[str, int]  # of a request: the start of the pipeline, and how many came before it there
+COMPUTING = ("forward", "grow", "verify")  # the spans in which a rank computes
 SHARES = ("drafting", "verdict", "waiting", "prefill", "other")  # of the time of a token; they add up to it
 SPANS = {"drafting": "grow", "verdict": "verify", "waiting": "wait"}  # of rank 0, after the first token
+
+
+def _has_spans(value: Any) -> bool:
+    """Whether a line of the tally has seconds for each kind of span."""
+    return isinstance(value, dict) and fits(list(value.values()), [float])
+
+
+TALLY_LINE = {  # what is read of a line; see `fits` in config/files.py
+    "rank": int, "request": int, "seconds": float, "spans": _has_spans, "late": float,
+    "bytes": float, "control": float, "rows": float}
+FLIGHT_LINE = {  # what a line about flights has beside
+    "first": float, "decoding": _has_spans,
+    "flight": {"rows": int, "stay": float, "aloft": float, "misses": int, "lost": float}}
+
+
+class Utilization(NamedTuple):
+    """How a rank spent the time of some requests, and what it sent; the first four add up to 1."""
+
+    computed: float  # in layers; on rank 0 in drafting, LM head and verification
+    waited: float  # for a message, between its first segment and its last
+    idle: float  # before the first segment came and after the last one left
+    other: float  # sending, pruning, bookkeeping
+    late: float  # by how much emulated devices and wires were too late, in seconds per second of computing
+    bytes: float  # sent to the next rank, per request
+    control: float  # bytes of prunes, per request
+    rows: float  # sent to the next rank, per request
+
+
+def utilization(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> dict[int, Utilization]:
+    """The utilization of each rank while these answers were made.
+
+    Only requests count of which every rank wrote that wrote anything.
+    """
+    kept = {place for place, _, _ in _requests(answers)}
+    requests: dict[Place, dict[int, TallyLine]] = defaultdict(dict)
+    for line in lines:
+        place = line["launch"], line["request"]
+        if place in kept:
+            requests[place][line["rank"]] = line
+    ranks = sorted({rank for by_rank in requests.values() for rank in by_rank})
+    complete = [by_rank for by_rank in requests.values() if len(by_rank) == len(ranks)]
+    durations = [max(line["seconds"] for line in by_rank.values()) for by_rank in complete]
+    return {rank: _used([by_rank[rank] for by_rank in complete], durations)
+            for rank in ranks if complete}
+
+
+def _used(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization:
+    """The utilization of one rank, from its lines about requests of these seconds."""
+    amounts = sum(map(_amounts, lines, durations), np.zeros(len(Utilization._fields)))
+    times, sent = amounts[:4] / sum(durations), amounts[5:] / len(lines)
+    computed, late = amounts[0], amounts[4]
+    lateness = late / computed if computed else 0.0
+    return Utilization(*map(float, (*times, lateness, *sent)))
+
+
+def _amounts(line: TallyLine, duration: float) -> np.ndarray:
+    """What a rank did in one request, in seconds, bytes and rows, in the order of `Utilization`."""
+    spans, own = line["spans"], line["seconds"]
+    computed = sum(spans.get(name, 0.0) for name in COMPUTING)
+    waited = spans.get("wait", 0.0)
+    times = [computed, waited, duration - own, own - computed - waited, line["late"]]
+    return np.array([*times, line["bytes"], line["control"], line["rows"]])
 
 
 class Account(NamedTuple):
@@ -42,30 +111,26 @@ def account(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> Account | 
     for place, tokens, scale in _requests(answers):
         if place in flights:
             sums["tokens"] += tokens
-            for name, value in _amounts(flights[place], scale):
+            for name, value in _of_request(flights[place], scale):
                 sums[name] += value
     if not sums["tokens"]:
         return None
-    of_token = {name: sums[name] / sums["tokens"] for name in (*SHARES, "lost")}
-    aloft, stay = _ratio(sums["aloft"], sums["decoding"]), _ratio(sums["stay"], sums["rows"])
-    misses = _ratio(sums["tokens"], sums["misses"])
-    return Account(aloft=aloft, stay=stay, tokens_per_miss=misses, **of_token)
+
+    def ratio(amount: str, by: str) -> float:
+        return sums[amount] / sums[by] if sums[by] else NAN
+
+    of_token = {name: ratio(name, "tokens") for name in (*SHARES, "lost")}
+    return Account(aloft=ratio("aloft", "decoding"), stay=ratio("stay", "rows"),
+                   tokens_per_miss=ratio("tokens", "misses"), **of_token)
 
 
-def _requests(answers: Iterable[Answer]) -> Iterator[tuple[tuple[str, int], int, float]]:
-    """Start and number of each request, its tokens, and how many seconds passed for a modelled one."""
-    for answer in answers:
-        for request, tokens in zip(answer["requests"], answer["choices"][0]["new_tokens"]):
-            yield (answer["launch"], request), tokens, answer["scale"]
-
-
-def _amounts(line: TallyLine, scale: float) -> Iterator[tuple[str, float]]:
+def _of_request(line: TallyLine, scale: float) -> Iterator[tuple[str, float]]:
     """What one request adds to the sums: seconds, modelled ones, and counts."""
-    spans, flight = line["decoding"], line["flight"]
+    flight = line["flight"]
     left = line["seconds"] - line["first"]
     yield "decoding", left / scale
     for share, span in SPANS.items():
-        spent = spans.get(span, 0.0)
+        spent = line["decoding"].get(span, 0.0)
         left -= spent
         yield share, spent / scale
     yield "prefill", line["first"] / scale
@@ -76,5 +141,8 @@ def _amounts(line: TallyLine, scale: float) -> Iterator[tuple[str, float]]:
         yield name, flight[name]
 
 
-def _ratio(sum_: float, count: float) -> float:
-    return sum_ / count if count else NAN
+def _requests(answers: Iterable[Answer]) -> Iterator[tuple[Place, int, float]]:
+    """Start and number of each request, its tokens, and how many seconds passed for a modelled one."""
+    for answer in answers:
+        for request, tokens in zip(answer["requests"], answer["choices"][0]["new_tokens"]):
+            yield (answer["launch"], request), tokens, answer["scale"]

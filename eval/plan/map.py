@@ -35,7 +35,7 @@ from eval.plan.record import Book, made  # noqa: E402
 from eval.plan.search import Search, choice, plain_of  # noqa: E402
 from eval.plan.trial import Bench  # noqa: E402
 from eval.plots import STYLE  # noqa: E402
-from eval.summary import save  # noqa: E402
+from eval.tables import save  # noqa: E402
 
 STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if each board has one
 ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones

@@ -13,12 +13,12 @@ from tqdm import tqdm
 from config.boards import Boards, uneven
 from config.keys import read_keys
 from config.profiles import PROFILES
-from eval.columns import in_columns
 from eval.plan.bench import plan_of
 from eval.plan.candidates import Candidate
 from eval.plan.record import Written, made
 from eval.plan.replayed import Table
 from eval.plan.trial import Bench
+from eval.tables import in_columns
 
 SITE = replace(uneven(PROFILES["jetson-7b"]), factors=(1.0,) * 4)
 SITES: dict[str, Boards] = {

@@ -1,0 +1,167 @@
+"""One stage of random layers on one device: its sizes, whether they fit this machine, and the time of its segments."""
+from __future__ import annotations
+
+import argparse
+import time
+from argparse import Namespace
+from collections import defaultdict
+from typing import Any, Hashable, Mapping, NamedTuple, Sequence, TypeVar
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from launch.memory import GB, free
+from launch.spec import usable
+from model.cache import TreeCache
+from model.llama import LlamaConfig, Slice, fill
+from model.weights.quant import compress
+
+MOST = 1 << 40  # what is more is no size, and memory would be short before
+ROWS = [1, 16, 64]  # of a segment, if nothing is said
+PYTHON = 50_000  # bytes of a layer's objects
+SIZES = {"layers": "layers of the stage", "hidden": "its width", "intermediate": "width of the MLP",
+         "heads": "heads of the attention", "context": "tokens that are settled", "repeats": "segments per median"}
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Form(NamedTuple):
+    """A type to compute in, and the kind of weights of the layers."""
+
+    dtype: torch.dtype
+    kind: str
+
+    def __str__(self) -> str:
+        name = str(self.dtype)[len("torch."):]
+        return name if self.kind == "none" else f"{name}, {self.kind}"
+
+
+class Stage(NamedTuple):
+    """Layers in one form, their cache, and what they are fed."""
+
+    body: Any  # a Slice, or one that is shared
+    cache: TreeCache
+    x_TD: Tensor
+
+    def segment(self, rows: int) -> Tensor:
+        """What the layers make of so many rows, each of which continues the one before: `[T, D]`.
+
+        They leave no trace in the cache.
+        """
+        nodes = list(range(1 << 20, (1 << 20) + rows))
+        self.cache.admit(nodes, [0, *nodes[:-1]], 0)
+        pos_T = torch.arange(rows, device=self.x_TD.device) + self.cache.settled
+        out: Tensor = self.body(self.x_TD[:rows], pos_T, self.cache)
+        self.cache.drop()
+        return out
+
+    def seconds(self, rows: int) -> float:
+        """How long a segment takes."""
+        start = time.perf_counter()
+        self.segment(rows)[-1, -1].item()  # which waits for the device
+        return time.perf_counter() - start
+
+
+def by_turns(stages: Mapping[Name, Stage],
+             args: Namespace) -> dict[tuple[Name, int], list[float]]:
+    """The seconds of segments for each stage and number of rows.
+
+    Stages take turns, so that what disturbs one disturbs all. Every other round has them in reverse, since who comes
+    second finds the caches of the processor warm.
+    """
+    took: dict[tuple[Name, int], list[float]] = defaultdict(list)
+    for number in tqdm(range(args.repeats + 1), desc="segments", leave=False):
+        for rows in args.rows:
+            for name in list(stages)[::-1 if number % 2 else 1]:
+                took[name, rows].append(stages[name].seconds(rows))
+    return {key: seconds[1:] for key, seconds in took.items()}  # the first round warms up
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+def number(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    is_number = text.isascii() and text.isdigit()
+    if not is_number or not 1 <= int(text[:20]) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not possible: give a whole number, 1 to {MOST}")
+    return int(text)
+
+
+def read(prog: str, usual: Sequence[int],
+         argv: Sequence[str], forms: int) -> Namespace:
+    """The sizes of a stage that is held in so many forms; `usual` are the defaults of SIZES.
+
+    Raises ValueError for a stage that this machine cannot hold.
+    """
+    parser = argparse.ArgumentParser(prog=prog, usage="%(prog)s [--help] [--NAME VALUE ...]")
+    for (name, about), default in zip(SIZES.items(), usual):
+        parser.add_argument(f"--{name}", type=number, metavar="N", default=default, help=f"{about} ({default})")
+    parser.add_argument("--rows", type=number, nargs="+", metavar="N", default=ROWS,
+                        help=f"rows of a segment ({' '.join(map(str, ROWS))})")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
+    args = parser.parse_args(argv)
+    device = usable(args.device, "--device ")
+    if args.hidden % (2 * args.heads):
+        raise ValueError(f"--hidden {args.hidden} is not possible with --heads {args.heads}: give a multiple of "
+                         f"{2 * args.heads}, since positions turn pairs of numbers in each head")
+    need = _bytes(args, forms)
+    for place in {torch.device("cpu"), device}:
+        if need > free(place):
+            raise ValueError(f"such a stage needs {need / GB:,.1f} GB in {forms} forms, and {place} has "
+                             f"{free(place) / GB:,.1f} GB free: give smaller sizes")
+    return args
+
+
+def _bytes(args: Namespace, forms: int) -> int:
+    """The memory of the stage in all of its forms, estimated from above as if each number were a float32."""
+    hidden, intermediate, rows = args.hidden, args.intermediate, max(args.rows)
+    positions = 2 * args.context + rows
+    layer = 4 * hidden * (4 * hidden + 3 * intermediate) + PYTHON
+    caches_and_tables = 8 * (args.layers + 1) * positions * hidden
+    scores = 2 * args.heads * (args.context + rows)
+    segment = 4 * rows * (8 * hidden + 3 * intermediate + scores)
+    need: int = (forms + 2) * args.layers * layer + forms * caches_and_tables + segment
+    return need
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
+    """The same random layers in every form, with the same random text in their caches."""
+    head_dim, context = args.hidden // args.heads, 2 * args.context + max(args.rows)
+    # two layers more than the stage has, which so neither embeds nor norms
+    config = LlamaConfig(args.hidden, args.layers + 2,
+                         args.heads, args.heads, head_dim, args.intermediate, vocab=1,
+                         context=context, eps=1e-6, theta=1e4)
+    weights = {name: _random(parameter) for name, parameter in _slice(config).named_parameters()}
+    x_TD = torch.randn(max(args.rows), args.hidden)
+    made: dict[Form, Stage] = {}
+    for form in tqdm(forms, desc="quantizing", leave=False):
+        body = _slice(config)
+        fill(body, weights, form.dtype, args.device)
+        compress(body, form.kind, form.dtype)
+        made[form] = Stage(body, _cache(args, config, form.dtype),
+                           x_TD.to(args.device, form.dtype))
+    return made
+
+
+def _slice(config: LlamaConfig) -> Slice:
+    return Slice(config, 1, config.layers - 1)
+
+
+def _random(parameter: Tensor) -> Tensor:
+    """Norms of ones, and matrices that keep a row's length about as it is."""
+    shape = parameter.shape
+    return torch.ones(shape) if parameter.dim() == 1 else torch.randn(shape) / shape[-1] ** 0.5
+
+
+def _cache(args: Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCache:
+    """A KV cache in which a text of `--context` tokens has been settled, with random keys and values."""
+    cache = config.cache(args.layers, config.context,
+                         torch.empty(0, dtype=dtype, device=args.device))
+    for stored in (cache.keys, cache.values):
+        generator = torch.Generator().manual_seed(1)
+        stored.copy_(torch.randn(stored.shape, generator=generator))
+    text = list(range(args.context))
+    cache.admit(text, [0, *text[:-1]], args.context)
+    return cache

@@ -1,0 +1,62 @@
+"""Tables as a terminal shows them, in Markdown and as CSV."""
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Mapping, Sequence
+
+from config.files import ROOM, write
+
+LONGEST = 20  # characters of a name in a terminal, of which the last ones say most
+APART = "  "
+NONE = "–"  # a cell of what was not measured
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A figure as a cell; NaN was not measured."""
+    return NONE if value != value else f"{value:.{digits}f}"
+
+
+def short(name: str) -> str:
+    """The end of a name."""
+    return name[-LONGEST:]
+
+
+def in_columns(heading: Sequence[str],
+               rows: Iterable[Sequence[str]], names: int = 1) -> str:
+    """A line for the heading and for each row; so many `names` begin a row, and figures follow, flush right."""
+    columns = []
+    for place, column in enumerate(zip(heading, *rows)):
+        cells = list(map(short, column)) if place < names else column
+        width = max(map(len, cells))
+        align = str.ljust if place < names else str.rjust
+        columns.append([align(cell, width) for cell in cells])
+    return "\n".join(APART.join(row).rstrip() for row in zip(*columns))
+
+
+def markdown(heading: Sequence[str],
+             rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table in Markdown."""
+    yield f"| {' | '.join(heading)} |"
+    yield f"|{'---|' * len(heading)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def save(path: Path, columns: Sequence[str],
+         rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write these columns into a CSV file; what was not measured is an empty cell."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row[column]) for column in columns])
+    write(path, table.getvalue(), ROOM)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.6g}"
+    return str(value)
