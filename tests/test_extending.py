@@ -47,12 +47,14 @@ SERVER = """
 import threading, time
 from scripts.serve import build
 engine, _ = build(["pipeline_type=twice", "processes=false", "draft=suffix"])
-threading.Thread(target=engine.run, daemon=True).start()
+thread = threading.Thread(target=engine.run, daemon=True)
+thread.start()
 while engine.health.status == "loading":
     time.sleep(0.05)
 answer = engine.call(lambda pipeline: pipeline.generate("What does a baker do?", max_new_tokens=8)).result()
 print(answer.answer.new_tokens, "tokens")
 engine.stop()
+thread.join()
 """
 
 
