@@ -118,9 +118,10 @@ class Settled:
         return self._task.settled.popleft()
 
     def close(self) -> None:
-        if self._begun and not self._closed:
+        held = self._begun and not self._closed
+        self._closed = True  # once, also if the pipeline is lost
+        if held:
             self._scheduler.remove(self._task)
-        self._closed = True
 
     __del__ = close
 

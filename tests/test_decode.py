@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.decode import Request, Settled
+from pipeline.failure import PeerLost
 from pipeline.strategies import autoregressive
 from tests.tiny import TINY, Oracle, pipeline
 
@@ -95,3 +96,18 @@ def test_the_prefill_ends_with_the_first_token_and_decoding_with_the_last():
         assert len(list(stream)) == 20
     assert (answer.prefill_seconds, answer.decode_seconds) == (3.0, 9.5)
     assert answer.tokens_per_second == pytest.approx(20 / 12.5)
+
+
+def test_a_request_whose_pipeline_is_lost_is_taken_back_once():
+    taken = []
+
+    def lost(task):
+        taken.append(task)
+        raise PeerLost("rank 1 was lost")
+
+    scheduler = SimpleNamespace(add=lambda task: None, remove=lost, turn=lambda: lost("turn"))
+    settled = Settled(SimpleNamespace(tree=None, settled=[], over=False), scheduler, waits=True)
+    with pytest.raises(PeerLost):
+        next(settled)
+    settled.close()
+    assert len(taken) == 2, "the turn, and taking it back"

@@ -350,7 +350,7 @@ def listening(pid):
 
 
 def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_told_as_that(start, loopback, tmp_path):
-    ended, port = threading.Event(), int(loopback[1].partition("=")[2])
+    ended, port = threading.Event(), int(loopback[1].rpartition(":")[2])
 
     def annoy():
         idle = []
@@ -380,7 +380,7 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_told_as_that
 def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_screen_unescaped(
         start, loopback, tmp_path):
     runs = [start(rank, *loopback, *ASK) for rank in range(2)]
-    address = "127.0.0.1", int(loopback[1].partition("=")[2])
+    address = "127.0.0.1", int(loopback[1].rpartition(":")[2])
     assert wait_until(lambda: socket.socket().connect_ex(address) == 0, 60)
     stranger = StoreClient(address, ("rank 0", "rank 2"), 20)
     assert stranger.greet(2) == ""

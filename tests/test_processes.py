@@ -336,7 +336,7 @@ def test_what_a_machine_has_too_little_of_is_told_with_what_to_do(monkeypatch, e
 
 
 def test_what_is_nobodys_want_keeps_its_own_words():
-    assert loss.want(ValueError("the cache is full")) == ""
+    assert loss.shortage(ValueError("the cache is full")) == ""
     assert loss.explain(ValueError("the cache is full")) == "the cache is full"
     assert loss.explain(KeyError(5)) == "KeyError: 5" and not loss.foreseen(KeyError(5))
 
