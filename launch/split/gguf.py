@@ -34,9 +34,9 @@ FIELDS = (*CONFIG, "hidden_act", "bos_token_id")  # of a config.json
 REMEDY = "download it again, or take the same model in safetensors"
 
 
-def whole_model(model: str | Path, folder: Path, dtype: str = "float32", progress: bool = True) -> Path:
+def whole_model(model: str | Path, folder: Path, progress: bool = True) -> Path:
     """The folder of a whole model: `model` itself, or, if that is a GGUF file, `folder`, into which it is unpacked."""
-    return unpack(Path(model), folder, dtype, progress) if is_gguf(model) else Path(model)
+    return unpack(Path(model), folder, progress=progress) if is_gguf(model) else Path(model)
 
 
 def is_gguf(path: str | Path) -> bool:
