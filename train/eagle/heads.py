@@ -27,17 +27,11 @@ def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:
 
     A head is one layer of a LLaMA, whatever the family of its base.
     """
-    architecture = "LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"
-    found: dict[str, Any] = {"architectures": [architecture], "model_type": "llama"}
-    found.update(_sizes(teacher.config))
-    found.update(_facts(teacher))
-    return found if vocab is None else {**found, "draft_vocab_size": vocab}
-
-
-def _sizes(c: LlamaConfig) -> dict[str, Any]:
-    """The fields of a `config.json` that say what the head computes."""
+    c, files = teacher.config, teacher.source.config
     form = "llama3" if "low_freq_factor" in c.scaling else "linear"
-    return {
+    found = {
+        "architectures": ["LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"],
+        "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": c.hidden,
         "num_hidden_layers": 1,
@@ -50,16 +44,11 @@ def _sizes(c: LlamaConfig) -> dict[str, Any]:
         "rope_theta": c.theta,
         "rope_scaling": {"rope_type": form, **c.scaling} if c.scaling else None,
         "vocab_size": c.vocab,
-        "tie_word_embeddings": False}
-
-
-def _facts(teacher: Teacher) -> dict[str, Any]:
-    """The fields of a `config.json` that the head takes over from the files of its base."""
-    given = teacher.source.config
-    return {
-        "bos_token_id": given.get("bos_token_id"),
-        "eos_token_id": given.get("eos_token_id"),
+        "tie_word_embeddings": False,
+        "bos_token_id": files.get("bos_token_id"),
+        "eos_token_id": files.get("eos_token_id"),
         "torch_dtype": str(teacher.stored).partition(".")[2]}
+    return found if vocab is None else {**found, "draft_vocab_size": vocab}
 
 
 def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
@@ -81,8 +70,7 @@ def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: in
         head = EagleHead(c, bias=True)
     else:
         head = Eagle3Head(c, c.hidden, len(own))
-    dtype = torch.float64 if teacher.dtype == torch.float64 else torch.float32
-    head.to_empty(device="cpu").to(dtype)
+    head.to_empty(device="cpu").to(_learning(teacher))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for part in head.modules():
@@ -94,21 +82,27 @@ def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: in
         if isinstance(head, Eagle3Head) and own is not None:
             head.lm_head.weight.copy_(teacher.lm_head.weight[own])
             if len(own) < c.vocab:
-                shift = own - torch.arange(len(own))
-                head.shift = shift.to(teacher.device)
+                head.shift = (own - torch.arange(len(own))).to(teacher.device)
+    return _learner(head.to(teacher.device))
+
+
+def _learning(teacher: Teacher) -> torch.dtype:
+    """The number type that gradients need."""
+    return torch.float64 if teacher.dtype == torch.float64 else torch.float32
+
+
+def _learner(head: Head) -> Head:
+    """A head of which all but the embedding learns."""
     head.requires_grad_(True)
     head.embed_tokens.requires_grad_(False)
-    return head.to(teacher.device)
+    return head
 
 
 def take(teacher: Teacher, source: Checkpoint) -> Head:
     """A head that somebody taught for this base, to be taught on, in the arithmetic of a new one; its embedding is
     frozen. Raises ValueError if it does not fit."""
-    dtype = torch.float64 if teacher.dtype == torch.float64 else torch.float32
-    head = load_head(source, teacher.source.config, lambda: teacher.embedding, dtype, teacher.device)
-    head.requires_grad_(True)
-    head.embed_tokens.requires_grad_(False)
-    return head
+    head = load_head(source, teacher.source.config, lambda: teacher.embedding, _learning(teacher), teacher.device)
+    return _learner(head)
 
 
 def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
