@@ -21,6 +21,18 @@ from model.weights.checkpoint import Checkpoint
 from train.data import Row
 from train.eagle.teacher import Teacher
 
+LAYER = {"model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "tie_word_embeddings": False}
+SIZES = {  # fields of a `config.json`, and what they are called in LlamaConfig
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate",
+    "max_position_embeddings": "context",
+    "rms_norm_eps": "eps",
+    "rope_theta": "theta",
+    "vocab_size": "vocab"}
+
 
 def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:
     """The `config.json` of a head for this base; of EAGLE-3, with `vocab` words of its own, if that is given.
@@ -28,26 +40,13 @@ def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:
     A head is one layer of a LLaMA, whatever the family of its base.
     """
     c, files = teacher.config, teacher.source.config
+    found = {**LAYER, **{field: getattr(c, size) for field, size in SIZES.items()}}
     form = "llama3" if "low_freq_factor" in c.scaling else "linear"
-    found = {
-        "architectures": ["LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": c.hidden,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim,
-        "intermediate_size": c.intermediate,
-        "max_position_embeddings": c.context,
-        "rms_norm_eps": c.eps,
-        "rope_theta": c.theta,
-        "rope_scaling": {"rope_type": form, **c.scaling} if c.scaling else None,
-        "vocab_size": c.vocab,
-        "tie_word_embeddings": False,
-        "bos_token_id": files.get("bos_token_id"),
-        "eos_token_id": files.get("eos_token_id"),
-        "torch_dtype": str(teacher.stored).partition(".")[2]}
+    found["rope_scaling"] = {"rope_type": form, **c.scaling} if c.scaling else None
+    found["torch_dtype"] = str(teacher.stored).partition(".")[2]
+    for name in ("bos_token_id", "eos_token_id"):
+        found[name] = files.get(name)
+    found["architectures"] = ["LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"]
     return found if vocab is None else {**found, "draft_vocab_size": vocab}
 
 
