@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
+from config.files import absolute
 from config.presets import ROOT
 from config.run_config import RunConfig
 
@@ -43,7 +44,7 @@ def _found(folder: str) -> str:
     bundled = ROOT / folder
     if folder.startswith("toy/") and not os.path.isdir(folder) and bundled.is_dir():
         return str(bundled)
-    return os.path.abspath(os.path.expanduser(folder))
+    return absolute(folder)
 
 
 def headless(config: RunConfig) -> bool:
@@ -69,8 +70,3 @@ def no_head(config: RunConfig) -> str:
 def starting(names: Sequence[str]) -> str:
     """The first of these drafts that needs no folder of its own, with which a pipeline can start; else none."""
     return next((name for name in names if ":" not in name), "none")
-
-
-def listed(text: str) -> tuple[str, ...]:
-    """The words of a list with commas between."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())

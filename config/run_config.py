@@ -10,10 +10,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Iterator
 
-from config.boards import cluster_of, is_file
 from config.methods import METHODS
-from config.profiles import PROFILES, Profile
-from config.ranges import NUMBER, Checked, Range, number, outside, unknown
+from config.profiles import PROFILES, Profile, is_file, read
+from config.ranges import NUMBER, Checked, Range, listed, number, outside, unknown
 from config.tensor_parallel import TensorParallel
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
@@ -157,7 +156,7 @@ class RunConfig(Checked):
     @property
     def ids(self) -> tuple[int, ...]:
         """The token ids that the key `prompt_ids` lists, in order; none if it is empty."""
-        return tuple(int(word) for word in self.prompt_ids.split(",") if word.strip())
+        return tuple(map(int, listed(self.prompt_ids)))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -168,8 +167,7 @@ class RunConfig(Checked):
     @property
     def small_models(self) -> tuple[str, ...]:
         """The folders that the key `ssm` lists."""
-        folders = map(str.strip, self.ssm.split(","))
-        return tuple(filter(None, folders))
+        return listed(self.ssm)
 
     @property
     def drafting_ranks(self) -> int:
@@ -202,7 +200,7 @@ class RunConfig(Checked):
         """
         if self.profile == "none":
             return None
-        usual = cluster_of(self.profile)
+        usual = read(self.profile) if is_file(self.profile) else PROFILES[self.profile]
         mbps, _, milliseconds = self.wires.partition(",")
         rate = number(mbps) if mbps else usual.mbps
         delay = number(milliseconds) if milliseconds else usual.latency
@@ -233,8 +231,7 @@ class RunConfig(Checked):
     @property
     def ablated(self) -> tuple[str, ...]:
         """The habits that the key `ablate` lists."""
-        names = map(str.strip, self.ablate.split(","))
-        return tuple(filter(None, names))
+        return listed(self.ablate)
 
     @property
     def guesses(self) -> int:

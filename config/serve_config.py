@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Iterator, Sequence
 
 from config.command import CommandKeys
-from config.ranges import Range, outside
+from config.ranges import Range, listed, outside
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
 URL = re.compile(r"https?://[^\s/]+")
@@ -57,7 +57,7 @@ class ServeConfig(CommandKeys):
     @property
     def origins(self) -> tuple[str, ...]:
         """The origins that the key `cors` lists."""
-        return tuple(filter(None, map(str.strip, self.cors.split(","))))
+        return listed(self.cors)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,12 @@ import torch
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
 from config.cli import parse
 from config.command import CommandKeys
-from config.drafts import headless, listed
+from config.drafts import headless
 from config.files import fits, open_lock, whole, write_json
 from config.keys import HELP
 from config.methods import METHODS
 from config.presets import absent
+from config.ranges import listed
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from config.templates import AUTO, OWN, chosen, tokenizer_folder

@@ -110,16 +110,15 @@ class Worker:
             yield error_of(refused)
             return
         so_far = Piece("", [])
-        wanted = choice.options.get("logprobs") is not None
         try:
             while asking.open:
                 _, event = await asking.next()
                 state: dict[str, Any] = {"error_code": 0, "finish_reason": None}
                 if isinstance(event, Piece):
-                    so_far = Piece(so_far.text + event.text, [*so_far.tokens, *event.tokens])
+                    so_far = so_far.followed(event)
                 if isinstance(event, Ended):
                     state.update(finish_reason=event.finish_reason, usage=asking.usage)
-                logprobs = in_completion(so_far.tokens) if wanted else None
+                logprobs = in_completion(so_far.tokens) if choice.wants_logprobs else None
                 yield {"text": so_far.text, "logprobs": logprobs, **state}
         except Refused as refused:
             yield error_of(refused)
