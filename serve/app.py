@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
 from serve.answering import CHAT, COMPLETION, Asking, Form, Written, events, whole
-from serve.auth import Framing, Guard
+from serve.auth import Framing, Guard, refusal
 from serve.engine import Engine
 from serve.protocol import Body, Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import ids_of
@@ -59,6 +59,10 @@ class Server:
                                allow_headers=["*"], expose_headers=["Retry-After"])
         app.add_middleware(Framing)
         return app
+
+    def begun(self, url: str) -> None:
+        """It listens at this address."""
+        print(f"flowspec: {url}/v1", flush=True)
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
@@ -199,15 +203,9 @@ async def _left(request: Request) -> None:
         pass
 
 
-def as_json(facts: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An object as the body of an answer; in ASCII, so that half a character in it does no harm."""
-    return Response(json.dumps(facts), status, headers, media_type="application/json")
-
-
-def refusal(refused: Refused) -> Response:
-    """An error as OpenAI sends it."""
-    headers = {"Retry-After": str(refused.retry)} if refused.retry else None
-    return as_json(refused.body, refused.status, headers)
+def as_json(facts: dict[str, Any], status: int = 200) -> Response:
+    """An object as the body of an answer; in ASCII, as `refusal`."""
+    return Response(json.dumps(facts), status, media_type="application/json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
