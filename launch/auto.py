@@ -125,12 +125,10 @@ def report_left_open(argv: Sequence[str]) -> None:
 
 def _checked(argv: Sequence[str], kind: type[CommandKeys] | None) -> RunConfig:
     """What a run has for all keys that no plan chooses. Raises ValueError for what cannot be planned for, or run."""
-    problem = next(problems(argv), "")
-    if problem:
+    if problem := next(problems(argv), ""):
         raise ValueError(problem)
     config = parse(rest(argv), kind=kind).run
-    missing = absent(config)
-    if missing:
+    if missing := absent(config):
         raise ValueError(missing)
     return config
 
