@@ -51,7 +51,7 @@ def headless(config: RunConfig) -> bool:
     """Whether no draft head is there: not in rank 0's part of the split, and none is named for a split to be made."""
     if not config.model_dir:
         return not config.eagle_dir and Path(config.base_dir or os.devnull).is_dir()
-    part = Path(config.model_dir) / "stage_0"  # which other boards than rank 0's do not have
+    part = config.first_folder  # which other boards than rank 0's do not have
     return part.is_dir() and not (part / "eagle" / "config.json").is_file()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Iterator
 
 from config.methods import METHODS
@@ -168,6 +169,11 @@ class RunConfig(Checked):
     def small_models(self) -> tuple[str, ...]:
         """The folders that the key `ssm` lists."""
         return listed(self.ssm)
+
+    @property
+    def first_folder(self) -> Path:
+        """The folder of rank 0's part of a split, or of the whole model, where the tokenizer lies."""
+        return Path(self.model_dir) / "stage_0" if self.model_dir else Path(self.base_dir)
 
     @property
     def drafting_ranks(self) -> int:
