@@ -23,7 +23,7 @@ def path(tmp_path_factory):
     return tmp_path_factory.mktemp("boards") / "site.json"
 
 
-def told(path, content):
+def refusal(path, content):
     """What is said of a file with this text, or nothing if it is a cluster."""
     path.write_text(content)
     read.cache_clear()
@@ -38,7 +38,7 @@ def told(path, content):
 @settings(deadline=None, derandomize=True)
 @given(field=KEYS, value=VALUES, more=st.dictionaries(KEYS, VALUES, max_size=2))
 def test_any_json_in_any_field_is_a_cluster_or_refused_in_one_sentence(path, field, value, more):
-    said = told(path, json.dumps({"like": "jetson-7b", "factors": [1, 1], **more, field: value}))
+    said = refusal(path, json.dumps({"like": "jetson-7b", "factors": [1, 1], **more, field: value}))
     assert not said or (said.startswith(str(path)) and ": " in said and "\n" not in said and len(said) < 900), said
 
 

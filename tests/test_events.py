@@ -6,7 +6,7 @@ import pytest
 from eval.dsi.events import Events, Forward, Worker
 
 
-def told(events: Events, log: list, name: str, after=lambda: None):
+def note(events: Events, log: list, name: str, after=lambda: None):
     def done() -> None:
         log.append((events.now, name))
         after()
@@ -16,13 +16,13 @@ def told(events: Events, log: list, name: str, after=lambda: None):
 def story() -> list:
     """Tasks that end, follow one another, and are cancelled: moments and names of those that ended."""
     events, log = Events(), []
-    long = events.start(50, told(events, log, "never"))
+    long = events.start(50, note(events, log, "never"))
 
     def stop_it() -> None:
         long.cancelled = True
-        events.start(2, told(events, log, "in its place"))
-    events.start(3, told(events, log, "first", lambda: events.start(3, told(events, log, "second", stop_it))))
-    events.start(4, told(events, log, "beside"))
+        events.start(2, note(events, log, "in its place"))
+    events.start(3, note(events, log, "first", lambda: events.start(3, note(events, log, "second", stop_it))))
+    events.start(4, note(events, log, "beside"))
     events.run()
     return log
 
@@ -38,7 +38,7 @@ def test_chance_orders_what_ends_at_one_moment_and_a_seed_repeats_it():
     def order(seed: int) -> list:
         events, log = Events(seed), []
         for worker in range(6):
-            events.start(5, told(events, log, str(worker)))
+            events.start(5, note(events, log, str(worker)))
         events.run()
         return log
     assert order(1) == order(1)
@@ -48,9 +48,9 @@ def test_chance_orders_what_ends_at_one_moment_and_a_seed_repeats_it():
 
 def test_stop_leaves_nothing_to_end():
     events, log = Events(), []
-    events.start(1, told(events, log, "the end", lambda: (events.start(1, told(events, log, "no")),
+    events.start(1, note(events, log, "the end", lambda: (events.start(1, note(events, log, "no")),
                                                              events.stop())))
-    events.start(2, told(events, log, "no"))
+    events.start(2, note(events, log, "no"))
     events.run()
     assert log == [(1, "the end")]
 
@@ -62,12 +62,12 @@ def test_a_forward_is_given_up_at_once_or_at_its_end(stops: bool, at: int, free:
     server = Worker(events, Forward(12, 12), stops)
 
     def give_up() -> None:
-        server.give_up(told(events, log, "free"))
-        server.give_up(told(events, log, "twice"))
+        server.give_up(note(events, log, "free"))
+        server.give_up(note(events, log, "twice"))
         if server.free:
             log.append((events.now, "free"))
     if at < 12:
-        server.compute(told(events, log, "unwanted"))
+        server.compute(note(events, log, "unwanted"))
         events.start(at, give_up)
     else:
         server.compute(give_up)

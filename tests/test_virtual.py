@@ -174,8 +174,8 @@ def test_a_trace_of_a_virtual_run_has_every_rank_and_says_that_it_is_simulated(t
 
 
 def test_what_virtual_time_cannot_do_is_refused_with_the_fix(capsys):
-    for words, told in ((["time=virtual"], "profile=jetson-7b"),
-                        (["time=virtual", "profile=wifi", "slowdown=2"], "leave it out"),
-                        (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
+    for words, message in ((["time=virtual"], "profile=jetson-7b"),
+                           (["time=virtual", "profile=wifi", "slowdown=2"], "leave it out"),
+                           (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
         assert run(COMMAND, ["toy", *words]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
