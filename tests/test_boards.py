@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.boards import FORMS, Boards, read
+from config.profiles import FORMS, Profile, read
 from tests.checkpoints import refused
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -31,7 +31,7 @@ def refusal(path, content):
         cluster = read(str(path))
     except ValueError as error:
         return str(error)
-    assert isinstance(cluster, Boards) and cluster.slowed(2).board(1).link(0, 1).stage(0.5, 4, 9) > 0
+    assert isinstance(cluster, Profile) and cluster.slowed(2).board(1).link(0, 1).stage(0.5, 4, 9) > 0
     return ""
 
 

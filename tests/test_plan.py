@@ -10,10 +10,9 @@ from shutil import copytree
 
 import pytest
 
-from config.boards import Boards, read, uneven, write
 from config.cli import parse
 from config.files import write_json
-from config.profiles import PROFILES
+from config.profiles import PROFILES, Profile, read, write
 from eval.plan import command
 from eval.plan.advice import advice, keys_line, limit, speed, table
 from eval.plan.candidates import PLAIN, Candidate, families, shares, splits
@@ -35,8 +34,8 @@ from model.sample import Sampler
 from pipeline.decode import Request
 
 VOCAB = 50
-SITE = Boards("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
-              mbps=1000, step=2, weights=8, factors=(1.0, 1.0, 1.0, 1.0, 1.0))
+SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
+               mbps=1000, step=2, weights=8, factors=(1.0, 1.0, 1.0, 1.0, 1.0))
 
 
 def config_of(*given: str) -> PlanConfig:
@@ -62,7 +61,7 @@ def book(right: float = 0.8, answers: int = 3, tokens: int = 24) -> Book:
     return Book(found, networks, VOCAB, [], 8)
 
 
-def bench_of(site: Boards, made_book: Book | None = None) -> Bench:
+def bench_of(site: Profile, made_book: Book | None = None) -> Bench:
     return Bench(site, config_of(), made_book or book())
 
 
@@ -88,7 +87,7 @@ def recorded() -> tuple[PlanConfig, Book]:
 def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded, method, draft):
     """Beside the text a replayed draft guesses as it does on it, so the times are near and not the same."""
     config, found = recorded
-    site = uneven(PROFILES["jetson-7b"])
+    site = PROFILES["jetson-7b"]
     candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), (("stream_rows", "16"),))
     trial = Bench(site, config, found).trial(candidate, found.answers, 24)
     keys = {"draft": draft} if method not in ("ar", "specinfer") else {}

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from config.boards import read
 from config.cli import parse
 from config.presets import ROOT, TOY
+from config.profiles import read
 from eval.plan import hosts as remote
 from eval.plan import measure
 from eval.plan.hosts import measured_boards

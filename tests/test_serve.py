@@ -21,7 +21,7 @@ from config.serve_config import ServeConfig, is_loopback
 from launch.ask import COMMAND
 from launch.run import run
 from launch.split.write import split
-from scripts.serve import build, main, read
+from scripts.serve import build, keyed, main
 from serve import running
 from serve.app import GONE, Server
 from serve.engine import Health
@@ -392,7 +392,7 @@ def test_a_key_in_the_environment_counts_and_loopback_is_distinguished_from_the_
     names = ["localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org", ""]
     assert [is_loopback(name) for name in names] == [True, True, True, False, False, False]
     monkeypatch.setenv("FLOWSPEC_API_KEY", "from the environment")
-    assert read(["host=0.0.0.0"]).api_key == "from the environment"
+    assert parse(keyed(["host=0.0.0.0"]), kind=ServeConfig).api_key == "from the environment"
 
 
 def test_the_command_serves_until_it_is_asked_to_end(tmp_path):

@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from config.presets import ROOT
-from config.templates import chosen
-from model.text import LLAMA2_SYSTEM, Reader, Stream, Text
+from model.text import LLAMA2_SYSTEM, Reader, Stream, Text, chosen
 from tests.checkpoints import refused
 
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind.", "  def add(a, b):", "naïve café",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from config.boards import Boards
+from config.profiles import Profile
 from eval.plan.candidates import Candidate
 from model.tree import TokenTree
 from pipeline.messages import Visit
@@ -102,7 +102,7 @@ def test_what_was_settled_long_ago_counts_little():
     assert gate.pays(5.0, 0.0, 20.0)
 
 
-def speeds(site: Boards, right: float) -> list[float]:
+def speeds(site: Profile, right: float) -> list[float]:
     """Tokens/s of plain decoding, of streaming regardless, and of streaming that is thrifty, in virtual time."""
     made = book(right, tokens=40)
     groups = tuple((rank,) for rank in range(1, 5))

@@ -16,9 +16,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import lines
-from config.templates import AUTO, OWN, chosen
 from launch.split.write import store
-from model.text import Text
+from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
 from train.terms import digest, mark
 from train.writer import Prompts, Writer, open_model

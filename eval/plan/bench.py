@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from config.boards import Boards, write
 from config.cli import parse
 from config.files import check_output, write_json
 from config.keys import read_keys
+from config.profiles import Profile, write
 from config.ranges import Checked, Range, outside
 from eval.plan.candidates import families
 from eval.plan.check import seconds
@@ -98,20 +98,20 @@ def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -
 
 # --- the clusters -----------------------------------------------------------------------------------------------------
 
-def clusters(count: int, seed: int) -> list[Boards]:
+def clusters(count: int, seed: int) -> list[Profile]:
     """So many clusters, drawn on logarithmic scales; every second one has boards and wires that differ."""
     random = np.random.default_rng(seed)
     return [_cluster(random, number) for number in range(count)]
 
 
-def _cluster(random: np.random.Generator, number: int) -> Boards:
+def _cluster(random: np.random.Generator, number: int) -> Profile:
     def drawn(least: float, most: float) -> float:
         return float(f"{math.exp(random.uniform(math.log(least), math.log(most))):.3g}")
 
     boards = round(drawn(0.6, 16.4)) or 1
     stage, level, latency, rate = drawn(*STAGE), drawn(*LEVEL), drawn(*LATENCY), drawn(*RATE)
     row = round(float(random.uniform(0, 1)), 2) * float(random.integers(2))
-    site = Boards(
+    site = Profile(
         f"cluster {number}", layers=LAYERS, row_bytes=ROW_BYTES, model=stage * boards, row=row * boards,
         free=int(random.choice([0, 16, 64])), token=0.0, level=level, verdict=level / 2, latency=latency,
         mbps=rate, step=latency + 1.4)
@@ -123,7 +123,7 @@ def _cluster(random: np.random.Generator, number: int) -> Boards:
     return replace(site, factors=factors, links=(slow,))
 
 
-def facts(site: Boards) -> dict[str, Any]:
+def facts(site: Profile) -> dict[str, Any]:
     """A cluster as the file of figures describes it."""
     boards = len(site.factors)
     return {"cluster": site.about, "boards": boards, "even": not site.links, "stage_ms": site.model / boards,
@@ -161,7 +161,7 @@ def planner(argv: list[str]) -> int:
     return 0
 
 
-def judged(site: Boards, config: PlanConfig, mine: Book, others: Book) -> dict[str, Any]:
+def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> dict[str, Any]:
     """Plan for a cluster with a record, and compare with the best for other questions, of which there may be more.
 
     The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
@@ -213,7 +213,7 @@ def planner_emulated(argv: list[str]) -> int:
     return 0
 
 
-def drawn(config: EmulatedConfig) -> list[Boards]:
+def drawn(config: EmulatedConfig) -> list[Profile]:
     """The clusters that are emulated, in the order of the grid. Raises ValueError if there are too few."""
     fitting = [site for site in clusters(DRAWN, config.seed) if config.least <= len(site.factors) <= config.boards
                and site.model / len(site.factors) >= LONG_STAGE]
@@ -224,7 +224,7 @@ def drawn(config: EmulatedConfig) -> list[Boards]:
     return [fitting[place] for place in sorted(places.tolist())]
 
 
-def emulated(config: EmulatedConfig, plan: PlanConfig, site: Boards, book: Book) -> dict[str, Any]:
+def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book) -> dict[str, Any]:
     """What the plan for one cluster takes in virtual time and in real time."""
     chosen = planned(plan, site, book).chosen
     slowdown = max(config.slowdown, LONG_LEVEL / site.level)

@@ -7,8 +7,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from config.templates import AUTO
-from model.text import CONVERSATIONS
+from model.text import AUTO, CONVERSATIONS
 from model.weights.checkpoint import SOURCES
 from train.command import Options
 from train.eagle.loss import STARTS

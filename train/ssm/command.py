@@ -14,7 +14,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import write_json
-from config.templates import chosen
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair
 from eval.pairs import open_model as open_pair
@@ -22,6 +21,7 @@ from eval.tokens_per_pass import Array, merged_passes, ranks
 from launch.spec import usable
 from launch.split.plan import TEXT_FILES
 from model.sample import Sampler
+from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
 from train.command import begin, run
 from train.course import Course, Hyperparameters
@@ -118,7 +118,7 @@ def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
     begin(args, args.out, "choose another --out", TEXTS, RECORD)
-    args.template = chosen(args.template, args.target)
+    args.template = template_of(args.template, args.target)
     training = Training(args)
     texts = training.texts()
     left = dict(training.boosted(texts))

@@ -7,9 +7,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from config.templates import AUTO
 from config.trees import wrong_widths
-from model.text import CONVERSATIONS
+from model.text import AUTO, CONVERSATIONS
 from train.command import Options
 
 ABOUT = "Fine-tunes drafters for a target one after another, each on what those before it get wrong (boost-tuning)."
