@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from config.files import fits, whole, write_json
+from config.files import fits, write_json
 from config.keys import read_keys
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
@@ -20,7 +20,7 @@ from eval.dsi.keys import COMMAND
 from eval.dsi.latency import check_context, paces, passes
 from eval.dsi.model_keys import Pair, TableConfig
 from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
-from eval.recorded import check_settings
+from eval.recorded import kept
 from eval.tables import in_columns, number
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
@@ -164,7 +164,7 @@ class Measuring:
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, f"{COMMAND} table")
-    rows = kept(config)
+    rows = rows_of(config)
     check_sets({pair.set for pair in config.pairs if pair not in rows}, config)
     measuring = Measuring(config)
     for pair in tqdm(config.pairs, desc="pairs", unit="pair"):
@@ -178,17 +178,12 @@ def main(argv: list[str]) -> int:
 
 # --- the file of rows -------------------------------------------------------------------------------------------------
 
-def kept(config: TableConfig) -> dict[Pair, Row]:
+def rows_of(config: TableConfig) -> dict[Pair, Row]:
     """The rows that the file of rows holds. Raises ValueError if it is another file, or of other keys."""
-    path = Path(config.output)
-    if not config.output or not path.is_file():
-        return {}
-    other = "name another output="
-    found = whole(path, other)
-    if not fits(found, {"keys": dict, "rows": [MEASURED]}):
-        raise ValueError(f"{path} is no file of rows: {other}")
-    check_settings(path, found["keys"], config.settings, other)
-    return {Pair(*map(row.get, Pair._fields)): row for row in found["rows"]}
+    form = {"keys": dict, "rows": [MEASURED]}
+    found = kept(config.output, config.settings, form, "is no file of rows", "name another output=")
+    rows = found["rows"] if found else []
+    return {Pair(*map(row.get, Pair._fields)): row for row in rows}
 
 
 def measures_of(row: Row) -> Measures:

@@ -7,7 +7,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ RANGES_EMULATED = {"seed": SEED, "count": Range(1, DRAWN), "least": BOARDS, "boa
 class GridConfig(Checked):
     """Plans for many drawn clusters, each made with some questions and judged by others, all in virtual time."""
 
-    PATHS: ClassVar[tuple[str, ...]] = ("output",)
+    PATHS = ("output",)
 
     # The grid
     clusters: int = 64  # clusters that are drawn
@@ -69,7 +69,7 @@ class EmulatedConfig(Checked):
     Real time is a process for each rank, in slow motion, so that this machine is no slower than the cluster.
     """
 
-    PATHS: ClassVar[tuple[str, ...]] = ("output",)
+    PATHS = ("output",)
 
     # Which clusters
     seed: int = 0  # of the draw, as for planner
