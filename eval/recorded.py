@@ -8,6 +8,7 @@ Shapes: T rows, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from config.command import CommandKeys, flat
-from config.files import fits, whole
+from config.files import whole, write_json
 from config.templates import chosen, tokenizer_folder
 
 ASIDE = -2  # every path that has left the text
@@ -34,11 +35,7 @@ class Recorded:
 
     def __init__(self, vocab: int, prompt: Sequence[int] = (), text: Sequence[int] = ()) -> None:
         self.vocab = vocab
-        self.open(prompt, text)
-
-    def open(self, prompt: Sequence[int], text: Sequence[int]) -> None:
-        """The next request has this prompt, and this text is written behind it."""
-        self.prompt, self.text = prompt, text
+        self.prompt, self.text = prompt, text  # of the next request
 
     def clear(self) -> None:
         """There is nothing to forget."""
@@ -96,22 +93,34 @@ def _content(folder: str) -> str:
     return f"{Path(folder).name} ({digest.hexdigest()[:12]})"
 
 
-def kept(path: str, settings: Mapping[str, Any], form: Any, what: str, other: str) -> Any:
-    """What a file of that form holds, made with these settings; None if it is not there.
+def keep(path: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    """Write what was recorded with these settings into a file that `kept` reads."""
+    found = {"keys": settings, **content}
+    write_json(path, {**found, "sha256": _digest(found)}, indent=None)
 
-    Raises ValueError for a file of another form, which is not `what` it should be, or of other settings; `other` is
-    what to do then.
+
+def kept(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
+    """What a file holds that was recorded with these settings; None if it is not there.
+
+    Raises ValueError for a file that is not as `keep` wrote it, of `what` it holds none, or of other settings; `other`
+    is what to do then.
     """
     if not path or not Path(path).is_file():
         return None
     found = whole(path, other)
-    if not fits(found, form):
+    written = found.pop("sha256", "") if isinstance(found, dict) else ""
+    if written != _digest(found):
         raise ValueError(f"{path} {what}: {other}")
     for key, value in settings.items():
         recorded = found["keys"].get(key)
         if recorded != value:
             raise ValueError(f"{path} was recorded with {key}={recorded}, and {key}={value} is asked for: {other}")
     return found
+
+
+def _digest(found: Any) -> str:
+    """A checksum, so that what is read has the form of what was written."""
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def check_room(prompts: Sequence[Sequence[int]], most: int, context: int) -> None:

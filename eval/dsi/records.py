@@ -6,18 +6,17 @@ level guesses, and whether the drafter would choose it with the noise of its pos
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.files import fits, write_json
 from config.questions import load
 from eval.dsi.model_keys import PredictConfig
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
-from eval.recorded import Recorded, check_room, kept, settings_of
+from eval.recorded import Recorded, check_room, keep, kept, settings_of
 from model.cache import Admitted, TreeCache
 from model.drafts.network import ModelDraft
 from model.sample import Sampler
@@ -43,10 +42,6 @@ class Book(NamedTuple):
     ends: list[int]
 
 
-ANSWER = dict.fromkeys(Written._fields, [int])
-FORM = {"keys": dict, "vocab": int, "ends": [int], "answers": [ANSWER]}
-
-
 def sampler_of(config: PredictConfig) -> Sampler:
     """What chooses the tokens of the target."""
     run = config.run
@@ -59,31 +54,16 @@ def book_of(config: PredictConfig) -> Book:
     Raises ValueError if the file holds anything else, or a record of other keys, or if an answer has no room.
     """
     settings = settings_of(config, SETTINGS)
-    found = kept(config.traces, settings, _is_sound, "holds no record of texts", "name another traces=")
+    found = kept(config.traces, settings, "holds no record of texts", "name another traces=")
     if found:
-        answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
-        check_room([one.prompt for one in answers], config.run.max_new_tokens, config.run.max_length)
-        return Book(answers, found["vocab"], found["ends"])
+        book = Book([Written(**one) for one in found["answers"]], found["vocab"], found["ends"])
+        check_room([one.prompt for one in book.answers], config.run.max_new_tokens, config.run.max_length)
+        return book
     book = _made(config)
     if config.traces:
-        answered = [one._asdict() for one in book.answers]
-        write_json(config.traces, {"keys": settings, **book._asdict(), "answers": answered}, indent=None)
+        written = [one._asdict() for one in book.answers]
+        keep(config.traces, settings, {**book._asdict(), "answers": written})
     return book
-
-
-def _is_sound(found: Any) -> bool:
-    """Whether there are answers, each with a prompt, tokens of the vocabulary, and a bit of each kind for a token."""
-    if not fits(found, FORM):
-        return False
-    vocab = range(found["vocab"])
-    for one in found["answers"]:
-        prompt, text, *bits = map(one.get, Written._fields)
-        even = all(len(some) == len(text) for some in bits)
-        are_bits = all({*some} <= {0, 1} for some in bits)
-        known = all(token in vocab for token in [*prompt, *text, *found["ends"]])
-        if not (prompt and text and even and are_bits and known):
-            return False
-    return bool(found["answers"])
 
 
 def _made(config: PredictConfig) -> Book:

@@ -6,15 +6,14 @@ worth noting; its likeliest guesses at each place are kept, with what they claim
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.files import fits, write_json
 from config.questions import by_turns
 from eval.plan.keys import PlanConfig
 from eval.plan.replayed import Network, Table
-from eval.recorded import check_room, kept, settings_of
+from eval.recorded import check_room, keep, kept, settings_of
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -51,38 +50,6 @@ class Book(NamedTuple):
 
 # --- kept in a file ---------------------------------------------------------------------------------------------------
 
-def _is_id(value: Any) -> bool:
-    return fits(value, int) and value >= 0
-
-
-def _is_of_networks(form: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(fits(each, form) for each in value.values())
-
-
-def _is_sound(found: Any) -> bool:
-    """Whether answers have tokens of the vocabulary, and for each token of the text something of every network."""
-    if not fits(found, FORM):
-        return False
-    vocab, networks = found["vocab"], found["networks"].keys()
-    for one in found["answers"]:
-        tables = one["guesses"].values()
-        listed = [each for table in tables for place in table for each in place]
-        ids = [*one["prompt"], *one["text"], *(token for tokens, _ in listed for token in tokens)]
-        whole_tables = all(len(table) == len(one["text"]) and all(table) for table in tables)
-        even = all(len(tokens) == len(gains) > 0 for tokens, gains in listed)
-        if not (one["prompt"] and one["text"] and max(ids) < vocab and one["guesses"].keys() == networks):
-            return False
-        if not (whole_tables and even):
-            return False
-    return bool(found["answers"]) and found["layers"] > 0
-
-
-LISTED = ([_is_id], [float])
-ANSWER = {"prompt": [_is_id], "text": [_is_id], "guesses": _is_of_networks([[LISTED]])}
-FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "layers": _is_id, "answers": [ANSWER],
-        "networks": _is_of_networks((str, int, bool))}
-
-
 def book_of(config: PlanConfig) -> Book:
     """The record that the file of traces holds, or a new one, which is kept there.
 
@@ -90,18 +57,18 @@ def book_of(config: PlanConfig) -> Book:
     there.
     """
     settings = settings_of(config, SETTINGS)
-    found = kept(config.traces, settings, _is_sound, "holds no record of drafts", OTHER)
+    found = kept(config.traces, settings, "holds no record of drafts", OTHER)
     if found:
         lacking = set(config.kinds).difference(map(kind_of, found["networks"]))
         if lacking:
             raise ValueError(f"{config.traces} has no guesses of {', '.join(sorted(lacking))}: {OTHER}")
-        answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
+        answers = [Written(**one) for one in found["answers"]]
         networks = {name: Network(*values) for name, values in found["networks"].items()}
         return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
     book = made(config)
     if config.traces:
-        answered = [one._asdict() for one in book.answers]
-        write_json(config.traces, {"keys": settings, **book._asdict(), "answers": answered}, indent=None)
+        written = [one._asdict() for one in book.answers]
+        keep(config.traces, settings, {**book._asdict(), "answers": written})
     return book
 
 

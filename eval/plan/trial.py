@@ -96,7 +96,7 @@ class Bench:
     """What tries candidates: the cluster, the record, and the keys of a run that no candidate changes."""
 
     def __init__(self, site: Boards, config: PlanConfig, book: Book) -> None:
-        self.site, self.book = site, book
+        self.site, self.config, self.book = site, config, book
         self._usual = config.single()
         self._context = config.run.max_length
 
@@ -140,7 +140,7 @@ class Bench:
         decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
         spent = []
         for one in answers:
-            recorded.open(one.prompt, one.text)
+            recorded.prompt, recorded.text = one.prompt, one.text
             for name, network in networks.items():
                 network.open(len(one.prompt), one.guesses[name])
             most = min(tokens, len(one.text))
