@@ -17,7 +17,7 @@ from torch import Tensor
 
 from config.command import CommandKeys, flat
 from config.files import whole, write_json
-from config.templates import chosen, tokenizer_folder
+from model.text import chosen
 
 ASIDE = -2  # every path that has left the text
 FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # of such keys, those that name folders
@@ -73,7 +73,7 @@ def settings_of(config: CommandKeys, keys: Sequence[str]) -> dict[str, Any]:
     """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
     values = {key: value for key, value in flat(config).items() if key in keys}
     if "template" in keys:
-        values["template"] = chosen(config.run.template, tokenizer_folder(config.run))
+        values["template"] = chosen(config.run.template, config.run.first_folder)
     for key in FOLDERS & values.keys():
         values[key] = ",".join(map(_content, values[key].split(",")))
     return values

@@ -146,7 +146,7 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     assert "worst deviation: predicted +" in shown.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("word", "told"), [
+@pytest.mark.parametrize(("word", "message"), [
     ("methods=ar,streaming", "streaming drafts no chain"), ("methods=dsi,dsi", "names something twice"),
     ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
     ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
@@ -157,9 +157,9 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     ("sets=", "sets is empty"), ("sets=nothing", "there is no data set nothing"), ("width=2", "give width=1"),
     (f"output={TOY}", "choose another output="), (f"traces={TOY}", "choose another traces="),
     ("draft_dir=/nowhere/at/all", "/nowhere/at/all"), ("max_length=9", "in a context of 9")])
-def test_what_cannot_be_predicted_is_refused_with_the_fix(word, told, capsys):
+def test_what_cannot_be_predicted_is_refused_with_the_fix(word, message, capsys):
     assert simulate.main(["predict", "measure=false", "max_new_tokens=2", word]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_every_method_drafts_a_chain_of_the_lookahead():

@@ -140,12 +140,12 @@ def by_hand(task, row, third, likeliest=64, starts=None):
 @torch.enable_grad()
 def test_the_loss_is_that_of_the_papers(teacher, third):
     task = make_task(teacher, third, Objective(3, decay=0.8))
-    rows, told = make_rows(), task.learn(make_rows(), (0, 0))
+    rows, found = make_rows(), task.learn(make_rows(), (0, 0))
     size = sum(len(row.ids) - 1 if third else len(ANSWERED) for row in rows)
     marks = [list(by_hand(task, row, third)) for row in rows]
     loss = sum(0.8 ** i * mark for row in marks for i, (mark, _) in enumerate(row)) / size
-    assert told["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
-    assert told["agreement"] == sum(row[0][1] for row in marks) / (2 * len(ANSWERED))
+    assert found["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert found["agreement"] == sum(row[0][1] for row in marks) / (2 * len(ANSWERED))
     learnt = [p for p in task.head.parameters() if p.requires_grad]
     for got, wanted in zip([p.grad for p in learnt], torch.autograd.grad(loss, learnt)):
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-4)
@@ -156,7 +156,7 @@ def test_the_loss_is_that_of_the_papers(teacher, third):
 @torch.enable_grad()
 def test_later_passes_start_at_a_few_places_which_stand_for_all(teacher, third):
     task, rows = make_task(teacher, third, own_part(1, passes=3, starts=2).method), make_rows()
-    told = task.learn(rows, (0, 7))
+    found = task.learn(rows, (0, 7))
     loss = 0.0
     for number, row in enumerate(rows):
         starts = task.starts(row, (0, 7, number))
@@ -164,12 +164,12 @@ def test_later_passes_start_at_a_few_places_which_stand_for_all(teacher, third):
         first, *later = (mark for mark, _ in by_hand(task, row, third, starts=starts))
         loss += 3 * first + sum(later) * 6 / 2
     size = sum(len(row.ids) - 1 if third else len(ANSWERED) for row in rows)
-    assert told["loss"] == pytest.approx(float(loss.detach()) / size, abs=1e-6)
-    assert task.learn(rows, (0, 7)) == told != task.learn(rows, (0, 8))
+    assert found["loss"] == pytest.approx(float(loss.detach()) / size, abs=1e-6)
+    assert task.learn(rows, (0, 7)) == found != task.learn(rows, (0, 8))
     task.method = Objective(3, starts=100, likeliest=2, word_weight=1.0)  # more than there are, so that all are drawn
     marks = [mark for mark, _ in by_hand(task, rows[0], third, likeliest=2, starts=task.starts(rows[0], (1,)))]
-    told = task.learn(rows[:1], (0, 7))["loss"]
-    assert told == pytest.approx(float(sum(marks).detach()) / task.size(rows[0]), abs=1e-6)
+    found = task.learn(rows[:1], (0, 7))["loss"]
+    assert found == pytest.approx(float(sum(marks).detach()) / task.size(rows[0]), abs=1e-6)
 
 
 @both

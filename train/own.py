@@ -17,9 +17,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import lines
-from config.templates import AUTO, OWN, chosen
 from launch.split.write import store
-from model.text import Text
+from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
 from train.eagle.teacher import mark
 from train.writer import Prompts, Writer, open_model

@@ -6,9 +6,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from config.drafts import listed
 from config.presets import TOY
-from config.ranges import WHOLE, Range, outside
+from config.ranges import WHOLE, Range, listed, outside
 from config.run_config import RunConfig
 from config.typed import over, preset_of, typed
 from eval.dsi.keys import COMMAND

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from config.boards import Boards, write
 from config.cli import parse
 from config.files import check_output, write_json
 from config.keys import read_keys
+from config.profiles import Profile, write
 from config.ranges import Checked, Range, outside
 from eval.plan.candidates import families
 from eval.plan.check import seconds
@@ -119,13 +119,13 @@ def in_processes(workers: int, make: Callable[..., Made], jobs: Iterable[Job], u
 
 # --- the clusters -----------------------------------------------------------------------------------------------------
 
-def clusters(count: int, seed: int) -> list[Boards]:
+def clusters(count: int, seed: int) -> list[Profile]:
     """So many clusters, drawn on logarithmic scales; every second one has boards and wires that differ."""
     random = np.random.default_rng(seed)
     return [_cluster(random, number) for number in range(count)]
 
 
-def _cluster(random: np.random.Generator, number: int) -> Boards:
+def _cluster(random: np.random.Generator, number: int) -> Profile:
     def drawn(least: float, most: float) -> float:
         return float(f"{math.exp(random.uniform(math.log(least), math.log(most))):.3g}")
 
@@ -135,7 +135,7 @@ def _cluster(random: np.random.Generator, number: int) -> Boards:
     share = round(random.uniform(0, 1), 2)
     row = share * float(random.integers(2))  # of every second cluster more rows cost nothing
     free = int(random.choice([0, 16, 64]))
-    site = Boards(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards, row=row * boards, free=free, token=0.0,
+    site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards, row=row * boards, free=free, token=0.0,
                   level=level, verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
     if number % 2 == 0:
         return replace(site, factors=(1.0,) * boards)
@@ -146,7 +146,7 @@ def _cluster(random: np.random.Generator, number: int) -> Boards:
     return replace(site, factors=factors, links=(slow,))
 
 
-def facts(site: Boards) -> Row:
+def facts(site: Profile) -> Row:
     """A cluster as the file of figures describes it."""
     boards = len(site.factors)
     return {
@@ -183,7 +183,7 @@ def planner(argv: list[str]) -> int:
     return 0
 
 
-def judged(site: Boards, config: PlanConfig, mine: Book, others: Book) -> Row:
+def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     """Plan for a cluster with a record, and compare with the best for other questions, of which there may be more.
 
     The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
@@ -239,9 +239,9 @@ def planner_emulated(argv: list[str]) -> int:
     return 0
 
 
-def drawn(config: EmulatedConfig) -> list[Boards]:
+def drawn(config: EmulatedConfig) -> list[Profile]:
     """The clusters that are emulated, in the order of the grid. Raises ValueError if there are too few."""
-    def fits(site: Boards) -> bool:
+    def fits(site: Profile) -> bool:
         boards = len(site.factors)
         return config.least <= boards <= config.boards and site.model / boards >= LONG_STAGE
 
@@ -254,7 +254,7 @@ def drawn(config: EmulatedConfig) -> list[Boards]:
     return [fitting[place] for place in sorted(places.tolist())]
 
 
-def emulated(config: EmulatedConfig, plan: PlanConfig, site: Boards, book: Book) -> Row:
+def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book) -> Row:
     """What the plan for one cluster takes in virtual time and in real time."""
     chosen = planned(plan, site, book).chosen
     keys = chosen.candidate.keys

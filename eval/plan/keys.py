@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
-from config.drafts import headless, listed, needs_head, no_head
+from config.drafts import headless, needs_head, no_head
 from config.methods import METHODS
-from config.ranges import NUMBER, Range, outside, unknown
+from config.ranges import NUMBER, Range, listed, outside, unknown
 from config.run_config import CHOICES, RunConfig
 from config.typed import over
 from eval.keys import AsksSets, problems_of_files

@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Sequence
 
-from config.boards import Boards
 from config.methods import METHODS
+from config.profiles import Profile
 from config.run_config import RunConfig
 from config.trees import MOST, TreeConfig
 from eval.plan.candidates import Candidate
@@ -95,7 +95,7 @@ class Sums(NoTrace):
 class Bench:
     """What tries candidates: the cluster, the record, and the keys of a run that no candidate changes."""
 
-    def __init__(self, site: Boards, config: PlanConfig, book: Book) -> None:
+    def __init__(self, site: Profile, config: PlanConfig, book: Book) -> None:
         self.site, self.config, self.book = site, config, book
         self._usual = config.single()
         self._context = config.run.max_length

@@ -15,10 +15,10 @@ from typing import Any, Sequence
 import torch
 
 from config.files import write_json
-from config.templates import chosen
 from launch.spec import usable
 from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head, inner_layers
 from model.llama import LlamaConfig
+from model.text import chosen
 from model.weights.checkpoint import Checkpoint
 from train.course import Course, Hyperparameters, ended, sweep
 from train.data import Row, draw

@@ -8,9 +8,8 @@ import argparse
 from pathlib import Path
 
 from config.files import check_folder
-from config.templates import AUTO
 from launch.spec import usable
-from model.text import CONVERSATIONS
+from model.text import AUTO, CONVERSATIONS
 from model.weights.checkpoint import SOURCES
 from train.course import check_bounds
 from train.eagle.loss import STARTS

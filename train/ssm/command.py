@@ -18,7 +18,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import write_json
-from config.templates import chosen
 from eval.pair_keys import Measured
 from eval.pairs import Model, answer, check_pair
 from eval.pairs import open_model as open_pair
@@ -26,6 +25,7 @@ from eval.tokens_per_pass import Array, merged_passes, ranks
 from launch.spec import usable
 from launch.split.plan import TEXT_FILES
 from model.sample import Sampler
+from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
 from train.course import Course, Hyperparameters, ended, sweep
 from train.eagle.teacher import mark
@@ -175,7 +175,7 @@ def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
     sweep(args.out, TEXTS, RECORD)
-    args.template = chosen(args.template, args.target)
+    args.template = template_of(args.template, args.target)
     if args.threads:
         torch.set_num_threads(args.threads)
     training = Training(args)

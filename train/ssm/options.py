@@ -8,10 +8,9 @@ import argparse
 from pathlib import Path
 
 from config.files import check_folder
-from config.templates import AUTO
 from config.trees import wrong_widths
 from launch.spec import usable
-from model.text import CONVERSATIONS
+from model.text import AUTO, CONVERSATIONS
 from train.course import check_bounds
 
 ABOUT = "Fine-tunes drafters for a target one after another, each on what those before it get wrong (boost-tuning)."
