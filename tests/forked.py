@@ -17,10 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
+import pytest
+
 from config.presets import ROOT
 from launch import processes
 from launch.folder import Folder, private_folder
-from launch.processes import FOLDER
+from launch.processes import FOLDER, LAUNCHER
 from launch.run import run
 from pipeline.heartbeat import LOST as NOTED
 from scripts import generate
@@ -159,8 +161,8 @@ def _be_launcher(words: Sequence[str], environment: dict[str, str], files: Seque
     _be_program(words, environment)
 
 
-class Launcher:
-    """The process of a forked launcher, with what tests use of subprocess.Popen."""
+class Forked:
+    """A process of the fork server, with what tests and launch/processes.py use of subprocess.Popen."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
@@ -175,16 +177,35 @@ class Launcher:
         os.kill(self.pid, number)
 
 
+def _be_own_rank(words: Sequence[str], environment: dict[str, str]) -> None:
+    _be_program(words, {**environment, LAUNCHER: str(os.getppid())})
+
+
+@pytest.fixture
+def own_ranks(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The processes of the ranks that a program of this process starts, which are forked, too."""
+    found = {}
+
+    def start(words: Sequence[str], env: dict[str, str]) -> Forked:
+        process = CONTEXT.Process(target=_be_own_rank, args=(words[2:], env))  # behind `python -m`
+        process.start()
+        found[int(env["RANK"])] = process.pid
+        return Forked(process)
+
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=start))
+    return found
+
+
 class ForkedCommand(Command):
     """As `Command` of tests/saved.py."""
 
-    def start(self, words: Sequence[str]) -> Launcher:
+    def start(self, words: Sequence[str]) -> Forked:
         for path in self.files:
             path.touch()
         environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", HERE: str(self.files[0].parent)}
         process = CONTEXT.Process(target=_be_launcher, args=(words, environment, self.files))
         process.start()
-        return Launcher(process)
+        return Forked(process)
 
     def ranks(self) -> dict[int, int]:
         found = {}

@@ -17,6 +17,7 @@ from launch.split.write import split
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.failure import PeerLost
+from tests.forked import own_ranks as own_ranks
 from tests.saved import models
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
@@ -68,7 +69,7 @@ def test_a_stop_text_ends_an_answer_and_is_not_shown(pipeline):
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_the_program_around_it_keeps_its_settings(options, processes):
+def test_the_program_around_it_keeps_its_settings(options, processes, own_ranks):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     environment, threads, gradients = dict(os.environ), torch.get_num_threads(), torch.is_grad_enabled()
     with Pipeline.open(**options, processes=processes) as pipeline:
@@ -85,28 +86,14 @@ def test_what_cannot_work_is_reported_before_a_start(options):
         Pipeline.open(**options, stages=3)
 
 
-def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(options):
+def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(options, own_ranks):
     with Pipeline.open(**{**options, "max_new_tokens": 2000}, processes=True) as pipeline:
         stream = pipeline.stream(PROMPT)
         next(iter(stream))
-        threading.Timer(0.2, os.kill, (worker_of(1), signal.SIGKILL)).start()
+        threading.Timer(0.2, os.kill, (own_ranks[1], signal.SIGKILL)).start()
         with pytest.raises(PeerLost, match="rank 1 was lost"):
             for _ in stream:
                 pass
-
-
-def worker_of(rank: int) -> int:
-    """The process that is this rank of the pipeline of this program."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as environment:
-                    entries = environment.read().split(b"\0")
-            except OSError:
-                continue
-            if f"RANK={rank}".encode() in entries and f"FLOWSPEC_LAUNCHER={os.getpid()}".encode() in entries:
-                return int(name)
-    raise AssertionError("there is no such rank")
 
 
 SEVERAL = [("the first question", {"temperature": 0.0}), ("another", {"temperature": 1.0, "seed": 4}),
@@ -116,7 +103,7 @@ STARTS = [{"processes": True}, {"processes": False, "pipeline_type": "streaming"
 
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
-def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, start):
+def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, own_ranks, start):
     with pipeline_of(start) as pipeline:
         alone = [pipeline.generate(prompt, **own) for prompt, own in SEVERAL]
         begun = [pipeline.submit(prompt, **own) for prompt, own in SEVERAL]

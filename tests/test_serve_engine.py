@@ -20,9 +20,9 @@ from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import Piece, fitting_ids, ids_of
+from tests.forked import own_ranks as own_ranks
 from tests.saved import models, wait_until
 from tests.serving import live
-from tests.test_pipeline import worker_of
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 LONG = {"max_new_tokens": 1000}
@@ -118,7 +118,7 @@ def test_an_answer_goes_on_while_a_prompt_is_read(engine, monkeypatch):
         in_time.append(ended.wait(60))
         return PROMPT
 
-    going = asked(engine, Heard(**LONG))[0]
+    going = asked(engine, Heard(max_new_tokens=200))[0]
     assert isinstance(going.events.get(timeout=600), Piece)
     monkeypatch.setattr("serve.engine.fitting_ids", slow)
     read = asked(engine, Heard())[0]
@@ -280,7 +280,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
     assert "there is no model" not in capsys.readouterr().out  # who started the engine says it
 
 
-def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
+def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words, own_ranks):
     keys = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in words.items()
             if key != "threads_per_rank"]
     with live(*keys, "max_requests=1") as server:
@@ -295,7 +295,7 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
             thread.start()
             time.sleep(0.3)
         assert wait_until(lambda: len(server.engine.jobs) == 2, 30)
-        os.kill(worker_of(2), signal.SIGKILL)
+        os.kill(own_ranks[2], signal.SIGKILL)
         for thread in threads:
             thread.join()
         lost = got["under way"]
@@ -304,7 +304,7 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
         assert got["waiting"].json()["choices"] == before
         assert server.client.get("/health").status_code == 200
         held, opened = held_here(), server.engine.call(weakref.ref).result(60)
-        os.kill(worker_of(1), signal.SIGKILL)  # while there is nothing to do
+        os.kill(own_ranks[1], signal.SIGKILL)  # while there is nothing to do
         assert wait_until(lambda: server.engine.figures.restarts._value.get() == 2, 60)
         assert wait_until(lambda: server.client.get("/health").status_code == 200, 60)
         assert server.chat("hello", max_tokens=8).json()["choices"] == before
