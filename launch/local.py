@@ -15,18 +15,7 @@ import torch.distributed as dist
 
 from launch.console import LOST, die
 from launch.folder import Folder, hold
-from launch.processes import (
-    FOLDER,
-    GRACE,
-    LAUNCHER,
-    LOOK,
-    Ranks,
-    environment_kept,
-    keep_on_loopback,
-    launched,
-    noted_in,
-    reason_of,
-)
+from launch.processes import FOLDER, GRACE, LAUNCHER, keep_on_loopback, launched
 from pipeline.failure import PeerLost, explain, guarded
 
 
@@ -58,29 +47,6 @@ def join(folder: str, rank: int, world: int) -> Folder:
     files = dist.FileStore(os.path.join(folder, "groups"), world)
     dist.init_process_group("gloo", store=files, rank=rank, world_size=world)
     return Folder(folder)
-
-
-def join_beside(others: Ranks, folder: str, world: int) -> Folder:
-    """`join` as rank 0, which has started the others itself; raises PeerLost, with the reason, if one ends instead."""
-    joined: list[Folder] = []
-    failed: list[BaseException] = []
-
-    def join_as_0() -> None:
-        joined.append(join(folder, 0, world))
-
-    with environment_kept("GLOO_SOCKET_IFNAME"):
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
-        keep_on_loopback(os.environ)
-        joining = guarded("join", join_as_0, lambda thread, error: failed.append(error))
-        while joining.is_alive() and all(process.poll() is None for process in others):
-            joining.join(LOOK)
-    if joined:
-        return joined[0]
-    noted = noted_in(folder)
-    ended = {rank: process.returncode for rank, process in enumerate(others, 1) if process.poll() is not None}
-    if ended:
-        raise PeerLost(reason_of(ended, noted))
-    raise PeerLost(noted or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 
 def _end_with(launcher: int) -> None:

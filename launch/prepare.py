@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from config.files import check_folder, check_output
 from config.presets import ROOT, absent
@@ -14,8 +14,7 @@ from config.questions import read
 from config.run_config import RunConfig
 from launch.memory import check_memory, local_ranks
 from launch.spec import RankSpec, place, usable
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.split.write import Layout, split
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, Part, plan_stages, read_sizes
@@ -24,8 +23,20 @@ from pipeline.trace import rank_files
 from tp.links import Placement
 
 
-def prepare(config: RunConfig) -> tuple[Path, Placement]:
-    """The folder of the split model, which is made if need be, and the placement of the ranks.
+class Prepared(NamedTuple):
+    """A run that can start."""
+
+    config: RunConfig
+    folder: Path  # of the split model
+    placement: Placement
+
+    def spec(self, rank: int) -> RankSpec:
+        """What a rank is built from; raises ValueError if its part is not there."""
+        return RankSpec(self.config, open_part(self.folder, rank, self.config))
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """A run whose model is split, which is done if need be.
 
     Raises ValueError, in a sentence that names the fix, for what cannot work.
     """
@@ -47,7 +58,7 @@ def prepare(config: RunConfig) -> tuple[Path, Placement]:
     elif HEAD in own.weights.names() and RankSpec(config, own).drafter is None:  # rank 0 alone has these files
         _check_files(config)
     _check_memory(config, folder, own, placement.world)
-    return folder, placement
+    return Prepared(config, folder, placement)
 
 
 def _check_form(config: RunConfig, part: Part) -> None:

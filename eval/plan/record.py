@@ -123,7 +123,7 @@ def _kept(path: Path, settings: dict[str, Any]) -> Book:
 def made(config: PlanConfig) -> Book:
     """A record by the models themselves, all in this process."""
     usual = config.single(pipeline_type="ar", **APART)
-    with as_virtual(usual, *prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         assert pipeline.text is not None, "questions are text"
         writer = pipeline.decoder
         readers = _readers(pipeline, config)

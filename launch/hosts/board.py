@@ -143,6 +143,11 @@ def is_address(text: str) -> bool:
         return False
 
 
+def is_one_rank(hosts: str) -> bool:
+    """Whether this process is one rank of several: as its starter says, or as a board with a hosts file."""
+    return "RANK" in os.environ or bool(hosts or os.environ.get(BOARD))
+
+
 def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | None:
     """This board; None where all ranks are on this machine, or torchrun has set the rank.
 

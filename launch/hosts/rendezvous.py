@@ -15,7 +15,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Callable, Dict, Sequence
 
 import torch.distributed as dist
@@ -29,12 +28,10 @@ from launch.hosts.board import Board
 from launch.hosts.entries import Facts
 from launch.hosts.store import Entries, Store, StoreClient
 from launch.hosts.store_server import StoreServer, hang_up
-from launch.prepare import open_part
+from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
-from model.weights.parts import Part
 from pipeline.transport import PeerLost
-from tp.links import Placement
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
 SEAT = 30  # seconds for a run to end that has this board in it still, since nobody has missed it there yet
@@ -63,28 +60,27 @@ class Rendezvous:
         self._deadline = time.monotonic() + board.wait
         self._store = self._open()
 
-    def attend(self, keys: RunConfig | CommandKeys, prepare: Callable[[RunConfig], tuple[Path, Placement]]
-               ) -> tuple[Path, Placement]:
-        """What `prepare` gives, once all ranks are here and belong together; raises ValueError or PeerLost."""
+    def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
+        """The run, once all ranks are here and belong together; raises ValueError or PeerLost."""
         config, host = keys.run, socket.gethostname()
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
         with socket.socket() as door:
             try:
-                folder, placement = prepare(config)
-                part = open_part(folder, self.board.rank, config)
-                facts.update(self._describe(keys, part, door))
+                prepared = prepare(config)
+                facts.update(self._describe(keys, prepared.spec(self.board.rank), door))
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
                 self._agree("facts", len(self.board.lines), self._judge_facts)
                 raise
             self._write("facts", facts)
-            written = self._agree("facts", placement.world, self._judge_facts)
+            world = prepared.placement.world
+            written = self._agree("facts", world, self._judge_facts)
             self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         self._settle(config.timeout)
-        os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(placement.world))
-        say(f"all {placement.world} ranks are here")
-        return folder, placement
+        os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
+        say(f"all {world} ranks are here")
+        return prepared
 
     def connect(self) -> Any:
         """Join the process group of all ranks. Returns the store in which they write their heartbeats."""
@@ -100,7 +96,7 @@ class Rendezvous:
                            f"firewall is between them ({reason}); start all again") from error
         return dist.distributed_c10d._get_default_store()
 
-    def _describe(self, keys: RunConfig | CommandKeys, part: Part, door: socket.socket) -> Facts:
+    def _describe(self, keys: RunConfig | CommandKeys, spec: RankSpec, door: socket.socket) -> Facts:
         """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
         config = keys.run
         interface, address = self.board.network()
@@ -108,10 +104,10 @@ class Rendezvous:
         door.listen()
         opening = partial(open_door, door, self.board.rank)
         threading.Thread(target=opening, name="door", daemon=True).start()
-        found = {"dtype": str(RankSpec(config, part).dtype).rpartition(".")[2]}
+        found = {"dtype": str(spec.dtype).rpartition(".")[2]}
         if config.drafting_ranks:
             found["ssm"] = f"{config.drafting_ranks} folders"
-        return {"split": part.split_id, "world": part.world, "address": address, "interface": interface,
+        return {"split": spec.part.split_id, "world": spec.part.world, "address": address, "interface": interface,
                 "port": door.getsockname()[1], "settings": settings(keys, **found)}
 
     def _try_ways(self, written: Written) -> None:
