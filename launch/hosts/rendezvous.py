@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 import torch.distributed as dist
 
@@ -23,7 +23,7 @@ from config.command import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
+from launch.hosts.agreement import code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
 from launch.hosts.store import Entries, Store, StoreClient
@@ -39,9 +39,11 @@ LOOK = 0.2  # seconds between two looks into the store
 SOONER = 0.8  # of the heartbeat's patience
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
         "with wait=")
+SILENT = "{} fell silent during the rendezvous: look at its board and network, then start all again"
 
 Written = Dict[int, Any]  # what ranks have written about one topic
 Judge = Callable[[Written], str]  # the first thing that is wrong, in a sentence; empty if all is well
+Verdict = Tuple[str, bool]  # what rank 0 says is wrong, or nothing; and whether a board is missing, not wrong
 
 
 class Rendezvous:
@@ -52,6 +54,7 @@ class Rendezvous:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.names: list[str] = []
+        self._waited = ""  # for whom, as was printed last
         os.environ.update(board.environment)
         interface = plain(board.interface) or "the interface that leads there"
         say(f"this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
@@ -63,6 +66,7 @@ class Rendezvous:
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
         """The run, once all ranks are here and belong together; raises ValueError or PeerLost."""
         config, host = keys.run, socket.gethostname()
+        judge = partial(judge_facts, board=self.board)
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
         with socket.socket() as door:
             try:
@@ -70,11 +74,11 @@ class Rendezvous:
                 facts.update(self._describe(keys, prepared.spec(self.board.rank), door))
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
-                self._agree("facts", len(self.board.lines), self._judge_facts)
+                self._agree("facts", len(self.board.lines), judge)
                 raise
             self._write("facts", facts)
             world = prepared.placement.world
-            written = self._agree("facts", world, self._judge_facts)
+            written = self._agree("facts", world, judge)
             self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
         self._settle(config.timeout)
@@ -120,9 +124,6 @@ class Rendezvous:
         self._write("ways", [rank for rank in written if not reached[rank]])
         self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
 
-    def _judge_facts(self, written: Written) -> str:
-        return judge_facts(written, self.board)
-
     # --- what the coordinator and the participants do each in their own way -------------------------------------------
 
     def _open(self) -> Store:
@@ -152,12 +153,20 @@ class Rendezvous:
         ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
-    def _report_missing(self, missing: str, before: str) -> str:
-        """Print who is waited for, if that is news; returns it."""
-        if missing and missing != before:
+    def _wait_for(self, missing: str) -> None:
+        """Wait a little; print for whom, if that is news."""
+        if missing not in ("", self._waited):
             left = max(0, self._deadline - time.monotonic())
             say(f"waiting for {missing}, up to {left:.0f} seconds")
-        return missing
+        self._waited = missing
+        time.sleep(LOOK)
+
+
+def enforce(verdict: Verdict) -> None:
+    """Raise what is wrong, if anything is: PeerLost or ValueError."""
+    reason, is_lost = verdict
+    if reason:
+        raise PeerLost(reason) if is_lost else ValueError(reason)
 
 
 class Coordinator(Rendezvous):
@@ -177,23 +186,22 @@ class Coordinator(Rendezvous):
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         world = max(world, 1)  # 0: rank 0's own folder could not say
-        written, verdict = self._collect(topic, world)
-        if not verdict.reason:
-            verdict = Verdict(judge(written))
+        written, late = self._collect(topic, world)
+        verdict = late or judge(written), bool(late)
         self._store.set(f"{topic}/all", json.dumps(list(written.items())))
         self._store.set(f"{topic}/verdict", json.dumps(verdict))
-        if verdict.reason:
-            to_hear = [rank for rank in range(1, world) if rank in written or not verdict.lost]
+        if any(verdict):
+            to_hear = [rank for rank in range(1, world) if rank in written or not late]
             self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]
             atexit.register(self._linger)
-        verdict.enforce()
+        enforce(verdict)
         return written
 
-    def _collect(self, topic: str, world: int) -> tuple[Written, Verdict]:
-        """What the ranks have written once all have, one has an error, or it is too late, which is a verdict."""
+    def _collect(self, topic: str, world: int) -> tuple[Written, str]:
+        """What the ranks have written once all have or one has an error; or what it says, once it is too late."""
         written: Written = {}
-        missing, verdict = "", Verdict()
-        while len(written) < world and not verdict.reason:
+        late = ""
+        while len(written) < world and not late:
             for rank in range(world):
                 found = self._read(f"{topic}/{rank}") if rank not in written else None
                 if found is not None:
@@ -201,16 +209,10 @@ class Coordinator(Rendezvous):
             if topic == "facts" and any(fact.get("error") for fact in written.values()):
                 break
             if len(written) < world and time.monotonic() > self._deadline:
-                verdict = Verdict(self._absent(topic, world), lost=True)
-            missing = self._report_missing(self._missing("facts", world), missing)
-            time.sleep(LOOK)
-        return dict(sorted(written.items())), verdict
-
-    def _absent(self, topic: str, world: int) -> str:
-        missing = self._missing(topic, world)
-        if topic == "ways":
-            return f"{missing} fell silent during the rendezvous: look at its board and network, then start all again"
-        return LATE.format(missing, self.board.wait)
+                missing = self._missing(topic, world)
+                late = LATE.format(missing, self.board.wait) if topic == "facts" else SILENT.format(missing)
+            self._wait_for(self._missing("facts", world))
+        return dict(sorted(written.items())), late
 
     def close(self) -> None:
         """End the store, as the end of its process would; first let the other ranks hear why, and end."""
@@ -239,14 +241,13 @@ class Participant(Rendezvous):
         self._client.patience = SOONER * timeout
 
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
-        verdict, missing = None, ""
+        verdict = None
         while verdict is None:
             verdict = self._read(f"{topic}/verdict")
-            missing = self._report_missing(self._missing("facts", world), missing)
-            time.sleep(LOOK)
+            self._wait_for(self._missing("facts", world))
         written = dict(sorted(self._read(f"{topic}/all")))
         self._store.add(f"{topic}/heard/{self.board.rank}", 1)
-        Verdict(*verdict).enforce()
+        enforce(verdict)
         if set(written) != set(range(world)):
             raise PeerLost(f"{self._client.names[0]} speaks of other ranks than the {world} of this split: look "
                            "whether all boards were given one address and port")
@@ -259,7 +260,7 @@ class Participant(Rendezvous):
         """
         board = self.board
         names = board.named(0), board.named(board.rank, socket.gethostname())
-        since, reported = time.monotonic(), ""
+        since = time.monotonic()
         while True:
             wrong: Exception
             missing, patience = names[0], PATIENCE
@@ -282,5 +283,4 @@ class Participant(Rendezvous):
                 raise PeerLost(LATE.format(names[0], board.wait))
             if now > min(since + patience, self._deadline):
                 raise wrong
-            reported = self._report_missing(missing, reported)
-            time.sleep(LOOK)
+            self._wait_for(missing)
