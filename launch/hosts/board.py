@@ -57,12 +57,6 @@ class Board(NamedTuple):
         where = ", ".join(dict.fromkeys(word for word in (host, address or known) if word))
         return f"rank {rank} ({where})" if where else f"rank {rank}"
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a rank needs in its environment, under torchrun's names."""
-        world = {"WORLD_SIZE": str(len(self.lines))} if self.lines else {}
-        return {"RANK": str(self.rank), **world}
-
     def listen_address(self) -> str:
         """On rank 0's board, the one address at which the store listens.
 

@@ -26,8 +26,7 @@ from launch.console import say
 from launch.hosts.agreement import code_version, judge_facts, judge_ways, open_door, reaches, settings
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
-from launch.hosts.store import Entries, Store, StoreClient
-from launch.hosts.store_server import StoreServer, hang_up
+from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
@@ -49,13 +48,13 @@ Verdict = Tuple[str, bool]  # what rank 0 says is wrong, or nothing; and whether
 class Rendezvous:
     """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it."""
 
-    several_hosts = True
-
     def __init__(self, board: Board) -> None:
         self.board = board
         self.names: list[str] = []
         self._waited = ""  # for whom, as was printed last
-        os.environ.update(board.environment)
+        os.environ["RANK"] = str(board.rank)
+        if board.lines:
+            os.environ["WORLD_SIZE"] = str(len(board.lines))
         interface = plain(board.interface) or "the interface that leads there"
         say(f"this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
             f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
