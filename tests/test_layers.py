@@ -30,10 +30,10 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "pipeline": 3520,
     "tp": 888,
     "sim": 1002,
-    "launch": 5634,
-    "eval": 4879,
+    "launch": 5520,
+    "eval": 4878,
     "serve": 1910,
-    "eval/dsi": 3270,
+    "eval/dsi": 3269,
     "eval/load": 823,
     "eval/plan": 2372,
     "eval/specinfer": 794,
@@ -41,7 +41,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "toy/corpus": 1585,
     "scripts": 767,
     "toy": 439,
-    "split_and_save_models": 99,
+    "split_and_save_models": 98,
 }
 FUNCTION, ARGUMENTS = 40, 6
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
