@@ -14,7 +14,6 @@ from launch.console import say
 from launch.folder import Folder, private_folder
 from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
-from launch.local import join
 from launch.prepare import Prepared, prepare
 from launch.processes import (
     LOOK,
@@ -27,7 +26,7 @@ from launch.processes import (
     reason_of,
     start_ranks,
 )
-from launch.ranks import Member, Rank, Tracing, as_threads, in_group, torch_as_it_was
+from launch.ranks import Member, Rank, Tracing, as_threads, in_group, join, torch_as_it_was
 from launch.trace import open_trace
 from launch.virtual import as_virtual
 from pipeline.failure import PeerLost, explain, guarded
@@ -62,7 +61,7 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
     with private_folder() as place, torch_as_it_was():
         others = start_ranks(["launch.run", *words], place, world, range(1, world))
         try:
-            store = _join_beside(others, place, world)
+            store = join_beside(others, place, world)
             with in_group(Member(prepared, 0, store)) as rank:
                 yield rank
             await_ends(others)
@@ -70,7 +69,7 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
             kill(others)
 
 
-def _join_beside(others: Ranks, folder: str, world: int) -> Folder:
+def join_beside(others: Ranks, folder: str, world: int) -> Folder:
     """Join the process group of ranks that this one has started; raises PeerLost, with the reason, if one ends instead.
     """
     joined: list[Folder] = []

@@ -4,16 +4,21 @@ What is handed out lives inside the `with`, and ends with it.
 """
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+import os
+import shutil
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Sequence
 
 import torch
 import torch.distributed as dist
 
 from launch.build import build_drafter, build_stage
-from launch.console import show
+from launch.console import LOST, die, show
+from launch.folder import Folder, hold
 from launch.prepare import Prepared, check_split
+from launch.processes import FOLDER, GRACE, LAUNCHER, keep_on_loopback, launched
 from launch.spec import RankSpec
 from launch.trace import join_traces, learn_time, machine, open_trace, send_time
 from launch.wiring import Wires, between_processes, between_threads
@@ -51,6 +56,55 @@ class Rank(NamedTuple):
         stage = build_stage(self.spec, self.trace, self.wires.group)
         with self.wires.meter:
             run_stage(stage, self.wires.serving)
+
+
+# --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
+
+def connect(rank: int, world: int) -> Any:
+    """Join the process group of all ranks, whether `spawn` has started them or a person's own torchrun.
+
+    Returns the store in which they write their heartbeats.
+    """
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    if launched():
+        with suppress(OSError):  # gone, if the launcher is
+            hold(os.environ[FOLDER])
+    if os.getppid() != launcher:
+        _end_as_orphan()
+    guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
+    try:
+        if launched():
+            return join(os.environ[FOLDER], rank, world)
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+            keep_on_loopback(os.environ)
+        dist.init_process_group("gloo")
+    except RuntimeError as error:
+        raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
+    return dist.distributed_c10d._get_default_store()
+
+
+def join(folder: str, rank: int, world: int) -> Folder:
+    """Join the process group of all ranks of this machine. Returns the store in which they write their heartbeats."""
+    files = dist.FileStore(os.path.join(folder, "groups"), world)
+    dist.init_process_group("gloo", store=files, rank=rank, world_size=world)
+    return Folder(folder)
+
+
+def _end_with(launcher: int) -> None:
+    """If the launcher is killed, so is this rank, even before there is a heartbeat that would notice."""
+    while os.getppid() == launcher:
+        time.sleep(GRACE / 6)
+    _end_as_orphan()
+
+
+def _end_as_orphan() -> NoReturn:
+    """End a rank without a launcher, together with the folder that nobody else can remove now."""
+    if launched():
+        # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and
+        # lets no other thread run meanwhile.
+        time.sleep(1)
+        shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
+    die(LOST)
 
 
 # --- processes, on one machine or several -----------------------------------------------------------------------------

@@ -25,12 +25,11 @@ from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, STOPPED, WRONG, die, ended_by, interrupt, say, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
-from launch.local import connect
 from launch.open_rank0 import alone
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE, launched, note, spawn
-from launch.ranks import Member, Rank, Tracing
+from launch.ranks import Member, Rank, Tracing, connect
 from launch.trace import join_traces, open_trace
 from pipeline.failure import PeerLost, explain, foreseen
 
