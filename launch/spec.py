@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from config.methods import METHODS
-from config.profiles import Profile
 from config.run_config import RunConfig
 from model.llama import LlamaConfig
 from model.weights.parts import Part
@@ -58,6 +57,12 @@ class RankSpec:
     def context(self) -> int:
         """The most tokens of prompt and answer together."""
         return min(self.config.max_length, self.sizes.context)
+
+    @property
+    def layers(self) -> int:
+        """How many layers the rank holds, or shares; a small model's own do not count."""
+        first, last = self.part.layers
+        return last - first if self.drafter is None else 0
 
     @cached_property
     def slots(self) -> int:
@@ -114,14 +119,9 @@ class RankSpec:
         return self.quant if self.part.quant == "none" else "none"
 
     @property
-    def draft(self) -> str:
-        """The kind of draft: that of the method, if it has any."""
-        return "none" if METHODS[self.config.pipeline_type].draft == "none" else "+".join(self.config.sources)
-
-    @property
     def sources(self) -> tuple[str, ...]:
         """The sources of the draft's guesses; none for a method that has no draft."""
-        return () if self.draft == "none" else self.config.sources
+        return () if METHODS[self.config.pipeline_type].draft == "none" else self.config.sources
 
     @property
     def small_models(self) -> list[Path]:
@@ -134,9 +134,9 @@ class RankSpec:
         return len(self.small_models) if "ssm" in self.sources else 1
 
     @property
-    def cluster(self) -> Profile | None:
-        """The emulated cluster, if there is one."""
-        return self.config.cluster
+    def draft_folder(self) -> Path:
+        """The folder of a small model that drafts alone: the one that is named, or `draft` in rank 0's."""
+        return Path(self.config.draft_dir) if self.config.draft_dir else self.part.folder / "draft"
 
     def draft_quant(self) -> str:
         """The kind of weights that a draft runs with; refused where this rank cannot compute them."""

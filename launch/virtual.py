@@ -46,18 +46,19 @@ def as_virtual(prepared: Prepared, tracing: Tracing = open_trace, own: Own = NOT
     traces = [tracing(config, rank, clocks.get(rank, clock)) for rank in range(placement.world)]
     groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
-    assert spec.cluster is not None, "only an emulated cluster has virtual time"
+    profile = config.cluster
+    assert profile is not None, "only an emulated cluster has virtual time"
     with torch_as_it_was():
         spec.prepare_torch()
         copy = _copy(groups)
-        works = [_work(group, spec.cluster, own) for group in copy]
+        works = [_work(group, profile, own) for group in copy]
         led = [traces[rank] for rank in placement.leaders]
-        cluster = Cluster(spec.cluster, clock, [works] * spec.copies, answers(copy), led, own)
+        cluster = Cluster(profile, clock, [works] * spec.copies, answers(copy), led, own)
         alone = ThreadGroup(Table(1), 0)
         drafters = []
         for rank, its_clock in clocks.items():
             drafter = build_drafter(prepared.spec(rank), traces[rank], its_clock)
-            drafters.append(DrafterWay(spec.cluster, drafter, clock, its_clock, traces[0]))
+            drafters.append(DrafterWay(profile, drafter, clock, its_clock, traces[0]))
 
         def restart() -> None:
             cluster.restart()
