@@ -21,12 +21,6 @@ from model.weights.quant import probe, running_kind
 from tp.links import Placement
 
 
-def place(config: RunConfig, part: Part) -> Placement:
-    """The placement of all ranks of a run, of which one holds this part of the split."""
-    copies = config.copies(len(part.stages))
-    return Placement.of(part.stages, len(part.shares), copies, config.drafting_ranks)
-
-
 def usable(name: str, key: str = "device=") -> torch.device:
     """The device of that name; `auto` is a CUDA device if there is one. Raises ValueError for one that is not here."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -78,11 +72,16 @@ class RankSpec:
         """How many copies of the model there are, for a method that has replicas."""
         return self.config.copies(len(self.part.stages))
 
+    @property
+    def placement(self) -> Placement:
+        """The placement of all ranks of the run."""
+        return Placement.of(self.part.stages, len(self.part.shares), self.copies, self.config.drafting_ranks)
+
     @cached_property
     def drafter(self) -> int | None:
         """Which of the small models this rank holds in place of its part, counted from 0; None if it is no such rank.
         """
-        return place(self.config, self.part).drafter(self.part.rank)
+        return self.placement.drafter(self.part.rank)
 
     @cached_property
     def device(self) -> torch.device:
@@ -148,5 +147,5 @@ class RankSpec:
         """Tell torch, for the whole process, to compute no gradients, and how many threads to use."""
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
-        fair = max(1, cores // place(self.config, self.part).world)
+        fair = max(1, cores // self.placement.world)
         torch.set_num_threads(self.config.threads_per_rank or fair)
