@@ -181,11 +181,6 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
     return Eagle(head, logits, spec.slots)
 
 
-def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
-    """A small model of the same vocabulary, whole: from `draft_dir`, or from the folder `draft` in rank 0's."""
-    return _small_model(spec, spec.draft_folder, "draft_dir")
-
-
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:
     """The small model of this number, from 0, as a draft with draws of its own, called ssm1, ssm2 and so on."""
     draft = _small_model(spec, spec.small_models[number], "ssm")
@@ -269,4 +264,7 @@ def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn
     return lm_head
 
 
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {"eagle": _eagle_draft, "model": _model_draft}
+DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {
+    "eagle": _eagle_draft,
+    "model": lambda spec, lm_head: _small_model(spec, spec.draft_folder, "draft_dir"),
+}

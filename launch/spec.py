@@ -134,7 +134,7 @@ class RankSpec:
 
     @property
     def draft_folder(self) -> Path:
-        """The folder of a small model that drafts alone: the one that is named, or `draft` in rank 0's."""
+        """The folder of a small model of the same vocabulary that drafts alone: as named, or `draft` in rank 0's."""
         return Path(self.config.draft_dir) if self.config.draft_dir else self.part.folder / "draft"
 
     def draft_quant(self) -> str:

@@ -50,7 +50,8 @@ def as_virtual(prepared: Prepared, tracing: Tracing = open_trace, own: Own = NOT
     assert profile is not None, "only an emulated cluster has virtual time"
     with torch_as_it_was():
         spec.prepare_torch()
-        copy = _copy(groups)
+        stages = groups[1:] or groups
+        copy = stages[:len(stages) // spec.copies]  # the stages of one copy
         works = [_work(group, profile, own) for group in copy]
         led = [traces[rank] for rank in placement.leaders]
         cluster = Cluster(profile, clock, [works] * spec.copies, answers(copy), led, own)
@@ -69,11 +70,6 @@ def as_virtual(prepared: Prepared, tracing: Tracing = open_trace, own: Own = NOT
     for trace in traces:
         trace.close()
     join_traces(spec)
-
-
-def _copy(groups: Groups) -> Groups:
-    stages = groups[1:] or groups
-    return stages[:len(stages) // groups[0][0].copies]
 
 
 def _whole(group: Sequence[RankSpec]) -> Slice:

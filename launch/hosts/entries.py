@@ -10,6 +10,7 @@ import re
 from typing import Any, Callable, Dict
 
 from config.files import fits
+from config.schema.fields import whole
 from config.schema.untrusted import plain
 
 MOST = 1 << 20  # bytes of an entry
@@ -41,10 +42,6 @@ def _digits(text: str) -> int:
 
 # --- forms ------------------------------------------------------------------------------------------------------------
 
-def _whole(least: int, end: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and least <= value < end
-
-
 def _is_address(value: Any) -> bool:
     parts = value.split(".") if isinstance(value, str) else []
     numbers = [int(part) for part in parts if re.fullmatch("0|[1-9][0-9]{0,2}", part)]
@@ -56,10 +53,10 @@ def _is_settings(value: Any) -> bool:
     return isinstance(value, dict) and all(type(entry) in TYPED for entry in value.values())
 
 
-RANK = _whole(0, RANKS)
+RANK = whole(0, RANKS - 1).fits
 ALWAYS = {"host": str, "code": str, "settings": _is_settings}
-FACTS = {**ALWAYS, "world": _whole(1, RANKS), "split": str, "address": _is_address, "interface": str,
-         "port": _whole(1, 1 << 16)}
+FACTS = {**ALWAYS, "world": whole(1, RANKS - 1).fits, "split": str, "address": _is_address, "interface": str,
+         "port": whole(1, (1 << 16) - 1).fits}
 
 
 def _is_facts(value: Any) -> bool:

@@ -12,6 +12,7 @@ import socketserver
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Callable, Sequence
 
@@ -232,10 +233,8 @@ def greeted(line: bytes) -> int:
 
 
 def hang_up(way: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it is gone already
         way.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is gone already
 
 
 # --- the ends ---------------------------------------------------------------------------------------------------------
