@@ -226,10 +226,10 @@ def greeted(line: bytes) -> int:
     said = parse(line)
     if not fits(said, (str, int)) or said[0] != GREETING:
         raise Junk("it is no rank's greeting")
-    rank = int(said[1])
-    if not 0 < rank < RANKS:
-        raise Junk(f"there is no rank {rank}")
-    return rank
+    number = int(said[1])
+    if not 0 < number < RANKS:
+        raise Junk(f"there is no rank {number}")
+    return number
 
 
 def hang_up(way: socket.socket) -> None:
