@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence
 
 import torch.distributed as dist
 
@@ -42,11 +42,12 @@ SILENT = "{} fell silent during the rendezvous: look at its board and network, t
 
 Written = Dict[int, Any]  # what ranks have written about one topic
 Judge = Callable[[Written], str]  # the first thing that is wrong, in a sentence; empty if all is well
-Verdict = Tuple[str, bool]  # what rank 0 says is wrong, or nothing; and whether a board is missing, not wrong
 
 
 class Rendezvous:
     """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it."""
+
+    _client: StoreClient | None = None  # of every rank but 0
 
     def __init__(self, board: Board) -> None:
         self.board = board
@@ -80,7 +81,10 @@ class Rendezvous:
             written = self._agree("facts", world, judge)
             self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
-        self._settle(config.timeout)
+        if self._client:
+            self._client.names = self.names[0], self.names[self.board.rank]
+            # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
+            self._client.patience = SOONER * config.timeout
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
         say(f"all {world} ranks are here")
         return prepared
@@ -123,20 +127,31 @@ class Rendezvous:
         self._write("ways", [rank for rank in written if not reached[rank]])
         self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
 
-    # --- what the coordinator and the participants do each in their own way -------------------------------------------
-
-    def _open(self) -> Store:
-        raise NotImplementedError
-
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         """What all ranks have written about a topic, in the order of their numbers.
 
         Raises what rank 0 makes of it: ValueError if anything does not fit, PeerLost if a rank is missing.
         """
+        self._judge(topic, world, judge)
+        while (verdict := self._read(f"{topic}/verdict")) is None:
+            self._wait_for(self._missing("facts", world))
+        written = dict(sorted(self._read(f"{topic}/all")))
+        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
+        reason, is_lost = verdict
+        if reason:
+            raise PeerLost(reason) if is_lost else ValueError(reason)
+        if set(written) != set(range(world)):
+            raise PeerLost(f"{self.board.named(0)} speaks of other ranks than the {world} of this split: look whether "
+                           "all boards were given one address and port")
+        return written
+
+    # --- what rank 0 does in its own way ------------------------------------------------------------------------------
+
+    def _open(self) -> Store:
         raise NotImplementedError
 
-    def _settle(self, timeout: float) -> None:
-        """The ranks have come: from now on a store that is silent for `timeout` seconds is lost."""
+    def _judge(self, topic: str, world: int, judge: Judge) -> None:
+        """Write down what is wrong with what all have written: a sentence, and whether a board is missing."""
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -161,13 +176,6 @@ class Rendezvous:
         time.sleep(LOOK)
 
 
-def enforce(verdict: Verdict) -> None:
-    """Raise what is wrong, if anything is: PeerLost or ValueError."""
-    reason, is_lost = verdict
-    if reason:
-        raise PeerLost(reason) if is_lost else ValueError(reason)
-
-
 class Coordinator(Rendezvous):
     """Rank 0's side: it keeps the store and judges what the others write."""
 
@@ -183,18 +191,16 @@ class Coordinator(Rendezvous):
                              "with master=:PORT, the same on all boards") from error
         return Store(entries.own)
 
-    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
+    def _judge(self, topic: str, world: int, judge: Judge) -> None:
         world = max(world, 1)  # 0: rank 0's own folder could not say
         written, late = self._collect(topic, world)
-        verdict = late or judge(written), bool(late)
+        reason = late or judge(written)
         self._store.set(f"{topic}/all", json.dumps(list(written.items())))
-        self._store.set(f"{topic}/verdict", json.dumps(verdict))
-        if any(verdict):
+        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late))))
+        if reason:
             to_hear = [rank for rank in range(1, world) if rank in written or not late]
             self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]
             atexit.register(self._linger)
-        enforce(verdict)
-        return written
 
     def _collect(self, topic: str, world: int) -> tuple[Written, str]:
         """What the ranks have written once all have or one has an error; or what it says, once it is too late."""
@@ -233,24 +239,6 @@ class Participant(Rendezvous):
     def _open(self) -> Store:
         self._client = self._reach()
         return Store(self._client.ask)
-
-    def _settle(self, timeout: float) -> None:
-        self._client.names = self.names[0], self.names[self.board.rank]
-        # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
-        self._client.patience = SOONER * timeout
-
-    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
-        verdict = None
-        while verdict is None:
-            verdict = self._read(f"{topic}/verdict")
-            self._wait_for(self._missing("facts", world))
-        written = dict(sorted(self._read(f"{topic}/all")))
-        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
-        enforce(verdict)
-        if set(written) != set(range(world)):
-            raise PeerLost(f"{self._client.names[0]} speaks of other ranks than the {world} of this split: look "
-                           "whether all boards were given one address and port")
-        return written
 
     def _reach(self) -> StoreClient:
         """The way to rank 0's store, once its program is there.
