@@ -73,6 +73,24 @@ class AsksSets(CommandKeys):
         return listed(self.sets)
 
 
+class ComparesMethods(AsksSets):
+    """The same where methods answer, at several temperatures."""
+
+    methods = temperatures = ""  # keys of each command, with meanings of their own
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        return listed(self.methods)
+
+    @property
+    def chosen_temperatures(self) -> tuple[float, ...]:
+        return tuple(map(number, listed(self.temperatures)))
+
+    @property
+    def asked_methods(self) -> tuple[str, ...]:
+        return tuple(name for name in self.chosen_methods if name in METHODS)
+
+
 class Contender(NamedTuple):
     """What is compared: a method with a draft; `none` is that of a method that needs no draft."""
 
@@ -81,7 +99,7 @@ class Contender(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EvalConfig(ComparedDrafts, AsksSets):
+class EvalConfig(ComparedDrafts, ComparesMethods):
     """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
 
     REFUSED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
@@ -103,15 +121,7 @@ class EvalConfig(ComparedDrafts, AsksSets):
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods, `ar` first, since the others are compared with it."""
-        return tuple(sorted(listed(self.methods), key=lambda name: name != "ar"))
-
-    @property
-    def chosen_temperatures(self) -> tuple[float, ...]:
-        return tuple(map(number, listed(self.temperatures)))
-
-    @property
-    def asked_methods(self) -> tuple[str, ...]:
-        return tuple(name for name in self.chosen_methods if name in METHODS)
+        return tuple(sorted(super().chosen_methods, key=lambda name: name != "ar"))
 
     @property
     def groups(self) -> list[tuple[str, ...]]:

@@ -110,14 +110,14 @@ def test_requests_that_find_no_place_wait_in_their_order_and_their_wait_counts()
 
 def test_plain_decoding_of_several_at_once_shares_the_passes_of_stages():
     alone, together = (figures(at_once(virtual(), requests(), places)) for places in (1, 5))
-    assert together.speed > 2 * alone.speed and together.latency < 2 * alone.latency
+    assert together.tokens_per_second > 2 * alone.tokens_per_second and together.latency < 2 * alone.latency
 
 
 def test_the_figures_of_a_load_are_those_of_a_person():
     served = [Served(number, float(number), number + 0.5, number + 2.0 + number % 2, (1, 2, 3)) for number in range(4)]
     found = figures(served)
-    assert found.latency == 2.5 and found.latency_tail == 3.0 and found.wait == found.wait_tail == 0.5
-    assert found.speed == 12 / 6
+    assert found.latency == 2.5 and found.latency_p95 == 3.0 and found.ttft == found.ttft_p95 == 0.5
+    assert found.tokens_per_second == 12 / 6
     texts = {}
     assert unequal(served, texts) == 0 and unequal([served[0]._replace(tokens=(1,)), served[1]], texts) == 1
 
