@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from config.tensor_parallel import USUAL
+from config.run_config import USUAL_RANKS
 from model.drafts.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
 from model.text import TOKENIZER_FILES
@@ -146,7 +146,7 @@ def _text_files(source: Checkpoint) -> list[str]:
 
 def check_group(ranks: int, heads: int) -> None:
     """Refuse to share a layer among ranks that would have next to nothing of it."""
-    most = max(heads, USUAL)
+    most = max(heads, USUAL_RANKS)
     if ranks > most:
         raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {heads} heads: choose "
                          f"at most {most}, as tp={most} or --tp {most}")
