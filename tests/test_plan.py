@@ -25,7 +25,7 @@ from eval.plan.record import SETTINGS, Book, Written, book_of, made
 from eval.plan.replayed import Network
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Busy, Spent, Trial
-from eval.recorded import settings_of
+from eval.recorded import keep, settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -93,7 +93,7 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded,
     keys = {"draft": draft} if method not in ("ar", "specinfer") else {}
     run = config.single(pipeline_type=method, time="virtual", profile="jetson-7b", stages="0+4+4", subseq_token=16,
                         **keys)
-    with as_virtual(run, *prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         took = 0.0
         for one in found.answers:
             answer = pipeline.decoder.whole(Request(one.prompt, Sampler(), 24, frozenset(found.ends)))
@@ -268,8 +268,7 @@ def recorded_in(path, given):
     config = parse(words(given), COMMAND, kind=PlanConfig)
     settings = settings_of(config, SETTINGS)
     found = book()
-    content = {"keys": settings, **found._asdict(), "answers": [one._asdict() for one in found.answers]}
-    path.write_text(json.dumps(content))
+    keep(str(path), settings, {**found._asdict(), "answers": [one._asdict() for one in found.answers]})
     return given
 
 
@@ -288,7 +287,7 @@ def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_pa
     held = json.loads((tmp_path / "traces.json").read_text())
     for one in (held["networks"], *(answer["guesses"] for answer in held["answers"])):
         one.pop("eagle")
-    (tmp_path / "traces.json").write_text(json.dumps(held))
+    keep(str(tmp_path / "traces.json"), held["keys"], {key: held[key] for key in Book._fields})
     with pytest.raises(ValueError, match="has no guesses of eagle: name another traces="):
         book_of(config)
 

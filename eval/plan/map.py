@@ -11,7 +11,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import matplotlib
 import torch
@@ -51,8 +51,8 @@ class MapConfig(Checked):
     Every cell is a cluster of equal boards, with all else as in a profile. It is planned for in virtual time.
     """
 
-    PATHS: ClassVar[tuple[str, ...]] = ("output",)
-    EXAMPLES: ClassVar[str] = """\
+    PATHS = ("output",)
+    EXAMPLES = """\
   python -m scripts.bench planner_map
   python -m scripts.bench planner_map axes=latency boards=8 output=maps/eight"""
 
