@@ -1,6 +1,6 @@
 """The engine: a pipeline that is turned, with places and a queue, and that comes back when a rank is lost.
 
-It knows nothing about HTTP. How jobs take turns is explained in `launch/request_loop.py`.
+It knows nothing about HTTP. How jobs take turns is explained in `launch/asynchronous.py`.
 """
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
+from launch.asynchronous import LOOK, Turning
+from launch.asynchronous import Job as Turned
 from launch.generation import Generation
 from launch.pipeline import Pipeline
-from launch.request_loop import LOOK, Turning
-from launch.request_loop import Job as Turned
 from pipeline.failure import explain, foreseen, guarded
 from pipeline.requests import Ring
 from serve.metrics import Figures
@@ -61,8 +61,6 @@ class Job(Turned):
     ids: Sequence[int] = ()
     seen: float = 0.0  # when there was the last sight
     pieces: Pieces | None = None  # of its text, since it has begun
-    generation: Generation | None = None
-    over: bool = False
 
     def begin(self, pipeline: Pipeline) -> Generation:
         self.pieces = Pieces(pipeline.text, self.choice, self.ids)

@@ -22,13 +22,13 @@ from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND
 from eval.dsi.model_keys import PredictConfig, words
-from eval.dsi.records import Book, book_of, sampler_of
+from eval.dsi.records import Book, Drafter, book_of, sampler_of
 from eval.metrics import NAN
 from eval.recorded import Recorded
 from eval.tables import in_columns, number
 from launch.build import build_decoder, build_passes, build_ring
 from launch.pipeline import Pipeline
-from launch.prepare import open_part, prepare
+from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.drafts.mixture import Mixture
 from pipeline.decode import Answer, Request
@@ -80,11 +80,12 @@ def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
     run = config.single(method, virtual=True)
     spent = []
     for one in book.answers:
-        recorded = Recorded(one.record(coupled=method == "dsi"), book.vocab)
-        with as_virtual(run, *prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
+        recorded = Recorded(book.vocab, one.prompt, one.text)
+        matches = one.coupled if method == "dsi" else one.likeliest  # replicas draft with the target's noise
+        with as_virtual(prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
             spec, clock = rank_0.spec, rank_0.clock
             ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
-            draft = Mixture([recorded.draft(spec.slots)])
+            draft = Mixture([Drafter(recorded, matches).draft(spec.slots)])
             passes = build_passes(spec, rank_0.trace, clock)
             decoder = build_decoder(spec, ring, draft, spec.config.tree, passes)
             ring.start()
@@ -114,8 +115,7 @@ def numbers_of(config: PredictConfig, book: Book) -> Numbers:
     profile = run.cluster
     assert profile is not None, "a prediction has an emulated cluster"
     acceptance = rate([one.likeliest for one in book.answers]).value
-    folder, _ = prepare(run)
-    stages = len(open_part(folder, 0).stages) - 1  # rank 0 holds no layers
+    stages = len(prepare(run).spec(0).part.stages) - 1  # rank 0 holds no layers
     return Numbers(profile.model, profile.level, profile.latency, acceptance, stages)
 
 

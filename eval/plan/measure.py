@@ -16,7 +16,7 @@ from typing import Any, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from config.boards import Boards, read, write
+from config.profiles import Profile, read, write
 from config.run_config import RunConfig
 from eval.plan.check import opened
 from eval.plan.hosts import Measured, boards_of, measured_boards
@@ -24,7 +24,7 @@ from eval.plan.keys import PlanConfig
 from launch.build import build_stage
 from launch.folder import private_folder
 from launch.hosts.timing import Passed, passes
-from launch.prepare import open_part, prepare
+from launch.prepare import prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
 from pipeline.decode import Request
@@ -40,7 +40,7 @@ RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
 PROMPT = list(range(1, 33))
 
 
-def measured(config: PlanConfig) -> Boards:
+def measured(config: PlanConfig) -> Profile:
     """The cluster as it was measured: out of the file, if it is there, or now. Raises ValueError for another model's.
     """
     model = Path(config.run.base_dir or config.run.model_dir).name
@@ -58,11 +58,12 @@ def measured(config: PlanConfig) -> Boards:
     return made
 
 
-def measure(config: PlanConfig, model: str) -> Boards:
+def measure(config: PlanConfig, model: str) -> Profile:
     """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
     run = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
-    folder, placement = prepare(run)
-    parts = [RankSpec(run, open_part(folder, rank)) for rank in range(1, placement.world)]
+    prepared = prepare(run)
+    world = prepared.placement.world
+    parts = [prepared.spec(rank) for rank in range(1, world)]
     sizes, width = parts[0].sizes, parts[0].like.element_size()
     others: list[Measured] = []
     if config.run.hosts:
@@ -72,13 +73,13 @@ def measure(config: PlanConfig, model: str) -> Boards:
         stages = [_passes(spec) for spec in tqdm(parts, desc="stages", leave=False, file=sys.stderr)]
     with private_folder() as trace:
         levels = _run(config, run, trace)
-        verdict, latency, rate = _messages(read_trace(trace), placement.world, sizes.hidden * width)
+        verdict, latency, rate = _messages(read_trace(trace), world, sizes.hidden * width)
     base = min(stages, key=lambda passes: sum(one.took for one in passes))
     whole, row, free, token = fit(base)
     links = tuple((0, rank, other.latency, _believed(other.mbps)) for rank, other in enumerate(others, 1))
     if links:
         latency, rate = (median(link[place] for link in links) for place in (2, 3))
-    return Boards(
+    return Profile(
         f"measured {'over ssh' if others else 'here'} with {model}", sizes.layers, sizes.hidden * width, whole, row,
         free, token, min(levels.values(), default=0.0), verdict, latency, rate, latency + STEP,
         weights=_gigabytes(parts), factors=tuple(times_as_long(passes, base) for passes in stages),
