@@ -15,18 +15,8 @@ import torch.distributed as dist
 
 from launch.console import LOST, die
 from launch.folder import Folder, hold
-from launch.processes import (
-    FOLDER,
-    GRACE,
-    LAUNCHER,
-    LOOK,
-    Ranks,
-    environment_kept,
-    keep_on_loopback,
-    launched,
-    noted_in,
-    reason_of,
-)
+from launch.fork_server import LAUNCHER, LOOK, Ranks
+from launch.processes import FOLDER, GRACE, environment_kept, keep_on_loopback, launched, noted_in, reason_of
 from pipeline.failure import PeerLost, explain, guarded
 
 
@@ -72,12 +62,11 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
         keep_on_loopback(os.environ)
         joining = guarded("join", join_as_0, lambda thread, error: failed.append(error))
-        while joining.is_alive() and all(process.poll() is None for process in others):
+        while joining.is_alive() and not others.ended():
             joining.join(LOOK)
     if joined:
         return joined[0]
-    noted = noted_in(folder)
-    ended = {rank: process.returncode for rank, process in enumerate(others, 1) if process.poll() is not None}
+    noted, ended = noted_in(folder), others.ended()
     if ended:
         raise PeerLost(reason_of(ended, noted))
     raise PeerLost(noted or f"rank 0 could not connect to the others: {explain(failed[0])}")

@@ -17,7 +17,7 @@ from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
 from launch.local import join_beside
 from launch.prepare import prepare
-from launch.processes import await_ends, environment_kept, kill, start_ranks
+from launch.processes import await_ends, environment_kept, start_ranks
 from launch.ranks import Member, Rank, Tracing, as_threads, in_group, torch_as_it_was
 from launch.trace import open_trace
 from launch.virtual import as_virtual
@@ -58,7 +58,7 @@ def _beside_processes(config: RunConfig, folder: Path, placement: Placement, wor
                 yield rank
             await_ends(others)
         finally:
-            kill(others)
+            others.kill()
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from config.cli import DEFAULT_PRESET
 from config.serve_config import ServeConfig, of_the_run
 from config.typed import preset_of, typed
 from launch.console import INTERRUPTED, LOST, die, interrupt, say
+from launch.fork_server import LOOK
 from launch.pipeline import Pipeline
-from launch.processes import LOOK, kill_all
+from launch.processes import kill_all
 from pipeline.failure import guarded
 from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits
