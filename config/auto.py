@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Iterator, Mapping, Sequence
 
-from config.boards import is_file, read
 from config.methods import METHODS
+from config.profiles import is_file, read
 from config.run_config import DRAWN, RunConfig
 from config.typed import preset_of, typed
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, Sequence, TypeVar, overload
 
-from config.boards import is_file
 from config.command import CommandKeys
 from config.drafts import headless, needs_head, no_head
+from config.files import absolute
 from config.keys import HELP, Option, given, key_lines, nearest, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
+from config.profiles import is_file
+from config.ranges import listed
 from config.run_config import RunConfig
 from config.typed import opened
 
@@ -132,11 +134,10 @@ def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
             raise ValueError(f"there is no key {name} any more: {FORMER[name]}")
     found = given(words, keys, PATHS)
     if "ssm" in found:
-        folders = [folder.strip() for folder in found["ssm"].split(",")]
-        absolute = [os.path.abspath(os.path.expanduser(folder)) for folder in folders if folder]
-        found["ssm"] = ",".join(absolute) or found["ssm"]
+        folders = map(absolute, listed(found["ssm"]))
+        found["ssm"] = ",".join(folders) or found["ssm"]
     if is_file(found.get("profile", "")):
-        found["profile"] = os.path.abspath(os.path.expanduser(found["profile"]))
+        found["profile"] = absolute(found["profile"])
     for key in QUESTIONS:
         if key in found and not found[key].strip():
             raise ValueError(f"{key} is empty: write the question behind {key}=")

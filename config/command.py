@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Iterator, Mapping, Sequence, TypeVar
 
-from config.drafts import headless, listed, needs_head, no_head, parts, starting
+from config.drafts import headless, needs_head, no_head, parts, starting
 from config.methods import METHODS
-from config.ranges import Checked
+from config.ranges import Checked, listed
 from config.run_config import RunConfig
 
 Own = TypeVar("Own", bound="CommandKeys")

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
+from config.files import absolute
 from config.presets import ROOT
 from config.run_config import RunConfig
 
@@ -43,14 +44,14 @@ def _found(folder: str) -> str:
     bundled = ROOT / folder
     if folder.startswith("toy/") and not os.path.isdir(folder) and bundled.is_dir():
         return str(bundled)
-    return os.path.abspath(os.path.expanduser(folder))
+    return absolute(folder)
 
 
 def headless(config: RunConfig) -> bool:
     """Whether no draft head is there: not in rank 0's part of the split, and none is named for a split to be made."""
     if not config.model_dir:
         return not config.eagle_dir and Path(config.base_dir or os.devnull).is_dir()
-    part = Path(config.model_dir) / "stage_0"  # which other boards than rank 0's do not have
+    part = config.first_folder  # which other boards than rank 0's do not have
     return part.is_dir() and not (part / "eagle" / "config.json").is_file()
 
 
@@ -69,8 +70,3 @@ def no_head(config: RunConfig) -> str:
 def starting(names: Sequence[str]) -> str:
     """The first of these drafts that needs no folder of its own, with which a pipeline can start; else none."""
     return next((name for name in names if ":" not in name), "none")
-
-
-def listed(text: str) -> tuple[str, ...]:
-    """The words of a list with commas between."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())

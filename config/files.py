@@ -29,6 +29,11 @@ ROOM = "make room there, or let this user write there, and give the same command
 LARGE = 1e300  # a number beyond is none that anybody measured
 
 
+def absolute(path: str) -> str:
+    """The place of a path that a person wrote, whatever folder is worked in later."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 def whole(path: Name, remedy: str = MEND) -> Any:
@@ -101,14 +106,9 @@ def check_output(path: Name, remedy: str) -> None:
     """Refuse a file that cannot be written, before there is anything to write. Makes its folder."""
     with _explained(path, remedy):
         place = _place(path)
-        if streams(path):
-            return
-        place.parent.mkdir(parents=True, exist_ok=True)
-        draft = _draft(place)
-        try:
-            os.close(_new(draft))
-        finally:
-            _drop(draft)
+        if not streams(path):
+            with _beside(place) as (_, file):
+                os.close(file)
 
 
 def open_lock(path: Name) -> BinaryIO:
@@ -163,16 +163,11 @@ def replace(path: Name, data: bytes) -> None:
         os.set_blocking(file, True)
         _put(file, data)
         return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft(place)
-    try:
-        file = _new(draft)
+    with _beside(place) as (draft, file):
         if place.exists():
             os.chmod(draft, stat.S_IMODE(place.stat().st_mode))
         _put(file, data)
         os.replace(draft, place)
-    finally:
-        _drop(draft)
 
 
 def append(path: Name, text: str, remedy: str) -> None:
@@ -181,10 +176,8 @@ def append(path: Name, text: str, remedy: str) -> None:
     with _explained(path, remedy):
         if streams(path):
             replace(path, data)
-            return
-        place = _place(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _put(os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), data)
+        else:
+            _put(os.open(_place(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), data)
 
 
 def _put(file: int, data: bytes) -> None:
@@ -196,13 +189,15 @@ def _put(file: int, data: bytes) -> None:
 
 
 def _place(path: Name) -> Path:
-    """Where a path leads, links followed. Raises OSError if that is nothing to write to."""
+    """Where a path leads, links followed, in a folder that is made. Raises OSError if that is nothing to write to."""
     if INHERITED.match(str(path)):
         raise OSError(0, "it is open in one process alone, and a rank is another")
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        return Path(os.path.realpath(path))
+        place = Path(os.path.realpath(path))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
     for refused, what in ((stat.S_ISDIR, "it is a folder"), (stat.S_ISSOCK, "it is a socket"),
                           (stat.S_ISBLK, "it is a disk")):
         if refused(mode):
@@ -212,19 +207,17 @@ def _place(path: Name) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _draft(place: Path) -> Path:
-    return place.with_name(f"{place.name}.{os.getpid()}.part")
-
-
-def _new(draft: Path) -> int:
-    """A new file, which is no link that somebody put there."""
-    _drop(draft)
-    return os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-
-
-def _drop(draft: Path) -> None:
+@contextmanager
+def _beside(place: Path) -> Iterator[tuple[Path, int]]:
+    """A new file that may take this place, which is no link that somebody put there; else it is gone in the end."""
+    draft = place.with_name(f"{place.name}.{os.getpid()}.part")
     with suppress(OSError):
         draft.unlink()
+    try:
+        yield draft, os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    finally:
+        with suppress(OSError):
+            draft.unlink()
 
 
 @contextmanager

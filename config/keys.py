@@ -6,14 +6,13 @@ in groups that begin with a comment of their own. What a person got wrong is a V
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
-from config.files import HALF
+from config.files import HALF, absolute
 from config.ranges import number, whole
 
 Kind = TypeVar("Kind")
@@ -72,25 +71,20 @@ def options(kind: type) -> Iterator[Option]:
     """Every key with its group and meaning, as the comments of the dataclass give them; a command's own keys first."""
     found = {option.name: option for option in fields(kind)}
     for cls in kind.__mro__[:-1]:
-        yield from _options(cls, found)
+        group = ""
+        for line in _lines(cls):
+            title, entry = TITLE.fullmatch(line), ENTRY.fullmatch(line)
+            if title:
+                group = title[1]
+            elif entry and entry[1] in found:
+                option = found.pop(entry[1])
+                yield Option(option.name, str(option.type), option.default, group, about=entry[2])
 
 
 @lru_cache(maxsize=None)
 def _lines(cls: type) -> Sequence[str]:
     """The source of a class; to find it, Python parses the whole file that the class stands in."""
     return inspect.getsource(cls).splitlines()
-
-
-def _options(cls: type, found: dict[str, Any]) -> Iterator[Option]:
-    group = ""
-    for line in _lines(cls):
-        title, entry = TITLE.fullmatch(line), ENTRY.fullmatch(line)
-        if title:
-            group = title[1]
-        elif entry and entry[1] in found:
-            option = found.pop(entry[1])
-            kind = str(option.type)
-            yield Option(option.name, kind, option.default, group, about=entry[2])
 
 
 def given(words: Sequence[str], keys: Mapping[str, Option],
@@ -102,12 +96,8 @@ def given(words: Sequence[str], keys: Mapping[str, Option],
         if key in found:
             raise ValueError(f"{key} is given twice: leave one of them out")
         value = _read(keys[key], text)
-        found[key] = _absolute(value) if key in paths and value else value
+        found[key] = absolute(value) if key in paths and value else value
     return found
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

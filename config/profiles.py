@@ -1,20 +1,40 @@
 """The profiles: how long the devices and wires of a cluster take, for pipelines that are emulated on one machine.
 
 It knows nothing about how the time is spent (sim/devices.py). Times are milliseconds of the whole model that a
-profile stands for; a stage takes the share of its layers, whatever small model really computes there.
+profile stands for; a stage takes the share of its layers, whatever small model really computes there. A JSON file
+describes another cluster: it says what differs from a profile that it names, as
+`{"like": "jetson-7b", "factors": [1, 1, 2], "links": [[2, 3, 20, 100]]}`, or has every field that has no default.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Sequence
+import re
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, Iterator, Sequence, Tuple
+
+from config import files
+from config.schema.fields import COUNT, Kind, list_of, number, one_of, whole
+from config.schema.untrusted import shown
+
+ENDING = ".json"  # of a profile's name that is a file
+OTHER = "name another profile="
+EXAMPLE = '{"like": "jetson-7b", "factors": [1, 2]}'
+LONGEST = 1e7  # ms, nearly three hours; beside far longer times, doubles do not resolve short ones
+MOST = 1024  # boards
+SLOWEST = 1e4  # times as long as usual, or as short
+Level = Tuple[str, float]  # a source of guesses, milliseconds
+Link = Tuple[int, int, float, float]  # two ranks, milliseconds of a message, Mbit/s
+Throttle = Tuple[int, float, float]  # a rank, seconds of computing, a factor
+STRETCHED = ("model", "row", "token", "level", "verdict", "latency", "step", "jitter")  # times in slow motion
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One cluster and the model on it.
+    """One cluster and the model on it; rank 0's board drafts, and the others hold layers.
 
     A stage with all layers needs `model + row * max(0, rows - free) + token * n` milliseconds for a segment of `rows`
-    rows behind `n` tokens of text. A message of b bytes needs `latency`, and the time of b bytes at `mbps`.
+    rows behind `n` tokens of text. A message of b bytes needs `latency`, and the time of b bytes at `mbps`. These are
+    the times of a board with factor 1, and of all wires but `links`.
     """
 
     about: str
@@ -32,28 +52,46 @@ class Profile:
     jitter: float = 0.0  # ms: a message's latency is uniformly up to so much longer
     vocab: int = 32_000  # tokens of the model
     weights: float = 0.0  # GB: of all layers; 0: not known
+    factors: tuple[float, ...] = ()  # of the boards of rank 1, 2 ...: how many times as long their layers take
+    memory: tuple[float, ...] = ()  # GB: of the boards of rank 1, 2 ...; empty: not known
+    levels: tuple[Level, ...] = ()  # milliseconds of a level, of drafts for which it is not that of the profile
+    links: tuple[Link, ...] = ()  # wires that differ; each is the same both ways
+    throttles: tuple[Throttle, ...] = ()  # boards that get slower, once they have computed for so long: by how much
+    model_of: str = ""  # the name of the model that was measured; empty: none was
 
     def slowed(self, factor: float) -> Profile:
         """The same cluster in slow motion: every time is `factor` times as long, and every rate a `factor`-th."""
-        times = ("model", "row", "token", "level", "verdict", "latency", "step", "jitter")
-        stretched = {name: getattr(self, name) * factor for name in times}
-        return replace(self, mbps=self.mbps / factor, **stretched)
+        times = {name: getattr(self, name) * factor for name in STRETCHED}
+        links = tuple((a, b, latency * factor, mbps / factor) for a, b, latency, mbps in self.links)
+        levels = tuple((name, level * factor) for name, level in self.levels)
+        throttles = tuple((rank, seconds * factor, slower) for rank, seconds, slower in self.throttles)
+        return replace(self, mbps=self.mbps / factor, links=links, levels=levels, throttles=throttles, **times)
 
     def board(self, rank: int) -> Profile:
-        """The times of the board of one rank; here all boards are alike."""
-        return self
+        """The times of the board of one rank."""
+        factor = dict(enumerate(self.factors, 1)).get(rank, 1.0)
+        throttles = tuple(throttle for throttle in self.throttles if throttle[:1] == (rank,))
+        return replace(self, throttles=throttles, model=self.model * factor, row=self.row * factor,
+                       token=self.token * factor)
 
     @property
     def heat(self) -> Sequence[tuple[float, float]]:
-        """When a board gets slower: after so many seconds of computing, and by which factor; here none does."""
-        return ()
+        """When a board gets slower, of a cluster that is one board's: after which seconds, and by which factor."""
+        return sorted((seconds, factor) for _, seconds, factor in self.throttles)
 
     def drafting(self, source: str) -> Profile:
-        """The times of rank 0's board with those of a source of guesses; here all sources are alike."""
-        return self
+        """The times of rank 0's board, with those of a source of guesses."""
+        return replace(self, level=dict(self.levels).get(source, self.level))
 
     def link(self, sender: int, receiver: int) -> Profile:
-        """The times of the wire between the boards of two ranks; here all wires are alike."""
+        """The times of the wire between the boards of two ranks.
+
+        A step of a collective, which is a message and more, is longer by as much as the latency is.
+        """
+        for a, b, latency, mbps in self.links:
+            if {a, b} == {sender, receiver}:
+                longer = latency - self.latency
+                return replace(self, latency=latency, mbps=mbps, step=max(0.0, self.step + longer))
         return self
 
     def stage(self, share: float, rows: int, context: int) -> float:
@@ -109,3 +147,88 @@ PROFILES = {
                       free=128, token=0.0003, level=0.7, verdict=0.6, latency=0.05, mbps=100_000, step=0.05,
                       weights=12.9),
 }
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+def _rows(*columns: tuple[str, Kind]) -> Kind:
+    """A list of rows, each a list of these."""
+    form = tuple(kind.fits for _, kind in columns)
+    words = ", ".join(f"{name} ({kind.words})" for name, kind in columns)
+    return list_of(Kind(f"a list of {words}", lambda row: files.fits(row, form)), MOST)
+
+
+TIME, RATE = number(0, LONGEST), number(0.001, 1e6)
+FACTOR = number(1 / SLOWEST, SLOWEST)
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+SOURCE = Kind("eagle, model, ssm1, ssm2 or so on",
+              lambda value: isinstance(value, str) and bool(re.fullmatch("eagle|model|ssm[1-9][0-9]{0,2}", value)))
+END = "rank", whole(0, MOST)
+FORMS: dict[str, Kind] = {
+    "like": one_of(*PROFILES), "about": TEXT, "model_of": TEXT, "layers": COUNT, "free": whole(0, MOST),
+    "model": number(1 / LONGEST, LONGEST), "mbps": RATE, **dict.fromkeys((*STRETCHED[1:], "weights"), TIME),
+    **dict.fromkeys(("row_bytes", "vocab"), whole(1, (1 << 30) - 1)),
+    "factors": list_of(FACTOR, MOST), "memory": list_of(TIME, MOST),
+    "levels": _rows(("draft", SOURCE), ("ms", TIME)), "links": _rows(END, END, ("ms", TIME), ("Mbit/s", RATE)),
+    "throttles": _rows(("rank", whole(1, MOST)), ("seconds", TIME), ("factor", FACTOR))}
+
+
+def is_file(name: str) -> bool:
+    """Whether the name of a profile is that of a file."""
+    return name.endswith(ENDING)
+
+
+@lru_cache(maxsize=8)
+def read(path: str) -> Profile:
+    """The cluster that a file describes. Raises ValueError, with the remedy, if it describes none."""
+    found = files.whole(path, OTHER)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a JSON object: write one as {EXAMPLE}, or {OTHER}")
+    for key, value in found.items():
+        if key not in FORMS:
+            raise ValueError(f"{path} says {shown(key)}, which no cluster has: write some of {', '.join(FORMS)}, or "
+                             f"{OTHER}")
+        if not FORMS[key].fits(value):
+            raise ValueError(f"{path} says {key}={shown(value)}: write {FORMS[key].words}, or {OTHER}")
+    values = vars(PROFILES[found.pop("like")]) if "like" in found else {}
+    values = {**values, **{key: _as_tuples(value) for key, value in found.items()}}
+    missing = [field.name for field in fields(Profile) if field.name not in values and field.default is MISSING]
+    if missing:
+        raise ValueError(f'{path} lacks {", ".join(missing)}: add them, or "like" with one of {", ".join(PROFILES)}')
+    cluster = Profile(**values)
+    problem = next(_problems(cluster), "")
+    if problem:
+        raise ValueError(f"{path} {problem}, or {OTHER}")
+    return cluster
+
+
+def _as_tuples(value: Any) -> Any:
+    """The same with tuples in place of lists, which cannot be changed."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _problems(cluster: Profile) -> Iterator[str]:
+    """What does not fit together in a file, each in words that name the fix."""
+    there, memory = len(cluster.factors), len(cluster.memory)
+    known = max(there, memory)
+    if there and memory and there != memory:
+        yield f"has factors of {there} boards and memory of {memory}: give both for every board"
+    seen = set()
+    for a, b, *_ in cluster.links:
+        pair = frozenset((a, b))
+        if a == b or pair in seen:
+            yield f"has a link between {a} and {b} that {'is none' if a == b else 'it had before'}: leave one out"
+        seen.add(pair)
+    ranks = [rank for link in cluster.links for rank in link[:2]]
+    ranks += [throttle[0] for throttle in cluster.throttles]
+    last = max(ranks, default=0)
+    if last > known:
+        yield f"names board {last}, and has {known}: give factors or memory for each board up to {last}"
+    sources = [source for source, _ in cluster.levels]
+    if len(set(sources)) < len(sources):
+        yield f"gives levels of {', '.join(sources)}: give each draft one"
+
+
+def write(path: str, cluster: Profile) -> None:
+    """Write a file that `read` reads."""
+    files.write_json(path, asdict(cluster))

@@ -66,6 +66,12 @@ class Checked:
         raise NotImplementedError
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a list with commas between."""
+    words = map(str.strip, text.split(","))
+    return tuple(filter(None, words))
+
+
 def whole(text: str) -> int:
     """A whole number in plain digits; anything else is a ValueError."""
     if not WHOLE.fullmatch(text):

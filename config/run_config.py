@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Iterator
 
-from config.boards import cluster_of, is_file
 from config.methods import METHODS
-from config.profiles import PROFILES, Profile
-from config.ranges import NUMBER, Checked, Range, number, outside, unknown
+from config.profiles import PROFILES, Profile, is_file, read
+from config.ranges import NUMBER, Checked, Range, listed, number, outside, unknown
 from config.tensor_parallel import TensorParallel
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
@@ -157,7 +157,7 @@ class RunConfig(Checked):
     @property
     def ids(self) -> tuple[int, ...]:
         """The token ids that the key `prompt_ids` lists, in order; none if it is empty."""
-        return tuple(int(word) for word in self.prompt_ids.split(",") if word.strip())
+        return tuple(map(int, listed(self.prompt_ids)))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -168,8 +168,12 @@ class RunConfig(Checked):
     @property
     def small_models(self) -> tuple[str, ...]:
         """The folders that the key `ssm` lists."""
-        folders = map(str.strip, self.ssm.split(","))
-        return tuple(filter(None, folders))
+        return listed(self.ssm)
+
+    @property
+    def first_folder(self) -> Path:
+        """The folder of rank 0's part of a split, or of the whole model, where the tokenizer lies."""
+        return Path(self.model_dir) / "stage_0" if self.model_dir else Path(self.base_dir)
 
     @property
     def drafting_ranks(self) -> int:
@@ -202,7 +206,7 @@ class RunConfig(Checked):
         """
         if self.profile == "none":
             return None
-        usual = cluster_of(self.profile)
+        usual = read(self.profile) if is_file(self.profile) else PROFILES[self.profile]
         mbps, _, milliseconds = self.wires.partition(",")
         rate = number(mbps) if mbps else usual.mbps
         delay = number(milliseconds) if milliseconds else usual.latency
@@ -233,8 +237,7 @@ class RunConfig(Checked):
     @property
     def ablated(self) -> tuple[str, ...]:
         """The habits that the key `ablate` lists."""
-        names = map(str.strip, self.ablate.split(","))
-        return tuple(filter(None, names))
+        return listed(self.ablate)
 
     @property
     def guesses(self) -> int:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, fields
-from typing import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Iterator
 
 from config.command import CommandKeys
-from config.ranges import Range, outside
+from config.ranges import Range, listed, outside
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
 URL = re.compile(r"https?://[^\s/]+")
@@ -57,7 +57,7 @@ class ServeConfig(CommandKeys):
     @property
     def origins(self) -> tuple[str, ...]:
         """The origins that the key `cors` lists."""
-        return tuple(filter(None, map(str.strip, self.cors.split(","))))
+        return listed(self.cors)
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def of_the_run(words: Sequence[str], kind: type[ServeConfig] = ServeConfig) -> list[str]:
-    """Those of the words of a server that its pipeline reads."""
-    own = {option.name for option in fields(kind)}
-    return [word for word in words if word.partition("=")[0] not in own]

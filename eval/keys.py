@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
 from config.command import CommandKeys, ComparedDrafts
-from config.drafts import listed
 from config.files import check_output
 from config.keys import check_name
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
-from config.ranges import NUMBER, Range, number, outside
+from config.ranges import NUMBER, Range, listed, number, outside
 from config.run_config import RANGES
 from config.typed import opened, over, preset_of, typed
 

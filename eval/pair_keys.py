@@ -4,9 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
-from config.drafts import listed
 from config.presets import TOY
-from config.ranges import Checked, Range, outside, unknown
+from config.ranges import Checked, Range, listed, outside, unknown
 from config.run_config import CHOICES, DEVICE
 from config.run_config import RANGES as OF_RUNS
 from config.trees import wrong_widths

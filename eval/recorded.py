@@ -1,41 +1,31 @@
-"""A recorded text in the place of a target, and recorded matches in the place of a drafter: no model is computed.
+"""A recorded text in the place of a target: no model is computed. Which file of a record fits a command.
 
 The target says the next token of the text for a row on the text. What it says of other rows is never read, since a row
-below a wrong guess is dead when its answer is judged. The drafter guesses the next token where it did so in the record,
-and another one elsewhere. A chain of guesses is right as long as it equals the text, so for a chain the record is all
-that there is to know.
+below a wrong guess is dead when its answer is judged.
 
 Shapes: T rows, V vocabulary.
 """
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from config.command import CommandKeys, flat
-from config.templates import chosen, tokenizer_folder
-from model.cache import Admitted, TreeCache
-from model.drafts.network import ModelDraft
+from config.files import whole, write_json
+from model.text import chosen
 
 ASIDE = -2  # every path that has left the text
 FOLDERS = {"base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "data"}  # of such keys, those that name folders
 BEGINNING = 1 << 20  # bytes of a file that are compared: of weights their shapes, and the first of them
 
 
-class Record(NamedTuple):
-    """A prompt, the text that the target writes behind it, and for each token of it whether a drafter foresees it."""
-
-    prompt: Sequence[int]
-    text: Sequence[int]
-    matches: Sequence[int]
-
-
 class Recorded:
-    """The target as `sim/cluster.py` asks for it, over the record of one request; `vocab` is how many tokens there are.
+    """The target as `sim/cluster.py` asks for it, which writes a recorded text; `vocab` is how many tokens there are.
 
     A path along the text is known by the position of its last token.
     """
@@ -43,8 +33,9 @@ class Recorded:
     root = -1
     full = False
 
-    def __init__(self, record: Record, vocab: int) -> None:
-        self.record, self.vocab = record, vocab
+    def __init__(self, vocab: int, prompt: Sequence[int] = (), text: Sequence[int] = ()) -> None:
+        self.vocab = vocab
+        self.prompt, self.text = prompt, text  # of the next request
 
     def clear(self) -> None:
         """There is nothing to forget."""
@@ -52,11 +43,11 @@ class Recorded:
     def after(self, path: int, token: int) -> int:
         """The number of a path with one more token."""
         position = path + 1
-        return position if path != ASIDE and self._stands(position, token) else ASIDE
+        return position if path != ASIDE and self.stands(position, token) else ASIDE
 
     def said(self, paths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The token that follows each path, as a column `[T, 1]` for `lm_head`; there are no inner features."""
-        said_T1 = torch.tensor([self._next(path) for path in paths],
+        said_T1 = torch.tensor([self.next(path) for path in paths],
                                dtype=torch.float64)[:, None]
         return said_T1, said_T1.new_empty(len(said_T1), 0)
 
@@ -65,34 +56,15 @@ class Recorded:
         logits_TV = said_T1.new_full((len(said_T1), self.vocab), float("-inf"))
         return logits_TV.scatter(1, said_T1.long(), 0.0)
 
-    def draft(self, slots: int) -> ModelDraft:
-        """The drafter of the record, with an empty cache of so many slots."""
-        return ModelDraft(self._read, self.lm_head,
-                          TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
-
-    def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        """The guess after each row `[T, 1]`.
-
-        Below a wrong guess all are wrong. So a token that equals the text at its position has only text before it.
-        """
-        guesses = list(map(self._guess, pos_T.tolist(), token_T.tolist()))
-        return torch.tensor(guesses, dtype=torch.float64)[:, None]
-
-    def _guess(self, position: int, token: int) -> int:
-        place = position + 1 - len(self.record.prompt)
-        is_text = 0 <= place < len(self.record.text)
-        is_right = is_text and self.record.matches[place] and self._stands(position, token)
-        return (self._next(position) + (not is_right)) % self.vocab
-
-    def _stands(self, position: int, token: int) -> bool:
+    def stands(self, position: int, token: int) -> bool:
         """Whether a token is that of the prompt or text at a position, where those before it are."""
-        text, place = self.record.text, position - len(self.record.prompt)
-        return place < 0 or place < len(text) and text[place] == token
+        place = position - len(self.prompt)
+        return place < 0 or place < len(self.text) and self.text[place] == token
 
-    def _next(self, position: int) -> int:
+    def next(self, position: int) -> int:
         """The token of the text behind a position; any, where there is none."""
-        place = position + 1 - len(self.record.prompt)
-        return self.record.text[place] if 0 <= place < len(self.record.text) else 0
+        place = position + 1 - len(self.prompt)
+        return self.text[place] if 0 <= place < len(self.text) else 0
 
 
 # --- which keys made a record -----------------------------------------------------------------------------------------
@@ -101,7 +73,7 @@ def settings_of(config: CommandKeys, keys: Sequence[str]) -> dict[str, Any]:
     """The values of these keys, of folders what is in them, so that a record is good wherever they lie."""
     values = {key: value for key, value in flat(config).items() if key in keys}
     if "template" in keys:
-        values["template"] = chosen(config.run.template, tokenizer_folder(config.run))
+        values["template"] = chosen(config.run.template, config.run.first_folder)
     for key in FOLDERS & values.keys():
         values[key] = ",".join(map(_content, values[key].split(",")))
     return values
@@ -112,8 +84,7 @@ def _content(folder: str) -> str:
     if not folder or not Path(folder).is_dir():
         return folder
     digest = hashlib.sha256()
-    for path in sorted(path for path in Path(folder).rglob("*")
-                       if path.is_file()):
+    for path in sorted(filter(Path.is_file, Path(folder).rglob("*"))):
         name = path.relative_to(folder)
         if not any(part.startswith(".") for part in name.parts):
             with path.open("rb") as file:
@@ -122,10 +93,39 @@ def _content(folder: str) -> str:
     return f"{Path(folder).name} ({digest.hexdigest()[:12]})"
 
 
-def check_settings(path: Path, recorded: Mapping[str, Any],
-                   asked: Mapping[str, Any], other: str) -> None:
-    """Refuse a record that was made with other keys than are asked for; `other` is what to do then."""
-    for key, value in asked.items():
-        if recorded.get(key) != value:
-            raise ValueError(f"{path} was recorded with {key}={recorded.get(key)}, and {key}={value} is asked for: "
-                             f"{other}")
+def keep(path: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    """Write what was recorded with these settings into a file that `kept` reads."""
+    found = {"keys": settings, **content}
+    write_json(path, {**found, "sha256": _digest(found)}, indent=None)
+
+
+def kept(path: str, settings: Mapping[str, Any], what: str, other: str) -> Any:
+    """What a file holds that was recorded with these settings; None if it is not there.
+
+    Raises ValueError for a file that is not as `keep` wrote it, of `what` it holds none, or of other settings; `other`
+    is what to do then.
+    """
+    if not path or not Path(path).is_file():
+        return None
+    found = whole(path, other)
+    written = found.pop("sha256", "") if isinstance(found, dict) else ""
+    if written != _digest(found):
+        raise ValueError(f"{path} {what}: {other}")
+    for key, value in settings.items():
+        recorded = found["keys"].get(key)
+        if recorded != value:
+            raise ValueError(f"{path} was recorded with {key}={recorded}, and {key}={value} is asked for: {other}")
+    return found
+
+
+def _digest(found: Any) -> str:
+    """A checksum, so that what is read has the form of what was written."""
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def check_room(prompts: Sequence[Sequence[int]], most: int, context: int) -> None:
+    """Raise ValueError if a prompt and an answer of so many tokens may not fit into a context."""
+    longest = max(map(len, prompts))
+    if longest + most > context:
+        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={most} in a "
+                         f"context of {context}: give less, or other sets= or questions")

@@ -21,10 +21,10 @@ import torch
 
 from config.cli import all_options
 from config.command import flat
-from config.drafts import listed
 from config.files import ROOM, append, fits, lines, open_lock, whole, write_json
 from config.methods import METHODS
 from config.presets import ROOT
+from config.ranges import listed
 from eval.keys import EvalConfig
 from eval.metrics import ANSWER
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-from config.drafts import listed
 from config.files import fits, lines
 from config.methods import METHODS
 from config.questions import load
+from config.ranges import listed
 from eval.keys import Contender
 from eval.metrics import Answer
 from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine

@@ -26,14 +26,14 @@ import torch
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
 from config.cli import parse
 from config.command import CommandKeys
-from config.drafts import headless, listed
+from config.drafts import headless
 from config.files import fits, open_lock, whole, write_json
 from config.keys import HELP
 from config.methods import METHODS
 from config.presets import absent
+from config.ranges import listed
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
-from config.templates import AUTO, OWN, chosen, tokenizer_folder
 from config.typed import opened, preset_of, typed
 from launch.console import INTERRUPTED, LOST, say
 from launch.folder import private_folder
@@ -41,7 +41,7 @@ from launch.hosts.agreement import code_version
 from launch.hosts.board import BOARD
 from launch.models import with_model
 from launch.prepare import open_part
-from model.text import VOCABULARIES
+from model.text import AUTO, OWN, VOCABULARIES, chosen
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import plan_stages
 from pipeline.failure import PeerLost
@@ -98,7 +98,7 @@ def left_open(words: Sequence[str], kind: type[CommandKeys] | None = None) -> tu
     config = parse([preset, *own] if preset else own)
     model = plain(config.model_dir or config.base_dir)
     found, reasons = [], []
-    folder = tokenizer_folder(config)
+    folder = config.first_folder
     here = any((folder / name).is_file() for name in VOCABULARIES)
     if config.template == AUTO and "prompt_ids" not in given and here:
         name = chosen(AUTO, folder)
@@ -124,12 +124,10 @@ def report_left_open(argv: Sequence[str]) -> None:
 
 def _checked(argv: Sequence[str], kind: type[CommandKeys] | None) -> RunConfig:
     """What a run has for all keys that no plan chooses. Raises ValueError for what cannot be planned for, or run."""
-    problem = next(problems(argv), "")
-    if problem:
+    if problem := next(problems(argv), ""):
         raise ValueError(problem)
     config = parse(rest(argv), kind=kind).run
-    missing = absent(config)
-    if missing:
+    if missing := absent(config):
         raise ValueError(missing)
     return config
 

@@ -14,9 +14,8 @@ from threading import Lock
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
 from config.files import HALF
-from config.templates import chosen
+from config.schema.untrusted import Name, read_json
 from model.sandbox import Sandbox
-from model.weights.checkpoint import read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
@@ -24,7 +23,9 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of the
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json",
             "generation_config.json", "config.json")
 CONVERSATIONS = {"vicuna": "vicuna_v1.1", "llama-2": "llama-2"}  # our name -> fschat's
-TEMPLATES = (*CONVERSATIONS, "own", "none")
+AUTO, OWN, USUAL = "auto", "own", "vicuna"
+TEMPLATES = (*CONVERSATIONS, OWN, "none")
+ALONE = "chat_template.jinja"  # a template in a file of its own
 # What LLaMA-2-Chat was trained with; the original asks its questions with it too.
 LLAMA2_SYSTEM = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe.  "
@@ -73,32 +74,22 @@ def shown(error: Exception) -> str:
     return f"{type(error).__name__}: {escaped}"
 
 
-class OwnTemplate:
-    """The template of the tokenizer in a folder, in one process for as long as this object lives."""
-
-    def __init__(self, tokenizer: Any, folder: Path) -> None:
-        self._tokenizer, self._folder = tokenizer, folder
-        self._sandbox = Sandbox(partial(_wrapped, tokenizer))
-
-    def wrap(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any]) -> str:
-        """The text of a conversation, up to where the assistant answers. Raises ValueError if the template fails."""
-        if not self._tokenizer.chat_template:
-            raise ValueError(f"the tokenizer in {self._folder} has no chat template of its own; {OTHERS}")
-        talk = [dict(message) for message in messages]
-        try:
-            return self._sandbox.call(PATIENCE, talk, dict(variables))
-        except Exception as error:  # it may do whatever it likes
-            raise ValueError(f"the chat template of the tokenizer in {self._folder} fails ({shown(error)}); "
-                             f"{OTHERS}, or mend it") from error
-
-
-def _wrapped(tokenizer: Any, talk: Sequence[Message], variables: Mapping[str, Any]) -> str:
-    text: str = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **variables)
-    return text
+def chosen(template: str, folder: Name) -> str:
+    """The template that was named; for `auto` that of the tokenizer in `folder`, or else Vicuna's."""
+    if template != AUTO:
+        return template
+    settings = Path(folder) / "tokenizer_config.json"
+    inside = settings.is_file() and read_json(settings).get("chat_template")
+    return OWN if inside or (Path(folder) / ALONE).is_file() else USUAL
 
 
 class Text:
-    """The tokenizer and the conversation templates of one model."""
+    """The tokenizer and the conversation templates of one model.
+
+    Prompts are messages, or `turns`: what the user and the assistant said, alternately, from the user's first to the
+    user's last. A template wraps them, and the assistant's next answer continues its text. ValueError, with the remedy,
+    for what has no answer or no place in the template.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -108,7 +99,7 @@ class Text:
         present = [name for name in SETTINGS if (self.folder / name).is_file()]
         self._held = {name: read_json(self.folder / name) for name in present}
         self.tokenizer = self._open()
-        self._own = OwnTemplate(self.tokenizer, self.folder)
+        self._sandbox = Sandbox(partial(_wrapped, self.tokenizer))  # of the tokenizer's own template
         configs = ("generation_config.json", "config.json")
         self._configs = [self._held[name] for name in configs if name in self._held]
         has = self._configs[-1].get("vocab_size") if self._configs else None
@@ -149,31 +140,20 @@ class Text:
         return frozenset(ends)
 
     def prompt_ids(self, turns: Sequence[str], template: str) -> list[int]:
-        """The token ids of `prompt_text`."""
-        return self._ids(self.prompt_text(turns, template), template)
+        """The token ids of turns."""
+        return self.chat_ids(as_messages(turns), template)
 
     def prompt_text(self, turns: Sequence[str], template: str) -> str:
-        """The text of a conversation, which the assistant's next answer continues.
-
-        `turns` are what the user and the assistant said, alternately, from the user's first to the user's last; the
-        model's template wraps them. ValueError, with the remedy, if that cannot be done.
-        """
-        if not turns or not turns[-1].strip():
-            raise ValueError("the prompt is empty; say what to ask, as in prompt='Why is the sky blue?'")
-        if len(turns) % 2 == 0:
-            raise ValueError(f"the conversation has {len(turns)} turns, so the assistant would answer itself; "
-                             f"end it with a turn of the user")
-        talk = [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns)]
-        return self._chat_text(talk, template, NO_VARIABLES)
+        """The text of turns."""
+        return self._chat_text(as_messages(turns), template, NO_VARIABLES)
 
     def chat_ids(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any] = NO_VARIABLES
                  ) -> list[int]:
-        """The token ids of messages, behind which the assistant's next answer begins.
+        """The token ids of messages, of which the last is the user's or a tool's.
 
-        The last message is the user's or a tool's. `variables` are what the tokenizer's own template reads beside them.
-        Raises ValueError for what the template has no place for.
+        `variables` are what the tokenizer's own template reads beside them.
         """
-        return self._ids(self._chat_text(messages, template, variables), template)
+        return next(self.spans([self._chat_text(messages, template, variables)], template))[0]
 
     def _chat_text(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
         check_messages(messages)
@@ -182,17 +162,30 @@ class Text:
                              "end with a message of the role user")
         if any(HALF.search(message["content"]) for message in messages):
             raise ValueError("the prompt has half a character, or bytes that are not UTF-8; write it in UTF-8")
-        return self._wrap(messages, template, variables)
+        template = chosen(template, self.folder)
+        if template == "none":
+            return "".join(message["content"] for message in messages)
+        if template == OWN:
+            return self._own_text(messages, variables)
+        return _in_conversation(messages, template)
 
-    def _ids(self, text: str, template: str) -> list[int]:
-        return next(self.spans([text], template))[0]
+    def _own_text(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """The messages in the template of the tokenizer, which is a stranger's program."""
+        if not self.tokenizer.chat_template:
+            raise ValueError(f"the tokenizer in {self.folder} has no chat template of its own; {OTHERS}")
+        talk = [dict(message) for message in messages]
+        try:
+            return self._sandbox.call(PATIENCE, talk, dict(variables))
+        except Exception as error:  # it may do whatever it likes
+            raise ValueError(f"the chat template of the tokenizer in {self.folder} fails ({shown(error)}); "
+                             f"{OTHERS}, or mend it") from error
 
     def spans(self, texts: Sequence[str], template: str) -> Iterator[tuple[list[int], list[int]]]:
         """For each text that has its template already its token ids, and behind which character each token ends.
 
         Tokenizers that are written in Python do not know the latter: they give no ends.
         """
-        template = chosen(template, self.folder)
+        own = chosen(template, self.folder) == OWN
         fast = self.tokenizer.is_fast
         try:
             found = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_offsets_mapping=fast,
@@ -205,7 +198,7 @@ class Text:
                 raise ValueError(f"the tokenizer in {self.folder} makes no token of this prompt, template and all; use "
                                  "another template=, or copy the tokenizer again from the model")
             # The tokenizer's own template has its first token in it, if there is one.
-            added = [] if template == "own" or ids[:1] == self._first else self._first
+            added = [] if own or ids[:1] == self._first else self._first
             ends = [end for _, end in found["offset_mapping"][place]] if fast else []
             yield [*added, *ids], ends and [0] * len(added) + ends
 
@@ -214,23 +207,6 @@ class Text:
         """The token that all texts begin with, if there is one."""
         first = self.tokenizer.bos_token_id
         return [first] if first in self.tokenizer("")["input_ids"] else []
-
-    def _wrap(self, messages: Sequence[Message], template: str, variables: Mapping[str, Any]) -> str:
-        template = chosen(template, self.folder)
-        if template == "none":
-            return "".join(message["content"] for message in messages)
-        if template == "own":
-            return self._own.wrap(messages, variables)
-        if template not in CONVERSATIONS:
-            raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
-        conversation = conversation_of(template)
-        system, turns = _turns(messages, template)
-        if system:
-            conversation.set_system_message(system)
-        for i, turn in enumerate([*turns, None]):  # None: the answer that is asked for
-            conversation.append_message(conversation.roles[i % 2], turn)
-        prompt: str = conversation.get_prompt()
-        return prompt + " " if template == "llama-2" else prompt  # the space as in the original
 
     def stream(self) -> Stream:
         return Stream(self.tokenizer)
@@ -344,6 +320,16 @@ class Reader:
         return any(stop.startswith(end) and stop != end for stop in self._stops)
 
 
+def as_messages(turns: Sequence[str]) -> list[Message]:
+    """Turns as messages of user and assistant; ValueError if the last one is no question."""
+    if not turns or not turns[-1].strip():
+        raise ValueError("the prompt is empty; say what to ask, as in prompt='Why is the sky blue?'")
+    if len(turns) % 2 == 0:
+        raise ValueError(f"the conversation has {len(turns)} turns, so the assistant would answer itself; "
+                         f"end it with a turn of the user")
+    return [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns)]
+
+
 def check_messages(messages: Sequence[Any]) -> None:
     """Raise ValueError for what is no list of messages, or says nothing."""
     for number, message in enumerate(messages):
@@ -353,6 +339,26 @@ def check_messages(messages: Sequence[Any]) -> None:
             raise ValueError(f"message {number} has the role {message.get('role')!a}: give one of {', '.join(ROLES)}")
     if not any(message["content"].strip() for message in messages):
         raise ValueError("the messages are empty: say what to ask in one of the role user")
+
+
+def _wrapped(tokenizer: Any, talk: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    """Messages in the tokenizer's own template, up to where the assistant answers."""
+    text: str = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **variables)
+    return text
+
+
+def _in_conversation(messages: Sequence[Message], template: str) -> str:
+    """Messages in a template of fschat."""
+    if template not in CONVERSATIONS:
+        raise ValueError(f"template={template!r} is not known; choose one of {', '.join(TEMPLATES)}")
+    conversation = conversation_of(template)
+    system, turns = _turns(messages, template)
+    if system:
+        conversation.set_system_message(system)
+    for i, turn in enumerate([*turns, None]):  # None: the answer that is asked for
+        conversation.append_message(conversation.roles[i % 2], turn)
+    prompt: str = conversation.get_prompt()
+    return prompt + " " if template == "llama-2" else prompt  # the space as in the original
 
 
 def _turns(messages: Sequence[Message], template: str) -> tuple[str, list[str]]:

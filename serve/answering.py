@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from typing import Any, AsyncIterator, Dict, Sequence
+from typing import Any, AsyncIterator, Callable, Dict, NamedTuple, Sequence
 
 from launch.request_loop import Reports
 from model.token_text import TokenText
@@ -47,128 +47,6 @@ class Asking(Reports):
                 "prompt_tokens_details": cached, "completion_tokens_details": guesses}
 
 
-class Form:
-    """The shape of the answers of one endpoint; `wants_logprobs`: with log-probabilities."""
-
-    whole, chunk, prefix = "text_completion", "text_completion", "cmpl"
-
-    def __init__(self, model: str, wants_logprobs: bool = False) -> None:
-        self.wants_logprobs = wants_logprobs
-        self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-
-    def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: Facts) -> Facts:
-        """A whole answer."""
-        choices = []
-        for number, (piece, reason) in enumerate(zip(pieces, reasons)):
-            facts = {"logprobs": self.logprobs(piece.tokens), "finish_reason": reason}
-            choices.append({"index": number, **self.said(piece.text), **facts})
-        return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
-
-    def part(self, number: int, added: Facts, reason: str | None = None, tokens: Sequence[Token] = ()) -> Facts:
-        """A chunk of one choice."""
-        logprobs = self.logprobs(tokens) if tokens else None
-        choice = {"index": number, **added, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head, "object": self.chunk, "choices": [choice]}
-
-    def logprobs(self, tokens: Sequence[Token]) -> Facts | None:
-        """The log-probabilities of tokens, if they are wanted."""
-        return self.tokens(tokens) if self.wants_logprobs else None
-
-    def tokens(self, tokens: Sequence[Token]) -> Facts:
-        """The shape in which tokens are sent."""
-        return in_completion(tokens)
-
-    def last(self, usage: dict[str, Any]) -> Facts:
-        """The chunk that has the usage."""
-        return {**self._head, "object": self.chunk, "choices": [], "usage": usage}
-
-    def said(self, text: str) -> Facts:
-        """Where a whole choice has its text."""
-        return {"text": text}
-
-    def begun(self) -> Facts | None:
-        """What a chunk adds that comes before the text; None: there is none."""
-        return None
-
-    def added(self, text: str) -> Facts:
-        """What a later chunk adds."""
-        return {"text": text}
-
-    def over(self) -> Facts:
-        """What the last chunk of a choice adds."""
-        return {"text": ""}
-
-
-class ChatForm(Form):
-    """The shape of a chat's answers."""
-
-    whole, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
-
-    def said(self, text: str) -> Facts:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def tokens(self, tokens: Sequence[Token]) -> Facts:
-        return in_chat(tokens)
-
-    def begun(self) -> Facts | None:
-        return {"delta": {"role": "assistant", "content": ""}}
-
-    def added(self, text: str) -> Facts:
-        return {"delta": {"content": text}}
-
-    def over(self) -> Facts:
-        return {"delta": {}}
-
-
-async def whole(asking: Asking, form: Form) -> Facts:
-    """The body of an answer that is not streamed."""
-    pieces = [Piece("", []) for _ in asking.jobs]
-    reasons = [""] * len(asking.jobs)
-    while asking.open:
-        number, event = await asking.next()
-        if isinstance(event, Piece):
-            before = pieces[number]
-            pieces[number] = Piece(before.text + event.text, [*before.tokens, *event.tokens])
-        else:
-            reasons[number] = event.finish_reason
-    return form.body(pieces, reasons, asking.usage)
-
-
-async def events(asking: Asking, form: Form, first: tuple[int, Event], with_usage: bool) -> AsyncIterator[bytes]:
-    """An answer as server-sent events; `first` is the news that came before the first byte.
-
-    An error in its midst is the last event. Who reads this closes the asking.
-    """
-    try:
-        for number in range(len(asking.jobs)):
-            added = form.begun()
-            if added is not None:
-                yield event_of(form.part(number, added), with_usage)
-        yield _chunk(form, first, with_usage)
-        while asking.open:
-            yield _chunk(form, await asking.next(), with_usage)
-        if with_usage:
-            yield event_of(form.last(asking.usage))
-        yield b"data: [DONE]\n\n"
-    except Refused as refused:
-        yield event_of(refused.body)
-
-
-def _chunk(form: Form, news: tuple[int, Event], with_usage: bool) -> bytes:
-    number, event = news
-    if isinstance(event, Sight):
-        return b"event: tree\n" + event_of({"index": number, **event.facts})
-    if isinstance(event, Piece):
-        return event_of(form.part(number, form.added(event.text), tokens=event.tokens), with_usage)
-    return event_of(form.part(number, form.over(), event.finish_reason), with_usage)
-
-
-def event_of(facts: Facts, with_usage: bool = False) -> bytes:
-    """One server-sent event. Where a stream has its usage at the end, the other chunks have none."""
-    data = json.dumps({**facts, "usage": None} if with_usage else facts)
-    return f"data: {data}\n\n".encode()
-
-
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 def in_chat(tokens: Sequence[Token]) -> Facts:
@@ -201,3 +79,107 @@ def _likeliest(token: Token) -> dict[str, float] | None:
 
 def _name(spelled: TokenText) -> str:
     return spelled.name if spelled.whole else f"bytes:{spelled.name}"
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+class Form(NamedTuple):
+    """How one endpoint writes its answers."""
+
+    whole: str  # the kind of a whole answer
+    chunk: str  # and of a part
+    prefix: str  # of its id
+    said: Callable[[str], Facts]  # where a whole choice has its text
+    added: Callable[[str], Facts]  # what a chunk adds
+    begun: Facts  # what a chunk adds that comes before the text; empty: there is none
+    over: Facts  # what the last chunk of a choice adds
+    tokens: Callable[[Sequence[Token]], Facts]  # how log-probabilities are sent
+
+
+COMPLETION = Form(
+    "text_completion", "text_completion", "cmpl",
+    said=lambda text: {"text": text}, added=lambda text: {"text": text}, begun={}, over={"text": ""},
+    tokens=in_completion)
+CHAT = Form(
+    "chat.completion", "chat.completion.chunk", "chatcmpl",
+    said=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    added=lambda text: {"delta": {"content": text}},
+    begun={"delta": {"role": "assistant", "content": ""}}, over={"delta": {}}, tokens=in_chat)
+
+
+class Written:
+    """An answer in the form of its endpoint, whole or in chunks; `wants_logprobs`: with log-probabilities."""
+
+    def __init__(self, form: Form, model: str, wants_logprobs: bool) -> None:
+        self.form, self._wants_logprobs = form, wants_logprobs
+        self._head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+
+    def body(self, pieces: Sequence[Piece], reasons: Sequence[str], usage: Facts) -> Facts:
+        """A whole answer."""
+        choices = []
+        for number, (piece, reason) in enumerate(zip(pieces, reasons)):
+            facts = {"logprobs": self._logprobs(piece.tokens), "finish_reason": reason}
+            choices.append({"index": number, **self.form.said(piece.text), **facts})
+        return {**self._head, "object": self.form.whole, "choices": choices, "usage": usage}
+
+    def part(self, number: int, added: Facts, reason: str | None = None, tokens: Sequence[Token] = ()) -> Facts:
+        """A chunk of one choice."""
+        logprobs = self._logprobs(tokens) if tokens else None
+        choice = {"index": number, **added, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "object": self.form.chunk, "choices": [choice]}
+
+    def last(self, usage: Facts) -> Facts:
+        """The chunk that has the usage."""
+        return {**self._head, "object": self.form.chunk, "choices": [], "usage": usage}
+
+    def _logprobs(self, tokens: Sequence[Token]) -> Facts | None:
+        return self.form.tokens(tokens) if self._wants_logprobs else None
+
+
+async def whole(asking: Asking, written: Written) -> Facts:
+    """The body of an answer that is not streamed."""
+    pieces = [Piece("", []) for _ in asking.jobs]
+    reasons = [""] * len(asking.jobs)
+    while asking.open:
+        number, event = await asking.next()
+        if isinstance(event, Piece):
+            pieces[number] = pieces[number].followed(event)
+        else:
+            reasons[number] = event.finish_reason
+    return written.body(pieces, reasons, asking.usage)
+
+
+async def events(asking: Asking, written: Written, first: tuple[int, Event], with_usage: bool
+                 ) -> AsyncIterator[bytes]:
+    """An answer as server-sent events; `first` is the news that came before the first byte.
+
+    An error in its midst is the last event. Who reads this closes the asking.
+    """
+    try:
+        begun = written.form.begun
+        for number in range(len(asking.jobs) if begun else 0):
+            yield event_of(written.part(number, begun), with_usage)
+        yield _chunk(written, first, with_usage)
+        while asking.open:
+            yield _chunk(written, await asking.next(), with_usage)
+        if with_usage:
+            yield event_of(written.last(asking.usage))
+        yield b"data: [DONE]\n\n"
+    except Refused as refused:
+        yield event_of(refused.body)
+
+
+def _chunk(written: Written, news: tuple[int, Event], with_usage: bool) -> bytes:
+    number, event = news
+    form = written.form
+    if isinstance(event, Sight):
+        return b"event: tree\n" + event_of({"index": number, **event.facts})
+    if isinstance(event, Piece):
+        return event_of(written.part(number, form.added(event.text), tokens=event.tokens), with_usage)
+    return event_of(written.part(number, form.over, event.finish_reason), with_usage)
+
+
+def event_of(facts: Facts, with_usage: bool = False) -> bytes:
+    """One server-sent event. Where a stream has its usage at the end, the other chunks have none."""
+    data = json.dumps({**facts, "usage": None} if with_usage else facts)
+    return f"data: {data}\n\n".encode()

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException as NotServed
 from starlette.requests import ClientDisconnect
 
 from config.serve_config import ServeConfig
-from serve.answering import Asking, ChatForm, Form, events, whole
-from serve.auth import Framing, Guard
+from serve.answering import CHAT, COMPLETION, Asking, Form, Written, events, whole
+from serve.auth import Framing, Guard, refusal
 from serve.engine import Engine
 from serve.protocol import Body, Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import ids_of
@@ -59,6 +59,10 @@ class Server:
                                allow_headers=["*"], expose_headers=["Retry-After"])
         app.add_middleware(Framing)
         return app
+
+    def begun(self, url: str) -> None:
+        """It listens at this address."""
+        print(f"flowspec: {url}/v1", flush=True)
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
@@ -101,19 +105,20 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         body = read_body(await body_of(request, self.config.body_mb), Chat)
-        return await self._answer(request, body, ChatForm(self.model, body.wants_logprobs))
+        return await self._answer(request, body, CHAT)
 
     async def complete(self, request: Request) -> Response:
         body = read_body(await body_of(request, self.config.body_mb), Completion)
-        return await self._answer(request, body, Form(self.model, body.wants_logprobs))
+        return await self._answer(request, body, COMPLETION)
 
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
-        watched = body.stream and body.flowspec_tree
-        asking = Asking(self.engine, body.choices(self.config.run), watched)
+        choices = body.choices(self.config.run)
+        asking = Asking(self.engine, choices, watched=body.stream and body.flowspec_tree)
+        written = Written(form, self.model, choices[0].wants_logprobs)
         try:
             if not body.stream:
-                found = await unless_gone(request, whole(asking, form))
+                found = await unless_gone(request, whole(asking, written))
                 return as_json(found) if found is not None else Response(status_code=GONE)
             first = await unless_gone(request, asking.next())
         except BaseException:
@@ -125,7 +130,7 @@ class Server:
         if first is None:
             asking.close()
             return Response(status_code=GONE)
-        return EventStream(asking, events(asking, form, first, body.wants_usage))
+        return EventStream(asking, events(asking, written, first, body.wants_usage))
 
 
 class EventStream(StreamingResponse):
@@ -198,15 +203,9 @@ async def _left(request: Request) -> None:
         pass
 
 
-def as_json(facts: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An object as the body of an answer; in ASCII, so that half a character in it does no harm."""
-    return Response(json.dumps(facts), status, headers, media_type="application/json")
-
-
-def refusal(refused: Refused) -> Response:
-    """An error as OpenAI sends it."""
-    headers = {"Retry-After": str(refused.retry)} if refused.retry else None
-    return as_json(refused.body, refused.status, headers)
+def as_json(facts: dict[str, Any], status: int = 200) -> Response:
+    """An object as the body of an answer; in ASCII, as `refusal`."""
+    return Response(json.dumps(facts), status, media_type="application/json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

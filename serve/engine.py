@@ -61,8 +61,6 @@ class Job(Turned):
     ids: Sequence[int] = ()
     seen: float = 0.0  # when there was the last sight
     pieces: Pieces | None = None  # of its text, since it has begun
-    generation: Generation | None = None
-    over: bool = False
 
     def begin(self, pipeline: Pipeline) -> Generation:
         self.pieces = Pieces(pipeline.text, self.choice, self.ids)

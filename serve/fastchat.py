@@ -17,18 +17,17 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 
-from config.cli import parse
 from config.files import fits
 from config.serve_config import WorkerConfig
 from launch import console
-from launch.auto import report_left_open, settled
 from model.text import conversation_of
+from serve import running
 from serve.answering import Asking, in_completion
 from serve.app import GONE, as_json, body_of, ids_read, unless_gone
 from serve.auth import Framing, Guard
 from serve.engine import Ended, Engine
 from serve.protocol import Choice, Completion, Refused, read_body
-from serve.running import Listener, engine_of, name_of, run
+from serve.running import Listener
 from serve.text_chunks import Piece
 
 COMMAND = "python -m serve.fastchat"
@@ -110,16 +109,15 @@ class Worker:
             yield error_of(refused)
             return
         so_far = Piece("", [])
-        wanted = choice.options.get("logprobs") is not None
         try:
             while asking.open:
                 _, event = await asking.next()
                 state: dict[str, Any] = {"error_code": 0, "finish_reason": None}
                 if isinstance(event, Piece):
-                    so_far = Piece(so_far.text + event.text, [*so_far.tokens, *event.tokens])
+                    so_far = so_far.followed(event)
                 if isinstance(event, Ended):
                     state.update(finish_reason=event.finish_reason, usage=asking.usage)
-                logprobs = in_completion(so_far.tokens) if wanted else None
+                logprobs = in_completion(so_far.tokens) if choice.wants_logprobs else None
                 yield {"text": so_far.text, "logprobs": logprobs, **state}
         except Refused as refused:
             yield error_of(refused)
@@ -205,17 +203,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 def build(argv: Sequence[str]) -> tuple[Engine, Listener]:
     """The engine and the listener of these words; neither of them runs yet."""
-    words = settled(argv, WorkerConfig)
-    config = parse(words, COMMAND, kind=WorkerConfig)
-    engine = engine_of(words, config)
-    report_left_open(argv)
-    worker = Worker(engine, config, name_of(argv, config))
-    return engine, Listener(worker.app, config, worker.begun, engine.stop)
+    return running.build(argv, COMMAND, WorkerConfig, Worker)
 
 
 def serve(argv: Sequence[str]) -> int:
     """Serve until the end; the exit code."""
-    return run(*build(argv))
+    return running.run(*build(argv))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import gc
 import secrets
 from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Sequence, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from config.files import HALF
+from config.ranges import Range
 from config.run_config import RANGES, RunConfig
 from config.schema.untrusted import parse_object, plain, shown
 from launch.pipeline import Prompt
@@ -19,13 +20,16 @@ from model.text import taken_variables
 
 MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
-MOST_LIKELIEST = {"top_logprobs": 20, "logprobs": 5}  # a field -> of how many likeliest tokens it may want to hear
 SEEDS = 1 << 64
+ALL = -1  # what some clients write for top_k=0
 TEXT = "str"  # how pydantic names the type that comes first where a field may have several
 Item = TypeVar("Item")
 Renamed = Callable[[dict[str, Any]], dict[str, Any]]
 Items = Annotated[list[Item], Field(fail_fast=True)]  # read up to its first mistake: it may have a million of them
-ANSWERED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # a field -> the key of a run
+NUMBERS = {  # a field -> what it may be
+    **{name: RANGES[name] for name in ("temperature", "top_p", "top_k")},
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), RANGES["max_new_tokens"]),
+    "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
 # Fields that would change the answer if the pipeline knew them -> the values that ask for nothing.
 REFUSED: dict[str, Sequence[Any]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
@@ -65,6 +69,10 @@ class Choice(NamedTuple):
     variables: Mapping[str, Any] = {}
     echo: bool = False
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.options.get("logprobs") is not None
+
 
 class Strict(BaseModel):
     """Fields of their own types; others are ignored."""
@@ -95,7 +103,7 @@ class Body(Strict):
     max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Annotated[int | None, BeforeValidator(lambda top: 0 if top == ALL else top)] = None
     seed: int | None = None
     n: int = 1
     stop: str | Items[str] | None = None
@@ -110,8 +118,8 @@ class Body(Strict):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether log-probabilities are wanted."""
+    def reported(self) -> dict[str, Any]:
+        """The keys of an answer that say which log-probabilities are wanted."""
         raise NotImplementedError
 
     def options(self, config: RunConfig) -> list[dict[str, Any]]:
@@ -119,8 +127,7 @@ class Body(Strict):
         given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k")}
         given["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
         options = {key: value for key, value in given.items() if value is not None}
-        if options.get("top_k") == -1:
-            options["top_k"] = 0
+        options.update(self.reported)
         if self.stop is not None:
             options["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
         sampled = options.get("temperature", config.temperature) > 0
@@ -135,16 +142,12 @@ class Body(Strict):
 
     def check(self) -> None:
         """Refuse numbers out of their range, and too many stop texts."""
-        numbers = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", *ANSWERED)}
-        for name, value in numbers.items():
-            allowed = RANGES[ANSWERED.get(name, name)]
-            given = value is not None and not (name == "top_k" and value == -1)
-            if given and not allowed.holds(value):
+        for name, allowed in NUMBERS.items():
+            value = getattr(self, name, None)
+            if value is not None and not allowed.holds(value):
                 raise Refused(f"{name}={shown(value)} is not possible: give {allowed.advice}", name)
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
             raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
-        if not 1 <= self.n <= MOST_CHOICES:
-            raise Refused(f"n={shown(self.n)} is not possible: give a number from 1 to {MOST_CHOICES}", "n")
         self._check_stops()
 
     def _check_stops(self) -> None:
@@ -164,18 +167,13 @@ class Chat(Body):
     top_logprobs: int | None = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs
+    def reported(self) -> dict[str, Any]:
+        return {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
 
     def check(self) -> None:
         super().check()
-        check_likeliest("top_logprobs", self.top_logprobs)
         if self.top_logprobs and not self.logprobs:
             raise Refused("top_logprobs needs logprobs: add logprobs=true, or leave it out", "top_logprobs")
-
-    def options(self, config: RunConfig) -> list[dict[str, Any]]:
-        wanted = {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
-        return [{**options, **wanted} for options in super().options(config)]
 
     def choices(self, config: RunConfig) -> list[Choice]:
         messages = [{"role": _role(message), "content": _content(number, message)}
@@ -207,16 +205,8 @@ class Completion(Body):
     logprobs: int | None = None  # of how many likeliest tokens to hear
 
     @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs is not None
-
-    def check(self) -> None:
-        super().check()
-        check_likeliest("logprobs", self.logprobs)
-
-    def options(self, config: RunConfig) -> list[dict[str, Any]]:
-        wanted = {"logprobs": self.logprobs, "prompt_logprobs": self.echo} if self.wants_logprobs else {}
-        return [{**options, **wanted} for options in super().options(config)]
+    def reported(self) -> dict[str, Any]:
+        return {} if self.logprobs is None else {"logprobs": self.logprobs, "prompt_logprobs": self.echo}
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -251,13 +241,6 @@ class ToTokenize(Strict):
         chat = Chat(messages=self.messages or [], chat_template_kwargs=self.chat_template_kwargs)
         choice, = chat.choices(config)
         return choice
-
-
-def check_likeliest(field: str, number: int | None) -> None:
-    """Refuse to report more likeliest tokens than OpenAI's protocol has."""
-    most = MOST_LIKELIEST[field]
-    if number is not None and not 0 <= number <= most:
-        raise Refused(f"{field}={shown(number)} is not possible: give a number from 0 to {most}", field)
 
 
 def read_body(data: bytes, kind: type[Any], renamed: Renamed = dict) -> Any:

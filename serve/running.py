@@ -9,15 +9,18 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Protocol, Sequence, TypeVar
 
 import uvicorn
+from fastapi import FastAPI
 
-from config.cli import DEFAULT_PRESET
-from config.serve_config import ServeConfig, of_the_run
+from config.cli import DEFAULT_PRESET, parse
+from config.serve_config import ServeConfig
 from config.typed import preset_of, typed
+from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, die, interrupt, say
 from launch.fork_server import LOOK
 from launch.pipeline import Pipeline
@@ -26,6 +29,7 @@ from pipeline.failure import guarded
 from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits
 
+Keys = TypeVar("Keys", bound=ServeConfig)
 PATIENCE = 10.0  # seconds for the pipeline to end in good order
 LEAVE = 3  # seconds for answers under way, once the server is to end
 REPORT = 5  # seconds more to let the others know that it ends
@@ -79,21 +83,43 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def engine_of(argv: Sequence[str], config: ServeConfig) -> Engine:
-    """The engine of these words, which does not run yet."""
-    words = of_the_run(argv, type(config))
-    keys: dict[str, Any] = {**typed(words), "max_requests": config.run.max_requests, "reuse": config.run.reuse}
+class Service(Protocol):
+    """What is served."""
+
+    @property
+    def app(self) -> FastAPI:
+        """The application, for uvicorn."""
+
+    def begun(self, url: str) -> None:
+        """It listens at this address."""
+
+
+def build(argv: Sequence[str], command: str, kind: type[Keys], service: Callable[[Engine, Keys, str], Service]
+          ) -> tuple[Engine, Listener]:
+    """The engine and the listener of these words; neither of them runs yet. The service gets the model's name, too."""
+    words = settled(argv, kind)
+    config = parse(words, command, kind=kind)
+    report_left_open(argv)
+    engine = _engine(words, config)
+    served = service(engine, config, config.model_name or _name(argv))
+    return engine, Listener(served.app, config, served.begun, engine.stop)
+
+
+def _engine(words: Sequence[str], config: ServeConfig) -> Engine:
+    """An engine whose pipeline reads those of the words that are not the server's own."""
     preset = preset_of(words)
-    keys.pop(preset, None)
+    own = {preset, *(key.name for key in fields(config))}
+    keys: dict[str, Any] = {key: value for key, value in typed(words).items() if key not in own}
+    keys.update(max_requests=config.run.max_requests, reuse=config.run.reuse)
     limits = Limits(config.run.max_requests, config.queue, config.queue_seconds, config.restart)
     return Engine(partial(Pipeline.open, preset or DEFAULT_PRESET, **keys), limits)
 
 
-def name_of(argv: Sequence[str], config: ServeConfig) -> str:
+def _name(argv: Sequence[str]) -> str:
     """What the model is called: as its folder, if one was given, and else as the preset."""
     keys = typed(argv)
     folder = keys.get("model_dir") or keys.get("base_dir") or ""
-    return config.model_name or Path(folder).name or preset_of(argv) or DEFAULT_PRESET
+    return Path(folder).name or preset_of(argv) or DEFAULT_PRESET
 
 
 def run(engine: Engine, listener: Listener) -> int:

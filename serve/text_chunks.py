@@ -38,6 +38,10 @@ class Piece(NamedTuple):
     text: str
     tokens: Sequence[Token] = ()
 
+    def followed(self, piece: Piece) -> Piece:
+        """Both as one."""
+        return Piece(self.text + piece.text, [*self.tokens, *piece.tokens])
+
 
 class Places:
     """The places of tokens in a text, in whose front so many characters stand already."""
@@ -63,16 +67,16 @@ class Pieces:
     """
 
     def __init__(self, text: Text | None, choice: Choice, ids: Sequence[int]) -> None:
-        self._wants_logprobs = choice.options.get("logprobs") is not None
-        if text is None and (choice.echo or self._wants_logprobs):
+        if text is None and (choice.echo or choice.wants_logprobs):
             raise ValueError("this pipeline was started for token ids, so it can give neither tokens nor the prompt: "
                              "leave out echo and logprobs, or start it without prompt_ids")
-        self._text, self._ids = text, ids
+        self._ids = ids
         self._echo = ""
         if choice.echo and text is not None:
             self._echo = choice.prompt if isinstance(choice.prompt, str) else text.decode(ids)
         self._length = len(self._echo)  # of what was sent, in characters
-        self._places = Places(text, self._length) if text is not None and self._wants_logprobs else None
+        self._text = text if choice.wants_logprobs else None  # None: no tokens are sent
+        self._places = Places(self._text, self._length) if self._text else None
         self._taken = 0
         self._held: list[Token] = []
 
@@ -86,7 +90,7 @@ class Pieces:
             yield Piece(text, self._tokens(generation.answer.logprobs))
 
     def _prompt(self, said: Iterable[Logprob]) -> list[Token]:
-        if self._text is None or not self._wants_logprobs:
+        if self._text is None:
             return []
         places = Places(self._text)
         first = places.add(self._ids[0], None)

@@ -179,13 +179,13 @@ def test_a_drafter_with_other_tokens_is_refused_by_name(target, tmp_path):
 def test_the_command_writes_matches_that_simulations_read(target, drafter, tmp_path, capsys):
     folders = [f"target={target.name}", f"draft={drafter.name}", "dtype=float64", "template=none", "max_new_tokens=8"]
     code = main(["acceptance", *folders, "sets=qa,sum", "num_examples=2", f"traces={tmp_path / 'traces.json'}"])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     records = json.loads((tmp_path / "traces.json").read_text())
     assert code == 0 and len(records) == 4 and {match for one in records for match in one} <= {0, 1}
-    assert f"{rate(records).value:.3f}" in told and "all" in told and "expected" in told
+    assert f"{rate(records).value:.3f}" in printed and "all" in printed and "expected" in printed
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
     (["do_sample=true", "top_p=0"], "top_p=0 leaves no token"),
     (["temperature=0.5"], "temperature=0.5 counts only where tokens are drawn: add do_sample=true"),
@@ -198,10 +198,10 @@ def test_the_command_writes_matches_that_simulations_read(target, drafter, tmp_p
     (["drafts=x"], "unknown key drafts: did you mean draft"),
     (["draft=nowhere"], "there is no folder"), (["target="], "name the folder of a model"),
 ], ids=lambda value: " ".join(value)[:20])
-def test_what_cannot_be_measured_is_one_sentence(words, told, capsys):
+def test_what_cannot_be_measured_is_one_sentence(words, message, capsys):
     assert main(["acceptance", *words]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("flowspec: ") and told in said
+    assert said.startswith("flowspec: ") and message in said
 
 
 @pytest.mark.parametrize("command", ["acceptance", "latency", "table"])

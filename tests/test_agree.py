@@ -22,9 +22,9 @@ TYPED = {"stages": "0+2+2", "tp_shares": "2,1", "methods": "ar", "sets": "qa", "
 def judged(own, other):
     """What rank 0 says of a board with another configuration, once that went over the wire."""
     facts = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 2, "split": "s", "interface": "e", "port": 1}
-    told = {rank: json.loads(clean(f"facts/{rank}", json.dumps({**facts, "settings": settings(of)}).encode()))
+    found = {rank: json.loads(clean(f"facts/{rank}", json.dumps({**facts, "settings": settings(of)}).encode()))
             for rank, of in enumerate((own, other))}
-    return judge_facts(told, BOARD)
+    return judge_facts(found, BOARD)
 
 
 def another(config, option):
@@ -67,25 +67,25 @@ def test_what_is_said_to_be_local_exists():
     assert not LOCAL & GIVEN
 
 
-@pytest.mark.parametrize(("own", "other", "told"), [
+@pytest.mark.parametrize(("own", "other", "message"), [
     ({}, {"trace": "mine"}, "trace=FOLDER, but rank 0 with none"), ({"trace": "a"}, {"trace": "b"}, ""),
     ({"pipeline_type": "tp"}, {"pipeline_type": "galaxy"}, "pipeline_type=galaxy, but rank 0 with tp"),
     ({"ablate": "prune"}, {"ablate": "thrift"}, "ablate=thrift, but rank 0 with prune"),
     ({}, {"ignore_eos": True}, "ignore_eos=true, but rank 0 with false"),
 ])
-def test_what_hung_or_ended_in_a_traceback_is_told_before_the_start(own, other, told):
+def test_what_hung_or_ended_in_a_traceback_is_reported_before_the_start(own, other, message):
     sentence = judged(RunConfig(**own), RunConfig(**other))
-    assert told in sentence and bool(told) == bool(sentence)
+    assert message in sentence and bool(message) == bool(sentence)
 
 
-def test_another_command_is_told():
+def test_another_command_is_reported():
     assert "was started with concurrency=" in judged(RunConfig(), EvalConfig.of())
     assert "concurrency=none, but rank 0 with 1" in judged(EvalConfig.of(), RunConfig())
 
 
-def test_boards_that_took_another_type_of_numbers_are_told_though_they_typed_the_same():
+def test_boards_that_took_another_type_of_numbers_are_reported_though_they_typed_the_same():
     facts = {"host": "b", "address": "10.0.0.1", "code": "c", "world": 2, "split": "s"}
-    told = {rank: {**facts, "settings": settings(RunConfig(), dtype=dtype)}
+    found = {rank: {**facts, "settings": settings(RunConfig(), dtype=dtype)}
             for rank, dtype in enumerate(("float16", "float32"))}
     assert "dtype=float32, but rank 0 with float16: type the same keys on all boards, and dtype= too" in judge_facts(
-        told, BOARD)
+        found, BOARD)

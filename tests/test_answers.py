@@ -64,7 +64,7 @@ def test_an_empty_file_holds_nothing(path):
     (['{"vocabulary": 11}'], "{} holds answers of another vocabulary ({{'vocabulary': 11}}) than the model's, which "
                              "has 10 tokens: delete the file"),
 ], ids=["too large", "negative", "no number", "a fraction", "no list", "no JSON", "no head", "another vocabulary"])
-def test_what_is_wrong_with_a_file_is_told_and_the_file_stays(path, lines, sentence):
+def test_what_is_wrong_with_a_file_is_reported_and_the_file_stays(path, lines, sentence):
     content = written(path, *lines).read_text()
     with refused(sentence.format(path)):
         load_texts(path, 10, 100)
@@ -81,7 +81,7 @@ def test_what_is_no_file_is_refused_and_left_as_it_is(path):
     assert path.stat().st_mode == mode
 
 
-def test_what_cannot_be_written_is_told(path):
+def test_what_cannot_be_written_is_reported(path):
     path.parent.write_text("a file where a folder should be")
     with refused(f"{path} cannot be written (File exists): make room there"):
         add_texts(path, [[1]], 10, 100)

@@ -1,4 +1,4 @@
-"""What a person asks and where answers shall go: what is wrong is told before a start, and no answer is lost."""
+"""What a person asks and where answers shall go: what is wrong is refused before a start, and no answer is lost."""
 from __future__ import annotations
 
 import json
@@ -34,31 +34,31 @@ def ask(saved):
 
 @pytest.fixture
 def unstarted(ask, monkeypatch, capsys):
-    """What is told, in one sentence, without a start."""
+    """What is printed, in one sentence, without a start."""
     def unstarted(*words):
         with monkeypatch.context() as context:
             context.setattr("launch.run.alone", lambda *_: pytest.fail("it started"))
             assert ask(*words) == 2
-        told = capsys.readouterr().err
-        assert told.startswith("flowspec: ") and told.count("\n") == 1 and told.endswith("\n")
-        return told
+        printed = capsys.readouterr().err
+        assert printed.startswith("flowspec: ") and printed.count("\n") == 1 and printed.endswith("\n")
+        return printed
     return unstarted
 
 
-@pytest.mark.parametrize(("text", "told"), [
+@pytest.mark.parametrize(("text", "message"), [
     ("", "has no question: write a JSON object a line"), ("\n \n", "has no question"),
     (GOOD + '{"turns": "abc"}', "line 2 of"), (GOOD + '{"turns": []}', "line 2 of"), ("null", "line 1 of"),
     (GOOD + "\n" + '{"turns": ["\\ud800"]}', "line 3 of"), ("[" * 100_000, "is nested too deeply"),
     ('{"turns": ["\xe9"]}'.encode("latin-1"), "line 1 of"),
 ], ids=["empty", "blank", "text", "no turn", "null", "half a character", "deep", "latin"])
-def test_a_question_file_that_is_wrong_is_told_before_the_start(unstarted, tmp_path, text, told):
+def test_a_question_file_that_is_wrong_is_reported_before_the_start(unstarted, tmp_path, text, message):
     path = tmp_path / "asked.jsonl"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     said = unstarted(f"question_file={path}")
-    assert told in said and str(path) in said
+    assert message in said and str(path) in said
 
 
-def test_questions_that_are_not_there_are_told_before_the_start(unstarted, tmp_path):
+def test_questions_that_are_not_there_are_reported_before_the_start(unstarted, tmp_path):
     (tmp_path / "asked").write_text(GOOD * 2)
     assert "question_begin=2 leaves no question of" in unstarted(f"question_file={tmp_path / 'asked'}",
                                                                  "question_begin=2")
@@ -73,13 +73,13 @@ def test_what_is_harmless_in_a_question_file_is_asked(ask, tmp_path):
         (None, "a\u2028b"), (None, "c"), (None, "d")]
 
 
-@pytest.mark.parametrize(("place", "told"), [
+@pytest.mark.parametrize(("place", "message"), [
     (".", "(it is a folder)"), ("x" * 300, "File name too long"), ("file/x", "Not a directory"),
     ("/dev/fd/63", "it is open in one process alone")])
-def test_an_output_that_cannot_be_written_is_told_before_the_start(unstarted, tmp_path, place, told):
+def test_an_output_that_cannot_be_written_is_reported_before_the_start(unstarted, tmp_path, place, message):
     (tmp_path / "file").write_text("old")
     said = unstarted(f"output={tmp_path / place}")
-    assert told in said and said.endswith(": choose another output=\n")
+    assert message in said and said.endswith(": choose another output=\n")
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "old"
 
 
@@ -117,7 +117,7 @@ def test_a_link_is_followed_a_device_stays_and_a_pipe_gets_all_answers_once(ask,
         assert len(json.loads(reader.read())) == 3, "the pipe holds more than that"
 
 
-def test_a_device_that_is_not_here_is_told_before_the_start(unstarted, monkeypatch):
+def test_a_device_that_is_not_here_is_reported_before_the_start(unstarted, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "device=cuda is not here (CUDA devices: none that this torch can use): choose another, or device=cpu" in (
         unstarted("device=cuda"))
@@ -129,7 +129,7 @@ def test_a_device_that_is_not_here_is_told_before_the_start(unstarted, monkeypat
         usable("meta", "--device ")
 
 
-def test_bytes_that_are_not_utf_8_are_told_before_the_start(unstarted):
+def test_bytes_that_are_not_utf_8_are_reported_before_the_start(unstarted):
     assert "prompt has bytes that are not UTF-8: write it in UTF-8" in unstarted("prompt=a\udcff")
 
 
@@ -147,10 +147,10 @@ def test_a_chat_template_that_fails_ends_the_start_before_weights_are_read(ask, 
     assert "the chat template of the tokenizer in" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["pipeline_type=continuous"], "pipeline_type=continuous has a pipeline: type bash run_pipe.sh"),
     (["tp_type=mega"], "tp_type=mega is unknown: choose tp_type=tp or tp_type=galaxy"),
     (["tp_type=tp", "seed=1", "tp_type=galaxy"], "tp_type is given twice: leave one of them out")])
-def test_run_tp_sh_speaks_of_its_own_key(words, told):
+def test_run_tp_sh_speaks_of_its_own_key(words, message):
     done = subprocess.run(["bash", "tp/run_tp.sh", *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith(f"flowspec: {told}") and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.startswith(f"flowspec: {message}") and done.stderr.count("\n") == 1

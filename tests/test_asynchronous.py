@@ -32,10 +32,10 @@ def alone(options):
         texts = [pipeline.generate(prompt, **own).text for prompt, own in ASKED]
         assert pipeline.chat(TALK, template="vicuna").text == texts[2]
         assert pipeline.chat(TALK[1:2], template="none").text == pipeline.generate("who are you?").text
-        for messages, told in (([], "are empty"), ([{"role": "fox", "content": "x"}], "has the role 'fox'"),
+        for messages, sentence in (([], "are empty"), ([{"role": "fox", "content": "x"}], "has the role 'fox'"),
                                (TALK[:3], "nothing to answer"), (["hello"], "message 0 has no text"),
                                ([*TALK, {"role": "user"}], "message 4 has no text")):
-            with pytest.raises(ValueError, match=told):
+            with pytest.raises(ValueError, match=sentence):
                 pipeline.chat(messages)
         return texts
 
@@ -72,14 +72,14 @@ def test_who_is_cancelled_or_leaves_gives_its_answer_up(options, alone):
     assert asyncio.run(ask()) == ([], set())
 
 
-def test_what_cannot_be_asked_is_told_to_whom_asked_and_the_others_go_on(options, alone):
+def test_what_cannot_be_asked_is_reported_to_whom_asked_and_the_others_go_on(options, alone):
     async def ask():
         async with AsyncPipeline.open(**options) as pipeline:
             wrong = [pipeline.generate([10**6]), pipeline.generate(PROMPT, temperature=-1), pipeline.chat([]),
                      pipeline.generate(PROMPT, temprature=1)]
-            told = await asyncio.gather(*wrong, pipeline.generate(ASKED[0][0]), return_exceptions=True)
-            assert [type(one) for one in told[:-1]] == [ValueError] * 4
-            assert told[-1].text == alone[0]
+            found = await asyncio.gather(*wrong, pipeline.generate(ASKED[0][0]), return_exceptions=True)
+            assert [type(one) for one in found[:-1]] == [ValueError] * 4
+            assert found[-1].text == alone[0]
         with pytest.raises(RuntimeError, match="the pipeline is closed"):
             await pipeline.generate(PROMPT)
         with pytest.raises(RuntimeError, match="the pipeline is not open"):
@@ -105,8 +105,8 @@ def test_a_loss_ends_all_that_was_asked_and_all_that_is_asked_later(options, mon
             waiting = [asyncio.ensure_future(pipeline.generate(PROMPT, **LONG)) for _ in range(3)]
             await stream.__anext__()
             pipeline._turning.call(lambda held: held.ring.link.fail(PeerLost("rank 2 was lost")))
-            told = await asyncio.gather(*waiting, return_exceptions=True)
-            assert [str(one) for one in told] == ["rank 2 was lost"] * 3
+            found = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [str(one) for one in found] == ["rank 2 was lost"] * 3
             heard.set()
             with pytest.raises(PeerLost, match="rank 2 was lost"):
                 assert [piece async for piece in stream] == []
@@ -114,4 +114,4 @@ def test_a_loss_ends_all_that_was_asked_and_all_that_is_asked_later(options, mon
                 await pipeline.generate(PROMPT)
 
     asyncio.run(ask())
-    assert before == [True], "a loss is told before the pipeline is closed, which may last"
+    assert before == [True], "a loss is found before the pipeline is closed, which may last"

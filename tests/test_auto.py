@@ -1,4 +1,4 @@
-"""pipeline_type=auto: a plan at the first start, what later starts remember, and what it cannot be told."""
+"""pipeline_type=auto: a plan at the first start, what later starts remember, and what it does not take."""
 from __future__ import annotations
 
 import fcntl
@@ -57,16 +57,17 @@ def test_the_first_start_plans_and_says_so_and_later_ones_remember(asked, tmp_pa
     words = auto.settled(["toy", "pipeline_type=auto", "prompt=Hello", "temperature=1"])
     chosen = [f"{key}={value}" for key, value in SERIAL.items()]
     assert words == ["toy", "prompt=Hello", "temperature=1", "template=vicuna", *chosen]
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 2 and "is measured on this machine" in told[0] and "planned for temperature 0" in told[1]
-    assert "20 tokens/s measured, 10 with ar" in told[1] and str(kept(tmp_path)[0]) in told[1]
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 2 and "is measured on this machine" in printed[0]
+    assert "planned for temperature 0" in printed[1]
+    assert "20 tokens/s measured, 10 with ar" in printed[1] and str(kept(tmp_path)[0]) in printed[1]
     assert auto.settled(["toy", "pipeline_type=auto", "max_new_tokens=9"])[-1] == "init_depth=3"
     assert "remembered in" in capsys.readouterr().err and len(asked) == 1
     assert auto.settled(["toy", "pipeline_type=serial"]) == ["toy", "pipeline_type=serial", "template=vicuna"]
     assert auto.settled(["pipeline_type=auto", "--help"]) == ["pipeline_type=auto", "--help"]
 
 
-def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_for_anew(asked, tmp_path, monkeypatch):
+def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_for_again(asked, tmp_path, monkeypatch):
     model = tmp_path / "llama"
     shutil.copytree(parse([]).base_dir, model)
     words = [f"base_dir={model}", "pipeline_type=auto"]
@@ -90,7 +91,7 @@ def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_
     '{"keys": {"pipeline_type": "none"}, "kind": "", "tokens_per_second": 1, "plain_tokens_per_second": 1, "when": ""}',
     '{"keys": {"pipeline_type": "ar", "trace": "x"}, "kind": "", "tokens_per_second": 1, "plain_tokens_per_second": 1, '
     '"when": ""}'])
-def test_what_holds_no_choice_is_planned_anew(asked, tmp_path, capsys, damage):
+def test_what_holds_no_choice_is_planned_again(asked, tmp_path, capsys, damage):
     auto.settled(["pipeline_type=auto"])
     path, = kept(tmp_path)
     if damage is None:
@@ -101,7 +102,7 @@ def test_what_holds_no_choice_is_planned_anew(asked, tmp_path, capsys, damage):
     assert auto.settled(["pipeline_type=auto"])[-1] == "init_depth=3"
     assert len(asked) == 2 and "a new plan is made" in capsys.readouterr().err
     auto.settled(["pipeline_type=auto"])
-    assert len(asked) == 2 + (damage is None), "a folder in the way is told each time"
+    assert len(asked) == 2 + (damage is None), "a folder in the way is found each time"
 
 
 @pytest.mark.parametrize("cache", ["file", "n" * 300])
@@ -117,7 +118,7 @@ def test_of_two_starts_at_once_one_plans_and_the_other_waits_for_its_choice(aske
     second = threading.Thread(target=lambda: auto.settled(["pipeline_type=auto"]))
     waits = threading.Event()
 
-    def told(file, how):
+    def watched(file, how):
         if how == fcntl.LOCK_EX:
             waits.set()
         flock(file, how)
@@ -127,7 +128,7 @@ def test_of_two_starts_at_once_one_plans_and_the_other_waits_for_its_choice(aske
         assert waits.wait(60), "the second start planned, too"
         return planned(words)
 
-    monkeypatch.setattr(fcntl, "flock", told)
+    monkeypatch.setattr(fcntl, "flock", watched)
     monkeypatch.setattr(auto, "_planned", slow)
     auto.settled(["pipeline_type=auto"])
     second.join(60)
@@ -166,8 +167,8 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     assert PlanConfig.of(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
     auto.report_left_open(["toy"])
     auto.report_left_open([*words, "template=none"])
-    told, = capsys.readouterr().err.splitlines()
-    assert told == f"flowspec: draft=suffix, since {model} has no draft head"
+    printed, = capsys.readouterr().err.splitlines()
+    assert printed == f"flowspec: draft=suffix, since {model} has no draft head"
 
 
 def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
@@ -202,15 +203,15 @@ def test_folders_of_drafts_that_were_not_chosen_are_left_out(typed, chosen, left
     assert with_chosen(["toy", *typed], chosen) == ["toy", *left, *(f"{key}={value}" for key, value in chosen.items())]
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     ("tp=2", "tp=2 is left to pipeline_type=auto"), ("init_depth=2", "is left to"), ("verify=mss", "name the method"),
     ("hosts=x", "for the ranks of one machine"), ("answers=x", "name method and draft"),
     ("ssm_ranks=true", "for specinfer alone"), ("promt=x", "did you mean prompt"),
     ("temperature=-1", "is not possible"), ("base_dir=nowhere", "nowhere")])
-def test_what_cannot_be_planned_for_is_told_before_anything_is_measured(asked, capsys, words, told):
+def test_what_cannot_be_planned_for_is_reported_before_anything_is_measured(asked, capsys, words, message):
     assert run(generate.COMMAND, ["pipeline_type=auto", words]) == 2
     found = capsys.readouterr().err
-    assert told in found and len(found.splitlines()) == 1 and asked == []
+    assert message in found and len(found.splitlines()) == 1 and asked == []
 
 
 # --- the plan itself --------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_a_spoiled_line_is_named_and_a_half_one_is_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_first_difference_from_ar_is_told_with_how_much_the_target_prefers_its_token(saved, tmp_path, temperature):
+def test_the_first_difference_from_ar_is_shown_with_how_much_the_target_prefers_its_token(saved, tmp_path, temperature):
     tiny, config = TINY, EvalConfig.of(template="none", max_new_tokens=6, ignore_eos=True, seed=3, prompt="x",
                                       methods="naive", sets="a", temperatures=f"{temperature}")
     text, question = Text(saved / "base"), Question(1, "", ("hello",))
@@ -258,13 +258,14 @@ def test_a_draft_is_named_by_its_kind_and_folder():
     assert config.contenders(["ar"]) == [("ar", "none")] and len(config.contenders(["ar", "naive"])) == 4
 
 
-def test_a_head_that_does_not_fit_is_told_by_its_folder(run, saved, tmp_path, capsys):
+def test_a_head_that_does_not_fit_is_reported_by_its_folder(run, saved, tmp_path, capsys):
     copytree(saved / "head", tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
     assert run("a", "methods=naive", f"drafts=eagle,eagle:{tmp_path / 'other'}") == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"flowspec: the draft head in {tmp_path / 'other'} has hidden_size 64, but the model has 32")
+    printed = capsys.readouterr().err.splitlines()[-1]
+    head = f"the draft head in {tmp_path / 'other'}"
+    assert printed.startswith(f"flowspec: {head} has hidden_size 64, but the model has 32")
 
 
 def test_decoders_of_one_draft_share_it_and_another_folder_is_another_draft(saved):
@@ -350,7 +351,7 @@ def test_a_mistake_is_answered_by_one_sentence_before_anything_starts(tmp_path, 
     assert not (tmp_path / "r").exists()
 
 
-def test_results_that_cannot_be_written_are_told_before_the_start(run, tmp_path, monkeypatch, capsys):
+def test_results_that_cannot_be_written_are_reported_before_the_start(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("eval.command.run", lambda *_: pytest.fail("it started"))
     (tmp_path / "file").write_text("old")
     for name, reason in (("file", "File exists"), ("file/x", "Not a directory"), ("x" * 300, "File name too long")):
@@ -370,12 +371,12 @@ def test_an_answer_that_fills_the_disk_is_one_sentence_and_is_asked_again(run, t
 
     monkeypatch.setattr(results_module.os, "fsync", full)
     assert run("a", "methods=ar", "sets=chatbot") == 2
-    told = capsys.readouterr().err
-    assert "cannot be written (No space left on device): make room there" in told and "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert "cannot be written (No space left on device): make room there" in printed and "Traceback" not in printed
     assert run("a", "methods=ar", "sets=chatbot") == 0
 
 
-def test_a_report_that_cannot_be_written_is_told_and_the_answers_stay(run, monkeypatch, capsys):
+def test_a_report_that_cannot_be_written_is_reported_and_the_answers_stay(run, monkeypatch, capsys):
     def fail(folder):
         raise ValueError("summary.csv cannot be written")
 
@@ -391,7 +392,7 @@ def test_folders_that_are_no_starts_are_not_counted(tmp_path):
 
 
 @pytest.mark.parametrize("junk", ["null", "[]", "[" * 100_000, '{"config": {}}'])
-def test_an_env_json_that_is_junk_is_told(run, tmp_path, junk, capsys):
+def test_an_env_json_that_is_junk_is_reported(run, tmp_path, junk, capsys):
     assert run("a", "methods=ar", "sets=chatbot", "temperatures=0") == 0
     (tmp_path / "a" / "env.json").write_text(junk)
     capsys.readouterr()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.boards import FORMS, Boards, read
+from config.profiles import FORMS, Profile, read
 from tests.checkpoints import refused
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -23,7 +23,7 @@ def path(tmp_path_factory):
     return tmp_path_factory.mktemp("boards") / "site.json"
 
 
-def told(path, content):
+def refusal(path, content):
     """What is said of a file with this text, or nothing if it is a cluster."""
     path.write_text(content)
     read.cache_clear()
@@ -31,14 +31,14 @@ def told(path, content):
         cluster = read(str(path))
     except ValueError as error:
         return str(error)
-    assert isinstance(cluster, Boards) and cluster.slowed(2).board(1).link(0, 1).stage(0.5, 4, 9) > 0
+    assert isinstance(cluster, Profile) and cluster.slowed(2).board(1).link(0, 1).stage(0.5, 4, 9) > 0
     return ""
 
 
 @settings(deadline=None, derandomize=True)
 @given(field=KEYS, value=VALUES, more=st.dictionaries(KEYS, VALUES, max_size=2))
 def test_any_json_in_any_field_is_a_cluster_or_refused_in_one_sentence(path, field, value, more):
-    said = told(path, json.dumps({"like": "jetson-7b", "factors": [1, 1], **more, field: value}))
+    said = refusal(path, json.dumps({"like": "jetson-7b", "factors": [1, 1], **more, field: value}))
     assert not said or (said.startswith(str(path)) and ": " in said and "\n" not in said and len(said) < 900), said
 
 

@@ -71,7 +71,7 @@ def test_priority_counts_as_so_many_times_the_probability():
 
 
 @pytest.mark.parametrize("chance", [.5, .1, .01])
-def test_whoever_is_passed_over_counts_more_each_time_until_it_is_its_turn(chance):
+def test_who_is_passed_over_counts_more_each_time_until_it_is_its_turn(chance):
     rich, poor = asking(.9, .8, .7), asking(chance)
     rows, waited = RowAllocator(4, StageTimes()), 0
     while True:

@@ -23,9 +23,9 @@ READ = "import json, sys; url, question, sampled = sys.argv[1], sys.argv[2], jso
 LANGCHAIN = READ + """
 from langchain_openai import ChatOpenAI
 chat = ChatOpenAI(base_url=url, api_key="none", model="toy", max_retries=0, **sampled)
-whole, told = chat.invoke(question), chat.bind(logprobs=True).invoke(question).response_metadata["logprobs"]
+whole, found = chat.invoke(question), chat.bind(logprobs=True).invoke(question).response_metadata["logprobs"]
 print(json.dumps({"whole": whole.content, "streamed": "".join(piece.content for piece in chat.stream(question)),
-                  "tokens": whole.usage_metadata["output_tokens"], "told": len(told["content"])}))
+                  "tokens": whole.usage_metadata["output_tokens"], "logprobs": len(found["content"])}))
 """
 LITELLM = READ + """
 import litellm
@@ -44,7 +44,7 @@ except litellm.ContextWindowExceededError as error:
     refused += str(error)
 print(json.dumps({"whole": whole.choices[0].message.content, "tokens": whole.usage.completion_tokens,
                   "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
-                  "told": len(whole.choices[0].logprobs.content), "refused": refused}))
+                  "logprobs": len(whole.choices[0].logprobs.content), "refused": refused}))
 """
 
 
@@ -74,7 +74,7 @@ def run(tmp_path):
 def test_a_library_gets_the_text_of_the_seed_whole_and_streamed(server, text, run, program):
     got = json.loads(run("python", "-I", "-c", program, f"{server.url}/v1", QUESTION, json.dumps(SAMPLED)))
     assert got["whole"] == got["streamed"] == text
-    assert got["tokens"] == got["told"] == SAMPLED["max_tokens"]
+    assert got["tokens"] == got["logprobs"] == SAMPLED["max_tokens"]
     if program is LITELLM:
         assert "presence_penalty is not supported" in got["refused"] and "maximum context length" in got["refused"]
 

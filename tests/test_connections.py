@@ -122,7 +122,7 @@ def test_the_room_for_connections_is_a_part_of_the_files_that_may_be_open(monkey
     assert room(ServeConfig.of(queue=1000)) == (512 + 2 * 1004, 2048)
 
 
-def test_that_files_run_short_is_one_line_and_other_errors_are_told_as_ever(app, capsys):
+def test_that_files_run_short_is_one_line_and_other_errors_are_reported_as_ever(app, capsys):
     others = []
 
     class Loop:
@@ -155,7 +155,7 @@ def test_what_is_no_http_behind_an_answer_ends_the_connection_without_a_tracebac
 TWO_ENDS = [(b"host", b"localhost"), (b"content-length", b"5"), (b"transfer-encoding", b"chunked")]
 
 
-def told(app, method="GET", path="/v1/models", headers=((b"host", b"localhost"),)):
+def response(app, method="GET", path="/v1/models", headers=((b"host", b"localhost"),)):
     """The status and the headers of what an application answers."""
     sent = []
 
@@ -179,7 +179,7 @@ def test_a_request_whose_body_has_two_ends_is_refused_and_nothing_behind_it_is_r
     (Server, ServeConfig.of(cors="*")), (Worker, WorkerConfig.of(controller="http://127.0.0.1:1"))])
 def test_server_and_worker_refuse_it_before_anything_else_answers(kind, config):
     asked = [(b"origin", b"http://a.example"), (b"access-control-request-method", b"GET")]
-    status, headers = told(kind(None, config, "toy").app, "OPTIONS", headers=TWO_ENDS + asked)
+    status, headers = response(kind(None, config, "toy").app, "OPTIONS", headers=TWO_ENDS + asked)
     assert (status, headers[b"connection"]) == (400, b"close")
 
 
@@ -190,4 +190,4 @@ def test_the_health_and_the_models_agree_whether_the_server_is_ready(status, cod
     engine.state, engine._patience = Health(status), float("inf")
     server = Server(engine, ServeConfig.of(), "toy")
     for path in ("/health", "/v1/models", "/v1/models/toy"):
-        assert told(server.app, path=path)[0] == code
+        assert response(server.app, path=path)[0] == code

@@ -82,7 +82,7 @@ def test_a_list_of_texts_is_a_set_of_single_turns_which_may_repeat(tmp_path):
     ("b.jsonl", "", "there is no data set a in"),
     ("a.jsonl", '{"question_id": 1, "turns": ["x"]}', "question_begin=1 leaves no question"),
 ])
-def test_what_is_wrong_with_a_set_is_told_with_its_place_and_the_fix(tmp_path, name, text, words):
+def test_what_is_wrong_with_a_set_is_reported_with_its_place_and_the_fix(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=words):
         load(tmp_path, "a", 1)

@@ -74,7 +74,7 @@ def test_accepted_length_counts_the_targets_own_token_and_not_the_prefill():
 
 @pytest.mark.parametrize("strategy", ["pruned", "continuous", "pipedec"])
 def test_a_pass_under_way_counts_though_the_answer_ends_in_it(strategy):
-    """The oracle errs at every seventh position, so the target begins anew at these, and nowhere else."""
+    """The oracle errs at every seventh position, so the target begins again at these, and nowhere else."""
     begun = [position for position in range(len(PROMPT), len(PROMPT) + 14) if position % 7 == 0]
     got = answers(strategy, max_new_tokens=14)
     # the first token of all was not guessed either, and an answer may come before the guess for its place has left

@@ -32,15 +32,15 @@ def test_on_a_machine_that_runs_these_tests_all_that_is_needed_is_there():
     run = subprocess.run([sys.executable, "-m", "scripts.doctor"], cwd=ROOT, text=True, capture_output=True,
                          env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=600)
     assert run.returncode == 0 and run.stderr == "", run.stdout + run.stderr
-    told, _, end = run.stdout.rpartition("\n\n")
+    found, _, end = run.stdout.rpartition("\n\n")
     assert end == "All that is needed is there.\n"
-    for line in told.splitlines():
+    for line in found.splitlines():
         assert re.match(r"ok: |missing: (bitsandbytes, |this machine has an NVIDIA GPU).*; do ", line)
     for thing in ("Python 3.", "torch ", "torch.distributed with gloo", "a kernel on cpu works",
                   "an all-reduce over 1 process works", "an all-reduce over 2 processes works",
                   "ranks meet at 127.0.0.1 (lo, by GLOO_SOCKET_IFNAME): loopback", "of disk free", "of memory free",
                   "transformers 4.", "sentencepiece 0.", "fschat"):
-        assert f"ok: {thing}" in told or re.search(f"^ok: .*{re.escape(thing)}", told, re.M), thing
+        assert f"ok: {thing}" in found or re.search(f"^ok: .*{re.escape(thing)}", found, re.M), thing
 
 
 def test_the_help_tells_what_is_looked_at():
@@ -57,12 +57,12 @@ def test_the_help_tells_what_is_looked_at():
 def test_the_exit_code_counts_only_what_is_needed(monkeypatch, capsys, findings, code, end):
     monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
     assert doctor.main([]) == code
-    told = capsys.readouterr().out.splitlines()
-    assert told == [*map(str, findings), "", end]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*map(str, findings), "", end]
     assert str(doctor.Finding("b", "this")) == "missing: b; do this"
 
 
-def test_an_old_python_is_told(monkeypatch):
+def test_an_old_python_is_reported(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 7, 9))
     assert only(doctor.python) == "missing: Python 3.7.9; do use Python 3.10 or newer, or 3.8 on boards with JetPack 5"
 
@@ -88,7 +88,7 @@ def test_what_a_first_start_needs_is_looked_at(first, monkeypatch, tmp_path):
     assert "cannot make an environment; do install its venv module (on Debian and Ubuntu: sudo apt" in first()[0]
 
 
-def test_a_first_start_without_room_is_told(first, monkeypatch, tmp_path):
+def test_a_first_start_without_room_is_reported(first, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(3 << 28))
     assert first()[1:] == [
@@ -100,14 +100,15 @@ def test_a_first_start_without_room_is_told(first, monkeypatch, tmp_path):
         "do make room: at least 1 GiB, and several more with CUDA's libraries"]
 
 
-def test_a_full_disk_of_temporary_files_is_told(first, monkeypatch):
+def test_a_full_disk_of_temporary_files_is_reported(first, monkeypatch):
     def full(*_):
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
     monkeypatch.setattr(tempfile, "gettempdir", full)
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    told = "(No usable temporary directory found in ['/tmp']); do name a folder with room: export TMPDIR=FOLDER"
-    assert told in first()[-1].replace("[Errno 2] ", "") and told in only(doctor.all_reduces).replace("[Errno 2] ", "")
+    message = "(No usable temporary directory found in ['/tmp']); do name a folder with room: export TMPDIR=FOLDER"
+    for line in (first()[-1], only(doctor.all_reduces)):
+        assert message in line.replace("[Errno 2] ", "")
 
 
 def test_the_pip_that_counts_is_the_environments_else_that_of_a_new_one():
@@ -116,14 +117,14 @@ def test_the_pip_that_counts_is_the_environments_else_that_of_a_new_one():
 
 def test_without_torch_the_rest_is_examined_all_the_same(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    told = list(map(str, doctor.examine()))
-    assert "missing: torch cannot be imported" in told[1] and "NVIDIA's own torch wheel" in told[1]
-    assert not any("kernel" in line or "all-reduce" in line for line in told)
-    assert any(line.startswith("ok: pip ") for line in told)
-    assert any("ranks meet" in line for line in told) and any("transformers" in line for line in told)
+    found = list(map(str, doctor.examine()))
+    assert "missing: torch cannot be imported" in found[1] and "NVIDIA's own torch wheel" in found[1]
+    assert not any("kernel" in line or "all-reduce" in line for line in found)
+    assert any(line.startswith("ok: pip ") for line in found)
+    assert any("ranks meet" in line for line in found) and any("transformers" in line for line in found)
 
 
-def test_a_torch_that_is_too_old_or_without_gloo_is_told(monkeypatch):
+def test_a_torch_that_is_too_old_or_without_gloo_is_reported(monkeypatch):
     import torch
     from torch.distributed import distributed_c10d
 
@@ -135,7 +136,7 @@ def test_a_torch_that_is_too_old_or_without_gloo_is_told(monkeypatch):
         "docs/jetson.md"]
 
 
-def test_a_gpu_that_torch_was_not_built_for_is_told(monkeypatch):
+def test_a_gpu_that_torch_was_not_built_for_is_reported(monkeypatch):
     import torch
 
     def ones(*shape, device):
@@ -152,7 +153,7 @@ def test_a_gpu_that_torch_was_not_built_for_is_told(monkeypatch):
         "install the torch wheel that was built for this device, or use device=cpu"]
 
 
-def test_a_gpu_that_torch_does_not_see_is_told_but_the_cpu_will_do(monkeypatch, tmp_path):
+def test_a_gpu_that_torch_does_not_see_is_reported_but_the_cpu_will_do(monkeypatch, tmp_path):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -161,12 +162,12 @@ def test_a_gpu_that_torch_does_not_see_is_told_but_the_cpu_will_do(monkeypatch, 
     assert "an NVIDIA GPU that torch" in str(found[1]) and not found[1].needed
 
 
-@pytest.mark.parametrize(("failure", "told"), [
+@pytest.mark.parametrize(("failure", "message"), [
     (RuntimeError("connect timed out\nmore"), "2 processes fails (connect timed out); do name a working network"),
     (multiprocessing.TimeoutError(), "2 processes fails (no answer for 60 seconds); do name a working network"),
     ([2, 1], "2 processes fails (it gave [2, 1]); do name a working network"),
 ])
-def test_an_all_reduce_that_fails_is_told_with_its_reason(monkeypatch, failure, told):
+def test_an_all_reduce_that_fails_is_reported_with_its_reason(monkeypatch, failure, message):
     def in_two(store):
         if isinstance(failure, Exception):
             raise failure
@@ -175,10 +176,10 @@ def test_an_all_reduce_that_fails_is_told_with_its_reason(monkeypatch, failure, 
     monkeypatch.setattr(doctor, "reduce_ones", lambda store, rank, world: 1)
     monkeypatch.setattr(doctor, "_in_two", in_two)
     one, two = lines(doctor.all_reduces)
-    assert one == "ok: an all-reduce over 1 process works" and told in two
+    assert one == "ok: an all-reduce over 1 process works" and message in two
 
 
-@pytest.mark.parametrize(("named", "leads", "told"), [
+@pytest.mark.parametrize(("named", "leads", "message"), [
     ("eth7", "127.0.1.1", "missing: GLOO_SOCKET_IFNAME is eth7, which has no IPv4 address here; do export "
                           "GLOO_SOCKET_IFNAME=eth0 (there are: lo, eth0)"),
     ("eth0", "127.0.1.1", "ok: ranks meet at 192.168.1.5 (eth0, by GLOO_SOCKET_IFNAME): other machines can reach it"),
@@ -191,7 +192,7 @@ def test_an_all_reduce_that_fails_is_told_with_its_reason(monkeypatch, failure, 
                      "GLOO_SOCKET_IFNAME=eth0"),
     ("", "", "missing: the host's name board leads to no address; do export GLOO_SOCKET_IFNAME=eth0"),
 ])
-def test_the_interface_is_named_with_its_reason_and_its_reach(monkeypatch, named, leads, told):
+def test_the_interface_is_named_with_its_reason_and_its_reach(monkeypatch, named, leads, message):
     def resolve(host):
         if not leads:
             raise socket.gaierror("Name or service not known")
@@ -201,14 +202,14 @@ def test_the_interface_is_named_with_its_reason_and_its_reach(monkeypatch, named
     monkeypatch.setattr(socket, "gethostname", lambda: "board")
     monkeypatch.setattr(socket, "gethostbyname", resolve)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
-    assert only(doctor.interface) == told
+    assert only(doctor.interface) == message
 
 
 def test_the_addresses_are_those_of_this_machine():
     assert doctor._addresses().get("lo", "127.0.0.1") == "127.0.0.1"
 
 
-def test_too_little_disk_or_memory_is_told(monkeypatch):
+def test_too_little_disk_or_memory_is_reported(monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 1 << 29))
     monkeypatch.setattr(doctor, "_available", lambda: 1 << 30)
@@ -217,7 +218,7 @@ def test_too_little_disk_or_memory_is_told(monkeypatch):
     assert memory.startswith("missing: 1.0 GiB of memory free; do end other programs or add swap: at least 2 GiB")
 
 
-def test_a_package_that_is_missing_or_broken_is_told_by_the_name_that_pip_knows(monkeypatch):
+def test_a_package_that_is_missing_or_broken_is_reported_by_the_name_that_pip_knows(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastchat.conversation", None)
     assert any(line.startswith("missing: fschat cannot be imported (") and "installs requirements.txt" in line
                for line in lines(doctor.packages))

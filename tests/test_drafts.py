@@ -149,7 +149,7 @@ class Both:
 
 
 @pytest.mark.parametrize("strategy", SPECULATIVE)
-def test_two_heads_and_a_model_share_one_tree_and_it_is_told_who_proposed_what(strategy):
+def test_two_heads_and_a_model_share_one_tree_and_it_is_known_who_proposed_what(strategy):
     first, second, model = DEEP.eagle(), DEEP.eagle(), DEEP.twin()
     second.source = "second"
     draft = Both(first, second, model)
@@ -174,7 +174,7 @@ def test_a_head_with_fewer_tokens_guesses_in_the_vocabulary_of_the_target():
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "twin"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_draft_whose_logits_are_not_finite_is_told_and_the_pipeline_lives_on(kind, bad):
+def test_a_draft_whose_logits_are_not_finite_is_reported_and_the_pipeline_lives_on(kind, bad):
     draft = getattr(DEEP, kind)()
     (draft.model if kind == "twin" else draft.head).embed_tokens.weight.data[PROMPT[-1]] = bad
     with pipeline(DEEP, 2, "continuous", draft) as decoder:
@@ -186,7 +186,7 @@ def test_a_draft_whose_logits_are_not_finite_is_told_and_the_pipeline_lives_on(k
         assert [token for new in stream for token in new] == DEEP.text(PROMPT, 8, Sampler())
 
 
-def test_a_draft_in_float16_is_told_the_type_to_take():
+def test_a_draft_in_float16_is_refused_with_the_type_to_take():
     with refused("the draft's logits are not finite (NaN or infinity); float16 ends at 65504"):
         raise not_finite("draft", torch.float16, "")
 
@@ -335,7 +335,7 @@ def test_rank_0_has_the_embedding_that_a_head_of_eagle_3_borrows_and_no_other_ra
     assert torch.equal(base.weights.read(EMBED), whole[EMBED])
 
 
-def test_the_text_is_the_same_whoever_drafts(folder, capsys):
+def test_the_text_is_the_same_who_drafts(folder, capsys):
     plain = text(capsys, folder, "pipeline_type=ar")
     assert len(plain.split()) == 20
     for words in (["draft=eagle"], ["draft=none"], ["draft=model", f"draft_dir={folder / 'small'}"],

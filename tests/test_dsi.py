@@ -61,7 +61,7 @@ def test_a_drafter_and_three_replicas_in_processes_write_what_plain_decoding_wri
     assert ids(tmp_path / "dsi.json") == ids(tmp_path / "ar.json")
 
 
-def test_when_a_replica_is_killed_all_end_and_its_name_is_told(saved, tmp_path):
+def test_when_a_replica_is_killed_all_end_and_its_name_is_reported(saved, tmp_path):
     endless = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
     with command(tmp_path, "scripts.generate", f"model_dir={saved / '0+4'}", *endless, "pipeline_type=dsi",
                  "replicas=3", "lookahead=2") as run:
@@ -71,11 +71,11 @@ def test_when_a_replica_is_killed_all_end_and_its_name_is_told(saved, tmp_path):
     assert "rank 2 was " in run.stderr and "Traceback" not in run.stderr
 
 
-def test_too_few_replicas_are_told_with_the_number_that_would_do(tmp_path, capsys):
+def test_too_few_replicas_are_reported_with_the_number_that_would_do(tmp_path, capsys):
     words = [*BUNDLED, "pipeline_type=dsi", "profile=jetson-7b", "time=virtual", f"output={tmp_path / 'out.json'}"]
     assert here(*words, "lookahead=1", "replicas=2") == 0
-    told = capsys.readouterr().err
-    assert "up to 21 verifications" in told and "give lookahead=11, or replicas for 21" in told
+    printed = capsys.readouterr().err
+    assert "up to 21 verifications" in printed and "give lookahead=11, or replicas for 21" in printed
     assert here(*words, "lookahead=11", "replicas=2") == 0
     assert capsys.readouterr().err == ""
     assert here(*words, "replicas=2") == 0
@@ -88,12 +88,12 @@ def test_a_replica_of_more_stages_than_layers_is_refused(saved, capsys):
     assert "copies of 5 stages do not fit: the model has 4 layers, so write replicas= with 1 to 4 stages" in error
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["replicas=0x1"], "is split as 0+2+2, not for copies of 1 stages: leave the stages out of replicas="),
     (["replicas=1x2"], "")])
-def test_a_split_for_other_replicas_is_refused(saved, capsys, words, told):
-    assert here(f"model_dir={saved / '0+2+2'}", *ASK, *words) == (2 if told else 0)
-    assert told in capsys.readouterr().err
+def test_a_split_for_other_replicas_is_refused(saved, capsys, words, message):
+    assert here(f"model_dir={saved / '0+2+2'}", *ASK, *words) == (2 if message else 0)
+    assert message in capsys.readouterr().err
 
 
 def test_a_split_that_rank_0_holds_is_not_copied(saved, tmp_path, capsys):

@@ -37,15 +37,15 @@ def own(saved, tmp_path):
 
 
 def sentence(text: str) -> str:
-    """What was told, if it is one sentence of ours."""
-    told = text.strip()
-    assert told.startswith("flowspec: ") and "\n" not in told and "Traceback" not in told, text
-    return told
+    """What was printed, if it is one sentence of ours."""
+    found = text.strip()
+    assert found.startswith("flowspec: ") and "\n" not in found and "Traceback" not in found, text
+    return found
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["prompt="], "prompt is empty: write the question behind prompt="),
     (["prompt= "], "prompt is empty"),
     (["prompt_ids=,"], "prompt_ids=, is not a list of token ids: write numbers"),
@@ -65,10 +65,10 @@ def sentence(text: str) -> str:
     (["threads_per_rank=1024"], "threads_per_rank=1024 is more than the"),
     (["template=own"], "has no chat template of its own; use template=vicuna"),
 ])
-def test_what_cannot_be_asked_is_answered_with_the_fix(saved, capsys, words, told):
+def test_what_cannot_be_asked_is_answered_with_the_fix(saved, capsys, words, message):
     asks = any(word.startswith(("prompt", "question")) for word in words)
     assert here(f"model_dir={saved / FIVE}", *words, *([] if asks else ["prompt=hello"])) == 2
-    assert told in sentence(capsys.readouterr().err)
+    assert message in sentence(capsys.readouterr().err)
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path, capsys):
@@ -94,7 +94,7 @@ def other_split(own):
     shutil.copytree(own.parent / "other" / "stage_3", own / "stage_3")
 
 
-@pytest.mark.parametrize(("spoil", "told"), [
+@pytest.mark.parametrize(("spoil", "message"), [
     (lambda own: shutil.rmtree(own / "stage_3"), "there is no folder"),
     (lambda own: other_manifest(own, version=99), "split again"),
     (lambda own: other_manifest(own, files={"config.json": {"bytes": 3, "sha256": ""}}), "split again"),
@@ -103,10 +103,10 @@ def other_split(own):
     (lambda own: (shutil.rmtree(own / "stage_3"), shutil.copytree(own / "stage_2", own / "stage_3")),
      "holds the part of rank 2: copy stage_3 of the split there"),
 ])
-def test_parts_that_do_not_belong_together_are_refused_before_anything_starts(own, capsys, spoil, told):
+def test_parts_that_do_not_belong_together_are_refused_before_anything_starts(own, capsys, spoil, message):
     spoil(own)
     assert here(f"model_dir={own}", "prompt_ids=5") == 2
-    assert told in sentence(capsys.readouterr().err)
+    assert message in sentence(capsys.readouterr().err)
 
 
 def test_without_a_tokenizer_or_with_a_wrong_one_a_text_is_refused_and_ids_are_not(own, capsys):
@@ -149,8 +149,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_answer(saved, tmp_
 
 def test_debug_shows_where_an_error_comes_from(saved, capsys):
     assert here(f"model_dir={saved / FIVE}", "prompt_ids=5,53", "debug=true") == 2
-    told = capsys.readouterr().err
-    assert "Traceback" in told and "flowspec: prompt_ids has 53" in told
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed and "flowspec: prompt_ids has 53" in printed
 
 
 def test_bad_input_ends_the_real_command_in_one_sentence_too(saved, tmp_path):
@@ -172,7 +172,7 @@ def in_full_flow(run) -> bool:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_when_a_rank_is_killed_all_end_and_its_name_is_told(saved, tmp_path, lost):
+def test_when_a_rank_is_killed_all_end_and_its_name_is_reported(saved, tmp_path, lost):
     with started(tmp_path, saved) as run:
         assert in_full_flow(run), run.stderr
         printed = run.stdout

@@ -90,8 +90,8 @@ def test_fastchats_own_server_answers_with_the_text_of_run_pipe(chat, text):  # 
         got = sdk.chat.completions.create(**asked)
         assert got.choices[0].message.content == text and got.usage.completion_tokens == 24
         assert got.choices[0].finish_reason == "length"
-        told = sdk.completions.create(model="toy", prompt="Name a dog.", max_tokens=6, temperature=0, logprobs=1)
-        assert len(told.choices[0].logprobs.tokens) == 6 == len(told.choices[0].logprobs.token_logprobs)
+        found = sdk.completions.create(model="toy", prompt="Name a dog.", max_tokens=6, temperature=0, logprobs=1)
+        assert len(found.choices[0].logprobs.tokens) == 6 == len(found.choices[0].logprobs.token_logprobs)
 
 
 def test_a_worker_tells_cumulative_texts_with_zero_bytes_between_through_the_controller_too(chat, text):
@@ -133,8 +133,8 @@ class Forgets(BaseHTTPRequestHandler):
     """A controller that fails once, and forgets its worker at the first beat."""
 
     def do_POST(self):
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.heard.append((self.path, told))
+        found = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.heard.append((self.path, found))
         beats = [path for path, _ in self.server.heard if "beat" in path]
         self.send_response(500 if len(self.server.heard) == 1 else 200)
         self.end_headers()
@@ -144,7 +144,7 @@ class Forgets(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_controller_that_fails_is_asked_again_and_one_that_forgets_hears_of_the_worker_anew(capfd):
+def test_a_controller_that_fails_is_asked_again_and_one_that_forgets_hears_of_the_worker_again(capfd):
     server = HTTPServer(("127.0.0.1", 0), Forgets)
     server.heard = []
     thread = threading.Thread(target=server.serve_forever)

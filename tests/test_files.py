@@ -1,4 +1,4 @@
-"""Files that a person named: what is wrong with one is told with its place, and output is there whole or not at all."""
+"""Files that a person named: what is wrong with one is named with its place, and output is whole or not there."""
 from __future__ import annotations
 
 import json
@@ -37,7 +37,7 @@ def test_what_is_harmless_in_a_file_of_lines_is_read(tmp_path, data, found):
     (b'1\n\n{"a": ["\\uD800"]}', "line 3 of {} has half a character"),
     (b"9" * 5000, "line 1 of {} is not JSON"), (b'"a\x00b"', "line 1 of {} is not JSON (Invalid control character"),
 ], ids=lambda value: value[:12] if isinstance(value, bytes) else "")
-def test_what_is_wrong_with_a_line_is_told_with_the_file_and_the_line(tmp_path, data, sentence):
+def test_what_is_wrong_with_a_line_is_reported_with_the_file_and_the_line(tmp_path, data, sentence):
     (tmp_path / "a").write_bytes(data)
     with refused(sentence.format(tmp_path / "a")):
         list(lines(tmp_path / "a", "do this"))

@@ -58,18 +58,18 @@ def test_an_answer_says_why_it_ended(strategy, prompt, wishes, reason):
     assert answer.finish_reason == reason
 
 
-@pytest.mark.parametrize(("words", "reason", "told"), [
+@pytest.mark.parametrize(("words", "reason", "message"), [
     (["max_length=20", "max_new_tokens=17"], "length", ""),
     (["max_length=20", "max_new_tokens=500"], "context",
      "\nflowspec: the answer ends after 17 of max_new_tokens=500, since the context of 20 tokens is full: raise "
      "max_length, or shorten the prompt\n")])
-def test_a_context_that_is_full_is_told_on_stderr_and_in_the_output(saved, tmp_path, capsys, words, reason, told):
+def test_a_full_context_is_reported_on_stderr_and_in_the_output(saved, tmp_path, capsys, words, reason, message):
     assert here(f"model_dir={saved / '0+2+2'}", f"output={tmp_path / 'out.json'}", *ASK, *words) == 0
     assert json.loads((tmp_path / "out.json").read_text())["finish_reason"] == reason
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == message
 
 
-def test_more_tokens_than_the_model_has_positions_are_told(tmp_path, capsys, saved):
+def test_more_tokens_than_the_model_has_positions_are_reported(tmp_path, capsys, saved):
     short = tmp_path / "base"
     short.mkdir()
     for path in (saved / "base").iterdir():

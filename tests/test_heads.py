@@ -1,4 +1,4 @@
-"""Heads as they are published: what their config.json may say, and what is told of one that is another network."""
+"""Heads as they are published: what their config.json may say, and how one is refused that is another network."""
 from __future__ import annotations
 
 import json
@@ -88,7 +88,7 @@ def test_what_transformers_writes_of_a_llama_in_full_is_taken():
         assert list(head_problems(config, False, INNER, 256)) == []
 
 
-OTHER = {  # what is told: of EAGLE-3 or not, and the fields that say so
+OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     "norm_before_residual=True, which is not supported (only False); take another head": (
         True, {"norm_before_residual": True}),
     "norm_output=True, which is not supported (only False)": (True, {"norm_output": True}),
@@ -138,12 +138,12 @@ def test_a_window_that_holds_the_whole_context_is_plain_attention(tmp_path):
     fit_head(save(tmp_path / "head", True, {"sliding_window": 256}), BASE)
 
 
-def test_a_head_of_eagle_3_that_calls_its_layer_otherwise_is_told_as_such(tmp_path):
+def test_a_head_of_eagle_3_that_calls_its_layer_otherwise_is_reported_as_such(tmp_path):
     with refused("holds a head of EAGLE-3 that calls its layer layers.0, as vLLM does, instead of midlayer"):
         fit_head(save(tmp_path / "head", True, FORGE, lambda name: name.replace("midlayer.", "layers.0.")), BASE)
 
 
-def test_a_table_of_tokens_that_is_no_list_of_whole_numbers_is_told(tmp_path):
+def test_a_table_of_tokens_that_is_no_list_of_whole_numbers_is_reported(tmp_path):
     source = save(tmp_path / "head", True, {**FORGE, "draft_vocab_size": 53})
     tensors = source.tensors()
     tensors.update(d2t=torch.zeros(53), t2d=torch.ones(53, dtype=torch.bool))

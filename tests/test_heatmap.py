@@ -1,4 +1,4 @@
-"""The heat maps: the grids, the known figures of the paper's, the table that is drawn anew, and the maps themselves."""
+"""The heat maps: the grids, the known figures of the paper's, the table that is drawn again, and the maps."""
 from __future__ import annotations
 
 import csv

@@ -53,9 +53,9 @@ def test_hits_are_counted_by_the_guesses_of_its_own_that_a_draft_has_read():
         [True, True, False, False, False, False, False], *[[True, True, True, False, False, False, False]] * 2]
     assert found.hits[:, 0].tolist() == [36, 35, 0, 0, 0, 0, 0] and found.hits[3:].sum() == 0
     assert found.plus(found).tries.tolist() == [2 * tries for tries in found.tries.tolist()]
-    told = table({"failing": found, "nothing": Hits.none()})
-    assert "failing, best 3                    100.0   100.0   100.0     0.0     0.0     0.0     0.0" in told
-    assert "nothing, best 1                        -" in told
+    got = table({"failing": found, "nothing": Hits.none()})
+    assert "failing, best 3                    100.0   100.0   100.0     0.0     0.0     0.0     0.0" in got
+    assert "nothing, best 1                        -" in got
 
 
 def test_a_draft_that_is_the_target_is_always_right_at_every_depth():
@@ -109,16 +109,16 @@ def test_the_command_prints_a_table_and_draws_a_tree(tmp_path, capsys):
     assert bench.main(["draft", f"model_dir={saved / '0+2+2'}", f"drafts=eagle,model:{saved / 'base'}", "sets=qa",
                        f"data={tmp_path}", "question_end=1", "template=none", "processes=false", "dtype=float64",
                        "max_new_tokens=6", f"picture={tmp_path / 'tree.svg'}"]) == 0
-    told = capsys.readouterr().out
-    assert f"model:{saved / 'base'}, best 1" in told.replace("\n", "") and "eagle, best 10" in told
-    assert "a tree of eagle: " in told and (tmp_path / "tree.svg").is_file()
+    printed = capsys.readouterr().out
+    assert f"model:{saved / 'base'}, best 1" in printed.replace("\n", "") and "eagle, best 10" in printed
+    assert "a tree of eagle: " in printed and (tmp_path / "tree.svg").is_file()
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["picture=tree.pdf"], "picture=tree.pdf is no picture: name a file that ends in .png or .svg"),
     (["draft=none"], "the draft none has no guesses of its own"), (["profile=wifi"], "leave profile and trace out"),
     (["temperature=1"], "leave temperature and prompt_ids out"), (["sets=moon"], "there is no data set moon")])
-def test_what_cannot_be_measured_is_told_in_one_sentence(words, sentence, capfd):
+def test_what_cannot_be_measured_is_reported_in_one_sentence(words, sentence, capfd):
     assert bench.main(["draft", "processes=false", *words]) == 2
-    told = capfd.readouterr().err.splitlines()
-    assert sum(line.startswith("flowspec: ") and sentence in line for line in told) == 1
+    printed = capfd.readouterr().err.splitlines()
+    assert sum(line.startswith("flowspec: ") and sentence in line for line in printed) == 1

@@ -152,22 +152,22 @@ def facts(**change):
             "interface": "eth0", "port": 1, **change}
 
 
-@pytest.mark.parametrize(("change", "told"), [
+@pytest.mark.parametrize(("change", "message"), [
     ({}, ""), ({"error": "no disk"}, "rank 1 (b): no disk"),
     ({"code": "d"}, "rank 1 (b, 10.0.0.1) has other code than rank 0 (d, not c): bring one version"),
     ({"split": "t"}, "rank 1 (b, 10.0.0.1) holds a part of another split"),
     ({"world": 2}, "rank 1 (b, 10.0.0.1) holds a part of another split"),
     ({"settings": {"dtype": "float16"}}, "was started with dtype=float16, but rank 0 with auto: type the same keys"),
 ])
-def test_what_does_not_fit_is_told_of_the_board(change, told):
+def test_what_does_not_fit_is_reported_of_the_board(change, message):
     sentence = judge_facts({0: facts(), 1: facts(**change)}, Board(0, "10.0.0.1", 1, "", 1, ()))
-    assert told in sentence and bool(told) == bool(sentence)
+    assert message in sentence and bool(message) == bool(sentence)
 
 
 def test_the_board_that_most_cannot_reach_is_named():
-    told, names = {rank: facts() for rank in range(3)}, ["rank 0 (x)", "rank 1 (y)", "rank 2 (z)"]
-    assert judge_ways(told, {0: [], 1: [], 2: []}, names) == ""
-    assert judge_ways(told, {0: [2], 1: [2], 2: [0, 1]}, names).startswith("rank 2 (z) cannot be reached by rank 0, 1")
+    found, names = {rank: facts() for rank in range(3)}, ["rank 0 (x)", "rank 1 (y)", "rank 2 (z)"]
+    assert judge_ways(found, {0: [], 1: [], 2: []}, names) == ""
+    assert judge_ways(found, {0: [2], 1: [2], 2: [0, 1]}, names).startswith("rank 2 (z) cannot be reached by rank 0, 1")
 
 
 # --- namespaces -------------------------------------------------------------------------------------------------------
@@ -214,8 +214,8 @@ def test_five_namespaces_write_the_reference_text_over_slow_wires(saved, astray,
     words = [f"model_dir={saved / '0+1+1+1+1'}", *ASK, f"output={tmp_path / 'out.json'}"]
     with cluster("boards=5", "rate_mbps=50", f"logs={tmp_path}", "--", *words, stdout=subprocess.PIPE,
                  stderr=subprocess.PIPE) as run:
-        shown, told = run.communicate(timeout=600)
-    assert run.returncode == 0 and "rank 0 (board0, 10.77.0.1)" in told, told
+        shown, printed = run.communicate(timeout=600)
+    assert run.returncode == 0 and "rank 0 (board0, 10.77.0.1)" in printed, printed
     assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == reference()
     assert f"flowspec-{run.pid}" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
@@ -239,11 +239,11 @@ def test_a_board_whose_wire_is_cut_in_mid_run_ends_and_so_do_all(start, network,
             subprocess.run(["ip", *wire, "link", "set", "eth0", "up"], check=True)
     for lost, address in ((0, "10.77.0.1"), (2, "10.77.0.6")):
         last = [said(folders[lost], rank) for rank in range(3)]
-        assert all(f"rank {lost} ({socket.gethostname()}, {address})" in told for told in last), last
+        assert all(f"rank {lost} ({socket.gethostname()}, {address})" in message for message in last), last
 
 
 @namespaces
-def test_a_wrong_interface_is_told_on_all_boards(start, network, tmp_path):
+def test_a_wrong_interface_is_reported_on_all_boards(start, network, tmp_path):
     (tmp_path / "hosts").write_text("10.77.0.1\n10.77.0.2 interface=lo\n10.77.0.3\n")
     runs = [start(rank, f"hosts={tmp_path / 'hosts'}", *ASK, space=network[rank]) for rank in range(3)]
     assert ends(runs) == [2, 2, 2]
@@ -256,8 +256,9 @@ def test_a_wrong_interface_is_told_on_all_boards(start, network, tmp_path):
 
 def test_the_command_teaches_and_asks_for_what_it_cannot_know():
     environment = {**os.environ, "PYTHON": sys.executable}
-    told = subprocess.run(["bash", ROOT / "run_jetson.sh", "--help"], env=environment, text=True, capture_output=True)
-    assert told.returncode == 0 and "NODE_RANK" in told.stdout and "usage: bash run_jetson.sh [PRESET]" in told.stdout
+    found = subprocess.run(["bash", ROOT / "run_jetson.sh", "--help"], env=environment, text=True, capture_output=True)
+    assert found.returncode == 0 and "NODE_RANK" in found.stdout
+    assert "usage: bash run_jetson.sh [PRESET]" in found.stdout
     for given, said in (({}, "which rank is this board?"), ({"PYTHON": "no"}, "PYTHON=no has no torch: name")):
         wrong = subprocess.run(["bash", ROOT / "run_jetson.sh"], env={**environment, **given}, text=True,
                                capture_output=True)
@@ -288,14 +289,14 @@ def test_boards_that_hold_copies_write_the_reference_text(start, saved, tmp_path
     assert json.loads((tmp_path / "answer.json").read_text())["token_ids"] == reference()
 
 
-@pytest.mark.parametrize(("wrong", "told"), [
+@pytest.mark.parametrize(("wrong", "message"), [
     ("code", ", 127.0.0.1) has other code than rank 0"),
     ("split", ", 127.0.0.1) holds a part of another split than rank 0's"),
     ("keys", ", 127.0.0.1) was started with max_length=77, but rank 0 with 2048"),
     ("part", "): there is no folder"),
     ("interface", "): the interface eth77 has no IPv4 address on this board, which has lo 127.0.0.1"),
 ])
-def test_a_board_that_does_not_fit_ends_all_with_its_name(start, saved, loopback, tmp_path, wrong, told):
+def test_a_board_that_does_not_fit_ends_all_with_its_name(start, saved, loopback, tmp_path, wrong, message):
     words = {"split": other_split(saved, tmp_path)} if wrong == "split" else {
         "keys": ["max_length=77"], "part": [f"model_dir={tmp_path / 'none'}"]}
     more = {"code": {"OTHER_CODE": "1"}, "interface": {"GLOO_SOCKET_IFNAME": "eth77"}}.get(wrong, {})
@@ -303,10 +304,10 @@ def test_a_board_that_does_not_fit_ends_all_with_its_name(start, saved, loopback
             start(2, *loopback, *ASK, *words.get(wrong, []), **more)]
     assert ends(runs) == [2, 2, 2]
     last = [said(tmp_path, rank) for rank in range(3)]
-    assert last[0] == last[1] == last[2] and last[0].startswith("flowspec: rank 2 (") and told in last[0], last
+    assert last[0] == last[1] == last[2] and last[0].startswith("flowspec: rank 2 (") and message in last[0], last
 
 
-def test_a_board_that_comes_twice_is_told_and_one_that_never_comes_is_named(start, loopback, tmp_path):
+def test_a_board_that_comes_twice_is_reported_and_one_that_never_comes_is_named(start, loopback, tmp_path):
     first = start(1, *loopback[:2], *ASK, "wait=4")
     assert wait_until((tmp_path / "err1").exists, 10)
     (tmp_path / "err1").rename(tmp_path / "first")
@@ -318,7 +319,7 @@ def test_a_board_that_comes_twice_is_told_and_one_that_never_comes_is_named(star
     assert never in said(tmp_path, 0) and sum(never in text for text in both) == 1
 
 
-def test_rank_0_on_a_board_without_the_masters_address_or_with_a_busy_port_is_told(start, tmp_path):
+def test_rank_0_on_a_board_without_the_masters_address_or_with_a_busy_port_is_reported(start, tmp_path):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -349,7 +350,7 @@ def listening(pid):
     return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
 
 
-def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_told_as_that(start, loopback, tmp_path):
+def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_reported_as_that(start, loopback, tmp_path):
     ended, port = threading.Event(), int(loopback[1].rpartition(":")[2])
 
     def annoy():
@@ -372,8 +373,9 @@ def test_strangers_change_nothing_and_a_rank_0_that_stands_still_is_told_as_that
     os.kill(runs[0].pid, signal.SIGSTOP)
     assert ends(runs[1:]) == [75, 75]
     for rank in (1, 2):
-        told = f"flowspec: rank 0 ({socket.gethostname()}, 127.0.0.1) was lost: its board answers, but its program does"
-        assert said(tmp_path, rank).startswith(told)
+        name = f"rank 0 ({socket.gethostname()}, 127.0.0.1)"
+        found = f"flowspec: {name} was lost: its board answers, but its program does"
+        assert said(tmp_path, rank).startswith(found)
     assert "\x1b" not in "".join((tmp_path / f"err{rank}").read_text() for rank in range(3))
 
 
@@ -396,7 +398,7 @@ def test_a_stranger_in_a_boards_seat_ends_no_rank_in_a_traceback_and_reaches_no_
 
 
 @namespaces
-def test_a_master_that_cannot_be_reached_is_told(astray):
+def test_a_master_that_cannot_be_reached_is_reported(astray):
     board, folder = astray
     assert ends([board]) == [75]
     assert "rank 0 cannot be reached at 10.77.0.99:29500 from rank 7" in said(folder, 7)

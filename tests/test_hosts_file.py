@@ -16,7 +16,7 @@ def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
         Line("10.0.0.1"), Line("b1", "me", interface="eth1"), Line("b2", "you", "/f")]
 
 
-@pytest.mark.parametrize(("text", "told"), [
+@pytest.mark.parametrize(("text", "message"), [
     ("b0\n", "names 1 boards: write one line for each rank"),
     ("b0\nb1 eth0\n", "line 2 of"), ("b0\nb1 iface=eth0\n", "is no board: write [USER@]ADDRESS"),
     ("user=me\nb1\n", "line 1 of"), ("me@\nb1\n", "line 1 of"), ("b0\n-b1\n", "line 2 of .* begins with -"),
@@ -25,23 +25,23 @@ def test_a_hosts_file_has_a_line_for_each_rank(tmp_path):
     ("b0\n" + "b" * 64 + "\n", "line 2 of"), ("b0\nb1/x\n", "line 2 of"), ("b0\nb1:22\n", "line 2 of"),
     ("b0\nb1\u2028b2\n", "line 2 of"),
 ])
-def test_a_line_that_is_no_board_is_named(tmp_path, text, told):
+def test_a_line_that_is_no_board_is_named(tmp_path, text, message):
     (tmp_path / "hosts").write_text(text)
-    with pytest.raises(ValueError, match=told.replace("[", r"\[")):
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         read_hosts(str(tmp_path / "hosts"))
 
 
-def test_a_hosts_file_of_another_editor_is_read_or_told(tmp_path):
+def test_a_hosts_file_of_another_editor_is_read_or_refused(tmp_path):
     path, text = tmp_path / "hosts", "10.0.0.1\r\nb\u00fccher user=j\u00fcrgen\r\n"
     path.write_bytes(text.encode("utf-8-sig"))
     assert read_hosts(str(path)) == [Line("10.0.0.1"), Line("b\u00fccher", "j\u00fcrgen")]
-    for coding, told in (("latin-1", "is not UTF-8"), ("utf-16", "is not UTF-8"),
-                         ("utf-16-le", "UTF-8|line 1 of .* is no board")):
+    for coding, message in (("latin-1", "is not UTF-8"), ("utf-16", "is not UTF-8"),
+                            ("utf-16-le", "UTF-8|line 1 of .* is no board")):
         path.write_bytes(text.encode(coding))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             read_hosts(str(path))
-    for wrong, told in ((tmp_path, "is a folder, a device or a pipe"), (tmp_path / "none", "there is no file")):
-        with pytest.raises(ValueError, match=told):
+    for wrong, message in ((tmp_path, "is a folder, a device or a pipe"), (tmp_path / "none", "there is no file")):
+        with pytest.raises(ValueError, match=message):
             read_hosts(str(wrong))
 
 
@@ -77,7 +77,7 @@ def test_without_a_board_or_under_torchrun_no_others_are_waited_for():
     assert find_board(RunConfig(), {"NODE_RANK": "1"}) is None and found({"RANK": "1"}) is None
 
 
-@pytest.mark.parametrize(("environment", "text", "told"), [
+@pytest.mark.parametrize(("environment", "text", "message"), [
     ({}, "", "which rank is this board"), ({"NODE_RANK": "1"}, "", "where is rank 0"),
     ({"NODE_RANK": "x"}, "", "NODE_RANK=x is not possible"),
     ({"NODE_RANK": "2"}, "b0\nb1\n", "give a number from 0 to 1"),
@@ -86,8 +86,8 @@ def test_without_a_board_or_under_torchrun_no_others_are_waited_for():
     ({"NODE_RANK": "1", "MASTER_ADDR": "a..b"}, "", "'a..b' is no name or address of a board"),
     ({"NODE_RANK": "\u00b2"}, "", "is not possible"),
 ])
-def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_board_that_is_not_known_is_asked_for(tmp_path, environment, text, message):
+    with pytest.raises(ValueError, match=message):
         found(environment, text, tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_the_latency_command_shows_what_it_measured(folder, capsys):
     assert shown.count("TTFT") == 2 and "m = 1 " in shown and "m = 3 " in shown
 
 
-@pytest.mark.parametrize(("command", "words", "told"), [
+@pytest.mark.parametrize(("command", "words", "message"), [
     ("latency", ["max_new_tokens=1"], "leaves no later token to time: give 2 or more"),
     ("table", ["max_new_tokens=1"], "leaves no later token to time: give 2 or more"),
     ("latency", ["do_sample=true", "temperature=0"], "temperature=0 draws nothing"),
@@ -87,10 +87,10 @@ def test_the_latency_command_shows_what_it_measured(folder, capsys):
     ("table", ["output=rows.csv"], "rows.csv is no JSON file"), ("table", ["drafts="], "drafts is empty"),
     ("table", ["num_target_servers=0"], "num_target_servers=0 is not possible"),
 ], ids=lambda value: " ".join(value)[:24])
-def test_what_cannot_be_measured_is_one_sentence(command, words, told, capsys):
+def test_what_cannot_be_measured_is_one_sentence(command, words, message, capsys):
     assert main([command, *words]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("flowspec: ") and told in said
+    assert said.startswith("flowspec: ") and message in said
 
 
 def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(folder, tmp_path, capsys, monkeypatch):
@@ -110,11 +110,11 @@ def test_a_table_goes_from_models_to_predictions_and_keeps_the_rows_that_it_has(
     assert "was recorded with seed=42, and seed=1 is asked for" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("text", "told"), [
+@pytest.mark.parametrize(("text", "message"), [
     ('{"rows": []}', "is no file of rows"), ('{"keys": {}, "rows": [{"set": "qa"}]}', "is no file of rows"),
     ("[", "rows.json")])
-def test_a_file_that_holds_no_rows_is_not_written_over(text, told, tmp_path, capsys):
+def test_a_file_that_holds_no_rows_is_not_written_over(text, message, tmp_path, capsys):
     (tmp_path / "rows.json").write_text(text)
     assert main(["table", f"output={tmp_path / 'rows.json'}"]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert (tmp_path / "rows.json").read_text() == text

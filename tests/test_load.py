@@ -130,11 +130,11 @@ def test_arrivals_at_random_have_their_rate_and_their_seed():
     assert within == pytest.approx(0.632, abs=0.03)
 
 
-@pytest.mark.parametrize("text, told", [("", "has no moments"), ("1\nx", "line 2"), ("2\n1", "line 2"),
+@pytest.mark.parametrize("text, message", [("", "has no moments"), ("1\nx", "line 2"), ("2\n1", "line 2"),
                                         ("-1", "line 1"), ("1e99", "line 1")])
-def test_a_file_of_moments_that_is_none_is_refused_by_its_line(tmp_path, text, told):
+def test_a_file_of_moments_that_is_none_is_refused_by_its_line(tmp_path, text, message):
     (tmp_path / "moments").write_text(text)
-    with refused(told):
+    with refused(message):
         moments(str(tmp_path / "moments"))
     (tmp_path / "moments").write_text("0\n\n0.5\n 0.5\n")
     assert moments(str(tmp_path / "moments")) == [0, 0.5, 0.5]
@@ -165,7 +165,7 @@ def small(saved, tmp_path):
             "ignore_eos=true", "max_new_tokens=6", "draft=eagle", "init_total_token=8", "width=3", "requests=3"]
 
 
-def test_a_load_is_told_as_a_table_and_written_as_csv_and_plots(small, tmp_path, capsys):
+def test_a_load_is_shown_as_a_table_and_written_as_csv_and_plots(small, tmp_path, capsys):
     words = ["rates=1,50", "at_once=1,3", "methods=ar,streaming", "alone=ar", f"results={tmp_path / 'out'}"]
     assert bench.main(["load", *small, *words]) == 0
     said = capsys.readouterr().out
@@ -181,13 +181,13 @@ def test_a_load_is_told_as_a_table_and_written_as_csv_and_plots(small, tmp_path,
     assert (tmp_path / "out" / "load-latency-t0.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("words, told", [
+@pytest.mark.parametrize("words, message", [
     (["rates=0"], "rates=0: 0 is not possible"), (["at_once=1.5"], "1.5 is not possible"),
     (["methods=ar,dsi"], "dsi is unknown, or has a pipeline of its own"), (["rates="], "nothing is to be measured"),
     (["profile=none", "time=real"], "name a cluster"), (["temperature=1"], "write temperatures=")])
-def test_a_load_that_cannot_be_measured_is_refused_with_the_fix(small, words, told, capsys):
+def test_a_load_that_cannot_be_measured_is_refused_with_the_fix(small, words, message, capsys):
     assert bench.main(["load", *small, *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_file_of_questions_is_answered_several_at_once_as_one_by_one(saved, tmp_path, capsys):
@@ -224,8 +224,8 @@ def test_an_evaluation_of_several_questions_at_once_writes_the_texts_of_one_by_o
         assert all(("span" in line) == (places > 1) for line in lines)
         assert any(folder.glob("tally/*/rank_0.jsonl")) == (places == 1)
     assert texts[0] == texts[1] and len(texts[0]) == 6
-    told = (folder / "report.md").read_text()
-    assert "answers 2 questions at once" in told and "of all answers of a set together" in told
+    found = (folder / "report.md").read_text()
+    assert "answers 2 questions at once" in found and "of all answers of a set together" in found
     own = [line for line in lines if line["method"] == "ar"]
     seconds = max(line["span"][1] for line in own) - min(line["span"][0] for line in own)
     assert total_speed(own) == pytest.approx(5 * 6 / seconds) and report(folder)

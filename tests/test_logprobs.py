@@ -20,10 +20,10 @@ def whole(text):
     return TINY.logits(text).log_softmax(-1)
 
 
-def compare(told, rows_TV, tokens):
-    """What is told are these tokens, and what these rows say of them."""
-    assert [one.token for one in told] == tokens
-    for one, row_V in zip(told, rows_TV):
+def compare(message, rows_TV, tokens):
+    """The tokens are these, and what these rows say of them."""
+    assert [one.token for one in message] == tokens
+    for one, row_V in zip(message, rows_TV):
         best = row_V.topk(MOST)
         assert [token for token, _ in one.likeliest] == best.indices.tolist()
         said = [one.logprob, *(value for _, value in one.likeliest)]
@@ -62,9 +62,9 @@ def test_an_end_in_the_middle_of_a_path_tells_no_more_than_the_answer_has():
     assert [one.token for one in answer.logprobs] == answer.token_ids and answer.logprobs[0].likeliest == []
 
 
-def test_half_precision_is_told_in_full():
+def test_half_precision_is_reported_in_full():
     logits_TV = torch.randn(2, CONFIG.vocab, dtype=torch.bfloat16)
     exact_TV = logits_TV.float().log_softmax(-1)
-    told = logprobs(logits_TV, [4, 5], CONFIG.vocab + 1)
-    assert [one.logprob for one in told] == [exact_TV[0, 4].item(), exact_TV[1, 5].item()]
-    assert len(told[0].likeliest) == CONFIG.vocab
+    found = logprobs(logits_TV, [4, 5], CONFIG.vocab + 1)
+    assert [one.logprob for one in found] == [exact_TV[0, 4].item(), exact_TV[1, 5].item()]
+    assert len(found[0].likeliest) == CONFIG.vocab

@@ -21,21 +21,21 @@ SMALL = ["--layers", "1", "--hidden", "8", "--heads", "2", "--intermediate", "8"
 def test_a_number_that_makes_no_sense_is_refused(name, words, capsys):
     with pytest.raises(SystemExit) as end:
         bench.main([name, *words])
-    told = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and len(told) == 2 and words[0] in told[1]
+    printed = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and len(printed) == 2 and words[0] in printed[1]
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["--device", "cuda:99"], "--device cuda:99 is not here"), (["--device", "nope"], "--device nope is unknown"),
     (["--heads", "3"], "is not possible with --heads 3: give a multiple of 6"),
     (["--hidden", "1000000000"], "GB free: give smaller sizes"), (["--rows", "1000000000"], "give smaller sizes"),
     (["--layers", "1000000000", "--hidden", "2", "--heads", "1", "--intermediate", "1"], "give smaller sizes"),
     (["--context", "1000000000"], "give smaller sizes")], ids=lambda value: " ".join(value)[:20])
 @pytest.mark.parametrize("name", ["tp", "stages"])
-def test_what_this_machine_cannot_hold_or_compute_is_refused(name, words, told, capsys):
+def test_what_this_machine_cannot_hold_or_compute_is_refused(name, words, message, capsys):
     assert bench.main([name, *words]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("flowspec: ") and told in said and said.count("\n") == 1
+    assert said.startswith("flowspec: ") and message in said and said.count("\n") == 1
 
 
 def test_the_smallest_stage_is_measured(capsys):
@@ -62,13 +62,13 @@ def test_a_step_that_lacks_what_earlier_ones_make_is_refused(tmp_path, capsys):
         assert f"cannot be written (File exists): choose another {key}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["family=opt"], "the models of --family opt have no place in"),
     (["family=opt", "deep", "out=OUT"], "heads are made for llama only: leave out head and deep"),
     (["family=opt", "base", "out=OUT", "work=OUT"], "the step base needs"), (["nope"], "there is no step 'nope'")])
-def test_what_another_family_cannot_have_is_refused(words, told, tmp_path, capsys):
+def test_what_another_family_cannot_have_is_refused(words, message, tmp_path, capsys):
     assert make_toy.main([word.replace("OUT", str(tmp_path / "out")) for word in words]) == 2
-    assert capsys.readouterr().err.startswith(f"make_toy: {told}")
+    assert capsys.readouterr().err.startswith(f"make_toy: {message}")
 
 
 @pytest.mark.parametrize("shape", [Shape(2, 32, 2, 48), OptShape(2, 32, 2, 48)], ids=["llama", "opt"])

@@ -49,7 +49,7 @@ def test_a_share_is_that_of_the_last_seconds(now):
     assert shares == [0.5] * 5 + [0.25] + [0.0] * 4
 
 
-def test_whoever_waits_for_a_message_is_idle(now):
+def test_who_waits_for_a_message_is_idle(now):
     own = meter.Meter()
     inbox = Inbox(meter=own)
 

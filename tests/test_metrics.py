@@ -138,10 +138,11 @@ def test_shares_of_time_add_up():
     lines = [line(0, 0, 10.0, grow=2.0, verify=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
              line(0, 1, 10.0, grow=1.0, wait=9.0), line(1, 1, 10.0, forward=3.0, wait=6.0),
              line(0, 2, 99.0), line(1, 0, 99.0, launch="1-tp"), line(0, 3, 5.0)]
-    told = utilization(lines, [answer(requests=[0, 1, 3], tokens=(1, 1, 1), seconds=(1.0, 1.0, 1.0))])
-    assert told[0][:4] == (0.2, 0.75, 0.0, 0.05) and told[0].control == 80 and told[0].bytes == 1000
-    assert told[1][:4] == pytest.approx((0.4, 0.425, 0.1, 0.075)) and told[1].rows == 31
-    assert told[1].late == pytest.approx(0.1 / 8) and all(sum(share[:4]) == pytest.approx(1) for share in told.values())
+    found = utilization(lines, [answer(requests=[0, 1, 3], tokens=(1, 1, 1), seconds=(1.0, 1.0, 1.0))])
+    assert found[0][:4] == (0.2, 0.75, 0.0, 0.05) and found[0].control == 80 and found[0].bytes == 1000
+    assert found[1][:4] == pytest.approx((0.4, 0.425, 0.1, 0.075)) and found[1].rows == 31
+    assert found[1].late == pytest.approx(0.1 / 8)
+    assert all(sum(share[:4]) == pytest.approx(1) for share in found.values())
     assert utilization(lines, []) == {}
 
 
@@ -187,9 +188,9 @@ def test_a_tally_has_a_line_for_each_request_and_nothing_between(tmp_path):
     lines = [json.loads(text) for text in (tmp_path / "rank_1.jsonl").read_text().splitlines()]
     assert [(x["rank"], x["request"], x["segments"], x["rows"], x["bytes"], x["control"]) for x in lines] == [
         (1, 0, 1, 3, 192, 8), (1, 1, 1, 2, 128, 8)]
-    for told in lines:
-        assert 0.02 <= told["spans"]["forward"] <= told["seconds"] and 0.25 <= told["late"]
-        assert 0.005 <= told["spans"]["wait"] < told["seconds"] - told["spans"]["forward"]
+    for message in lines:
+        assert 0.02 <= message["spans"]["forward"] <= message["seconds"] and 0.25 <= message["late"]
+        assert 0.005 <= message["spans"]["wait"] < message["seconds"] - message["spans"]["forward"]
     assert behind.names.count("sent") == 4 and behind.names[-1] == "closed"
 
 
@@ -206,8 +207,8 @@ def test_rank_0_is_done_when_the_answer_is_there_and_an_emulated_wire_counts_the
     with tally.span("wait"):
         time.sleep(0.02)
     tally.close()
-    (told,) = [json.loads(text) for text in (tmp_path / "rank_0.jsonl").read_text().splitlines()]
-    assert told["seconds"] < 0.02 and "wait" not in told["spans"] and told["bytes"] == 8000
+    (found,) = [json.loads(text) for text in (tmp_path / "rank_0.jsonl").read_text().splitlines()]
+    assert found["seconds"] < 0.02 and "wait" not in found["spans"] and found["bytes"] == 8000
 
 
 def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
@@ -220,10 +221,10 @@ def test_an_emulated_wire_tells_the_tally_what_it_carried(tmp_path):
     with tally.span("reset"):
         lane.close()
     tally.close()
-    (told,) = [json.loads(text) for text in (tmp_path / "rank_0.jsonl").read_text().splitlines()]
+    (found,) = [json.loads(text) for text in (tmp_path / "rank_0.jsonl").read_text().splitlines()]
     server = PROFILES["server"]
-    assert (told["bytes"], told["control"]) == (size(messages[0], server), size(messages[1], server)) == (64, 16)
-    assert told["late"] > 0
+    assert (found["bytes"], found["control"]) == (size(messages[0], server), size(messages[1], server)) == (64, 16)
+    assert found["late"] > 0
 
 
 def test_a_request_that_did_not_end_has_no_line(tmp_path):

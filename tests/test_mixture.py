@@ -120,8 +120,8 @@ def best(table, text, limit, growth):
 
 @pytest.fixture
 def unlearning(monkeypatch):
-    """Sources are believed what they say, whoever was right."""
-    monkeypatch.setattr(Blend, "learn", lambda *told: None)
+    """Sources are believed what they say, no matter who was right."""
+    monkeypatch.setattr(Blend, "learn", lambda *message: None)
 
 
 GROWTHS = st.builds(Growth, nodes=st.integers(1, 40), depth=st.just(99), width=st.integers(1, VOCAB),
@@ -220,7 +220,7 @@ def test_a_miss_begins_at_the_tip():
 
 
 @pytest.mark.parametrize("capacity", range(4, 12))
-def test_a_full_cache_ends_growth_and_begins_anew_after_a_miss(capacity):
+def test_a_full_cache_ends_growth_and_begins_again_after_a_miss(capacity):
     table, tree = Table(capacity=capacity), TokenTree(PROMPT, LIMIT)
     draft, growth = Mixture([table]), Growth(30, 99, 3, anywhere=True)
     grown(draft, tree, growth)

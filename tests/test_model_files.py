@@ -56,7 +56,7 @@ def change(path: Path, **fields: Any) -> None:
 # config.json and generation_config.json
 
 
-WRONG = [  # fields of a config, and how they are told
+WRONG = [  # fields of a config, and how they are refused
     *(({name: value}, f"{name}={value!r}, which should be a whole number from 1")
       for name in ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads",
                    "num_key_value_heads", "head_dim", "max_position_embeddings", "draft_vocab_size")
@@ -90,9 +90,9 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_name(models, 
     for fields, sentence in WRONG:
         path.write_text(before)
         change(path, **fields)
-        with refused(sentence) as told:
+        with refused(sentence) as found:
             Checkpoint(tmp_path / "it")
-        assert str(path) in str(told.value) and str(told.value).isprintable(), fields
+        assert str(path) in str(found.value) and str(found.value).isprintable(), fields
 
 
 @pytest.mark.parametrize(("fields", "sentence"), [
@@ -108,9 +108,9 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_name(models, 
 ])
 def test_fields_that_do_not_go_together_are_refused_with_the_folder(model, fields, sentence):
     change(model / "config.json", **fields)
-    with refused(sentence) as told:
+    with refused(sentence) as found:
         check_model(Checkpoint(model))
-    assert str(told.value).startswith(str(model))
+    assert str(found.value).startswith(str(model))
 
 
 def test_fields_at_the_edge_of_what_is_sound_are_taken(model):
@@ -221,9 +221,9 @@ def test_a_shard_whose_name_leaves_the_folder_is_refused_and_not_read(models, tm
     index = folder / "model.safetensors.index.json"
     places = json.loads(index.read_text())["weight_map"]
     change(index, weight_map={**places, "lm_head.weight": shard})
-    with refused("which is no file of its folder; take a model that you trust") as told:
+    with refused("which is no file of its folder; take a model that you trust") as found:
         split(folder, tmp_path / "split", "1", progress=False)
-    assert str(told.value).isprintable() and not (tmp_path / "split").exists() and not stays_inside(shard)
+    assert str(found.value).isprintable() and not (tmp_path / "split").exists() and not stays_inside(shard)
 
 
 @pytest.mark.parametrize("places", [[], ["model.safetensors"], {}, None, 3, "model.safetensors"])
@@ -256,9 +256,9 @@ def test_a_tensor_whose_name_a_terminal_would_obey_is_refused(model, name):
     tensors = {**load_file(model / "model.safetensors"), "\x1b]0;owned\x07": torch.zeros(1)}
     (model / "model.safetensors").unlink()
     save_file(tensors, model / name) if name.endswith("safetensors") else torch.save(tensors, model / name)
-    with refused(r"'\x1b]0;owned\x07'") as told:
+    with refused(r"'\x1b]0;owned\x07'") as found:
         Checkpoint(model)
-    assert str(told.value).isprintable()
+    assert str(found.value).isprintable()
 
 
 # The header of a safetensors file
@@ -287,9 +287,9 @@ def entry(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> di
 ], ids=str)
 def test_a_header_that_contradicts_itself_or_the_file_is_refused(model, header):
     write_header(model / "model.safetensors", header)
-    with pytest.raises(ValueError, match="copy or download it again") as told:
+    with pytest.raises(ValueError, match="copy or download it again") as found:
         Checkpoint(model)
-    assert str(told.value).isprintable() and str(model / "model.safetensors") in str(told.value)
+    assert str(found.value).isprintable() and str(model / "model.safetensors") in str(found.value)
 
 
 def test_a_sound_header_is_taken_in_any_order_with_tensors_of_no_bytes(model):
@@ -355,9 +355,9 @@ JUNK = {"nothing": b"", "text": b"junk" * 99, "zeros": bytes(4096), "noise": byt
 @pytest.mark.parametrize("what", JUNK)
 def test_a_bin_file_of_junk_is_refused(folder, what):
     (folder / "pytorch_model.bin").write_bytes(JUNK[what])
-    with refused("pytorch_model.bin cannot be read") as told:
+    with refused("pytorch_model.bin cannot be read") as found:
         Checkpoint(folder)
-    assert str(told.value).isprintable()
+    assert str(found.value).isprintable()
 
 
 @pytest.mark.parametrize(("content", "sentence"), [
@@ -389,6 +389,6 @@ def test_no_bin_file_is_executed_and_a_torch_that_would_is_not_asked(folder, mon
 def test_the_command_tells_it_in_one_sentence(model, tmp_path, capsys):
     change(model / "config.json", hidden_size=192.5)
     assert main([str(model), str(tmp_path / "split"), "--stages", "1"]) == 2
-    told = capsys.readouterr().err
-    assert "says hidden_size=192.5, which should be a whole number" in told and told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "says hidden_size=192.5, which should be a whole number" in printed and printed.count("\n") == 1
     assert set(GENERATION) <= set(CONFIG)

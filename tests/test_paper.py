@@ -1,4 +1,4 @@
-"""Table 2 of the paper on DSI, computed anew, and the accounting of the published online simulator."""
+"""Table 2 of the paper on DSI, computed again, and the accounting of the published online simulator."""
 from __future__ import annotations
 
 import numpy as np

@@ -47,9 +47,9 @@ def test_a_folder_that_was_never_split_says_which_command_to_type(tmp_path):
 def test_a_manifest_that_does_not_match_is_refused(out, change, sentence):
     path = out / "stage_1" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with refused(sentence) as told:
+    with refused(sentence) as found:
         Part(out / "stage_1")
-    assert str(told.value).endswith("--stages 0+2+2+2+2") and str(told.value).isprintable()
+    assert str(found.value).endswith("--stages 0+2+2+2+2") and str(found.value).isprintable()
 
 
 def test_weights_that_the_manifest_does_not_speak_of_are_refused(out):

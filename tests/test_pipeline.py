@@ -53,9 +53,9 @@ def test_each_request_has_its_own_options(pipeline):
     assert len(pipeline.generate(PROMPT, max_new_tokens=3).answer.token_ids) == 3
     first, second = (pipeline.generate(PROMPT, temperature=1.0, seed=seed).answer.token_ids for seed in (1, 2))
     assert first != second and first == pipeline.generate(PROMPT, temperature=1.0, seed=1).answer.token_ids
-    for key, value, told in (("top_p", 2.0, "top_p=2"), ("temprature", 1, "unknown key temprature: did you mean temp"),
-                             ("seed", "x", "seed=x is not a whole number"), ("logprobs", -1, "logprobs=-1 is not")):
-        with pytest.raises(ValueError, match=told):
+    for key, value, message in (("top_p", 2.0, "top_p=2"), ("temprature", 1, "unknown key temprature: did you mean"),
+                                ("seed", "x", "seed=x is not a whole number"), ("logprobs", -1, "logprobs=-1 is not")):
+        with pytest.raises(ValueError, match=message):
             pipeline.generate(PROMPT, **{key: value})
 
 
@@ -78,7 +78,7 @@ def test_the_program_around_it_keeps_its_settings(options, processes):
     assert dict(os.environ) == environment and not torch.distributed.is_initialized()
 
 
-def test_what_cannot_work_is_told_before_a_start(options):
+def test_what_cannot_work_is_reported_before_a_start(options):
     with pytest.raises(ValueError, match="unknown key temprature: did you mean temperature"):
         Pipeline.open(**options, temprature=1)
     with pytest.raises(ValueError, match="is split as 0\\+2\\+2, not as stages=3"):
@@ -130,7 +130,7 @@ def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, 
 
 @pytest.fixture
 def pipeline_of(options, tmp_path):
-    """Opens a pipeline for three requests at once; the split is made anew where ranks share layers."""
+    """Opens a pipeline for three requests at once; the split is made again where ranks share layers."""
     def opened(start):
         given = {**options, **start, "max_requests": 3}
         if "tp" in start:

@@ -10,10 +10,9 @@ from shutil import copytree
 
 import pytest
 
-from config.boards import Boards, read, uneven, write
 from config.cli import parse
 from config.files import write_json
-from config.profiles import PROFILES
+from config.profiles import PROFILES, Profile, read, write
 from eval.plan import command
 from eval.plan.advice import advice, keys_line, limit, speed, table
 from eval.plan.candidates import PLAIN, Candidate, families, shares, splits
@@ -26,7 +25,7 @@ from eval.plan.record import SETTINGS, Book, Written, book_of, made
 from eval.plan.replayed import Network
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Busy, Spent, Trial
-from eval.recorded import settings_of
+from eval.recorded import keep, settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -35,8 +34,8 @@ from model.sample import Sampler
 from pipeline.decode import Request
 
 VOCAB = 50
-SITE = Boards("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
-              mbps=1000, step=2, weights=8, factors=(1.0, 1.0, 1.0, 1.0, 1.0))
+SITE = Profile("a test", layers=8, row_bytes=4096, model=80, row=0.5, free=8, token=0, level=4, verdict=1, latency=1,
+               mbps=1000, step=2, weights=8, factors=(1.0, 1.0, 1.0, 1.0, 1.0))
 
 
 def config_of(*given: str) -> PlanConfig:
@@ -62,7 +61,7 @@ def book(right: float = 0.8, answers: int = 3, tokens: int = 24) -> Book:
     return Book(found, networks, VOCAB, [], 8)
 
 
-def bench_of(site: Boards, made_book: Book | None = None) -> Bench:
+def bench_of(site: Profile, made_book: Book | None = None) -> Bench:
     return Bench(site, config_of(), made_book or book())
 
 
@@ -88,7 +87,7 @@ def recorded() -> tuple[PlanConfig, Book]:
 def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded, method, draft):
     """Beside the text a replayed draft guesses as it does on it, so the times are near and not the same."""
     config, found = recorded
-    site = uneven(PROFILES["jetson-7b"])
+    site = PROFILES["jetson-7b"]
     candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), (("stream_rows", "16"),))
     trial = Bench(site, config, found).trial(candidate, found.answers, 24)
     keys = {"draft": draft} if method not in ("ar", "specinfer") else {}
@@ -177,7 +176,7 @@ def test_splits_follow_the_speeds_and_leave_out_the_slowest():
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
-def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_path):
+def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_reported(tmp_path):
     path = tmp_path / "site.json"
     site = replace(SITE, links=((1, 2, 3.0, 4.0),), memory=(8.0,) * 5, levels=(("ssm1", 9.0),), model_of="toy")
     write(str(path), site)
@@ -185,7 +184,7 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
     slow = site.slowed(2)
     assert slow.link(2, 1).latency == 6 and slow.link(2, 1).mbps == 2 and slow.drafting("ssm1").level == 18
     assert site.link(0, 1) is site and site.board(2) == site
-    for number, (content, told) in enumerate((
+    for number, (content, found) in enumerate((
             ({"like": "jetson-7b", "latency": -1}, "says latency=-1: write a number from 0"),
             ({"about": "x"}, "lacks layers"),
             ([1], "is not a JSON object"), ({"like": "nothing"}, "says like=.nothing.: write one of jetson-7b"),
@@ -199,7 +198,7 @@ def test_a_cluster_file_is_read_as_it_was_written_and_what_is_wrong_is_told(tmp_
             ({"like": "server", "factors": [1] * 2000}, "write a list of at most 1024"))):
         other = tmp_path / f"other{number}.json"
         other.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=found):
             read(str(other))
     like = tmp_path / "like.json"
     like.write_text(json.dumps({"like": "jetson-7b", "factors": [1, 2], "links": [[1, 2, 20, 100]]}))
@@ -269,8 +268,7 @@ def recorded_in(path, given):
     config = parse(words(given), COMMAND, kind=PlanConfig)
     settings = settings_of(config, SETTINGS)
     found = book()
-    content = {"keys": settings, **found._asdict(), "answers": [one._asdict() for one in found.answers]}
-    path.write_text(json.dumps(content))
+    keep(str(path), settings, {**found._asdict(), "answers": [one._asdict() for one in found.answers]})
     return given
 
 
@@ -289,7 +287,7 @@ def test_a_record_is_good_for_the_same_models_elsewhere_and_for_no_others(tmp_pa
     held = json.loads((tmp_path / "traces.json").read_text())
     for one in (held["networks"], *(answer["guesses"] for answer in held["answers"])):
         one.pop("eagle")
-    (tmp_path / "traces.json").write_text(json.dumps(held))
+    keep(str(tmp_path / "traces.json"), held["keys"], {key: held[key] for key in Book._fields})
     with pytest.raises(ValueError, match="has no guesses of eagle: name another traces="):
         book_of(config)
 
@@ -368,29 +366,29 @@ def test_a_hosts_file_and_a_cluster_file_of_the_chosen_boards_alone_are_written(
     assert read_hosts(str(ours)) == [read_hosts(str(hosts))[rank] for rank in (0, 1, 3)]
 
 
-@pytest.mark.parametrize(("wrong", "told"), [
+@pytest.mark.parametrize(("wrong", "message"), [
     ("memory=0.001", "no split fits: even the smallest part takes"), ("memory=1,2,3", "is for 3 boards, but there"),
     ("memory=0", "no list of gigabytes"), ("memory=nan", "no list of gigabytes"), ("splits=x", "splits=x is unknown"),
     ("write_hosts=x", "add hosts=FILE"), ("check=2", "is for this machine as it is"),
     ("hosts={}", "b1.invalid of .* does not answer at port 22 .*: switch it on, mend its line, or leave it out"),
     ("measured={}", "give only one of them"), ("preset=/dev/null/x", "cannot be written")])
-def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, told):
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, wrong, message):
     given = recorded_in(tmp_path / "traces.json", ["profile=jetson-7b", "boards=2", "methods=serial", "drafts=eagle"])
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("127.0.0.1\nb1.invalid\n")
     assert command.main([*given, wrong.format(hosts)]) == 2
     said = capsys.readouterr()
-    assert re.search(told, said.err) and len(said.err.splitlines()) == 1 and said.out == ""
+    assert re.search(message, said.err) and len(said.err.splitlines()) == 1 and said.out == ""
 
 
 def test_a_file_of_another_measurement_is_one_sentence_and_exit_code_2(tmp_path, capsys):
     path = tmp_path / "here.json"
-    for content, told in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, and this is"),
-                          ("{", "is not JSON"), ("[]", "is not a JSON object")):
+    for content, message in ((json.dumps({"like": "lan-1g", "model_of": "other"}), "was measured with other, and this"),
+                             ("{", "is not JSON"), ("[]", "is not a JSON object")):
         path.write_text(content)
         assert command.main([f"measured={path}"]) == 2
         said = capsys.readouterr().err
-        assert told in said and len(said.splitlines()) == 1
+        assert message in said and len(said.splitlines()) == 1
         read.cache_clear()
     assert command.main([f"measured={tmp_path / 'none.json'}"]) == 2
     assert "add measure=true to write it" in capsys.readouterr().err
@@ -413,14 +411,14 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
     assert "was recorded with max_new_tokens=48" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("word", "told"), [
+@pytest.mark.parametrize(("word", "message"), [
     ("methods=nothing", "there is no nothing"), ("drafts=x", "there is no x"), ("memory=-1", "no list of gigabytes"),
     ("memory=8,8", "memory=8,8 is for 2 boards"), ("measure=true", "give only one of them"),
     ("temperature=1", "temperature is of a single run: leave it out"), ("pipeline_type=ar", "write methods="),
     ("stop=x", "stop is of a single run"),
     ("profile=none", "there is no cluster to plan for"), ("profile=nowhere.json", "there is no file"),
     ("boards=0.5", "boards"), ("profile=jetsn", "choose one of none"), ("sets=", "sets is empty")])
-def test_what_cannot_be_planned_is_refused_with_the_fix(word, told, capsys):
+def test_what_cannot_be_planned_is_refused_with_the_fix(word, message, capsys):
     given = ["profile=jetson-7b"] if not word.startswith("profile") else []
     assert command.main([*given, "boards=3", word] if not word.startswith("boards") else [*given, word]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

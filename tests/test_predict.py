@@ -11,8 +11,8 @@ from eval.dsi import command as simulate
 from eval.dsi.keys import COMMAND
 from eval.dsi.model_keys import METHODS, NARROW, PredictConfig, words
 from eval.dsi.predict import Spent, closed_form, numbers_of, predicted, request_of, speed, spent_on
-from eval.dsi.records import Book, Written, book_of
-from eval.recorded import ASIDE, Record, Recorded
+from eval.dsi.records import Book, Drafter, Written, book_of
+from eval.recorded import ASIDE, Recorded
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
@@ -68,7 +68,8 @@ def test_replicas_of_several_stages_too(books):
 
 
 def test_what_the_record_says_and_guesses_below_the_text_and_beside_it():
-    known = Recorded(Record([4, 7], [1, 2, 3], [1, 0, 1]), vocab=9)
+    known = Recorded(9, [4, 7], [1, 2, 3])
+    drafter = Drafter(known, [1, 0, 1])
     path = known.root
     numbers = [path := known.after(path, token) for token in (4, 7, 1, 2)]
     assert numbers == [0, 1, 2, 3]
@@ -77,8 +78,8 @@ def test_what_the_record_says_and_guesses_below_the_text_and_beside_it():
     said, inner = known.said(numbers[1:])
     assert said.shape == (3, 1) and inner.shape == (3, 0)
     assert known.lm_head(said).argmax(-1).tolist() == [1, 2, 3]
-    assert [known._guess(position, token) for position, token in ((1, 7), (2, 1), (3, 2))] == [1, 3, 3]
-    assert [known._guess(position, token) for position, token in ((2, 2), (3, 3))] == [3, 4]  # on a wrong guess
+    assert [drafter.guess(position, token) for position, token in ((1, 7), (2, 1), (3, 2))] == [1, 3, 3]
+    assert [drafter.guess(position, token) for position, token in ((2, 2), (3, 3))] == [3, 4]  # on a wrong guess
 
 
 def test_the_record_is_kept_and_read_again_and_another_one_is_refused(tmp_path, capsys):
@@ -145,7 +146,7 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     assert "worst deviation: predicted +" in shown.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("word", "told"), [
+@pytest.mark.parametrize(("word", "message"), [
     ("methods=ar,streaming", "streaming drafts no chain"), ("methods=dsi,dsi", "names something twice"),
     ("draft=eagle", "add draft=model"), ("draft_dir=", "there is no drafter"),
     ("lookahead=auto", "give lookahead a number"), ("lookahead=0", "lookahead=0 is not possible"),
@@ -156,9 +157,9 @@ def test_the_command_measures_what_it_predicts(tmp_path, capsys):
     ("sets=", "sets is empty"), ("sets=nothing", "there is no data set nothing"), ("width=2", "give width=1"),
     (f"output={TOY}", "choose another output="), (f"traces={TOY}", "choose another traces="),
     ("draft_dir=/nowhere/at/all", "/nowhere/at/all"), ("max_length=9", "in a context of 9")])
-def test_what_cannot_be_predicted_is_refused_with_the_fix(word, told, capsys):
+def test_what_cannot_be_predicted_is_refused_with_the_fix(word, message, capsys):
     assert simulate.main(["predict", "measure=false", "max_new_tokens=2", word]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_every_method_drafts_a_chain_of_the_lookahead():

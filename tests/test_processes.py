@@ -1,4 +1,4 @@
-"""One machine: who has ended is named, whoever is asked to end does, and nobody else can come in.
+"""One machine: who has ended is named, who is asked to end does, and nobody else can come in.
 
 The ranks of most of these tests are tests/rank.py, which needs no torch.
 """
@@ -53,7 +53,7 @@ def ends(*words: str) -> int:
 
 # --- how ranks end ----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("words", "code", "told"), [
+@pytest.mark.parametrize(("words", "code", "message"), [
     (["0", "0", "0"], 0, ""),
     (["3", "0", "0"], 3, ""),  # the command's own verdict
     (["wait", "kill:9", "wait"], 75, "rank 1 was killed (SIGKILL): by hand, or by the system if memory ran short"),
@@ -62,23 +62,23 @@ def ends(*words: str) -> int:
     (["kill:15", "deaf", "deaf"], 75, "rank 0 was killed (SIGTERM)"),
     (["deaf", "kill:1", "75"], 75, "rank 1 was killed (SIGHUP)"),
     (["kill:11", "75", "75"], 75, "rank 0 was killed (SIGSEGV)"),
-    (["75", "75", "2"], 2, ""),  # that rank has told why
+    (["75", "75", "2"], 2, ""),  # that rank has said why
     (["deaf", "75", "deaf"], 75, "rank 1 ended too early, with exit code 75"),
     (["deaf", "deaf", "1"], 75, "rank 2 ended too early, with exit code 1"),
     (["0", "deaf", "deaf"], 0, ""),  # the answer was there
 ])
-def test_whatever_ends_ranks_is_told_in_one_sentence(capfd, words, code, told):
+def test_whatever_ends_ranks_is_reported_in_one_sentence(capfd, words, code, message):
     assert ends(*words) == code
     shown = capfd.readouterr().err.strip()
-    assert shown.startswith(f"flowspec: {told}") if told else shown == ""
+    assert shown.startswith(f"flowspec: {message}") if message else shown == ""
     assert "\n" not in shown
 
 
-def test_what_the_ranks_have_agreed_on_is_told_if_a_stopped_one_cannot(capfd, monkeypatch):
+def test_what_the_ranks_have_agreed_on_is_reported_if_a_stopped_one_cannot(capfd, monkeypatch):
     """As of rank 0 that was stopped: the others end, and the launcher kills it, which is not the reason."""
-    told = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
+    found = "rank 0 was lost: it has been silent for 10 seconds\33[2J"
     monkeypatch.setattr(processes, "start_ranks", lambda command, folder, *rest, start=processes.start_ranks: (
-        Folder(folder).set(NOTED, told), start(command, folder, *rest))[1])
+        Folder(folder).set(NOTED, found), start(command, folder, *rest))[1])
     assert ends("deaf", "75", "75") == 75
     assert capfd.readouterr().err == "\nflowspec: rank 0 was lost: it has been silent for 10 seconds\\x1b[2J\n"
 
@@ -98,7 +98,7 @@ def test_a_rank_that_ends_before_all_have_met_is_named(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("number", "times", "root"), [
     (signal.SIGINT, 1, "wait"), (signal.SIGINT, 8, "wait"), (signal.SIGTERM, 1, "wait"), (signal.SIGHUP, 2, "deaf"),
     (signal.SIGQUIT, 1, "wait"), (signal.SIGINT, 8, "deaf")])
-def test_whoever_asks_the_launcher_to_end_gets_that_and_nothing_else(capfd, number, times, root):
+def test_who_asks_the_launcher_to_end_gets_that_and_nothing_else(capfd, number, times, root):
     before = signal.getsignal(number)
 
     def press():
@@ -141,8 +141,8 @@ def test_a_run_in_the_background_hears_all_but_a_hangup_and_leaves_nothing(tmp_p
 def test_what_tests_start_hears_every_signal_wherever_pytest_was_started():
     ignored = ("import subprocess, sys; from unittest.mock import Mock; sys.modules['torch'] = Mock(); "  # it is slow
                "import tests.conftest; subprocess.run(['grep', 'SigIgn', '/proc/self/status'])")
-    told = subprocess.run([sys.executable, "-c", ignored], cwd=ROOT, preexec_fn=deaf, text=True, capture_output=True)
-    assert told.stdout.split() == ["SigIgn:", "0" * 16], told.stderr
+    found = subprocess.run([sys.executable, "-c", ignored], cwd=ROOT, preexec_fn=deaf, text=True, capture_output=True)
+    assert found.stdout.split() == ["SigIgn:", "0" * 16], found.stderr
 
 
 def test_ctrl_c_within_a_second_counts_once():
@@ -279,7 +279,7 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
     assert run.stderr == "\nflowspec: rank 0 was lost: it has been silent for 2 seconds\n" and not folder.exists()
 
 
-def test_a_server_that_is_told_to_end_ends_the_ranks_that_still_load(monkeypatch, capfd):
+def test_a_server_that_is_asked_to_end_ends_the_ranks_that_still_load(monkeypatch, capfd):
     monkeypatch.setattr(running, "LEAVE", 60)
     started = []
     there = threading.Event()
@@ -319,7 +319,7 @@ def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch):
         processes.allow_files(5)
 
 
-@pytest.mark.parametrize(("error", "told"), [
+@pytest.mark.parametrize(("error", "message"), [
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nto allocate"), "there is not enough memory"),
     (MemoryError(), "there is not enough memory"),
     (OSError(12, "Cannot allocate memory"), "there is not enough memory"),
@@ -328,14 +328,14 @@ def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch):
     (OSError(11, "Resource temporarily unavailable"), "no more threads can be started"),
     (OSError(24, "Too many open files", "/x"), "no more files can be opened"),
 ])
-def test_what_a_machine_has_too_little_of_is_told_with_what_to_do(monkeypatch, error, told):
+def test_what_a_machine_has_too_little_of_is_reported_with_what_to_do(monkeypatch, error, message):
     def limit(most):
         monkeypatch.setattr(loss.resource, "getrlimit", lambda which: (most, most))
 
     limit(900_000_000)
-    assert loss.explain(error).startswith(told) and "raise it, as in ulimit" in loss.explain(error)
+    assert loss.explain(error).startswith(message) and "raise it, as in ulimit" in loss.explain(error)
     limit(loss.resource.RLIM_INFINITY)
-    assert loss.explain(error).startswith(told) and "end other programs" in loss.explain(error)
+    assert loss.explain(error).startswith(message) and "end other programs" in loss.explain(error)
     assert loss.foreseen(error) and "\n" not in loss.explain(error)
 
 

@@ -54,13 +54,13 @@ def test_the_seed_draws_prompts_and_0_takes_all(tmp_path):
     assert draw("qa", "", 2, 0)[0].ready is False  # a bundled question, which goes into a template
 
 
-@pytest.mark.parametrize(("form", "entry", "told"), [
+@pytest.mark.parametrize(("form", "entry", "message"), [
     ("cnn_dailymail", {"text": "x"}, 'write JSON objects with an "article"'),
     ("alpaca", {"input": "x"}, 'with an "instruction"'), ("alpaca", {"instruction": "x", "input": 3}, "line 2"),
     ("mbpp", {"text": "x", "test_list": []}, 'and a "test_list"'), ("mbpp", {"test_list": ["x"]}, "line 2"),
     ("mbpp_docstring", "x", "line 2"), ("openai_humaneval", {"prompt": " "}, 'with a "prompt"')])
-def test_an_entry_without_its_fields_is_told_with_its_place_and_the_fix(form, entry, told, tmp_path):
-    with refused(told):
+def test_an_entry_without_its_fields_is_reported_with_its_place_and_the_fix(form, entry, message, tmp_path):
+    with refused(message):
         draw(save(tmp_path, form, ENTRIES[form], entry), "", 0, 0)
 
 

@@ -79,16 +79,16 @@ def test_the_last_boards_get_a_small_model_each_and_the_part_of_rank_0(saved, tm
 @needs_rsync
 @pytest.mark.parametrize("line", ["-oProxyCommand=true", "-l@b1", "b1 user=-l", "me@-b1", "b1 folder=-x"])
 def test_what_begins_with_a_dash_reaches_neither_ssh_nor_rsync(push, tmp_path, line):
-    told = push("code=true", hosts=f"b0\n{line}\n")
-    assert told.returncode == 2 and "line 2 of" in told.stderr and "begins with -" in told.stderr
+    found = push("code=true", hosts=f"b0\n{line}\n")
+    assert found.returncode == 2 and "line 2 of" in found.stderr and "begins with -" in found.stderr
     assert not any(tmp_path.glob("b*/*"))
 
 
 @needs_rsync
 @pytest.mark.parametrize("ranks", [".*", "", ",", "1,", "[0-2]", "0 1", "-1", "1.", "$(true)"])
 def test_ranks_are_numbers_and_no_pattern(push, saved, tmp_path, ranks):
-    told = push(f"split={saved / '0+2+2'}", f"ranks={ranks}")
-    assert told.returncode == 2 and told.stderr.startswith("flowspec: ranks=") and told.stdout == ""
+    found = push(f"split={saved / '0+2+2'}", f"ranks={ranks}")
+    assert found.returncode == 2 and found.stderr.startswith("flowspec: ranks=") and found.stdout == ""
     assert not any(tmp_path.glob("b*/*"))
 
 

@@ -204,7 +204,7 @@ def test_another_kind_than_the_split_holds_is_refused(asked, fix, quantized, cap
     assert said.count("\n") == 1
 
 
-def test_a_device_that_cannot_compute_them_is_told_the_fix(saved, monkeypatch):
+def test_a_device_that_cannot_compute_them_is_refused_with_the_fix(saved, monkeypatch):
     config, part = RunConfig(quant="int8", dtype="float32"), Part(saved / "0+2+2" / "stage_1")
     with monkeypatch.context() as patch:
         patch.setattr(Int8, "forward", lambda self, x_TD: x_TD * 0)
@@ -227,7 +227,7 @@ def test_the_bench_of_forms_shows_every_form(monkeypatch, capsys):
     monkeypatch.setattr(forms, "SAMPLE", 1)
     small = "--hidden 64 --intermediate 128 --heads 2 --context 8 --repeats 1 --rows 1 4".split()
     assert forms.stages(small) == 0
-    told = [line.split()[:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    found = [line.split()[:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     for name in ("float32", "bfloat16"):
-        assert sum(line[0] == name for line in told) == 2, "once among the times, once among the texts"
-        assert sum(line[:2] == [f"{name},", "int8"] for line in told) == 2
+        assert sum(line[0] == name for line in found) == 2, "once among the times, once among the texts"
+        assert sum(line[:2] == [f"{name},", "int8"] for line in found) == 2

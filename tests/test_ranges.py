@@ -1,4 +1,4 @@
-"""Every key that is a number has a range; what is outside, or is no number in plain digits, is told in a sentence."""
+"""Every key that is a number has a range; what is outside, or is no number in plain digits, is refused."""
 from __future__ import annotations
 
 import pytest

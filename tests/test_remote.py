@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from config.boards import read
 from config.cli import parse
 from config.presets import ROOT, TOY
+from config.profiles import read
 from eval.plan import hosts as remote
 from eval.plan import measure
 from eval.plan.hosts import measured_boards
@@ -54,10 +54,10 @@ def test_a_board_times_random_layers_and_its_wire_and_one_that_cannot_is_named(h
     wrong = {**ASKED, "device": "cuda:77"}
     with pytest.raises(ValueError, match=r"b1 of .* was not measured \(device=cuda:77 is not here"):
         measured_boards(str(only), wrong)
-    for text, told in (("echo '{}'", "it said nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
+    for text, message in (("echo '{}'", "it said nothing"), ("echo no torch >&2; exit 2", "no torch"), ("", "nothing")):
         program(tmp_path, text)
         only.write_text("b0\nb2\n")
-        with pytest.raises(ValueError, match=rf"b2 of .* was not measured \(.*{told}.*copy the program there"):
+        with pytest.raises(ValueError, match=rf"b2 of .* was not measured \(.*{message}.*copy the program there"):
             measured_boards(str(only), ASKED)
 
 
@@ -101,9 +101,9 @@ def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hos
     assert read(str(tmp_path / "site.json")) == found == measure.measured(config)
 
 
-@pytest.mark.parametrize(("asked", "told"), [("{}", "was asked for no layers"), ("x", "is not JSON")])
-def test_the_program_of_a_board_refuses_what_is_no_request(monkeypatch, capsys, asked, told):
+@pytest.mark.parametrize(("asked", "message"), [("{}", "was asked for no layers"), ("x", "is not JSON")])
+def test_the_program_of_a_board_refuses_what_is_no_request(monkeypatch, capsys, asked, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
     assert timing.main() == 2
     said = capsys.readouterr()
-    assert told in said.err and len(said.err.splitlines()) == 1 and said.out == ""
+    assert message in said.err and len(said.err.splitlines()) == 1 and said.out == ""

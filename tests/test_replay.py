@@ -74,7 +74,7 @@ def spend(tally, clock, seconds, name, **facts):
         clock.time += seconds
 
 
-def told(folder):
+def accounts(folder):
     return [json.loads(text) for text in (folder / "rank_0.jsonl").read_text().splitlines()]
 
 
@@ -93,7 +93,7 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
         spend(tally, clock, 0.25, "verify", nodes=[2], said={2: 6})
         spend(tally, clock, 9.0, "reset")
     tally.close()
-    for entry in told(tmp_path):
+    for entry in accounts(tmp_path):
         assert entry["seconds"] == 8.625 and entry["first"] == 3.75
         assert entry["decoding"] == {"prune": 0.125, "grow": 1.0, "send": 0.5, "wait": 3.0, "verify": 0.25}
         assert entry["flight"] == {"rows": 1, "stay": 3.5, "aloft": 3.5, "misses": 1, "lost": 0.125 + 1.0 + 0.25}
@@ -108,7 +108,7 @@ def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(tmp_p
     with tally.span("reset"):  # of a group that shares layers, whose rank 0 is a stage as well
         spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
     tally.close()
-    [entry] = told(tmp_path)
+    [entry] = accounts(tmp_path)
     assert (entry["first"], entry["seconds"], entry["decoding"]["send"]) == (2.0, 3.0, 1.0)
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_hears_no_answers_has_no_account(tmp_path):
     spend(tally, clock, 1.0, "forward", nodes=[1])
     spend(tally, clock, 1.0, "send", kind="Reset", nodes=[])
     tally.close()
-    assert "flight" not in told(tmp_path)[0] and told(tmp_path)[0]["seconds"] == 2.0
+    assert "flight" not in accounts(tmp_path)[0] and accounts(tmp_path)[0]["seconds"] == 2.0
 
 
 def flown(request, launch="0-ar", **decoding):

@@ -39,8 +39,8 @@ def folder(tmp_path):
             path = tmp_path / "tally" / "0-ar" / f"rank_{rank}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
-                told = line(rank, number, 10.0, forward=2.5 * number, wait=2.0)
-                file.write(json.dumps({key: value for key, value in told.items() if key != "launch"}) + "\n")
+                found = line(rank, number, 10.0, forward=2.5 * number, wait=2.0)
+                file.write(json.dumps({key: value for key, value in found.items() if key != "launch"}) + "\n")
     (tmp_path / "env.json").write_text(json.dumps({"starts": [START], "config": CONFIG, "machine": {}}))
     return tmp_path
 
@@ -117,7 +117,7 @@ def test_one_method_alone_is_reported_without_ratios(tmp_path):
     assert "| continuous | 5.00 (–) | 5.00 (–) |" in text and "env.json" in text and "speedup" not in text
 
 
-def test_a_text_that_differs_is_told(folder):
+def test_a_text_that_differs_is_reported(folder):
     put(folder, method="pruned", set="qa", token_ids=[[7]], first_difference={"margin": 1e-4})
     text = reporting.report(folder).read_text(encoding="utf-8")
     assert "1 of 1 differ, first question 1 turn 1 token 1, margin 0.0001" in text
@@ -146,9 +146,9 @@ def test_a_line_of_answers_that_is_junk_is_named_by_file_and_line(folder, junk, 
     path = folder / "answers" / "naive" / "qa-t0.jsonl"
     path.write_text(path.read_text() + junk + "\n")
     assert reporting.main([str(folder)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"flowspec: line 3 of {path} is ") and told.count("\n") == 1
-    assert told.endswith(": delete this line\n")
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"flowspec: line 3 of {path} is ") and printed.count("\n") == 1
+    assert printed.endswith(": delete this line\n")
 
 
 @JUNK
@@ -177,8 +177,8 @@ def test_an_answer_of_another_form_is_named_by_file_and_line(tmp_path, more, cap
 def test_an_env_json_that_is_junk_is_named(folder, junk, capsys):
     (folder / "env.json").write_text(junk)
     assert reporting.main([str(folder)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"flowspec: {folder / 'env.json'} is ") and told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"flowspec: {folder / 'env.json'} is ") and printed.count("\n") == 1
 
 
 def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
@@ -187,7 +187,7 @@ def test_a_set_that_nobody_answered_and_that_is_gone_is_no_error(folder):
     assert results.missing(results.read(folder)) == []
 
 
-def test_a_report_that_cannot_be_written_is_told(folder, capsys):
+def test_a_report_that_cannot_be_written_is_reported(folder, capsys):
     (folder / "summary.csv").mkdir()
     assert reporting.main([str(folder)]) == 2
     assert f"{folder / 'summary.csv'} cannot be written (it is a folder): make room there" in capsys.readouterr().err

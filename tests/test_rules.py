@@ -245,7 +245,7 @@ def test_without_proposals_a_rule_follows_the_warped_law(name):
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_are_told(name, bad):
+def test_logits_that_are_not_finite_are_reported(name, bad):
     logits = torch.zeros(2, 9)
     logits[1, 4] = bad
     tree = TokenTree([1, 2], 9)

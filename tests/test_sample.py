@@ -61,7 +61,7 @@ def test_warping_equals_the_processors_of_transformers(top_k, top_p):
     torch.testing.assert_close(warp(logits, 0.8, top_k, top_p), theirs(None, logits.clone()))
 
 
-def test_the_noise_of_a_position_is_one_whoever_asks_and_in_whatever_company():
+def test_the_noise_of_a_position_is_one_who_asks_and_in_whatever_company():
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     sampler = Sampler(1.0, seed=5)
     together = sampler(logits, [3, 4, 5, 6, 7])
@@ -104,7 +104,7 @@ SAMPLERS = [Sampler(), Sampler(0.7), Sampler(1.0, top_k=3), Sampler(1.0, top_p=0
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_are_told_with_the_likely_cause(sampler, bad, dtype):
+def test_logits_that_are_not_finite_are_reported_with_the_likely_cause(sampler, bad, dtype):
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(1)).to(dtype)
     logits[1, 7] = bad
     cause = "float16 ends at 65504" if dtype == torch.float16 else "its weights or its config.json are damaged"

@@ -29,14 +29,14 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("word", ["draft=\33[2J", "temprature\33=1", "seed=" + "9" * 5000, "stages=" + "1+" * 20000,
                                   "question_file=\33[2Jx", "x" * 100_000, "a\nb\nc=1"])
-def test_what_was_typed_is_told_in_one_short_line_that_no_terminal_obeys(capsys, word):
+def test_what_was_typed_is_reported_in_one_short_line_that_no_terminal_obeys(capsys, word):
     assert run(generate.COMMAND, [word]) == 2
-    told = capsys.readouterr().err.strip()
-    assert told.isprintable() and len(told) < 1100 and told.startswith("flowspec: ")
+    printed = capsys.readouterr().err.strip()
+    assert printed.isprintable() and len(printed) < 1100 and printed.startswith("flowspec: ")
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_a_rank_that_is_no_number_is_told_by_its_name(monkeypatch, capsys, name):
+def test_a_rank_that_is_no_number_is_reported_by_its_name(monkeypatch, capsys, name):
     monkeypatch.setenv(name, "abc")
     assert run(generate.COMMAND, ["toy"]) == 2
     assert f"{name}=abc in the environment is no number" in capsys.readouterr().err
@@ -44,7 +44,7 @@ def test_a_rank_that_is_no_number_is_told_by_its_name(monkeypatch, capsys, name)
 
 @pytest.mark.parametrize("value", ["9" * 5000, "\u0661", "\33[2J", "-1"])
 @pytest.mark.parametrize("name", ["NODE_RANK", "MASTER_PORT"])
-def test_a_number_of_a_board_is_told_by_its_name(name, value):
+def test_a_number_of_a_board_is_reported_by_its_name(name, value):
     environment = {BOARD: "1", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", name: value}
     with pytest.raises(ValueError, match=f"{name}=.* is not possible: give a number from 0 to"):
         find_board(RunConfig(), environment)

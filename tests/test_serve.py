@@ -21,7 +21,7 @@ from config.serve_config import ServeConfig, is_loopback
 from launch.ask import COMMAND
 from launch.run import run
 from launch.split.write import split
-from scripts.serve import build, main, read
+from scripts.serve import build, keyed, main
 from serve import running
 from serve.app import GONE, Server
 from serve.engine import Health
@@ -89,9 +89,9 @@ def test_a_stream_ends_with_its_sign_and_tells_its_usage_only_if_asked(server):
 
 
 def test_completions_take_texts_and_token_ids_and_echo_them(server, sdk):
-    told = server.post("/tokenize", prompt="def add(a, b):").json()
-    ids = told["tokens"]
-    assert told["count"] == len(ids) and told["max_model_len"] == 2048
+    found = server.post("/tokenize", prompt="def add(a, b):").json()
+    ids = found["tokens"]
+    assert found["count"] == len(ids) and found["max_model_len"] == 2048
     whole = sdk.completions.create(model="toy", prompt=["def add(a, b):", "def"], max_tokens=8, temperature=0)
     by_ids = sdk.completions.create(model="toy", prompt=ids, max_tokens=8, temperature=0, echo=True)
     assert [choice.index for choice in whole.choices] == [0, 1]
@@ -147,17 +147,17 @@ def test_a_template_of_the_tokenizer_reads_variables_and_messages_of_tools(tmp_p
         assert refused.json()["error"]["param"] == "chat_template_kwargs.tokenize" and refused.status_code == 400
 
 
-def test_the_models_and_the_figures_are_told(server, sdk):
+def test_the_models_and_the_figures_are_shown(server, sdk):
     assert [model.id for model in sdk.models.list()] == ["toy"] == [sdk.models.retrieve("toy").id]
     with pytest.raises(openai.NotFoundError):
         sdk.models.retrieve("other")
     server.chat(max_tokens=3)
     figures = server.client.get("/metrics").text
     assert 'flowspec_requests_total{outcome="answered"}' in figures and "flowspec_restarts_total 0.0" in figures
-    told = dict(line.rsplit(" ", 1) for line in figures.splitlines() if not line.startswith("#"))
-    shares = [float(told[f'flowspec_rank_busy_share{{rank="{rank}"}}']) for rank in range(5)]
+    found = dict(line.rsplit(" ", 1) for line in figures.splitlines() if not line.startswith("#"))
+    shares = [float(found[f'flowspec_rank_busy_share{{rank="{rank}"}}']) for rank in range(5)]
     assert any(shares) and all(0 <= share <= 1 for share in shares)
-    assert float(told["flowspec_plain_seconds_per_token"]) > 0
+    assert float(found["flowspec_plain_seconds_per_token"]) > 0
     assert server.client.get("/health").json()["status"] == "ok"
 
 
@@ -273,8 +273,8 @@ def test_a_client_may_leave_in_the_midst_of_its_body_or_just_before_its_first_ev
         left, sent = list(heard), []
 
         async def receive():
-            told = left.pop(0)
-            return told if told is not None else await asyncio.Event().wait()
+            found = left.pop(0)
+            return found if found is not None else await asyncio.Event().wait()
 
         async def send(message):
             sent.append(message)
@@ -367,18 +367,18 @@ def test_a_key_is_asked_for_and_an_origin_that_was_named_may_ask():
         assert started.client.options("/v1/chat/completions", headers=asked).status_code == 200
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["host=0.0.0.0"], "can be reached by other machines: add api_key"),
     (["cors=example.org"], "which is no origin"), (["queue=-1"], "queue=-1 is not possible"),
     (["prompt=hello"], "prompt is of a single run: leave it out"), (["maxrequests=2"], "did you mean max_requests"),
     (["hosts=no/hosts.txt"], "there is no file"), (["temperature=-1"], "temperature=-1")])
-def test_a_start_that_cannot_work_is_one_sentence(capfd, words, told):
+def test_a_start_that_cannot_work_is_one_sentence(capfd, words, message):
     assert main(words) == 2
     said = capfd.readouterr().err
-    assert told in said and len(said.strip().splitlines()) == 1
+    assert message in said and len(said.strip().splitlines()) == 1
 
 
-def test_an_address_that_is_taken_is_told_before_anything_is_loaded(capfd):
+def test_an_address_that_is_taken_is_reported_before_anything_is_loaded(capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main([f"port={port}"]) == 2
@@ -387,15 +387,15 @@ def test_an_address_that_is_taken_is_told_before_anything_is_loaded(capfd):
     assert len(said.err.strip().splitlines()) == 1 and not said.out
 
 
-def test_a_key_in_the_environment_counts_and_loopback_is_told_from_the_rest(monkeypatch):
+def test_a_key_in_the_environment_counts_and_loopback_is_distinguished_from_the_rest(monkeypatch):
     assert isinstance(parse(["host=0.0.0.0", "api_key=x"], "", kind=ServeConfig), ServeConfig)
     names = ["localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org", ""]
     assert [is_loopback(name) for name in names] == [True, True, True, False, False, False]
     monkeypatch.setenv("FLOWSPEC_API_KEY", "from the environment")
-    assert read(["host=0.0.0.0"]).api_key == "from the environment"
+    assert parse(keyed(["host=0.0.0.0"]), kind=ServeConfig).api_key == "from the environment"
 
 
-def test_the_command_serves_until_it_is_told_to_end(tmp_path):
+def test_the_command_serves_until_it_is_asked_to_end(tmp_path):
     with command(tmp_path, "scripts.serve", "port=0") as started:
         assert wait_until(lambda: "/v1" in started.stdout, 60), started.stderr
         url = started.stdout.split()[-1].removesuffix("/v1")
@@ -406,15 +406,16 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path):
         assert started.stderr.strip().endswith("flowspec: stopped")
 
 
-def test_whoever_is_still_answered_when_the_server_ends_is_told_so(monkeypatch):
+def test_who_is_still_answered_when_the_server_ends_learns_it(monkeypatch):
     monkeypatch.setattr("serve.running.LEAVE", 0.1)
     engine, listener = build(["port=0", "threads_per_rank=1", "processes=false", "max_requests=1"])
     body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 50, "max_tokens": 1900}
     got = []
     with alive(engine, listener) as server:
         waiting = threading.Thread(target=lambda: got.append(server.post("/v1/chat/completions", **body)))
-        with server.client.stream("POST", "/v1/chat/completions", content=json.dumps({**body, "stream": True})) as told:
-            lines = told.iter_lines()
+        streamed = json.dumps({**body, "stream": True})
+        with server.client.stream("POST", "/v1/chat/completions", content=streamed) as found:
+            lines = found.iter_lines()
             next(lines)
             waiting.start()
             assert wait_until(lambda: len(engine.jobs) == 2, 60)
@@ -426,7 +427,7 @@ def test_whoever_is_still_answered_when_the_server_ends_is_told_so(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_server_that_is_told_to_end_while_it_loads_waits_for_nobody(monkeypatch, capfd, number):
+def test_a_server_that_is_asked_to_end_while_it_loads_waits_for_nobody(monkeypatch, capfd, number):
     class Loading:
         health, error = Health("loading"), None
         run = staticmethod(threading.Event().wait)

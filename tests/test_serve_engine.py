@@ -35,8 +35,8 @@ def words(tmp_path_factory):
             "max_new_tokens": 12, "threads_per_rank": 1}
 
 
-class Told:
-    """A job, and what it was told so far."""
+class Heard:
+    """A job, and what has reached it so far."""
 
     def __init__(self, prompt=PROMPT, **options):
         self.events = queue.SimpleQueue()
@@ -44,10 +44,10 @@ class Told:
 
     def all(self):
         """Everything up to the end."""
-        told = [self.events.get(timeout=600)]
-        while isinstance(told[-1], Piece):
-            told.append(self.events.get(timeout=600))
-        return told
+        found = [self.events.get(timeout=600)]
+        while isinstance(found[-1], Piece):
+            found.append(self.events.get(timeout=600))
+        return found
 
     @property
     def text(self):
@@ -76,34 +76,34 @@ def engine(words):
         yield started
 
 
-def asked(engine, *told):
-    engine.submit([one.job for one in told])
-    return told
+def asked(engine, *message):
+    engine.submit([one.job for one in message])
+    return message
 
 
 def test_more_than_there_are_places_for_are_answered_one_after_the_other_as_alone(engine):
     prompts = [PROMPT[:length] for length in range(3, 8)]
-    alone = [asked(engine, Told(prompt))[0].text for prompt in prompts]
-    assert [one.text for one in asked(engine, *map(Told, prompts))] == alone
+    alone = [asked(engine, Heard(prompt))[0].text for prompt in prompts]
+    assert [one.text for one in asked(engine, *map(Heard, prompts))] == alone
 
 
 def test_who_comes_beyond_the_queue_is_refused_and_a_place_given_up_is_free_at_once(engine):
-    held = asked(engine, *(Told(**LONG) for _ in range(5)))
+    held = asked(engine, *(Heard(**LONG) for _ in range(5)))
     assert isinstance(held[0].events.get(timeout=600), Piece)
     with pytest.raises(Refused, match="5 answers are under way or waiting") as refused:
-        asked(engine, Told())
+        asked(engine, Heard())
     assert refused.value.status == 429 and refused.value.retry >= 1
     with pytest.raises(Refused, match="6 answers are asked for at once") as refused:
-        asked(engine, *(Told() for _ in range(6)))
+        asked(engine, *(Heard() for _ in range(6)))
     assert refused.value.status == 400
     engine.cancel([one.job for one in held])
     assert wait_until(lambda: not engine.jobs, 60)
-    assert isinstance(asked(engine, Told())[0].all()[-1], Ended)
+    assert isinstance(asked(engine, Heard())[0].all()[-1], Ended)
     assert held[0].job.generation.answer.new_tokens < LONG["max_new_tokens"]
 
 
-def test_a_mistake_is_told_to_whom_made_it_and_the_others_go_on(engine):
-    wrong, long, fine = asked(engine, Told([10**6]), Told([1] * 5000), Told())
+def test_a_mistake_is_reported_to_whom_made_it_and_the_others_go_on(engine):
+    wrong, long, fine = asked(engine, Heard([10**6]), Heard([1] * 5000), Heard())
     assert "the model knows" in wrong.all()[-1].message
     assert long.all()[-1].code == "context_length_exceeded"
     assert isinstance(fine.all()[-1], Ended)
@@ -118,10 +118,10 @@ def test_an_answer_goes_on_while_a_prompt_is_read(engine, monkeypatch):
         in_time.append(ended.wait(60))
         return PROMPT
 
-    going = asked(engine, Told(**LONG))[0]
+    going = asked(engine, Heard(**LONG))[0]
     assert isinstance(going.events.get(timeout=600), Piece)
     monkeypatch.setattr("serve.engine.fitting_ids", slow)
-    read = asked(engine, Told())[0]
+    read = asked(engine, Heard())[0]
     assert isinstance(going.all()[-1], Ended)
     ended.set()
     assert isinstance(read.all()[-1], Ended) and in_time == [True]
@@ -180,7 +180,7 @@ def test_nobody_waits_longer_than_the_server_allows(words):
         return Pipeline.open(**words, processes=False)
 
     with running(opened, Limits(places=1, queue=3, seconds=0.2)) as engine:
-        first, second = asked(engine, Told(**LONG), Told())
+        first, second = asked(engine, Heard(**LONG), Heard())
         refused = second.all()[-1]
         assert (refused.status, refused.code) == (429, "waited_too_long")
         engine.cancel([first.job])
@@ -213,13 +213,13 @@ def breaking(words):
     return lambda: Breaking(Pipeline.open(**words, processes=False))
 
 
-def test_after_a_loss_who_was_under_way_is_told_and_who_waited_is_answered(words, monkeypatch):
+def test_after_a_loss_who_was_under_way_learns_of_it_and_who_waited_is_answered(words, monkeypatch):
     closed = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # as a pipe that nobody reads any more
     monkeypatch.setattr("sys.stdout", closed)
     with running(breaking(words), Limits(1, 4, 60)) as engine:
-        alone = asked(engine, Told())[0].text
+        alone = asked(engine, Heard())[0].text
         Breaking.losses = ["rank 2 was lost"]
-        under_way, *waiting = asked(engine, Told(), Told(), Told())
+        under_way, *waiting = asked(engine, Heard(), Heard(), Heard())
         lost = under_way.all()[-1]
         assert (lost.status, lost.code) == (503, "rank_lost") and "rank 2 was lost" in lost.message
         assert [one.text for one in waiting] == [alone, alone]
@@ -229,12 +229,12 @@ def test_after_a_loss_who_was_under_way_is_told_and_who_waited_is_answered(words
 def test_without_a_restart_the_health_names_the_rank_and_nothing_more_is_taken(words):
     with running(breaking(words), Limits(1, 4, 60, restart=False)) as engine:
         Breaking.losses = ["rank 2 was lost"]
-        ends = [one.all()[-1] for one in asked(engine, Told(), Told())]
+        ends = [one.all()[-1] for one in asked(engine, Heard(), Heard())]
         assert [(end.code, end.retry) for end in ends] == [("rank_lost", 0)] * 2
         assert ends[0].message == "the answer is lost: rank 2 was lost"
         assert wait_until(lambda: engine.health == ("lost", "rank 2 was lost"), 60)
         with pytest.raises(Refused, match="rank 2 was lost") as refused:
-            asked(engine, Told())
+            asked(engine, Heard())
         assert refused.value.status == 503
 
 
@@ -267,7 +267,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
 
     with running(opened, Limits(1, 4, 60)) as engine:
         Breaking.losses = ["rank 1 was lost"]
-        under_way, waiting = asked(engine, Told(), Told())
+        under_way, waiting = asked(engine, Heard(), Heard())
         assert under_way.all()[-1].code == "rank_lost"
         assert isinstance(waiting.all()[-1], Ended) and len(left) == 1
         assert engine.error is None
@@ -277,7 +277,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
 
     with running(wrong, Limits(1, 4, 60)) as engine:
         assert engine.health == ("lost", "there is no model") and isinstance(engine.error, ValueError)
-    assert "there is no model" not in capsys.readouterr().out  # whoever started the engine tells it
+    assert "there is no model" not in capsys.readouterr().out  # who started the engine says it
 
 
 def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
@@ -319,24 +319,24 @@ def held_here() -> tuple[int, int]:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-def test_whoever_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_promised(words):
+def test_who_waits_for_a_pipeline_that_does_not_come_back_waits_no_longer_than_promised(words):
     again, never = threading.Event(), threading.Event()
     opened = iter([breaking(words), lambda: again.wait() and breaking(words)(), never.wait])
     with running(lambda: next(opened)(), Limits(1, 4, seconds=0.5)) as engine:
         Breaking.losses = ["rank 2 was lost"]
-        under_way, late = asked(engine, Told(), Told())
+        under_way, late = asked(engine, Heard(), Heard())
         assert under_way.all()[-1].code == "rank_lost"
         assert engine.health == ("restarting", "rank 2 was lost")
         assert late.all()[-1].code == "waited_too_long"
         again.set()
-        assert isinstance(asked(engine, Told())[0].all()[-1], Ended)
+        assert isinstance(asked(engine, Heard())[0].all()[-1], Ended)
         Breaking.losses = ["rank 1 was lost"]
-        under_way, waiting = asked(engine, Told(), Told())
+        under_way, waiting = asked(engine, Heard(), Heard())
         assert under_way.all()[-1].code == "rank_lost"
         engine.stop()
         assert waiting.all()[-1].code == "stopped"
         with pytest.raises(Refused, match="being stopped"):
-            asked(engine, Told())
+            asked(engine, Heard())
         never.set()
 
 
@@ -353,11 +353,11 @@ def test_a_ring_that_stands_still_while_all_ranks_live_makes_the_health_silent(w
         patch.setattr(Stage, "apply", slow)
         with running(lambda: Pipeline.open(**words, processes=False, timeout=1), Limits(1, 4, 60)) as engine:
             for requests in range(2):  # at rest, and with a request under way
-                told = asked(engine, *(Told(**LONG) for _ in range(requests)))
-                assert all(isinstance(one.events.get(timeout=600), Piece) for one in told)
+                found = asked(engine, *(Heard(**LONG) for _ in range(requests)))
+                assert all(isinstance(one.events.get(timeout=600), Piece) for one in found)
                 going.clear()
                 assert wait_until(lambda: engine.health.status == "silent", 60)
                 assert engine.health.reason.startswith("the ring has not answered for ")
                 going.set()
                 assert wait_until(lambda: engine.health.status == "ready", 60)
-                engine.cancel([one.job for one in told])
+                engine.cancel([one.job for one in found])

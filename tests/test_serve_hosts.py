@@ -21,7 +21,7 @@ from tests.test_hosts import ends, meet_here, processes, said, starting
 __all__ = ["processes"]  # a fixture
 SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
 RUN = ("template=none", "ignore_eos=true", "dtype=float64", "timeout=2")
-AGREED = ("max_requests=1", "reuse=true")  # what the server says of itself, and boards are told
+AGREED = ("max_requests=1", "reuse=true")  # what the server says of itself, and boards are sent
 HOST = socket.gethostname()
 
 
@@ -112,7 +112,7 @@ def test_a_server_over_three_hosts_writes_the_texts_of_run_pipe_whatever_becomes
     assert ends(running) == [0, 0]
 
 
-def test_a_server_on_another_board_than_rank_0s_is_told_where_to_start_it(monkeypatch, keys, place, capfd):
+def test_a_server_on_another_board_than_rank_0s_is_announced_with_where_to_start_it(monkeypatch, keys, place, capfd):
     monkeypatch.setenv("NODE_RANK", "1")
     assert main([f"model_dir={place / 'board1'}", "port=0", *keys]) == 2
     assert "this board is rank 1, and who asks is rank 0: start this on the board of rank 0 (127.0.0.1)" in (

@@ -28,11 +28,11 @@ def test_what_a_process_holds_is_its_memory_its_files_and_its_threads():
         assert after.files == before.files + 2 and after.server > 1 and after.threads >= 1, (one, other)
 
 
-def test_the_server_gets_its_own_keys_and_what_is_wrong_is_told():
+def test_the_server_gets_its_own_keys_and_what_is_wrong_is_reported():
     assert of_the_server(["toy", "clients=3", "minutes=1", "port=7", "queue=9"]) == ["toy", "queue=9"]
-    for keys, told in (({"clients": "0"}, "clients=0: 0 is not possible"), ({"clients": ","}, "clients is empty"),
-                       ({"minutes": 0.0}, "minutes=0.0 is not possible"), ({"sets": ""}, "sets is empty")):
-        with pytest.raises(ValueError, match=told):
+    for keys, message in (({"clients": "0"}, "clients=0: 0 is not possible"), ({"clients": ","}, "clients is empty"),
+                          ({"minutes": 0.0}, "minutes=0.0 is not possible"), ({"sets": ""}, "sets is empty")):
+        with pytest.raises(ValueError, match=message):
             ServeLoadConfig.of(**keys)
 
 

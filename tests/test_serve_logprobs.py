@@ -76,28 +76,28 @@ def test_a_completion_with_echo_tells_its_prompt_too_whole_and_streamed(server, 
     ids, said_TV = rows(reference, prompt, NEW)
     asked = {"prompt": prompt, "logprobs": 2, "echo": True, **SAMPLED}
     got = sdk.completions.create(**asked).choices[0]
-    told = got.logprobs
-    assert told.tokens[0] == "<s>" and told.token_logprobs[0] is None and told.top_logprobs[0] is None
-    assert "bytes:\\xc3" in told.tokens
+    found = got.logprobs
+    assert found.tokens[0] == "<s>" and found.token_logprobs[0] is None and found.top_logprobs[0] is None
+    assert "bytes:\\xc3" in found.tokens
     expected = [said_V[token].item() for token, said_V in zip((prompt + ids)[1:], said_TV)]
-    near(told.token_logprobs[1:], expected)
-    for name, likeliest, said_V in zip(told.tokens[1:], told.top_logprobs[1:], said_TV):
+    near(found.token_logprobs[1:], expected)
+    for name, likeliest, said_V in zip(found.tokens[1:], found.top_logprobs[1:], said_TV):
         best = {spell(other).name for other in said_V.topk(2).indices.tolist()}
         assert best | {name} == set(likeliest) or name.startswith("bytes:")
-    begins = set(told.text_offset[1:2] + told.text_offset[len(prompt):len(prompt) + 1])
-    for name, offset in zip(told.tokens, told.text_offset):  # the first of a text loses its space
+    begins = set(found.text_offset[1:2] + found.text_offset[len(prompt):len(prompt) + 1])
+    for name, offset in zip(found.tokens, found.text_offset):  # the first of a text loses its space
         shown = name.lstrip(" ") if offset in begins else name
         assert name.startswith(("bytes:", "<s>")) or got.text.startswith(shown, offset)
 
     chunks = [chunk.choices[0] for chunk in sdk.completions.create(stream=True, **asked)]
     assert "".join(chunk.text for chunk in chunks) == got.text
     parts = [chunk.logprobs for chunk in chunks if chunk.logprobs]
-    assert sum((part.tokens for part in parts), []) == told.tokens
-    assert sum((part.text_offset for part in parts), []) == told.text_offset
+    assert sum((part.tokens for part in parts), []) == found.tokens
+    assert sum((part.text_offset for part in parts), []) == found.text_offset
     near(sum((part.token_logprobs for part in parts), [])[1:], expected)
 
 
-def test_tokens_that_are_not_in_the_text_are_not_told_and_zero_asks_for_each_token_alone(server, sdk):
+def test_tokens_that_are_not_in_the_text_are_not_reported_and_zero_asks_for_each_token_alone(server, sdk):
     text = sdk.chat.completions.create(messages=TALK, **SAMPLED).choices[0].message.content
     stop = text[30:34]
     got = sdk.chat.completions.create(messages=TALK, stop=stop, logprobs=True, **SAMPLED).choices[0]

@@ -1,4 +1,4 @@
-"""The chat page: it loads nothing, sets what a model writes as text only, and is told of the guesses under way."""
+"""The chat page: it loads nothing, sets what a model writes as text only, and hears of the guesses under way."""
 from __future__ import annotations
 
 import json
@@ -49,8 +49,8 @@ def test_the_likeliest_path_of_a_tree_is_its_first_line_and_depth_is_a_column(tm
     guesses = [{"id": number, "parent": parent, "score": score} for number, parent, score in (
         (4, None, -0.1), (5, 4, -0.9), (7, 4, -0.2), (9, None, -3))]
     program = tmp_path / "places.js"
-    program.write_text(f"{places}\nconst told = [...places({json.dumps(guesses)}).entries()]\n"
-                       "console.log(JSON.stringify(told.map(([id, one]) => [id, one.depth, one.line])))")
+    program.write_text(f"{places}\nconst found = [...places({json.dumps(guesses)}).entries()]\n"
+                       "console.log(JSON.stringify(found.map(([id, one]) => [id, one.depth, one.line])))")
     ran = subprocess.run(["node", program], capture_output=True, text=True, check=True)
     assert sorted(json.loads(ran.stdout)) == [[4, 0, 0], [5, 1, 1], [7, 1, 0], [9, 0, 2]]
 
@@ -78,8 +78,8 @@ def test_a_watched_stream_shows_trees_of_live_guesses_and_has_the_same_text(serv
 ENTER = "\ue007"
 NOTE = """window.seen = [];
   const [draw, meter] = [showTree, showMeters];
-  showTree = (...told) => { draw(...told); if (window.weary) key("Escape"); };
-  showMeters = (told) => { meter(told); seen.push([count("#tree circle"), count("#tree path"), count(".rank")]); };
+  showTree = (...found) => { draw(...found); if (window.weary) key("Escape"); };
+  showMeters = (found) => { meter(found); seen.push([count("#tree circle"), count("#tree path"), count(".rank")]); };
   window.count = (what) => document.querySelectorAll(what).length;
   window.key = (key, alt) => document.dispatchEvent(new KeyboardEvent("keydown", { key, altKey: Boolean(alt) }));"""
 SAID = "return [...document.querySelectorAll('.assistant > div:first-child')].map((one) => one.textContent)"
@@ -111,8 +111,8 @@ def over(page):
 def test_a_person_asks_and_sees_the_text_the_guesses_and_how_busy_the_ranks_are(server, page):
     page.press(*QUESTION, ENTER)
     assert over(page)
-    told = server.chat(max_tokens=40).json()["choices"][0]["message"]["content"]
-    assert page.run(SAID) == [told]
+    found = server.chat(max_tokens=40).json()["choices"][0]["message"]["content"]
+    assert page.run(SAID) == [found]
     seen = page.run("return seen")
     assert any(circles > 3 and paths == circles and ranks == 5 for circles, paths, ranks in seen), seen
     assert page.run("return at('live').hidden") is True

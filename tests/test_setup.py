@@ -1,4 +1,4 @@
-"""scripts/env.sh makes .venv once, whoever starts, stops or fails meanwhile. A stand-in takes Python's and pip's place;
+"""scripts/env.sh makes .venv once, no matter who starts, stops or fails. A stand-in takes Python's and pip's place;
 scripts/check_setup.sh tries the real ones."""
 from __future__ import annotations
 
@@ -193,20 +193,20 @@ pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.
 ], ids=["offline", "full", "legacy", "nested", "trace", "mute"])
 def test_the_last_sentence_has_pips_own_reason_and_the_next_start_asks_again(clone, says, reason):
     (clone.top / "says").write_text(says)
-    told = f"{reason}, then type the command again.".replace("ROOT", str(clone.root))
-    assert clone.start() == (1, f"flowspec: pip could not install requirements.txt: {told}")
+    got = f"{reason}, then type the command again.".replace("ROOT", str(clone.root))
+    assert clone.start() == (1, f"flowspec: pip could not install requirements.txt: {got}")
     (clone.top / "says").unlink()
     assert clone.start()[0] == 0 and len(clone.asked) == 2
 
 
-def test_what_venv_complains_of_is_told(clone):
+def test_what_venv_complains_of_is_reported(clone):
     (clone.top / "venv_says").write_text("some words\nError: [Errno 28] No space left on device\n")
     code, said = clone.start()
     assert code == 1 and "could not make" in said and "Error: [Errno 28] No space left on device; mend that" in said
 
 
 @pytest.mark.parametrize("lack", ["pip", "python"])
-def test_half_an_environment_is_made_anew(clone, lack):
+def test_half_an_environment_is_made_again(clone, lack):
     assert clone.start()[0] == 0
     (clone.root / ".venv" / ".installed-requirements.txt").unlink()
     (clone.root / ".venv" / "bin" / lack).unlink()

@@ -42,8 +42,8 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert shown.err == ("flowspec: unknown command heatmpa: did you mean heatmap?\n"
                          f"flowspec: unknown command ?: choose one of {', '.join(COMMANDS)}\n")
     assert main([]) == 0 and main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(told.count(f"\n{name} ") == 2 for name in COMMANDS)
+    printed = capsys.readouterr().out
+    assert all(printed.count(f"\n{name} ") == 2 for name in COMMANDS)
 
 
 def test_columns_are_as_wide_as_they_need_be() -> None:

@@ -157,32 +157,32 @@ WRONG = {
 
 
 @pytest.mark.parametrize("typed_words", WRONG)
-def test_a_wrong_flag_is_told_with_the_fix(typed_words, capsys):
+def test_a_wrong_flag_is_reported_with_the_fix(typed_words, capsys):
     with refused(WRONG[typed_words]):
         read("spec_infer", typed_words.split())
     assert program("spec_infer", typed_words.split()) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("flowspec: ") and told.count("\n") == 1 and WRONG[typed_words] in told
+    printed = capsys.readouterr().err
+    assert printed.startswith("flowspec: ") and printed.count("\n") == 1 and WRONG[typed_words] in printed
 
 
-def test_another_program_is_told(capsys):
+def test_another_program_is_reported(capsys):
     assert program("specinfer", ["-prompt", "p.json"]) == 2
     assert "unknown program of SpecInfer specinfer: did you mean spec_infer?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("content", "told"), [
+@pytest.mark.parametrize(("content", "message"), [
     (None, "there is no file"), ("{}", "is no list: write a list of texts"), ("[]", "has no question"),
     ('["a", 3]', "entry 2 of the list in"), ("[", "is not JSON")])
-def test_a_prompt_file_that_is_wrong_is_told_before_the_start(monkeypatch, capsys, tmp_path, content, told):
+def test_a_prompt_file_that_is_wrong_is_reported_before_the_start(monkeypatch, capsys, tmp_path, content, message):
     monkeypatch.setattr("launch.run.alone", lambda *_: pytest.fail("it started"))
     path = tmp_path / "asked.json"
     if content is not None:
         path.write_text(content)
     assert program("incr_decoding", ["-prompt", str(path), *QUICK]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_an_output_file_that_cannot_be_written_is_told_before_the_start(capsys, tmp_path, prompts):
+def test_an_output_file_that_cannot_be_written_is_reported_before_the_start(capsys, tmp_path, prompts):
     assert program("incr_decoding", ["-prompt", prompts, "-output-file", str(tmp_path), *QUICK]) == 2
     assert capsys.readouterr().err == (
         f"flowspec: {tmp_path} cannot be written (it is a folder): choose another output file\n")
@@ -219,10 +219,10 @@ def test_a_file_of_options_counts_as_the_flags_that_mean_the_same(tmp_path):
         "pipeline_type": "specinfer", "template": "none", "max_length": "128", "max_new_tokens": "128", "stages": "2",
         "base_dir": LLM, "dtype": "float32", "question_file": "p.json", "ssm": f"{SSM},{OTHER}"}
     assert call.ignored == "ignored, since they mean nothing here: -ll:gpu 2, -fusion"
-    for content, told in (("[]", "is no table of options"), ('{"llm": 1}', "unknown option llm"),
-                          ('{"ssms": ["a"]}', "ssms is no list of small models")):
+    for content, message in (("[]", "is no table of options"), ('{"llm": 1}', "unknown option llm"),
+                             ('{"ssms": ["a"]}', "ssms is no list of small models")):
         path.write_text(content)
-        with refused(told):
+        with refused(message):
             read("spec_infer", ["-config-file", str(path)])
 
 
@@ -248,10 +248,10 @@ def test_both_programs_write_the_tokens_of_ar_behind_what_the_file_held(tmp_path
     words = ["-llm-model", LLM, "-prompt", prompts, "-output-file", str(out), "--max-sequence-length", "40",
              "-pipeline-parallelism-degree", "2", "-ll:gpu", "4", *QUICK]
     assert program("spec_infer", [*words, "-ssm-model", SSM, "-ssm-model", OTHER]) == 0
-    told = capfd.readouterr()
-    assert "flowspec: ignored, since they mean nothing here: -ll:gpu 4\n" in told.err
-    assert "flowspec: the same by this project's own command: bash run_pipe.sh pipeline_type=specinfer" in told.err
-    assert "All 2 answers" in told.out and "mean accepted length" in told.out
+    printed = capfd.readouterr()
+    assert "flowspec: ignored, since they mean nothing here: -ll:gpu 4\n" in printed.err
+    assert "flowspec: the same by this project's own command: bash run_pipe.sh pipeline_type=specinfer" in printed.err
+    assert "All 2 answers" in printed.out and "mean accepted length" in printed.out
     assert program("incr_decoding", words) == 0
     written = out.read_text()
     assert written.startswith("old\n[Profile]")
@@ -301,9 +301,9 @@ def test_lengths_are_those_of_the_original(llm, tmp_path):
         one = llm.generate("abc", max_new_tokens=4)
         both = llm.generate(["abc", ff.Request("abcd", max_new_tokens=2)], max_length=10)
         longest = llm.generate("abc")
-        for wrong, told in (({"max_length": 24}, "24 tokens are more than max_seq_length=24 has room for"),
-                            ({"max_length": 3}, "max_length=3 leaves no room behind a prompt of 3 tokens")):
-            with refused(told):
+        for wrong, message in (({"max_length": 24}, "24 tokens are more than max_seq_length=24 has room for"),
+                               ({"max_length": 3}, "max_length=3 leaves no room behind a prompt of 3 tokens")):
+            with refused(message):
                 llm.generate("abc", **wrong)
         with refused("7 is no prompt: give a text, or a list of texts"):
             llm.generate([7])
@@ -334,8 +334,8 @@ def test_how_tokens_are_chosen_and_what_is_ignored_is_settled_by_compile(saved):
         llm.generate("abc")
     with pytest.warns(UserWarning, match="mean nothing here: -max-requests-per-batch 4"):
         llm.compile(ff.GenerationConfig(do_sample=True, topk=5), max_requests_per_batch=4)
-    told = {"temperature": "0.9", "top_p": "0.8", "top_k": "5", "dtype": "float32", "max_length": "256"}
-    assert {key: llm.keys[key] for key in told} == told
+    found = {"temperature": "0.9", "top_p": "0.8", "top_k": "5", "dtype": "float32", "max_length": "256"}
+    assert {key: llm.keys[key] for key in found} == found
     llm.compile(ff.GenerationConfig(temperature=0.5))
     assert not {"temperature", "top_k"} & llm.keys.keys()
     with refused("unknown option max_seq_len: did you mean max_seq_length?"):

@@ -119,7 +119,7 @@ def save_opt(folder):
                              bos_token_id=1, eos_token_id=2)).save_pretrained(folder)
 
 
-def told(folder, *words):
+def outcome(folder, *words):
     """What a command of specinfer writes into its output."""
     code = here("pipeline_type=specinfer", f"output={folder / 'out.json'}", *ASK, *words)
     return json.loads((folder / "out.json").read_text()) if code == 0 else code
@@ -128,29 +128,29 @@ def told(folder, *words):
 @pytest.mark.parametrize(("form", "temperature"), [
     ("saved/0+4", "0"), ("saved/0+2+2", "1"), ("saved/0+1+1+1+1", "0"), ("tp2", "0"), ("2x2", "1")])
 def test_specinfer_writes_the_reference_text_over_one_rank_stages_and_groups(saved, tmp_path, form, temperature):
-    got = told(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}",
+    got = outcome(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}",
                f"temperature={temperature}")
     assert got["token_ids"] == reference(float(temperature)) and got["mean_accepted_length"] > 1
 
 
 @pytest.mark.parametrize("rule", ["mss", "eagle1"])
 def test_a_split_changes_no_text_of_any_rule(saved, tmp_path, rule):
-    texts = [told(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}", "temperature=1",
+    texts = [outcome(tmp_path, f"model_dir={saved / form}", f"ssm={saved / 'near'},{saved / 'far'}", "temperature=1",
                   f"verify={rule}", "expansion=2,2")["token_ids"] for form in ("saved/0+4", "saved/0+1+1+2", "2x2")]
     assert texts[0] == texts[1] == texts[2] and len(texts[0]) == NEW
 
 
 def test_a_small_opt_drafts_for_a_llama(saved, tmp_path):
     words = [f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'opt'}", "temperature=1"]
-    assert told(tmp_path, *words, "max_length=256")["token_ids"] == reference(1.0)
-    assert told(tmp_path, *words, "max_length=300") == 2
+    assert outcome(tmp_path, *words, "max_length=256")["token_ids"] == reference(1.0)
+    assert outcome(tmp_path, *words, "max_length=300") == 2
 
 
 def test_the_folder_draft_beside_the_split_needs_no_name(saved, tmp_path):
     shutil.copytree(saved / "saved/0+2+2", tmp_path / "split")
-    assert told(tmp_path, f"model_dir={tmp_path / 'split'}") == 2
+    assert outcome(tmp_path, f"model_dir={tmp_path / 'split'}") == 2
     shutil.copytree(saved / "near", tmp_path / "split/stage_0/draft")
-    assert told(tmp_path, f"model_dir={tmp_path / 'split'}")["token_ids"] == reference(0.0)
+    assert outcome(tmp_path, f"model_dir={tmp_path / 'split'}")["token_ids"] == reference(0.0)
 
 
 def test_processes_write_what_threads_write_and_the_table_counts_by_drafter(saved, tmp_path):
@@ -226,7 +226,7 @@ SPOILED = {
 def test_a_drafter_that_does_not_fit_is_refused_by_name(saved, tmp_path, capsys, sentence):
     shutil.copytree(saved / "near", tmp_path / "other")
     SPOILED[sentence](tmp_path / "other")
-    assert told(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'near'},{tmp_path / 'other'}") == 2
+    assert outcome(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'near'},{tmp_path / 'other'}") == 2
     said = capsys.readouterr().err
     assert sentence in said and str(tmp_path / "other") in said and len(said.splitlines()) == 1
 
@@ -236,7 +236,7 @@ def test_a_tokenizer_with_more_tokens_behind_the_model_s_is_the_same_one(saved, 
     change(tmp_path / "other", "config.json", eos_token_id=[7, 2])
     save_tokenizer(tmp_path / "other", more=1)
     assert FORM["eos_token_id"] == 2
-    got = told(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={tmp_path / 'other'}")
+    got = outcome(tmp_path, f"model_dir={saved / 'saved/0+2+2'}", f"ssm={tmp_path / 'other'}")
     assert got["token_ids"] == reference(0.0)
 
 

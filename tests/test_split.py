@@ -97,7 +97,7 @@ def test_a_finished_folder_is_kept_and_an_unfinished_one_is_written_again(models
         Part(out / "stage_2")
 
 
-def test_a_model_that_was_trained_anew_is_split_anew(models, tmp_path):
+def test_a_model_that_was_trained_again_is_split_again(models, tmp_path):
     shutil.copytree(models / "base", tmp_path / "base")
     before = Part(split(tmp_path / "base", tmp_path / "split", "1", progress=False)[0])
     tensors = load_file(tmp_path / "base" / "model.safetensors")

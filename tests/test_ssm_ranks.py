@@ -115,10 +115,10 @@ def test_questions_and_trees_come_out_of_the_wire_as_they_went_in():
     ask = Ask(7, 3, [1, 2], 90, Sampler(0.7, 0.9, 5, (1 << 64) - 1, "mss"), ((2,), (1, 3)))
     assert over_the_wire(ask) == ask and over_the_wire(Ask(0, 0, [], 1, Sampler(), ())).shape == ()
     for laws in (torch.rand(2, 9, dtype=torch.float64), torch.empty(0, 0, dtype=torch.float64)):
-        told = Drafted(7, [1, 2], [0, 1, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
-        back = over_the_wire(told)
+        found = Drafted(7, [1, 2], [0, 1, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
+        back = over_the_wire(found)
         assert torch.equal(back.law_NV, laws) and vars(back).pop("levels") == [1, 2]
-        assert (back.parents, back.tokens, back.scores) == (told.parents, told.tokens, told.scores)
+        assert (back.parents, back.tokens, back.scores) == (found.parents, found.tokens, found.scores)
 
 
 @pytest.mark.parametrize("spoil", [
@@ -126,9 +126,9 @@ def test_questions_and_trees_come_out_of_the_wire_as_they_went_in():
     lambda words: torch.cat((words[:1] * 99, words[1:])), lambda words: -words])
 def test_what_contradicts_itself_is_no_message(spoil):
     laws = torch.rand(2, 9, dtype=torch.float64)
-    told = Drafted(7, [1, 2], [0, 1, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
+    found = Drafted(7, [1, 2], [0, 1, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
     later = Drafted(7, [1, 2], [0, 2, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
-    for msg in (told, Ask(7, 3, [1, 2], 90, Sampler(), ((2,), (1, 3)))):
+    for msg in (found, Ask(7, 3, [1, 2], 90, Sampler(), ((2,), (1, 3)))):
         header, body = encode(msg)
         words = spoil(body.view(torch.int64)).contiguous()
         with pytest.raises(ValueError, match="cut off|contradict|later one"):
@@ -157,7 +157,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-def told(saved, tmp_path, *words, form="0+2+2"):
+def outcome(saved, tmp_path, *words, form="0+2+2"):
     """What a command with two small models writes into its output, but its times."""
     first = ["pipeline_type=specinfer", f"model_dir={saved / 'saved' / form}", f"ssm={saved / 'near'},{saved / 'far'}",
              f"output={tmp_path / 'out'}", *ASK]
@@ -172,21 +172,21 @@ def told(saved, tmp_path, *words, form="0+2+2"):
     ("temperature=0",), ("temperature=1", "verify=mss", "expansion=2,2,1"), ("temperature=1", "verify=eagle1"),
     ("temperature=1", "pipeline_type=pruned", "draft=ssm", "policy=static", "subseq_token=8")])
 def test_threads_on_ranks_of_their_own_write_what_rank_0_writes_alone(saved, tmp_path, words):
-    alone = told(saved, tmp_path, *words)
-    assert told(saved, tmp_path, *words, "ssm_ranks=true") == alone and len(alone["token_ids"]) == NEW
+    alone = outcome(saved, tmp_path, *words)
+    assert outcome(saved, tmp_path, *words, "ssm_ranks=true") == alone and len(alone["token_ids"]) == NEW
 
 
 def test_small_models_have_ranks_beside_a_group_and_beside_one_target_rank(saved, tmp_path):
     words = ("temperature=1", "verify=mss")
-    alone = told(saved, tmp_path, *words)
-    assert told(saved, tmp_path, *words, "ssm_ranks=true", form="0+4") == alone
+    alone = outcome(saved, tmp_path, *words)
+    assert outcome(saved, tmp_path, *words, "ssm_ranks=true", form="0+4") == alone
     shared = [f"base_dir={saved / 'saved/base'}", "model_dir=", "tp=2", "stages=0+2+2"]
-    assert told(saved, tmp_path, *words, *shared, "ssm_ranks=true")["token_ids"] == alone["token_ids"]
+    assert outcome(saved, tmp_path, *words, *shared, "ssm_ranks=true")["token_ids"] == alone["token_ids"]
 
 
 def test_processes_write_the_same(saved, tmp_path):
     words = ("temperature=1", "verify=mss")
-    alone = told(saved, tmp_path, *words)
+    alone = outcome(saved, tmp_path, *words)
     typed = ["pipeline_type=specinfer", f"model_dir={saved / 'saved/0+2+2'}", f"ssm={saved / 'near'},{saved / 'far'}",
              f"output={tmp_path / 'other'}", *ASK, *words, "ssm_ranks=true", "dtype=float64", "threads_per_rank=1"]
     with ranks(tmp_path, typed, 5) as run:
@@ -225,7 +225,7 @@ def test_a_board_may_hold_a_small_model(saved, tmp_path, start):
     (("near,far", "near,far", "near,far"), "and ssm_ranks=true gives 2 small models a rank each: start 4 ranks"),
     (("near", "near", "near,far"), "start 4 ranks"),
 ])
-def test_more_small_models_than_boards_are_told(saved, tmp_path, start, small, sentence):
+def test_more_small_models_than_boards_are_reported(saved, tmp_path, start, small, sentence):
     words = [*HOSTS, "pipeline_type=specinfer", "ssm_ranks=true", *meet_here(tmp_path / "meet")]
     boards = [start(rank, *words, f"ssm={names}") for rank, names in enumerate(small)]
     assert ends(boards) == [2, 2, 2] and all(sentence in said(tmp_path, rank) for rank in range(3))
@@ -248,7 +248,7 @@ def test_in_virtual_time_small_models_draft_at_the_same_moments_and_a_round_take
     words = ("profile=jetson-7b", "time=virtual", "temperature=1", f"verify={rule}", "expansion=2,1,2")
     runs = {}
     for name, more in (("alone", ()), ("own", ("ssm_ranks=true",))):
-        runs[name] = told(saved, tmp_path, *words, *more, f"trace={tmp_path / name}")
+        runs[name] = outcome(saved, tmp_path, *words, *more, f"trace={tmp_path / name}")
     assert runs["alone"] == runs["own"]
     alone, own = spans(tmp_path / "alone", "grow"), spans(tmp_path / "own", "grow")
     assert set(alone) == {0} and set(own) == {0, 3, 4} and own[3] == own[4]

@@ -103,10 +103,10 @@ def test_the_store_listens_at_its_address_alone(keeper):
 def test_who_does_not_say_which_rank_it_is_gets_nothing_and_harms_nobody(keeper, capfd, pieces):
     assert throw(keeper, *pieces) == b""
     assert works(keeper)
-    told = capfd.readouterr().err
-    assert "Traceback" not in told and told.replace("\n", "").isprintable()
+    printed = capfd.readouterr().err
+    assert "Traceback" not in printed and printed.replace("\n", "").isprintable()
     named = f"flowspec: {HERE} wrote to port {port_of(keeper)} what is not of this run"
-    assert told.count(named) == (pieces != [b""]), told
+    assert printed.count(named) == (pieces != [b""]), printed
 
 
 def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper, capfd):
@@ -156,9 +156,9 @@ def test_who_took_a_seat_that_is_not_his_writes_no_more_than_its_entries_in_thei
             stranger._ask(*forged)
     assert json.loads(one.get("facts/1")) == FACTS and json.loads(one.get("facts/verdict")) == ["", False]
     assert one.add("heartbeat/1", 0) == 3 and own.look("facts/2") is None
-    told = capfd.readouterr().err
-    assert told.count("\n") == 2 and f"{HERE} wrote to port" in told and "as rank 2" in told
-    assert told.replace("\n", "").isprintable()
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 2 and f"{HERE} wrote to port" in printed and "as rank 2" in printed
+    assert printed.replace("\n", "").isprintable()
 
 
 def test_the_store_cannot_be_filled_without_end(keeper):
@@ -205,7 +205,7 @@ def pretender(*answers):
         yield StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 20)
 
 
-@pytest.mark.parametrize(("answer", "told"), [
+@pytest.mark.parametrize(("answer", "message"), [
     (b"HTTP/1.1 400 Bad Request\r\n", "is not the store of rank 0 (b0): give all boards another port"),
     (b"[1]\n", "is not the store of rank 0 (b0)"), (b"\x80\x04\n", "is not the store of rank 0 (b0)"),
     (b"", "rank 0 (b0) was lost: its program has ended"),
@@ -213,23 +213,23 @@ def pretender(*answers):
     (json.dumps(["ok", "null"]).encode() + b"\n", "the store holds junk: facts/verdict"),
     (json.dumps(["junk", EVIL]).encode() + b"\n", "all is well"),
 ])
-def test_what_a_pretender_answers_is_told_in_a_sentence(answer, told):
+def test_what_a_pretender_answers_is_reported_in_a_sentence(answer, message):
     with pretender(b'["welcome", ""]\n', answer) as wire:
         assert wire.greet(1) == ""
         with pytest.raises(RuntimeError) as error:
             Store(wire.ask).look("facts/verdict")
-        assert told in str(error.value) and str(error.value).isprintable()
+        assert message in str(error.value) and str(error.value).isprintable()
 
 
 def test_a_pretenders_verdict_is_escaped():
     verdict = json.dumps(["ok", json.dumps([EVIL, True])]).encode() + b"\n"
     with pretender(b'["taken", "\\u001b[2J"]\n', verdict) as wire:
         assert wire.greet(1).isprintable()
-        told, lost = json.loads(Store(wire.ask).look("facts/verdict"))
-        assert told.isprintable() and "all is well" in told and lost
+        found, lost = json.loads(Store(wire.ask).look("facts/verdict"))
+        assert found.isprintable() and "all is well" in found and lost
 
 
-def test_a_program_that_stands_still_is_told_from_a_board_that_is_gone():
+def test_a_program_that_stands_still_is_distinguished_from_a_board_that_is_gone():
     with socket.create_server((HERE, 0)) as door:
         wire = StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
         with pytest.raises(Lost, match="its board answers, but its program does not"):

@@ -112,7 +112,7 @@ def test_a_repetition_at_the_end_of_the_text_goes_on():
     assert chain == [1, 2, 3, 1, 2, 3, 1]
 
 
-def test_nothing_is_foretold_without_a_match():
+def test_nothing_is_predicted_without_a_match():
     found = automaton([[1, 2, 3]])
     assert found.tip == NOTHING
     assert found.continuations(found.tip, 3) == []

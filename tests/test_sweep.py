@@ -148,7 +148,7 @@ def test_a_sweep_of_two_numbers_is_a_grid_and_a_heat_map(tmp_path):
     assert "Missing: 1x2, 1x3," in text and (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_point_that_is_spoiled_is_told_and_not_passed_over(tmp_path):
+def test_a_point_that_is_spoiled_is_reported_and_not_passed_over(tmp_path):
     for question in (1, 2):
         put(tmp_path / "on", method="naive", question=question)
     path = next((tmp_path / "on").glob("answers/*/*"))
@@ -157,12 +157,12 @@ def test_a_point_that_is_spoiled_is_told_and_not_passed_over(tmp_path):
         write_sweep(tmp_path, "prune", SWEEPS["prune"])
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["results="], "results is empty: name a folder"), (["ablate=thrift"], "ablate is what prune varies")])
-def test_a_sweep_that_cannot_be_is_told_before_its_first_point(monkeypatch, capsys, words, told):
+def test_a_sweep_that_cannot_be_is_reported_before_its_first_point(monkeypatch, capsys, words, message):
     monkeypatch.setattr("eval.sweep.subprocess.run", lambda *_: pytest.fail("a point was begun"))
     assert command.main(["prune", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("ended", "code"), [(2, 2), (-9, 137)])

@@ -268,7 +268,7 @@ def test_a_prune_ends_a_rest_too_and_a_message_that_is_there_lets_nobody_rest():
     sender.join()
 
 
-def test_the_loss_of_a_peer_ends_a_rest_and_is_told_to_who_listens():
+def test_the_loss_of_a_peer_ends_a_rest_and_reaches_who_listens():
     inbox = Inbox()
     sender = threading.Timer(SOON, lambda: inbox.fail(PeerLost("rank 1 was lost")))
     sender.start()

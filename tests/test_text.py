@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from config.presets import ROOT
-from config.templates import chosen
-from model.text import LLAMA2_SYSTEM, Reader, Stream, Text
+from model.text import LLAMA2_SYSTEM, Reader, Stream, Text, chosen
 from tests.checkpoints import refused
 
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind.", "  def add(a, b):", "naïve café",
@@ -292,13 +291,13 @@ ATTACK = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     ("{{ 1 / 0 }}", "ZeroDivisionError"), ("{{ messages.nothing.more }}", "UndefinedError"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"), ("{{ messages + 1 }}", "TypeError"),
 ], ids=["syntax", "raise", "range", "attack", "division", "undefined", "recursion", "type"])
-def test_a_chat_template_that_fails_is_told_in_one_line(llama3, tmp_path, template, sentence):
+def test_a_chat_template_that_fails_is_reported_in_one_line(llama3, tmp_path, template, sentence):
     text = Text(copied(llama3, tmp_path / "new", chat_template=template))
     with refused(sentence) as error:
         text.prompt_ids(["Hi"], "own")
-    told = str(error.value)
-    assert told.startswith("the chat template of the tokenizer in") and "use template=vicuna" in told
-    assert told.isprintable()
+    printed = str(error.value)
+    assert printed.startswith("the chat template of the tokenizer in") and "use template=vicuna" in printed
+    assert printed.isprintable()
 
 
 GREEDY = """{% set said = messages[0].content %}{% if said == "loop" %}
@@ -326,13 +325,13 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
     text = Text(llama3.folder)
     before = set(multiprocessing.active_children())
     talks = [["Hi", "Ho", str(i)] for i in range(20)]
-    told = [text.prompt_ids(talk, "own") for talk in talks]
+    found = [text.prompt_ids(talk, "own") for talk in talks]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(partial(text.prompt_ids, template="own"), talks)) == told
+        assert list(pool.map(partial(text.prompt_ids, template="own"), talks)) == found
     (process,) = set(multiprocessing.active_children()) - before
     os.kill(process.pid, signal.SIGKILL)  # as the system does when memory is short
     process.join()
-    assert text.prompt_ids(talks[0], "own") == told[0]
+    assert text.prompt_ids(talks[0], "own") == found[0]
     (process,) = set(multiprocessing.active_children()) - before
     assert len(os.listdir(f"/proc/{process.pid}/fd")) == 4, "the standard ones, and its link"
     del text
@@ -395,17 +394,17 @@ def test_messages_are_the_conversation_that_their_turns_are_and_the_system_speak
     for template in ("vicuna", "llama-2", "none"):
         turns = [content for _, content in talk]
         assert llama.chat_ids(messages, template) == llama.prompt_ids(turns, template)
-    told = [{"role": "system", "content": "Be brief."}, *messages[:1], {"role": "user", "content": "Well?"}]
-    text = llama.tokenizer.decode(llama.chat_ids(told, "vicuna"), skip_special_tokens=True)
+    found = [{"role": "system", "content": "Be brief."}, *messages[:1], {"role": "user", "content": "Well?"}]
+    text = llama.tokenizer.decode(llama.chat_ids(found, "vicuna"), skip_special_tokens=True)
     assert text == "Be brief. USER: How are you?\n\nWell? ASSISTANT:"
 
 
-@pytest.mark.parametrize(("messages", "told"), [
+@pytest.mark.parametrize(("messages", "sentence"), [
     ([], "the messages are empty"),
     ([("user", " ")], "the messages are empty"),
     ([("user", "a"), ("assistant", "b")], "the last message is of the role assistant"),
     ([("assistant", "a"), ("user", "b")], "the assistant speaks first"),
     ([("user", "a"), ("tool", "b")], "no place for messages of the role tool")])
-def test_messages_that_no_answer_follows_are_refused(llama, messages, told):
-    with pytest.raises(ValueError, match=told):
+def test_messages_that_no_answer_follows_are_refused(llama, messages, sentence):
+    with pytest.raises(ValueError, match=sentence):
         llama.chat_ids([{"role": role, "content": content} for role, content in messages], "vicuna")

@@ -1,4 +1,4 @@
-"""Whatever a thread of a rank dies of is told as a loss, by name; nothing waits for it for ever.
+"""Whatever a thread of a rank dies of is reported as a loss, by name; nothing waits for it for ever.
 
 And the trace of a run that was lost can be read.
 """
@@ -89,18 +89,18 @@ class Wire:
 
 def lost(monkeypatch, wire, *sent):
     """What a link says of the first of its threads that dies."""
-    told = []
+    found = []
     monkeypatch.setattr(transport, "dist", wire)
-    link = DistLink(Peers(2, [1]) if not sent else Peers(None, [1]), lambda *failure: told.append(failure),
+    link = DistLink(Peers(2, [1]) if not sent else Peers(None, [1]), lambda *failure: found.append(failure),
                     wires=(None, None))
     for msg in sent:
         link.send(msg)
-    assert wait_until(lambda: told, 10)
-    thread, error = told[0]
+    assert wait_until(lambda: found, 10)
+    thread, error = found[0]
     return thread, f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize(("numbers", "told"), [
+@pytest.mark.parametrize(("numbers", "sentence"), [
     ((99, 0, 0, 0, 0, 0, 0, 0, 0), "a message of unknown kind 99"),
     ((-1, 0, 0, 0, 0, 0, 0, 0, 0), "a message of unknown kind -1"),
     ((SEGMENT, 0, -1, 0, 0, 0, 4, 1, 0), "a message of impossible size or type"),
@@ -113,18 +113,18 @@ def lost(monkeypatch, wire, *sent):
     ((1, 0, 3, 0, 0, 0, 0, 0, 23), "a message of 23 bytes where 24 belong"),
     ((3, 0, 0, 0, 0, 0, 0, 0, 8), "a message of 8 bytes where 0 belong"),
 ])
-def test_a_malformed_message_is_the_loss_of_who_sent_it(monkeypatch, numbers, told):
+def test_a_malformed_message_is_the_loss_of_who_sent_it(monkeypatch, numbers, sentence):
     set_aside = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **kind: (set_aside.append(size), empty(size, **kind))[1])
     thread, error = lost(monkeypatch, Wire(numbers))
     assert (thread, error[:len("PeerLost: rank 2 was lost: it sent ")]) == (
         "data listener", "PeerLost: rank 2 was lost: it sent ")
-    assert told in error and error.endswith("do all ranks run the same version of FlowSpec?")
+    assert sentence in error and error.endswith("do all ranks run the same version of FlowSpec?")
     assert max(set_aside) <= HEADER
 
 
-def test_a_broken_connection_is_the_loss_of_the_peer_and_anything_else_is_told_as_what_it_is(monkeypatch):
+def test_a_broken_connection_is_the_loss_of_the_peer_and_anything_else_is_reported_as_what_it_is(monkeypatch):
     assert lost(monkeypatch, Wire()) == ("data listener", "PeerLost: rank 2 was lost: its connection broke")
     assert lost(monkeypatch, Wire(), Reset(0)) == ("data sender", "PeerLost: rank 1 was lost: its connection broke")
     thread, error = lost(monkeypatch, Wire(), Segment(0, [1], [0], [1], 0, torch.zeros(1, dtype=torch.int32)))
@@ -142,32 +142,32 @@ class Torn(Folder):
 
 def heard(store, rank=0, timeout=0.5, world=2):
     """What a heartbeat says of a loss; it goes on to beat."""
-    told = []
+    found = []
     beating = Heartbeat(store, rank, world, timeout)
-    beating.start(told.append)
-    return beating, told
+    beating.start(found.append)
+    return beating, found
 
 
 def test_a_pulse_that_breaks_says_so(tmp_path):
     for rank, why in ((0, "ZeroDivisionError: "), (1, "[Errno 28] No space left on device: 'heartbeat/1'")):
-        _, told = heard(Torn(str(tmp_path)), rank, timeout=30)
-        assert wait_until(lambda told=told: told, 10)
-        assert told == [f"rank {rank} failed: {why} (in its thread heartbeat)"]
+        _, message = heard(Torn(str(tmp_path)), rank, timeout=30)
+        assert wait_until(lambda message=message: message, 10)
+        assert message == [f"rank {rank} failed: {why} (in its thread heartbeat)"]
 
 
 def test_what_is_noted_first_is_what_all_tell_and_a_terminal_does_not_obey_it(tmp_path):
     store = Folder(str(tmp_path))
-    beating, told = heard(store, timeout=30)
+    beating, found = heard(store, timeout=30)
     other, _ = heard(store, rank=1, timeout=30)
     other.note("rank 1 failed: \33[2J\rno room")
     beating.note("rank 0 failed: too late")
-    assert wait_until(lambda: told, 10) and told == ["rank 1 failed: \\x1b[2J\\rno room"]
-    assert beating.loss() == told[0]
+    assert wait_until(lambda: found, 10) and found == ["rank 1 failed: \\x1b[2J\\rno room"]
+    assert beating.loss() == found[0]
     (tmp_path / "heartbeat%2Flost").write_bytes(b"\xff\xfe" + b"x" * 5000)
     assert len(heartbeat.first_loss(store, "")) < 1100
 
 
-def test_whoever_slept_itself_listens_anew_before_it_calls_others_silent(tmp_path, monkeypatch):
+def test_who_slept_itself_listens_again_before_it_calls_others_silent(tmp_path, monkeypatch):
     store, now = Folder(str(tmp_path)), [0.0]
     beating = Heartbeat(store, 0, 3, timeout=10)
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
@@ -205,7 +205,7 @@ def test_a_line_that_is_no_span_is_named(tmp_path, line):
         read(tmp_path)
 
 
-def test_a_full_disk_is_told_with_the_file_and_once(tmp_path):
+def test_a_full_disk_is_reported_with_the_file_and_once(tmp_path):
     (tmp_path / "rank_0.jsonl").symlink_to("/dev/full")
     full = Trace(str(tmp_path), 0)
     with pytest.raises(ValueError, match=r"rank_0.jsonl cannot be written \(No space left on device\): make room"):
@@ -217,6 +217,6 @@ def test_a_full_disk_is_told_with_the_file_and_once(tmp_path):
 def test_a_disk_that_fills_up_ends_a_run_in_one_sentence(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(trace, "open", lambda *args, **kinds: open("/dev/full", "w"), raising=False)
     assert here(f"model_dir={saved / '0+2+2'}", *ENDLESS[:4], f"trace={tmp_path}") in (2, 75)
-    told = capsys.readouterr().err
-    assert "jsonl cannot be written (No space left on device): make room there, or choose another trace=" in told
-    assert "Traceback" not in told and told.count("flowspec: ") == 1
+    printed = capsys.readouterr().err
+    assert "jsonl cannot be written (No space left on device): make room there, or choose another trace=" in printed
+    assert "Traceback" not in printed and printed.count("flowspec: ") == 1

@@ -1,4 +1,4 @@
-"""What pays: rows by what stages took of late, levels by what would wait for them; the text stays what it is."""
+"""What pays: rows by what stages took last, levels by what would wait for them; the text stays what it is."""
 from __future__ import annotations
 
 import math
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from config.boards import Boards
+from config.profiles import Profile
 from eval.plan.candidates import Candidate
 from model.tree import TokenTree
 from pipeline.messages import Visit
@@ -16,7 +16,7 @@ from tests.test_budget import Asking
 from tests.test_plan import SITE, bench_of, book
 
 
-def told(*samples, stages=1, factor=1.0):
+def times_of(*samples, stages=1, factor=1.0):
     """The times of stages that took these seconds for these rows."""
     times = StageTimes()
     for rows, seconds in samples:
@@ -25,20 +25,20 @@ def told(*samples, stages=1, factor=1.0):
 
 
 def test_the_time_of_one_row_more_is_that_of_all_stages_together():
-    times = told((1, 1.0), (2, 1.0), (16, 15.0), (32, 31.0), stages=3)
+    times = times_of((1, 1.0), (2, 1.0), (16, 15.0), (32, 31.0), stages=3)
     assert times.more(20) == pytest.approx(3.0)
     assert times.slowest(16) == pytest.approx(15.0)
 
 
 def test_more_rows_are_taken_to_cost_nothing_until_it_was_seen():
-    times = told((1, 1.0), (64, 65.0))
+    times = times_of((1, 1.0), (64, 65.0))
     assert times.more(1) == times.more(8) == 0.0
     times.learn([Visit(8, 8.0)])
     assert times.more(4) > 0.0
 
 
 def test_a_stage_that_gets_slower_does_so_for_all_rows_and_the_newest_times_count_most():
-    times = told((1, 1.0), (16, 2.0))
+    times = times_of((1, 1.0), (16, 2.0))
     for _ in range(20):
         times.learn([Visit(1, 3.0)])
     left = (1 - NEWS) ** 20
@@ -63,16 +63,16 @@ def rows_of(times, *chances, text=True):
 
 
 def test_a_guess_goes_along_if_it_gains_more_than_the_rows_beside_it_lose():
-    free = told((1, 1.0), (16, 1.0), stages=4)
-    dear = told((1, 1.0), (2, 2.0), (4, 4.0), (16, 16.0), stages=4)
+    free = times_of((1, 1.0), (16, 1.0), stages=4)
+    costly = times_of((1, 1.0), (2, 2.0), (4, 4.0), (16, 16.0), stages=4)
     chances = .4, .3, .1
     assert rows_of(free, *chances) == 4
-    assert rows_of(dear, *chances) == 1
-    assert rows_of(dear, *chances, text=False) == 1
-    assert rows_of(dear, text=False) == 0
+    assert rows_of(costly, *chances) == 1
+    assert rows_of(costly, *chances, text=False) == 1
+    assert rows_of(costly, text=False) == 0
 
 
-def test_the_next_answer_is_due_after_the_time_that_segments_were_on_their_way_of_late():
+def test_the_next_answer_is_due_after_the_time_that_the_last_segments_were_on_their_way():
     stage = FirstStage(0.5)
     assert stage.due == math.inf
     stage.send([1], 0.0)
@@ -102,7 +102,7 @@ def test_what_was_settled_long_ago_counts_little():
     assert gate.pays(5.0, 0.0, 20.0)
 
 
-def speeds(site: Boards, right: float) -> list[float]:
+def speeds(site: Profile, right: float) -> list[float]:
     """Tokens/s of plain decoding, of streaming regardless, and of streaming that is thrifty, in virtual time."""
     made = book(right, tokens=40)
     groups = tuple((rank,) for rank in range(1, 5))
@@ -114,7 +114,7 @@ def speeds(site: Boards, right: float) -> list[float]:
 
 
 @pytest.mark.parametrize("site", [replace(SITE, level=75.0), replace(SITE, model=40.0, row=20.0, free=0)],
-                         ids=["slow draft", "dear rows"])
+                         ids=["slow draft", "costly rows"])
 def test_where_guesses_are_wrong_and_dear_what_is_left_is_plain_decoding(site):
     plain, usual, thrifty = speeds(site, right=0.02)
     assert usual < 0.95 * plain

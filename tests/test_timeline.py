@@ -1,4 +1,4 @@
-"""The timeline: what a run leaves behind, the story told from it, and the page in a real browser."""
+"""The timeline: what a run leaves behind, its story, and the page in a real browser."""
 from __future__ import annotations
 
 import json
@@ -43,11 +43,11 @@ def ran(saved, tmp_path_factory, request):
 
 
 def story(folder):
-    told = Story(read(folder)).data()
-    return told, {node["id"]: node for node in told["nodes"]}
+    found = Story(read(folder)).data()
+    return found, {node["id"]: node for node in found["nodes"]}
 
 
-def text(told, nodes, number):
+def text(message, nodes, number):
     """The settled tokens of a request behind its prompt, up from the node that nothing settled stands on."""
     settled = {i: node for i, node in nodes.items() if node["request"] == number and node["settled"] is not None}
     tip, = set(settled) - {node["parent"] for node in settled.values()}
@@ -60,10 +60,10 @@ def text(told, nodes, number):
 
 def test_the_settled_nodes_spell_the_answers(ran):
     folder, answers = ran
-    told, nodes = story(folder)
-    assert [request["answer"] for request in told["requests"]] == answers
+    found, nodes = story(folder)
+    assert [request["answer"] for request in found["requests"]] == answers
     for number, answer in enumerate(answers):
-        assert text(told, nodes, number)[:len(answer)] == answer
+        assert text(found, nodes, number)[:len(answer)] == answer
     assert all(node["settled"] is None or node["died"] is None for node in nodes.values())
     guesses = [node for node in nodes.values() if node["kind"] == "guess"]
     assert all((node["settled"] is None) != (node["died"] is None) for node in guesses)
@@ -73,8 +73,8 @@ def test_the_settled_nodes_spell_the_answers(ran):
 
 
 def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
-    told, nodes = story(ran[0])
-    for number, segment in enumerate(told["segments"]):
+    found, nodes = story(ran[0])
+    for number, segment in enumerate(found["segments"]):
         assert [stop["rank"] for stop in segment["stops"]] == [1, 2]
         times, rows = [segment["sent"]], [len(segment["nodes"])]
         for stop in segment["stops"]:
@@ -82,9 +82,9 @@ def test_every_segment_visits_the_ranks_in_order_and_only_loses_rows(ran):
             rows += [stop["rows"], stop["computed"], stop["passed"]]
         assert times == sorted(times) and rows == sorted(rows, reverse=True)
         assert [nodes[node]["segment"] for node in segment["nodes"]] == [number] * len(segment["nodes"])
-    sent = [node for segment in told["segments"] for node in segment["nodes"]]
+    sent = [node for segment in found["segments"] for node in segment["nodes"]]
     assert len(sent) == len(set(sent))
-    assert {event["kind"] for event in told["events"]} >= {"send", "verify", "settle", "end"}
+    assert {event["kind"] for event in found["events"]} >= {"send", "verify", "settle", "end"}
 
 
 def test_what_ran_lies_beside_the_spans_with_the_texts_of_its_tokens(ran):
@@ -120,8 +120,8 @@ def test_a_line_that_is_junk_is_named_by_file_and_line(spoilt, junk, capsys):
     path = spoilt / "rank_1.jsonl"
     path.write_text(junk + "\n" + path.read_text())
     assert timeline.main([str(spoilt)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"flowspec: line 1 of {path} is ") and told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"flowspec: line 1 of {path} is ") and printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("ran", ["continuous"], indirect=True)
@@ -142,22 +142,22 @@ def test_spans_that_do_not_belong_together_are_one_sentence(spoilt, more, capsys
     else:
         spans = [span for span in spans if span["name"] != "send"]
     path.write_text("".join(json.dumps(span) + "\n" for span in spans))
-    code, told = timeline.main([str(spoilt)]), capsys.readouterr().err
-    assert (code, told.count("\n")) in ((0, 0), (2, 1))
-    assert more in ({"tokens": []}, {}) or f"the spans in {spoilt} do not make one run" in told
+    code, printed = timeline.main([str(spoilt)]), capsys.readouterr().err
+    assert (code, printed.count("\n")) in ((0, 0), (2, 1))
+    assert more in ({"tokens": []}, {}) or f"the spans in {spoilt} do not make one run" in printed
 
 
 @pytest.mark.parametrize("ran", ["continuous"], indirect=True)
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["--requests", "x"], "is no range"), (["--requests", "\u00b2"], "is no range"),
     (["--requests", "9" * 5000], "is no range"), (["--requests", "5:"], "there are 2 requests"),
     (["-o", "."], "cannot be written (it is a folder)"), (["-o", "x" * 300], "File name too long")],
     ids=lambda value: value[-1][:10])
-def test_what_a_page_cannot_be_made_of_or_written_to_is_told(ran, tmp_path, monkeypatch, words, told, capsys):
+def test_what_a_page_cannot_be_made_of_or_written_to_is_reported(ran, tmp_path, monkeypatch, words, message, capsys):
     monkeypatch.chdir(tmp_path)
     assert timeline.main([str(ran[0]), *words]) == 2
     said = capsys.readouterr().err
-    assert told in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert message in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("ran", ["continuous"], indirect=True)
@@ -208,12 +208,12 @@ def test_in_a_browser_the_page_runs_and_steps_through_time(ran, tmp_path):
     folder, answers = ran
     page = tmp_path / "page.html"
     assert timeline.main([str(folder), "-o", str(page)]) == 0
-    told, nodes = story(folder)
-    request, settles = told["requests"][1], [event for event in told["events"] if event[1] == "settle"]
+    found, nodes = story(folder)
+    request, settles = found["requests"][1], [event for event in found["events"] if event[1] == "settle"]
     at = [event for event in settles if event[0] > request["from"]][1]
     got = body(page, tmp_path / "one", f"#t={at[0]}")
     assert got["ready"] == "yes" and "error" not in got
-    assert (int(got["segments"]), int(got["nodes"])) == (len(told["segments"]), len(nodes))
+    assert (int(got["segments"]), int(got["nodes"])) == (len(found["segments"]), len(nodes))
     settled = [node for node in nodes.values() if node["request"] == 1 and node["kind"] != "prompt"
                and node["settled"] is not None and node["settled"] <= at[0]]
     assert got["request"] == "1" and got["answer"] == ",".join(map(str, answers[1][:len(settled)]))
@@ -221,7 +221,7 @@ def test_in_a_browser_the_page_runs_and_steps_through_time(ran, tmp_path):
     seen = body(page, tmp_path / "two")
     steps = [[int(number) for number in step.split(":")] for step in seen["seen"].split()]
     assert "error" not in seen and seen["lit"] != "null"
-    moments = sorted({event[0] for event in told["events"]})
-    indices = [max(i for i, event in enumerate(told["events"]) if event[0] <= t) for t in moments[:3]]
+    moments = sorted({event[0] for event in found["events"]})
+    indices = [max(i for i, event in enumerate(found["events"]) if event[0] <= t) for t in moments[:3]]
     assert [step[0] for step in steps[:4]] == [indices[0], indices[1], indices[2], indices[1]]
-    assert steps[4] == [len(told["events"]) - 1, len(answers[1])]
+    assert steps[4] == [len(found["events"]) - 1, len(answers[1])]

@@ -159,7 +159,7 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     assert all(torch.equal(held["model.norm.weight"], whole["norm.weight"]) for held in tensors)
 
 
-@pytest.mark.parametrize(("form", "words", "told"), [
+@pytest.mark.parametrize(("form", "words", "message"), [
     ("2x2", ["pipeline_type=tp"], "is split as 0+2+2 tp=2, but pipeline_type=tp has no pipeline: split"),
     ("2x2", ["tp=3"], "is split as 0+2+2 tp=2, not with tp=3: leave tp and tp_shares out"),
     ("tp3", ["pipeline_type=tp", "tp_shares=1,1,1"], "is split as tp=3, not with tp_shares=1,1,1"),
@@ -169,9 +169,9 @@ def test_shards_hold_every_number_of_the_model_once_but_what_all_need(saved):
     ("tp2", ["tp_shares=1,0"], "tp_shares=1,0 is not possible: give a number from 0.001 to 1000 for each rank"),
     ("tp2", ["tp=3", "tp_shares=1,1"], "tp_shares=1,1 is for 2 ranks, not for tp=3"),
 ])
-def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, capsys, form, words, told):
+def test_what_does_not_fit_a_split_is_refused_in_a_sentence(saved, capsys, form, words, message):
     assert here(f"model_dir={saved / form}", "prompt_ids=5", *words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path, capsys):
@@ -191,7 +191,7 @@ def test_the_split_command_shares_layers_with_and_without_stages(saved, tmp_path
 
 # --- what breaks ------------------------------------------------------------------------------------------------------
 
-def test_when_a_member_of_a_command_dies_all_end_and_its_name_is_told(saved, tmp_path):
+def test_when_a_member_of_a_command_dies_all_end_and_its_name_is_reported(saved, tmp_path):
     with command(tmp_path, "scripts.generate", f"model_dir={saved / 'tp3'}", "pipeline_type=tp", "timeout=2",
                  *ENDLESS) as run:
         assert wait_until(lambda: len(run.stdout) > 50 or run.process.poll() is not None, 90), run.stderr

@@ -146,13 +146,13 @@ def test_only_what_is_left_is_learnt(pair):
 def test_the_drafters_are_models_that_draft_and_the_text_is_that_of_ar(pair, questions, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(words(pair, questions, out, "--single")) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     record = json.loads((out / "training.json").read_text())
     figures = record["tokens_per_pass"]
     assert list(figures) == [f"{pair[1]} as it was", "ssm1", "ssm2", "single", "ssm1 and ssm2, merged"]
     for shape in ("1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"):
         assert figures["ssm1 and ssm2, merged"][shape] >= max(figures["ssm1"][shape], figures["ssm2"][shape])
-    assert "ssm1: " in told and record["tokens_left"]["ssm2"] < record["tokens_left"]["ssm1"]
+    assert "ssm1: " in printed and record["tokens_left"]["ssm2"] < record["tokens_left"]["ssm1"]
     for name, source in (("ssm1", pair[1]), ("ssm2", pair[2]), ("single", pair[1])):
         new, old = (load_file(folder / "model.safetensors") for folder in (out / name, source))
         assert new.keys() == old.keys() and not same(new, old)
@@ -242,7 +242,7 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB + 3}))
     out = ["--out", str(tmp_path / "out")]
-    for wrong, told in (
+    for wrong, message in (
             ([target, str(other), *out], "has vocab_size 56, but the target in"),
             ([target, str(tmp_path / "nowhere"), *out], "there is no folder"),
             ([target, a, "--out", a], "is a model that is read; choose another folder"),
@@ -254,4 +254,4 @@ def test_what_cannot_be_trained_is_one_sentence(pair, questions, tmp_path, capsy
             ([target, a, *out, "--device", "cuda:77"], "--device cuda:77")):
         assert main(wrong) == 2
         said = capsys.readouterr().err.strip().splitlines()[-1]
-        assert said.startswith("train_ssm: ") and told in said
+        assert said.startswith("train_ssm: ") and message in said

@@ -122,9 +122,9 @@ def test_the_command_prints_three_tables_with_the_paper_s(tmp_path, capsys):
     words = [f"target={tmp_path / 'target'}", f"draft={drafter}", "dtype=float64", "template=none", "max_new_tokens=8",
              "sets=qa,sum", "num_examples=2"]
     assert main(["specinfer", *words]) == 0
-    told = capsys.readouterr().out
-    assert [told.count(f"Table {number}") for number in (1, 2, 3)] == [1, 1, 1]
-    assert "LLaMA-7B with LLaMA-68M" in told and told.count("Alpaca") == 5 and told.count("    all ") == 9
+    printed = capsys.readouterr().out
+    assert [printed.count(f"Table {number}") for number in (1, 2, 3)] == [1, 1, 1]
+    assert "LLaMA-7B with LLaMA-68M" in printed and printed.count("Alpaca") == 5 and printed.count("    all ") == 9
     assert main(["specinfer", *words, "do_sample=false"]) == 0
     assert "Table 3" not in capsys.readouterr().out
 
@@ -138,12 +138,12 @@ def test_a_drafter_that_is_the_target_is_always_among_the_first(tmp_path, capsys
     assert [section.splitlines()[2].split()[1:] for section in ours[1:]] == [["100.0"] * 5, ["6.00"] * 5]
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["expansion=1,1"], "expansion=1,1 has no step that is varied: write k for it"),
     (["expansion=1,k,0"], "is no list of widths"), (["expansion=k,x"], "is no list of widths"),
     (["max_new_tokens=1"], "leaves nothing to be guessed"), (["draft=nowhere"], "there is no folder"),
     (["sets=nope"], "no data set nope"), (["widths=3"], "unknown key widths")])
-def test_what_cannot_be_counted_is_one_sentence(words, told, capsys):
+def test_what_cannot_be_counted_is_one_sentence(words, message, capsys):
     assert main(["specinfer", *words]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("flowspec: ") and told in said
+    assert said.startswith("flowspec: ") and message in said

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
 import torch
 
-from config.boards import Boards
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
 from launch.ask import COMMAND
@@ -28,7 +27,7 @@ from tests.tiny import CONFIG, TINY
 
 PLAIN = Profile("a test", layers=4, row_bytes=1000, model=8, row=0, free=9, token=0, level=2, verdict=4, latency=1,
                 mbps=1e9, step=1)
-HOT = Boards(**{**asdict(PROFILES["wifi"]), "free": 0}, factors=(1.0,), throttles=((1, 0.1, 2.0),))
+HOT = replace(PROFILES["wifi"], free=0, factors=(1.0,), throttles=((1, 0.1, 2.0),))
 QUESTION = "What does a baker do?"
 
 
@@ -175,8 +174,8 @@ def test_a_trace_of_a_virtual_run_has_every_rank_and_says_that_it_is_simulated(t
 
 
 def test_what_virtual_time_cannot_do_is_refused_with_the_fix(capsys):
-    for words, told in ((["time=virtual"], "profile=jetson-7b"),
-                        (["time=virtual", "profile=wifi", "slowdown=2"], "leave it out"),
-                        (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
+    for words, message in ((["time=virtual"], "profile=jetson-7b"),
+                           (["time=virtual", "profile=wifi", "slowdown=2"], "leave it out"),
+                           (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
         assert run(COMMAND, ["toy", *words]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

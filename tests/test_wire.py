@@ -147,21 +147,21 @@ def test_a_prune_overtakes_data_and_the_rest_stays_in_order():
     assert isinstance(inbox.get(), Prune) and inbox.get() is first and inbox.get() is second
 
 
-def test_who_waits_for_a_lost_peer_is_told_its_name():
-    inbox, told = Inbox(), []
+def test_who_waits_for_a_lost_peer_learns_its_name():
+    inbox, found = Inbox(), []
 
     def wait():
         try:
             inbox.get()
         except PeerLost as loss:
-            told.append(str(loss))
+            found.append(str(loss))
 
     thread = threading.Thread(target=wait)
     thread.start()
     inbox.fail(PeerLost("rank 3 was lost"))
     inbox.fail(PeerLost("rank 2 was lost"))
     thread.join(timeout=5)
-    assert told == ["rank 3 was lost"]
+    assert found == ["rank 3 was lost"]
 
 
 def test_what_stages_took_travels_with_a_segment():

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from inspect import signature
 from itertools import chain
-from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from config.files import fits
 from config.keys import HELP, read_keys
+from config.ranges import Checked
 from config.schema.fields import OBJECT, Kind, check, list_of, number, whole
 from config.schema.untrusted import LARGEST, parse_object, plain, read_bytes, shown
 from eval.dsi import cost_model, formulas
@@ -25,9 +26,9 @@ from eval.dsi.keys import COMMAND
 
 Case = Mapping[str, Any]
 Results = Dict[str, Any]  # by the names of expected values
+Value = Tuple[str, float, float]  # the name of an expected value, that value, and what was computed for it
 REMEDY = "name a JSON file of reference cases, as tests/golden/dsi/cases.json"
 MEND = "mend the case"
-LARGE = 1e300  # so that differences are finite
 TOLERANCE = 1e-9  # relative, of a case that names none
 EXPECTED = ("nonsi", "si", "dsi", "ideal_dsi_cost", "expected", "required_at_k", "useful_max_SP", "nonsi_cost")
 POSITIVE, SHARE = number(1e-12, 1e12), number(0, 1)
@@ -37,6 +38,7 @@ INPUTS = {
     "c": POSITIVE, "failure_cost": POSITIVE, "a": SHARE, "k": COUNT, "S": TOKENS,
     "t1": POSITIVE, "t2": POSITIVE, "p": SHARE, "N": TOKENS, "mean_accepted": number(0, 1e9),
     "times": Kind("an object of numbers", lambda value: fits(value, dict) and fits([*value.values()], [float]))}
+COUNTED = ["c", "k", "S", "failure_cost"]
 DRAW = whole(0, 1_000_000_000)
 DRAWS = {"accept_draws": list_of(DRAW, 1_000_000), "pad_with": DRAW}
 TICKS = 10 ** 12  # of a forward of the target
@@ -44,7 +46,7 @@ LONGEST = 10_000  # tokens that events settle
 
 
 @dataclass(frozen=True)
-class Cases:
+class Cases(Checked):
     """Computes reference cases of the paper's offline simulator and of its analysis, and compares.
 
     Exits with 0 if all agree, with 1 if one does not, and with 2 if the file makes no sense. A counted cost agrees
@@ -52,33 +54,15 @@ class Cases:
     the file shows. The deviation of such a rounded value is not counted.
     """
 
-    EXAMPLES: ClassVar[str] = f"  {COMMAND} cases tests/golden/dsi/cases.json"
-    PATHS: ClassVar[Sequence[str]] = ("file",)
+    EXAMPLES = f"  {COMMAND} cases tests/golden/dsi/cases.json"
+    PATHS = ("file",)
 
     # What is read
     file: str = ""  # the JSON file; also the first word alone
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[str]:
         if not self.file:
-            raise ValueError(f"there is no file of cases: {REMEDY}")
-
-
-class Value(NamedTuple):
-    """One expected value of a case and what was computed for it."""
-
-    name: str
-    expected: float
-    got: float
-
-    @property
-    def off(self) -> float:
-        """How far what was computed is off."""
-        return 0.0 if self.got == self.expected else abs(self.got - self.expected)
-
-    @property
-    def deviation(self) -> float:
-        """Relative, unless 0 is expected."""
-        return self.off / (abs(self.expected) or 1.0)
+            yield f"there is no file of cases: {REMEDY}"
 
 
 class Found(NamedTuple):
@@ -95,9 +79,7 @@ def main(argv: Sequence[str]) -> int:
     if words and "=" not in words[0] and not words[0].startswith("-") and words[0] not in HELP:
         words[0] = f"file={words[0]}"
     asked = read_keys(words, Cases, f"{COMMAND} cases")
-    groups = {}
-    for group, cases in read(asked.file).items():
-        groups[group] = [compared(case, group) for case in cases]
+    groups = {group: [compared(case, group) for case in cases] for group, cases in read(asked.file).items()}
     every = list(chain(*groups.values()))
     for group, results in groups.items():
         print(plain(line(group, results)))
@@ -136,15 +118,20 @@ def compared(case: Case, group: str) -> Found:
     if not values:
         raise ValueError(f"{named(case)} expects nothing: give it an expected value")
     tolerance = case.get("rel_tol", TOLERANCE)
-    if not is_number(tolerance) or tolerance < 0:
+    if not fits(tolerance, float) or tolerance < 0:
         raise ValueError(f"{named(case)} says rel_tol={shown(tolerance)}, which should be a number from 0")
-    exact = [value for value in values if value.deviation <= tolerance]
-    others = [value for value in values if value.deviation > tolerance]
-    rounded = [value for value in others if "inputs" in case and value.off <= half_unit(value.expected)]
-    wrong = [value for value in others if value not in rounded]
-    problems = [f"{case.get('id', '?')}: {name} expected {expected}, got {got}" for name, expected, got in wrong]
-    worst = max((value.deviation for value in exact + wrong), default=0.0)
-    return Found(problems, worst, len(rounded))
+    problems, worst, rounded = [], 0.0, 0
+    for name, expected, got in values:
+        off = 0.0 if got == expected else abs(got - expected)
+        deviation = off / (abs(expected) or 1.0)
+        agrees = deviation <= tolerance
+        if not agrees and "inputs" in case and off <= half_unit(expected):
+            rounded += 1
+            continue
+        worst = max(worst, deviation)
+        if not agrees:
+            problems.append(f"{case.get('id', '?')}: {name} expected {expected}, got {got}")
+    return Found(problems, worst, rounded)
 
 
 def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
@@ -157,15 +144,10 @@ def pairs(expected: Any, got: Any, name: str, case: Case) -> Iterator[Value]:
     elif isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
         for index, (value, other) in enumerate(zip(expected, got)):
             yield from pairs(value, other, f"{name}[{index}]", case)
-    elif is_number(expected) and not isinstance(got, (dict, list)):
-        yield Value(name, expected, float(got))
+    elif fits(expected, float) and not isinstance(got, (dict, list)):
+        yield name, expected, float(got)
     else:
         raise ValueError(f"{named(case)} expects {name}={shown(expected)}, which has not the form of what it asks for")
-
-
-def is_number(value: object) -> bool:
-    """Whether JSON gave a number that can be compared."""
-    return fits(value, float) and abs(value) <= LARGE  # type: ignore[arg-type]
 
 
 def half_unit(value: float) -> float:
@@ -183,7 +165,7 @@ def named(case: Case) -> str:
 
 def deterministic(case: Case) -> Results:
     """No draft is right (a = 0), or every draft is (a = 1)."""
-    given = _part(case, "params", ["c", "a", "k", "S", "failure_cost"])
+    given = _part(case, "params", ["a", *COUNTED])
     if given["a"] not in (0, 1):
         raise ValueError(f"{named(case)} has a={given['a']}, which leaves its cost to chance: give 0 or 1")
     return _counted(given, [], given["k"] if given["a"] == 1 else 0)
@@ -191,15 +173,14 @@ def deterministic(case: Case) -> Results:
 
 def trace(case: Case) -> Results:
     """The accepted drafts are given in the case, window by window."""
-    given = _part(case, "params", ["c", "k", "S", "failure_cost"])
+    given = _part(case, "params", COUNTED)
     check(case, DRAWS, named(case), MEND, needed=["accept_draws"])
     return _counted(given, case["accept_draws"], case.get("pad_with", 0))
 
 
 def _counted(given: Case, draws: list[int], padding: int) -> Results:
     setting, tokens = (given["failure_cost"], given["c"], given["k"]), given["S"]
-    published = cost_model.si(*setting), cost_model.dsi(*setting, "original")
-    decodings = *published, cost_model.dsi(*setting)
+    decodings = cost_model.si(*setting), cost_model.dsi(*setting, "original"), cost_model.dsi(*setting)
     si, dsi, ideal = (counted(decoding, [draws], tokens, padding) for decoding in decodings)
     return {"nonsi_cost": tokens * given["failure_cost"], "ideal_dsi_cost": ideal.costs.item(),
             "si": {"cost": si.costs.item(), "iters": si.iterations.item()},
@@ -252,14 +233,11 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
         raise ValueError(f"has moments with more than {LONGEST} tokens or servers; {MEND}")
     target, drafter = Forward(TICKS, TICKS), Forward(draft, draft)
     plan = Plan(tokens, lookahead, int(servers), target, drafter)
-    found: dict[str, dict[str, list[int]]] = {}
-    for name, right in (("worst", False), ("best", True)):
-        found[name] = {}
-        for method in ("non-SI", "SI", "DSI"):
-            outcome = decode(method, plan, [right] * tokens)
-            key = method.lower().replace("-", "")
-            found[name][key] = list(map(outcome.settled, moments))
-    return {"expected": found}
+    methods = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
+    return {"expected": {
+        name: {key: list(map(decode(method, plan, [right] * tokens).settled, moments))
+               for key, method in methods.items()}
+        for name, right in (("worst", False), ("best", True))}}
 
 
 def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float, N: int) -> Results:

@@ -3,60 +3,19 @@
 Whether the draft of a position would be right is given, the same for every method. Positions are those of the new
 tokens, from 0. The algorithm is that of the paper (arXiv 2405.14105, appendix D).
 
-A *tick* is a whole unit of time, so that moments add up and compare exactly. Chance orders tasks that end at one
-moment, as it does where moments differ by less than anybody can measure; the same seed draws the same order.
+A *tick* is a whole unit of time, so that moments add up and compare exactly. Chance orders what ends at one moment, as
+it does where moments differ by less than anybody can measure; the same seed draws the same order.
 """
 from __future__ import annotations
 
 import heapq
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Callable, NamedTuple, Sequence
 
-Done = Callable[[], None]  # what follows from the end of a task
-
-
-# --- tasks and workers ------------------------------------------------------------------------------------------------
-
-@dataclass(eq=False)
-class Task:
-    """What ends at a tick, unless it is cancelled; at its end `done` is called."""
-
-    due: int
-    done: Done
-    cancelled: bool = False
-
-
-class Events:
-    """The tasks under way, which end one after the other."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.now = 0
-        self._chance = random.Random(seed)
-        self._heap: list[tuple[int, float, int, Task]] = []
-        self._order = count()
-
-    def start(self, ticks: int, done: Done) -> Task:
-        """Begin a task at this moment."""
-        task = Task(self.now + ticks, done)
-        place = task.due, self._chance.random(), next(self._order)
-        heapq.heappush(self._heap, (*place, task))
-        return task
-
-    def run(self) -> None:
-        """Let all tasks end, and those that they start, until none is under way."""
-        while self._heap:
-            task = heapq.heappop(self._heap)[-1]
-            if not task.cancelled:
-                self.now = task.due
-                task.done()
-
-    def stop(self) -> None:
-        """Cancel whatever is under way, so that `run` returns."""
-        for *_, task in self._heap:
-            task.cancelled = True
+Done = Callable[[], None]  # what follows from the end of a forward
 
 
 class Forward(NamedTuple):
@@ -65,50 +24,10 @@ class Forward(NamedTuple):
     first: int
     later: int
 
+    def takes(self, begun: int) -> int:
+        """The ticks of a forward behind so many others."""
+        return self.later if begun else self.first
 
-class Worker:
-    """A drafter, or one copy of the target: it computes one forward at a time.
-
-    What is given up counts as the first forward, as in the simulator published with the paper on DSI.
-    """
-
-    def __init__(self, events: Events, forward: Forward, stops: bool = True) -> None:
-        self._events, self._forward, self._stops = events, forward, stops
-        self._task: Task | None = None
-        self._wanted = False  # whether the result is still of use
-        self.forwards = 0  # how many were begun
-
-    @property
-    def free(self) -> bool:
-        """Whether it can begin a forward."""
-        return self._task is None
-
-    @property
-    def ticks(self) -> int:
-        """What the next forward takes."""
-        return self._forward.later if self.forwards else self._forward.first
-
-    def compute(self, done: Done) -> None:
-        """Begin a forward; the worker must be free."""
-        def end() -> None:
-            self._task = None
-            done()
-        self._task = self._events.start(self.ticks, end)
-        self.forwards, self._wanted = self.forwards + 1, True
-
-    def give_up(self, freed: Done) -> None:
-        """The result is of no use: `done` will not be called, but `freed` if the worker runs on to the end."""
-        def end() -> None:
-            self._task = None
-            freed()
-        if self._task is not None and self._wanted:
-            self._wanted = False
-            self._task.cancelled = True
-            rest = 0 if self._stops else self._task.due - self._events.now
-            self._task = self._events.start(rest, end) if rest else None
-
-
-# --- decoding ---------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Plan:
@@ -141,72 +60,55 @@ class Outcome(NamedTuple):
         return sum(count for when, count in self.commits if when <= moment)
 
 
-class Method:
-    """What all methods have: workers, the count of settled tokens, and when they were settled."""
+def decode(method: str, plan: Plan, right: Sequence[bool]) -> Outcome:
+    """What comes of a plan by DSI, SI or non-SI, which is SI without drafts.
 
-    def __init__(self, plan: Plan, right: Sequence[bool]) -> None:
-        self.plan, self.right, self.events = plan, right, Events(plan.seed)
-        self.drafter = Worker(self.events, plan.drafter)
-        self.servers = [Worker(self.events, plan.target, plan.stops) for _ in range(plan.servers)]
-        self.settled = self.rejections = self.most = 0
-        self._commits: list[tuple[int, int]] = []
+    `right` says for each position but the last whether its draft would be the target's token.
+    """
+    if method == "DSI":
+        return DSI(plan, right).run()
+    return _si(plan, right, plan.lookahead if method == "SI" else 0)
 
-    def run(self) -> Outcome:
-        """Settle all tokens."""
-        self.begin()
-        self.events.run()
-        forwards = sum(server.forwards for server in self.servers)
-        return Outcome(tuple(self._commits), forwards, self.rejections, self.most)
 
-    def begin(self) -> None:
-        """Begin the first forwards."""
-        raise NotImplementedError
+def _si(plan: Plan, right: Sequence[bool], lookahead: int) -> Outcome:
+    """Draft k tokens, verify them on one server, and again; the last token of all needs no draft."""
+    now = settled = drafted = rejections = 0
+    commits: list[tuple[int, int]] = []
+    while settled < plan.tokens:
+        drafts = min(lookahead, plan.tokens - settled - 1)
+        now += sum(map(plan.drafter.takes, range(drafted, drafted + drafts)))
+        now += plan.target.takes(len(commits))
+        accepted = 0
+        while accepted < drafts and right[settled + accepted]:
+            accepted += 1
+        drafted += drafts
+        rejections += accepted < drafts
+        settled += accepted + 1
+        commits.append((now, accepted + 1))
+    return Outcome(tuple(commits), len(commits), rejections, most=1)
+
+
+@dataclass(eq=False)
+class Worker:
+    """A drafter, or one copy of the target: it computes one forward at a time.
+
+    What is given up counts as the first forward, as in the simulator published with the paper on DSI.
+    """
+
+    forward: Forward
+    stops: bool = True  # whether it gives a forward up at once, or runs on to its end
+    forwards: int = 0  # how many were begun
+    task: int | None = None  # the number of what it does
+    due: int = 0  # when that ends
+    wanted: bool = False  # whether the result is still of use
 
     @property
-    def free(self) -> list[Worker]:
-        """The servers that can begin a forward."""
-        return [server for server in self.servers if server.free]
-
-    def ask(self, done: Done) -> None:
-        """The free server that takes the shortest time computes."""
-        min(self.free, key=lambda server: server.ticks).compute(done)
-        self.most = max(self.most, len(self.servers) - len(self.free))
-
-    def commit(self, count: int) -> None:
-        """Further tokens are settled at this moment."""
-        self.settled += count
-        self._commits.append((self.events.now, count))
+    def ticks(self) -> int:
+        """What the next forward takes."""
+        return self.forward.takes(self.forwards)
 
 
-class SI(Method):
-    """Draft k tokens, verify them on one server, and again; the last token of all needs no draft."""
-
-    def begin(self) -> None:
-        left = self.plan.tokens - self.settled
-        self.drafts, self.wanted = 0, min(self.plan.lookahead, left - 1)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self.drafts < self.wanted:
-            self.drafter.compute(self._drafted)
-        else:
-            self.ask(self._verified)
-
-    def _drafted(self) -> None:
-        self.drafts += 1
-        self._go_on()
-
-    def _verified(self) -> None:
-        accepted = 0
-        while accepted < self.drafts and self.right[self.settled + accepted]:
-            accepted += 1
-        self.rejections += accepted < self.drafts
-        self.commit(accepted + 1)
-        if self.settled < self.plan.tokens:
-            self.begin()
-
-
-class DSI(Method):
+class DSI:
     """The drafter never waits; every k drafts another server verifies; a rejection begins a new epoch.
 
     An epoch begins with a verification of no drafts, whose answer is the token that follows. Of those that find all
@@ -215,6 +117,58 @@ class DSI(Method):
     first draft of the next one. A token that is settled before its draft is there begins a new epoch, too. If no answer
     is under way for the next position, what was drafted so far is verified without waiting for k drafts.
     """
+
+    def __init__(self, plan: Plan, right: Sequence[bool]) -> None:
+        self.plan, self.right = plan, right
+        self.drafter = Worker(plan.drafter)
+        self.servers = [Worker(plan.target, plan.stops) for _ in range(plan.servers)]
+        self.now = self.settled = self.rejections = self.most = 0
+        self._commits: list[tuple[int, int]] = []
+        self._tasks: list[tuple[int, float, int, Worker, Done]] = []  # a heap: the first to end comes first
+        self._chance, self._numbers = random.Random(plan.seed), count()
+
+    def run(self) -> Outcome:
+        """Settle all tokens."""
+        self.begin()
+        while self.settled < self.plan.tokens:
+            due, _, number, worker, done = heapq.heappop(self._tasks)
+            if worker.task == number:  # else it was given up
+                self.now, worker.task = due, None
+                done()
+        forwards = sum(server.forwards for server in self.servers)
+        return Outcome(tuple(self._commits), forwards, self.rejections, self.most)
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> list[Worker]:
+        """The servers that can begin a forward."""
+        return [server for server in self.servers if server.task is None]
+
+    def start(self, worker: Worker, ticks: int, done: Done) -> None:
+        """A worker is busy for so long, and then `done` is called."""
+        worker.task, worker.due = next(self._numbers), self.now + ticks
+        heapq.heappush(self._tasks, (worker.due, self._chance.random(), worker.task, worker, done))
+
+    def compute(self, worker: Worker, done: Done) -> None:
+        """Begin a forward."""
+        self.start(worker, worker.ticks, done)
+        worker.forwards += 1
+        worker.wanted = True
+
+    def ask(self, done: Done) -> None:
+        """The free server that takes the shortest time computes."""
+        self.compute(min(self.free, key=lambda server: server.ticks), done)
+        self.most = max(self.most, len(self.servers) - len(self.free))
+
+    def give_up(self, worker: Worker) -> None:
+        """What a worker computes is of no use: it is free now, or once it has run on to the end."""
+        if worker.task is not None and worker.wanted:
+            worker.task, worker.wanted = None, False
+            if not worker.stops and worker.due > self.now:
+                self.start(worker, worker.due - self.now, self._go_on)
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begin an epoch at what is settled."""
@@ -225,8 +179,8 @@ class DSI(Method):
 
     def _go_on(self) -> None:
         """Give work to workers that are free."""
-        if self.drafter.free and self.drafted < self.plan.tokens - 1:
-            self.drafter.compute(self._draft_made)
+        if self.drafter.task is None and self.drafted < self.plan.tokens - 1:
+            self.compute(self.drafter, self._draft_made)
         if self._due:
             self.waiting.append(range(self.sent, self.drafted + 1))
             self.sent = self.drafted
@@ -247,39 +201,23 @@ class DSI(Method):
     def _verified(self, positions: range) -> None:
         self.answered.update(positions)
         self._go_on()
-        count, holds = self._judge()
-        if count:
-            self.commit(count)
-        if self.settled == self.plan.tokens:
-            self.events.stop()
-        elif holds:
-            self._go_on()
-        else:  # nothing that is under way is of use
-            for worker in [self.drafter, *self.servers]:
-                worker.give_up(self._go_on)
+        before, holds = self.settled, self._judge()
+        if self.settled > before:
+            self._commits.append((self.now, self.settled - before))
+        if not holds:  # nothing that is under way is of use
+            for worker in (self.drafter, *self.servers):
+                self.give_up(worker)
             self.begin()
+        elif self.settled < self.plan.tokens:
+            self._go_on()
 
-    def _judge(self) -> tuple[int, bool]:
-        """How many further tokens are settled by the answers, and whether the drafts after them still hold."""
-        position = self.settled
-        while position in self.answered:
-            position += 1
-            if position < self.plan.tokens and not self._holds(position - 1):
-                self.rejections += position <= self.drafted
-                return position - self.settled, False
-        return position - self.settled, True
-
-    def _holds(self, position: int) -> bool:
-        """Whether there is a draft of a position, and it is right."""
-        return position < self.drafted and self.right[position]
-
-
-def decode(method: str, plan: Plan, right: Sequence[bool]) -> Outcome:
-    """What comes of a plan by DSI, SI or non-SI, which is SI without drafts.
-
-    `right` says for each position but the last whether its draft would be the target's token.
-    """
-    if method == "DSI":
-        return DSI(plan, right).run()
-    lookahead = plan.lookahead if method == "SI" else 0
-    return SI(replace(plan, servers=1, lookahead=lookahead), right).run()
+    def _judge(self) -> bool:
+        """Settle the tokens that are answered one after the other; whether the drafts behind them still hold."""
+        while self.settled in self.answered:
+            position = self.settled
+            self.settled += 1
+            drafted = position < self.drafted
+            if self.settled < self.plan.tokens and not (drafted and self.right[position]):
+                self.rejections += drafted
+                return False
+        return True

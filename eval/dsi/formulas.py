@@ -19,10 +19,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Union
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
-Array = npt.NDArray[np.float64]
-Numbers = Union[float, npt.NDArray[Any]]
+Array = NDArray[Any]
+Numbers = Union[float, Array]
 ACCOUNTINGS = ("corrected", "original")
 SLACK = 1e-9  # relative: quotients that are whole but for rounding count as whole
 NEGLIGIBLE = 1e-18  # share of a cost that no double of it shows
@@ -30,12 +30,12 @@ NEGLIGIBLE = 1e-18  # share of a cost that no double of it shows
 
 # --- how many servers, how many drafts --------------------------------------------------------------------------------
 
-def servers_needed(target: Numbers, drafter: Numbers, lookahead: Numbers) -> npt.NDArray[np.int64]:
+def servers_needed(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Array:
     """The target servers with which no verification waits: ceil(T / (k d)) (Eq. 1)."""
     return _ceil(doubles(target) / (lookahead * np.asarray(drafter)))
 
 
-def least_lookahead(target: Numbers, drafter: Numbers, servers: Numbers) -> npt.NDArray[np.int64]:
+def least_lookahead(target: Numbers, drafter: Numbers, servers: Numbers) -> Array:
     """The smallest lookahead for which this many target servers are enough (Eq. 1); `servers` may be infinite."""
     return np.maximum(1, _ceil(doubles(target) / (servers * np.asarray(drafter))))
 
@@ -150,12 +150,12 @@ PIPELINES = {"ar": ar_rate, "naive": naive_rate, "pruned": pruned_rate, "pipedec
              "continuous": continuous_rate}
 
 
-def rows_of_share(lookahead: Numbers, stages: Numbers) -> npt.NDArray[np.int64]:
+def rows_of_share(lookahead: Numbers, stages: Numbers) -> Array:
     """How many rows a share of `naive` and `pruned` has: k drafts are shared out among P stages."""
     return _ceil(doubles(lookahead) / stages)
 
 
-def shares(lookahead: Numbers, stages: Numbers) -> npt.NDArray[np.int64]:
+def shares(lookahead: Numbers, stages: Numbers) -> Array:
     """How many shares the tip and k drafts make."""
     rows = doubles(lookahead) + 1
     return _ceil(rows / rows_of_share(lookahead, stages))
@@ -221,6 +221,6 @@ def doubles(values: Numbers) -> Array:
     return np.asarray(values, dtype=np.float64)
 
 
-def _ceil(quotients: Array) -> npt.NDArray[np.int64]:
+def _ceil(quotients: Array) -> Array:
     """The next whole numbers, or those that are missed by rounding alone."""
     return np.ceil(quotients * (1 - SLACK)).astype(np.int64)[()]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
@@ -19,19 +20,9 @@ from tqdm import tqdm
 
 from config.files import ROOM, check_folder, write
 from config.keys import read_keys
-from eval.dsi import heatmap_costs
-from eval.dsi.heatmap_costs import (
-    MAPS,
-    METHODS,
-    ONE_COPY,
-    Array,
-    Bests,
-    Map,
-    Mask,
-    fastest,
-    grid,
-    speed_up,
-)
+from eval.dsi import heatmap_costs as costs
+from eval.dsi.formulas import Array
+from eval.dsi.heatmap_costs import MAPS, METHODS, ONE_COPY, Bests, Map, grid
 from eval.dsi.keys import COMMAND, Heatmap
 from eval.plots import STYLE, plt
 
@@ -59,17 +50,16 @@ def main(argv: Sequence[str]) -> int:
     config = read_keys(argv, Heatmap, f"{COMMAND} heatmap")
     folder, remedy = Path(config.output), "name another folder with output="
     if config.loaded:
-        config, found = heatmap_costs.load(config.loaded)
+        config, found = costs.load(config.loaded)
         check_folder(folder, remedy)
     else:
         check_folder(folder, remedy)
         lookaheads = tqdm(grid(config).lookaheads, desc="costs", unit="lookahead", **BAR)
-        found = heatmap_costs.best(config, lookaheads)
-        write(folder / TABLE, heatmap_costs.table(config, found), ROOM)
-    drawn = draw(config, found, folder)
-    for _ in tqdm(drawn, total=len(NAMES), desc="maps", unit="map", **BAR):
+        found = costs.best(config, lookaheads)
+        write(folder / TABLE, costs.table(config, found), ROOM)
+    for _ in tqdm(draw(config, found, folder), total=len(NAMES), desc="maps", unit="map", **BAR):
         pass
-    print("\n".join(heatmap_costs.summary(config, found)))
+    print("\n".join(costs.summary(config, found)))
     print(f"The maps are in {folder}, simulated by formulas.")
     return 0
 
@@ -84,15 +74,74 @@ class Bands(NamedTuple):
     labels: Sequence[str]
 
 
+class Axes(NamedTuple):
+    """The axes of a map, the borders of its cells along them, and the entries of its legend."""
+
+    axes: Any
+    x: Array
+    y: Array
+    handles: list[Patch]
+
+    def fill(self, values: Array, colours: Sequence[Any], borders: Array) -> Any:
+        """Fill every cell `[C, A]` with the colour of the band that it is in."""
+        norm = BoundaryNorm(borders, len(colours), clip=True)
+        return self.axes.pcolormesh(self.x, self.y, values.T, cmap=ListedColormap(colours), norm=norm, rasterized=True)
+
+    def hatch(self, mask: Array, look: tuple[str, str, str], about: str) -> None:
+        """Hatch the cells of a mask `[C, A]`, and say in the legend what they are."""
+        tone, hatch, ink = look
+        if hatch and mask.any():
+            x, y = (np.repeat(borders, 2)[1:-1] for borders in (self.x, self.y))  # both ends of every cell
+            corners = mask.T.repeat(2, 0).repeat(2, 1)
+            area = self.axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
+            area.set_edgecolor(ink)
+            area.set_linewidth(0)
+        label = textwrap.fill(about, LINE)
+        self.handles.append(Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=label))
+
+
 def draw(config: Heatmap, found: Bests, folder: Path) -> Iterator[str]:
     """Write every map into a folder, as PNG and as PDF; its name, one of NAMES."""
+    for one in MAPS:
+        with _map(config, folder / one.name, f"Speed-up of {one.method} over {one.compared}") as shown:
+            _speed_ups(shown, one, costs.speed_up(one, found))
+        yield one.name
+    for name, (methods, title) in WINNERS.items():
+        with _map(config, folder / name, title) as shown:
+            _winners(shown, methods, costs.fastest(found, methods))
+        yield name
+
+
+@contextmanager
+def _map(config: Heatmap, path: Path, title: str) -> Iterator[Axes]:
+    """The axes of a map, under its title and what the costs depend on; what is drawn there is written to files."""
     with plt.rc_context(STYLE):
-        for one in MAPS:
-            _write(_speed_ups(config, one, speed_up(one, found)), folder / one.name)
-            yield one.name
-        for name, (methods, title) in WINNERS.items():
-            _write(_winners(config, methods, fastest(found, methods), title), folder / name)
-            yield name
+        figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
+        servers = config.num_target_servers
+        about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
+        axes.set_title(f"{title}\n", loc="left", fontsize=12)
+        axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=9, color="0.3")
+        axes.set_xlabel("Drafter latency (fraction of the target's)")
+        axes.set_ylabel("Acceptance rate")
+        drafters, acceptances, _ = grid(config)
+        handles: list[Patch] = []
+        yield Axes(axes, _edges(drafters), _edges(acceptances), handles)
+        if handles:
+            columns = 1 if len(handles) > 2 else 2
+            figure.legend(handles=handles, ncols=columns, loc="outside lower left", handlelength=2.2, handleheight=1.2)
+        for form in FORMS:
+            picture = io.BytesIO()
+            figure.savefig(picture, format=form, dpi=160)
+            write(path.with_suffix(f".{form}"), picture.getvalue(), ROOM)
+        plt.close(figure)
+
+
+def _edges(middles: Array) -> Array:
+    """The borders of cells whose middles these are, `[n + 1]`, none beyond 0 or 1."""
+    between = (middles[1:] + middles[:-1]) / 2
+    first = 2 * middles[0] - between[0]
+    last = 2 * middles[-1] - between[-1]
+    return np.clip([first, *between, last], 0, 1)
 
 
 def bands(one: Map, ratio: Array) -> Bands:
@@ -117,100 +166,33 @@ def _colours(count: int) -> list[Any]:
     return list(matplotlib.colormaps["viridis"](np.linspace(0.08, 1, count)))
 
 
-def _speed_ups(config: Heatmap, one: Map, ratio: Array) -> Any:
-    """The figure of a map of speed-ups `[C, A]`."""
-    shown = bands(one, ratio)
-    figure, axes = _axes(config, f"Speed-up of {one.method} over {one.compared}")
-    norm = BoundaryNorm(shown.borders, len(shown.colours), clip=True)
-    mesh = _mesh(config, axes, ratio, ListedColormap(shown.colours), norm)
-    bar = figure.colorbar(mesh, ax=axes, spacing="uniform", ticks=shown.borders)
-    bar.ax.set_yticklabels(shown.labels)
+def _speed_ups(shown: Axes, one: Map, ratio: Array) -> None:
+    """Draw a map of speed-ups `[C, A]`."""
+    borders, colours, labels = bands(one, ratio)
+    mesh = shown.fill(ratio, colours, borders)
+    bar = shown.axes.figure.colorbar(mesh, ax=shown.axes, spacing="uniform", ticks=borders)
+    bar.ax.set_yticklabels(labels)
     bar.set_label(f"cost of {one.compared} / cost of {one.method}")
-    handles = []
     if one.step:
-        handles.append(_hatch(config, axes, ratio < 1, SLOWER, f"{one.method} is slower"))
+        shown.hatch(ratio < 1, SLOWER, f"{one.method} is slower")
         _, hatch, ink = SLOWER
         bar.ax.axhspan(0, 1, facecolor="none", edgecolor=ink, hatch=hatch, linewidth=0)
     missing = np.isnan(ratio)
     if missing.any():
-        handles.append(_hatch(config, axes, missing, MISSING, "no lookahead of the grid is legal"))
-    _legend(figure, handles)
-    return figure
+        shown.hatch(missing, MISSING, "no lookahead of the grid is legal")
 
 
-def _winners(config: Heatmap, names: Sequence[str], is_fastest: Mask, title: str) -> Any:
-    """The figure that shows where which method is the fastest, `[M, C, A]`; of several it is the one named first."""
+def _winners(shown: Axes, names: Sequence[str], is_fastest: Array) -> None:
+    """Draw where which method is the fastest, `[M, C, A]`; of several it is the one named first.
+
+    The legend also names those that are as fast there, unless in a few of all cells.
+    """
     first = is_fastest.argmax(0)
-    figure, axes = _axes(config, title)
-    colours = ListedColormap([LOOKS[name][0] for name in names])
-    borders = np.arange(len(names) + 1) - 0.5
-    _mesh(config, axes, first, colours, BoundaryNorm(borders, len(names)))
-    handles = []
+    shown.fill(first, [LOOKS[name][0] for name in names], np.arange(len(names) + 1) - 0.5)
     for i, name in enumerate(names):
         own = first == i
         if own.any():
-            about = f"{name}: {own.mean():.1%} of the cells{_draws(names[i + 1:], own & is_fastest[i + 1:])}"
-            handles.append(_hatch(config, axes, own, LOOKS[name], about))
-    _legend(figure, handles)
-    return figure
-
-
-def _draws(others: Sequence[str], alike: Mask) -> str:
-    """Which other methods are as fast, and in how many of all cells `[others, C, A]`; nothing if they are few."""
-    shares = zip(others, alike.mean((1, 2)))
-    listed = ", ".join(f"{other} {share:.1%}" for other, share in shares if share > RARE)
-    return f" (as fast: {listed})" if listed else ""
-
-
-def _axes(config: Heatmap, title: str) -> Any:
-    """A figure with the axes of a map, under its title and what the costs depend on."""
-    figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
-    servers = config.num_target_servers
-    about = f"simulated; accounting: {config.accounting}, target servers: {servers}, hop: {config.hop:g}"
-    axes.set_title(f"{title}\n", loc="left", fontsize=12)
-    axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=9, color="0.3")
-    axes.set_xlabel("Drafter latency (fraction of the target's)")
-    axes.set_ylabel("Acceptance rate")
-    return figure, axes
-
-
-def _mesh(config: Heatmap, axes: Any, values: Any, colours: ListedColormap, norm: BoundaryNorm) -> Any:
-    """Fill every cell `[C, A]` with its colour."""
-    x, y = map(_edges, grid(config)[:2])
-    return axes.pcolormesh(x, y, values.T, cmap=colours, norm=norm, rasterized=True)
-
-
-def _hatch(config: Heatmap, axes: Any, mask: Any, look: tuple[str, str, str], about: str) -> Patch:
-    """Hatch the cells of a mask `[C, A]`; their entry of the legend."""
-    tone, hatch, ink = look
-    if hatch and mask.any():
-        edges = map(_edges, grid(config)[:2])
-        x, y = (np.repeat(borders, 2)[1:-1] for borders in edges)  # both ends of every cell
-        corners = mask.T.repeat(2, 0).repeat(2, 1)
-        area = axes.contourf(x, y, corners, [0.5, 1.5], colors="none", hatches=[hatch])
-        area.set_edgecolor(ink)
-        area.set_linewidth(0)
-    label = textwrap.fill(about, LINE)
-    return Patch(facecolor=tone, hatch=hatch, edgecolor=ink, linewidth=0.5, label=label)
-
-
-def _edges(middles: Array) -> Array:
-    """The borders of cells whose middles these are, `[n + 1]`, none beyond 0 or 1."""
-    between = (middles[1:] + middles[:-1]) / 2
-    first = 2 * middles[0] - between[0]
-    last = 2 * middles[-1] - between[-1]
-    return np.clip([first, *between, last], 0, 1)
-
-
-def _legend(figure: Any, handles: Sequence[Patch]) -> None:
-    if handles:
-        columns = 1 if len(handles) > 2 else 2
-        figure.legend(handles=handles, ncols=columns, loc="outside lower left", handlelength=2.2, handleheight=1.2)
-
-
-def _write(figure: Any, path: Path) -> None:
-    for form in FORMS:
-        picture = io.BytesIO()
-        figure.savefig(picture, format=form, dpi=160)
-        write(path.with_suffix(f".{form}"), picture.getvalue(), ROOM)
-    plt.close(figure)
+            shares = zip(names[i + 1:], (own & is_fastest[i + 1:]).mean((1, 2)))
+            draws = ", ".join(f"{other} {share:.1%}" for other, share in shares if share > RARE)
+            beside = f" (as fast: {draws})" if draws else ""
+            shown.hatch(own, LOOKS[name], f"{name}: {own.mean():.1%} of the cells{beside}")

@@ -5,18 +5,16 @@ chance: the costs are those of the long run. The table is one file, which a late
 """
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from config.files import SAVE
 from config.schema.untrusted import Name, decoded, parse_json, read_bytes
 from eval.dsi import formulas
+from eval.dsi.formulas import Array
 from eval.dsi.keys import Heatmap
 
 SCHEMA = "flowspec heatmap 2"
@@ -26,9 +24,6 @@ DIGITS = 12  # after the point, of a cost: of lookaheads that differ by less the
 LEAST = 0.01  # bound of the drafters and acceptance rates of a grid by ndim, which ends as far below 1, too
 METHODS = ("non-SI", "SI", "DSI", "continuous", "pipedec", "pruned", "naive")
 ONE_COPY = tuple(name for name in METHODS if name != "DSI")  # those that hold the target's weights once
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 class Grid(NamedTuple):
@@ -46,7 +41,7 @@ class Best(NamedTuple):
     """
 
     cost: Array
-    lookahead: Counts
+    lookahead: Array
 
 
 class Map(NamedTuple):
@@ -89,10 +84,9 @@ def grid(config: Heatmap) -> Grid:
     return Grid(np.maximum(steps, LEAST), acceptances, range(1, 1 + config.ndim))
 
 
-def legal(config: Heatmap, drafters: Array, lookahead: int) -> Mask:
+def legal(config: Heatmap, drafters: Array, lookahead: int) -> Array:
     """Whether the target servers are enough for DSI with this lookahead (Eq. 1 of the paper), for each drafter."""
-    needed: Counts = formulas.servers_needed(1.0, drafters, lookahead)
-    return needed <= config.num_target_servers
+    return formulas.servers_needed(1.0, drafters, lookahead) <= config.num_target_servers
 
 
 def _rate(name: str, config: Heatmap, c: Array, a: Array, lookahead: int) -> Array:
@@ -110,9 +104,7 @@ def best(config: Heatmap, lookaheads: Iterable[int]) -> Bests:
     drafters, acceptances, _ = grid(config)
     c, a = drafters[:, None], acceptances[None, :]
     shape = len(drafters), len(acceptances)
-    found = {}
-    for name in METHODS:
-        found[name] = Best(np.full(shape, np.nan), np.zeros(shape, dtype=int))
+    found = {name: Best(np.full(shape, np.nan), np.zeros(shape, dtype=int)) for name in METHODS}
     found["non-SI"].cost[:] = 1
     for lookahead in lookaheads:
         for name in METHODS[1:]:
@@ -130,7 +122,7 @@ def speed_up(one: Map, found: Bests) -> Array:
     return np.round(baseline / found[one.method].cost, DIGITS - 2)  # a draw is 1, whatever the last bit says
 
 
-def fastest(found: Bests, names: Iterable[str]) -> Mask:
+def fastest(found: Bests, names: Iterable[str]) -> Array:
     """Whether each of these methods is as fast as any of them, `[M, C, A]`."""
     cost = np.array([found[name].cost for name in names])
     return cost <= np.nanmin(cost, 0) * (1 + 10.0**(2 - DIGITS))
@@ -139,16 +131,14 @@ def fastest(found: Bests, names: Iterable[str]) -> Mask:
 def summary(config: Heatmap, found: Bests) -> Iterator[str]:
     """A line for each map: the largest, the middle and the smallest speed-up, and how often it is a slow-down."""
     drafters, acceptances, _ = grid(config)
-
-    def cell(ratio: Array, place: int) -> str:
-        i, j = np.unravel_index(place, ratio.shape)
-        return f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})"
-
     for one in MAPS:
         ratio = speed_up(one, found)
         there = ratio[~np.isnan(ratio)]
-        most = cell(ratio, int(np.nanargmax(ratio)))
-        least = cell(ratio, int(np.nanargmin(ratio)))
+        ends = []
+        for place in (np.nanargmax(ratio), np.nanargmin(ratio)):
+            i, j = np.unravel_index(place, ratio.shape)
+            ends.append(f"{ratio[i, j]:.3f} (a {acceptances[j]:.4g}, c {drafters[i]:.4g})")
+        most, least = ends
         slower = 100 * np.mean(there < 1)
         yield (f"{one.method} over {one.compared}: max {most}, median {np.median(there):.3f}, min {least}, "
                f"{slower:.2f} % of {there.size} cells below 1")
@@ -160,17 +150,13 @@ def table(config: Heatmap, found: Bests) -> str:
     """The table as text: a line that says how it was made, the names of the columns, a row for each cell and method."""
     drafters, acceptances, _ = grid(config)
     si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
-    body = io.StringIO()
-    out = csv.writer(body, lineterminator="\n")
-    out.writerow(COLUMNS)
+    rows: list[Iterable[Any]] = [COLUMNS]
     for i, j in np.ndindex(si_wins.shape):
         for name, (cost, chosen) in found.items():
-            cell = float(drafters[i]), float(acceptances[j])
-            value = float(cost[i, j])
-            out.writerow([*cell, name, chosen[i, j], value, si_wins[i, j]])
-    text = body.getvalue()
+            rows.append((drafters[i], acceptances[j], name, chosen[i, j], cost[i, j], si_wins[i, j]))
+    body = "".join(f"{','.join(map(str, row))}\n" for row in rows)
     about = {"schema": SCHEMA, "config": config.origin}
-    return f"# {json.dumps({**about, 'sha256': _digest(about, text)})}\n{text}"
+    return f"# {json.dumps({**about, 'sha256': _digest(about, body)})}\n{body}"
 
 
 def _digest(about: Mapping[str, Any], body: str) -> str:
@@ -193,11 +179,9 @@ def load(path: Name) -> tuple[Heatmap, Bests]:
         raise ValueError(f"{path} is damaged, it is not as it was written: copy it again, or compute it again")
     config = Heatmap(**about["config"])
     drafters, acceptances, _ = grid(config)
-    shape = len(drafters), len(acceptances), len(METHODS)
-    rows = list(csv.DictReader(io.StringIO(body)))
-    costs = np.array([float(row["cost"]) for row in rows]).reshape(shape)
-    chosen = np.array([int(row["k"]) for row in rows]).reshape(shape)
-    found = {}
-    for i, name in enumerate(METHODS):
-        found[name] = Best(costs[:, :, i], chosen[:, :, i])
+    rows = np.array([line.split(",") for line in body.splitlines()[1:]])
+    cells = rows.reshape(len(drafters), len(acceptances), len(METHODS), len(COLUMNS))
+    lookahead, cost = (cells[..., COLUMNS.index(name)] for name in ("k", "cost"))
+    found = {name: Best(cost[..., i].astype(float), lookahead[..., i].astype(int))
+             for i, name in enumerate(METHODS)}
     return config, found

@@ -30,7 +30,7 @@ class Keys(Checked):
 class Simulation(Keys):
     """What is simulated. Costs are in one unit, which is that of the results."""
 
-    RANGES: ClassVar[Mapping[str, Range]] = {
+    RANGES = {
         "c": COST, "failure_cost": COST,
         "a": Range(0, 1), "k": Range(1, COUNT),
         "S": Range(1, 20_000),  # the exact sums take a time that grows with the square
@@ -75,11 +75,11 @@ class Offline(Simulation):
     Means and deviations are exact, for independent drafts. Nothing is run: all is computed.
     """
 
-    EXAMPLES: ClassVar[str] = f"""\
+    EXAMPLES = f"""\
   {COMMAND} offline
   {COMMAND} offline c=0.05 a=0.8 k=3 S=100 accounting=original picture=costs.png"""
-    PATHS: ClassVar[Sequence[str]] = ("picture",)
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"accounting": ACCOUNTINGS}
+    PATHS = ("picture",)
+    CHOICES = {"accounting": ACCOUNTINGS}
 
     # How it is counted
     accounting: str = "corrected"  # of DSI: corrected (by events), or original, as the published simulator counts
@@ -96,18 +96,17 @@ class Offline(Simulation):
 class Online(Simulation):
     """SI and DSI by events on a virtual clock, with modelled acceptance; no model is run. Times are in seconds."""
 
-    EXAMPLES: ClassVar[str] = f"""\
+    EXAMPLES = f"""\
   {COMMAND} online
   {COMMAND} online simul_type=both S=50 num_repeats=100
   {COMMAND} online a=0.6 k=3 preemption=none"""
-    PATHS: ClassVar[Sequence[str]] = ("traces",)
-    RANGES: ClassVar[Mapping[str, Range]] = {
+    PATHS = ("traces",)
+    RANGES = {
         **Simulation.RANGES, "c_sub": COST, "failure_cost_sub": COST, "maximum_correct_tokens": Range(0, COUNT)}
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {
+    CHOICES = {
         "simul_type": ("DSI", "SI", "both"), "preemption": ("instant", "none")}
-    PAIRS: ClassVar[Sequence[tuple[str, str]]] = (
-        *Simulation.PAIRS, ("c_sub", "failure_cost_sub"))
-    SERVERS: ClassVar = 1024  # each is looked at for every event
+    PAIRS = (*Simulation.PAIRS, ("c_sub", "failure_cost_sub"))
+    SERVERS = 1024  # each is looked at for every event
 
     # What is decoded
     simul_type: str = "DSI"  # the algorithm: DSI, SI, or both of them with the same draws
@@ -141,16 +140,16 @@ class Heatmap(Keys):
     best of those that its target servers are enough for, for the others the best of all.
     """
 
-    EXAMPLES: ClassVar[str] = f"""\
+    EXAMPLES = f"""\
   {COMMAND} heatmap
   {COMMAND} heatmap grid=paper output=maps
   {COMMAND} heatmap ndim=20 num_target_servers=3 accounting=original
   {COMMAND} heatmap load_results=maps/heatmap.csv output=again"""
-    PATHS: ClassVar[Sequence[str]] = ("output", "load_results", "load_csv")
-    RANGES: ClassVar[Mapping[str, Range]] = {
+    PATHS = ("output", "load_results", "load_csv")
+    RANGES = {
         "ndim": Range(2, 50),
         "num_target_servers": Range(1, 1000), "hop": Range(0, 1000)}
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {
+    CHOICES = {
         "grid": ("ndim", "paper"), "accounting": ACCOUNTINGS}
 
     # What is computed
@@ -197,8 +196,8 @@ class Paper(Keys):
     best lookahead. Means are exact, with independent drafts. Nothing is run.
     """
 
-    EXAMPLES: ClassVar[str] = f"  {COMMAND} paper\n  {COMMAND} paper num_target_servers=3 S=1000"
-    RANGES: ClassVar[Mapping[str, Range]] = {
+    EXAMPLES = f"  {COMMAND} paper\n  {COMMAND} paper num_target_servers=3 S=1000"
+    RANGES = {
         "S": Range(21, 10_000),  # a run has at most 20 drafts
         "num_target_servers": Range(2, COUNT)}  # with one, Eq. 1 allows none of the paper's lookaheads
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from config.drafts import listed
 from config.presets import TOY
-from config.ranges import WHOLE, Range, outside
+from config.ranges import WHOLE, Range, listed, outside
 from config.run_config import RunConfig
 from config.typed import over, preset_of, typed
 from eval.dsi.keys import COMMAND
@@ -28,7 +27,7 @@ class AcceptanceConfig(Measured):
     target's. The rate has four definitions (docs/dsi.md).
     """
 
-    EXAMPLES: ClassVar[str] = f"""\
+    EXAMPLES = f"""\
   {COMMAND} acceptance
   {COMMAND} acceptance draft=toy/draft_b sets=humaneval,qa num_examples=10
   {COMMAND} acceptance do_sample=true temperature=0.8 traces=matches.json
@@ -73,7 +72,7 @@ class Timed(Measured):
 class LatencyConfig(Timed):
     """How long a model takes: to the first token (TTFT), for each later one (TPOT), and for m tokens at once, T(m)."""
 
-    EXAMPLES: ClassVar[str] = f"""\
+    EXAMPLES = f"""\
   {COMMAND} latency
   {COMMAND} latency model=toy/draft_a sets=sum max_new_tokens=20 repeats=3
   {COMMAND} latency model=DIR device=cuda dtype=bfloat16 rows=1,2,4,8,16,32,64 context=1024"""
@@ -98,7 +97,7 @@ class TableConfig(Timed):
     follows by formulas what a token costs. Rows that output= already has, measured with the same keys, are kept.
     """
 
-    EXAMPLES: ClassVar[str] = f"""\
+    EXAMPLES = f"""\
   {COMMAND} table
   {COMMAND} table sets=humaneval,qa num_examples=3 output=table.json
   {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3"""
@@ -150,7 +149,7 @@ class PredictConfig(AsksSets):
     REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
                "hosts")
 
-    EXAMPLES: ClassVar[str] = f"""\
+    EXAMPLES = f"""\
   {COMMAND} predict
   {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
   {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k question_end=4 temperature=1 seed=3

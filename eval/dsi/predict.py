@@ -22,7 +22,7 @@ from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND
 from eval.dsi.model_keys import PredictConfig, words
-from eval.dsi.records import Book, book_of, sampler_of
+from eval.dsi.records import Book, Drafter, book_of, sampler_of
 from eval.metrics import NAN
 from eval.recorded import Recorded
 from eval.tables import in_columns, number
@@ -80,11 +80,12 @@ def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
     run = config.single(method, virtual=True)
     spent = []
     for one in book.answers:
-        recorded = Recorded(one.record(coupled=method == "dsi"), book.vocab)
+        recorded = Recorded(book.vocab, one.prompt, one.text)
+        matches = one.coupled if method == "dsi" else one.likeliest  # replicas draft with the target's noise
         with as_virtual(run, *prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
             spec, clock = rank_0.spec, rank_0.clock
             ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
-            draft = Mixture([recorded.draft(spec.slots)])
+            draft = Mixture([Drafter(recorded, matches).draft(spec.slots)])
             passes = build_passes(spec, rank_0.trace, clock)
             decoder = build_decoder(spec, ring, draft, spec.config.tree, passes)
             ring.start()

@@ -6,22 +6,23 @@ level guesses, and whether the drafter would choose it with the noise of its pos
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from config.files import fits, whole, write_json
 from config.questions import load
 from eval.dsi.model_keys import PredictConfig
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
-from eval.recorded import Record, check_settings, settings_of
+from eval.recorded import Recorded, check_room, keep, kept, settings_of
+from model.cache import Admitted, TreeCache
+from model.drafts.network import ModelDraft
 from model.sample import Sampler
 
 SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question_end", "template", "temperature",
             "top_p", "top_k", "seed", "max_new_tokens", "dtype")  # the keys that decide a record
-OTHER = "name another traces="
 
 
 class Written(NamedTuple):
@@ -32,10 +33,6 @@ class Written(NamedTuple):
     likeliest: list[int]
     coupled: list[int]
 
-    def record(self, coupled: bool) -> Record:
-        """What a drafter that chooses with the target's noise has to know, or one that takes the likeliest token."""
-        return Record(self.prompt, self.text, self.coupled if coupled else self.likeliest)
-
 
 class Book(NamedTuple):
     """The answers to all questions, the size of the vocabulary, and the tokens that end an answer."""
@@ -43,10 +40,6 @@ class Book(NamedTuple):
     answers: list[Written]
     vocab: int
     ends: list[int]
-
-
-ANSWER = dict.fromkeys(Written._fields, [int])
-FORM = {"keys": dict, "vocab": int, "ends": [int], "answers": [ANSWER]}
 
 
 def sampler_of(config: PredictConfig) -> Sampler:
@@ -60,42 +53,17 @@ def book_of(config: PredictConfig) -> Book:
 
     Raises ValueError if the file holds anything else, or a record of other keys, or if an answer has no room.
     """
-    path, settings = Path(config.traces), settings_of(config, SETTINGS)
-    if config.traces and path.is_file():
-        found = whole(path, OTHER)
-        if not fits(found, FORM) or not _is_sound(found):
-            raise ValueError(f"{path} holds no record of texts: {OTHER}")
-        check_settings(path, found["keys"], settings, OTHER)
-        answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
-        check_room([one.prompt for one in answers], config.run.max_length, config)
-        return Book(answers, found["vocab"], found["ends"])
+    settings = settings_of(config, SETTINGS)
+    found = kept(config.traces, settings, "holds no record of texts", "name another traces=")
+    if found:
+        book = Book([Written(**one) for one in found["answers"]], found["vocab"], found["ends"])
+        check_room([one.prompt for one in book.answers], config.run.max_new_tokens, config.run.max_length)
+        return book
     book = _made(config)
     if config.traces:
-        answered = [one._asdict() for one in book.answers]
-        write_json(path, {"keys": settings, **book._asdict(), "answers": answered}, indent=None)
+        written = [one._asdict() for one in book.answers]
+        keep(config.traces, settings, {**book._asdict(), "answers": written})
     return book
-
-
-def _is_sound(found: dict[str, Any]) -> bool:
-    """Whether there are answers, each with a prompt, tokens of the vocabulary, and a bit of each kind for a token."""
-    vocab = range(found["vocab"])
-    for one in found["answers"]:
-        prompt, text, *bits = map(one.get, Written._fields)
-        even = all(len(some) == len(text) for some in bits)
-        are_bits = all({*some} <= {0, 1} for some in bits)
-        known = all(token in vocab for token in [*prompt, *text, *found["ends"]])
-        if not (prompt and text and even and are_bits and known):
-            return False
-    return bool(found["answers"])
-
-
-def check_room(prompts: Sequence[Sequence[int]], context: int, config: PredictConfig) -> None:
-    """Raise ValueError if a prompt and its answer may not fit into so many tokens."""
-    longest = max(map(len, prompts))
-    most = config.run.max_new_tokens
-    if longest + most > context:
-        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={most} in a "
-                         f"context of {context}: give less, or other sets= or questions")
 
 
 def _made(config: PredictConfig) -> Book:
@@ -109,7 +77,7 @@ def _made(config: PredictConfig) -> Book:
     asked = [question.turns[0] for questions in sets for question in questions]
     prompts = [target.text.prompt_ids([question], run.template) for question in asked]
     contexts = (model.whole.config.context for model in (target, drafter))
-    check_room(prompts, min(config.run.max_length, *contexts), config)
+    check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
     sampler, answers = sampler_of(config), []
     for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
         text = answer(target, prompt, run.max_new_tokens, sampler)
@@ -117,3 +85,33 @@ def _made(config: PredictConfig) -> Book:
         coupled = record(drafter, prompt, text, sampler)
         answers.append(Written(prompt, text, likeliest, coupled))
     return Book(answers, target.whole.config.vocab, sorted(target.text.end_ids))
+
+
+class Drafter:
+    """A drafter out of its matches with a recorded text: where it missed a token it guesses another one.
+
+    A chain of guesses is right as long as it equals the text, so for a chain the record is all that there is to know.
+    """
+
+    def __init__(self, target: Recorded, matches: Sequence[int]) -> None:
+        self._target, self._matches = target, matches
+
+    def draft(self, slots: int) -> ModelDraft:
+        """The drafter with an empty cache of so many slots."""
+        cache = TreeCache((0, 1, slots, 1), torch.float64, "cpu")
+        return ModelDraft(self._read, self._target.lm_head, cache)
+
+    def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        """The guess after each row `[T, 1]`.
+
+        Below a wrong guess all are wrong. So a token that equals the text at its position has only text before it.
+        """
+        guesses = list(map(self.guess, pos_T.tolist(), token_T.tolist()))
+        return torch.tensor(guesses, dtype=torch.float64)[:, None]
+
+    def guess(self, position: int, token: int) -> int:
+        """The guess behind a token at a position."""
+        place = position + 1 - len(self._target.prompt)
+        is_text = 0 <= place < len(self._matches)
+        is_right = is_text and self._matches[place] and self._target.stands(position, token)
+        return (self._target.next(position) + (not is_right)) % self._target.vocab

@@ -12,7 +12,6 @@ from typing import Any, Dict, Mapping, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from config.files import fits, whole, write_json
 from config.keys import read_keys
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
@@ -20,38 +19,16 @@ from eval.dsi.keys import COMMAND
 from eval.dsi.latency import check_context, paces, passes
 from eval.dsi.model_keys import Pair, TableConfig
 from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
-from eval.recorded import check_settings
+from eval.recorded import keep, kept
 from eval.tables import in_columns, number
 
 TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # milliseconds
-COUNTS = ("prompts", "tokens")
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
            "k", "plain/DSI", "SI/DSI", "best")
 Row = Dict[str, Any]  # what was measured of a pair
 LOOKAHEADS = 200  # of SI, the best of which is taken; as many as in the paper
 FLAT = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
 ROUNDS = 4  # in which the lookahead of DSI and the time of its verification settle
-
-
-def _is_growth(value: Any) -> bool:
-    """Whether these are factors by the numbers of rows."""
-    if not isinstance(value, dict):
-        return False
-    return all(map(str.isdigit, value)) and fits([*value.values()], [float])
-
-
-def _is_bound(value: Any) -> bool:
-    """Whether this is a bound of an acceptance rate, which one text alone does not have."""
-    return value is None or fits(value, float)
-
-
-MEASURED = {  # the form of such a row in a file
-    **dict.fromkeys(Pair._fields, str),
-    **dict.fromkeys(COUNTS, int),
-    **dict.fromkeys(TIMES, (float, float, float)),
-    "acceptance": (float, _is_bound, _is_bound),
-    "growth": _is_growth,
-}
 
 
 # --- what is predicted ------------------------------------------------------------------------------------------------
@@ -164,31 +141,25 @@ class Measuring:
 
 def main(argv: list[str]) -> int:
     config = read_keys(argv, TableConfig, f"{COMMAND} table")
-    rows = kept(config)
+    rows = rows_of(config)
     check_sets({pair.set for pair in config.pairs if pair not in rows}, config)
     measuring = Measuring(config)
     for pair in tqdm(config.pairs, desc="pairs", unit="pair"):
         if pair not in rows:
             rows[pair] = measuring.row(pair)
             if config.output:
-                write_json(config.output, {"keys": config.settings, "rows": [*rows.values()]})
+                keep(config.output, config.settings, {"rows": [*rows.values()]})
     print(table([rows[pair] for pair in config.pairs], config.num_target_servers))
     return 0
 
 
 # --- the file of rows -------------------------------------------------------------------------------------------------
 
-def kept(config: TableConfig) -> dict[Pair, Row]:
+def rows_of(config: TableConfig) -> dict[Pair, Row]:
     """The rows that the file of rows holds. Raises ValueError if it is another file, or of other keys."""
-    path = Path(config.output)
-    if not config.output or not path.is_file():
-        return {}
-    other = "name another output="
-    found = whole(path, other)
-    if not fits(found, {"keys": dict, "rows": [MEASURED]}):
-        raise ValueError(f"{path} is no file of rows: {other}")
-    check_settings(path, found["keys"], config.settings, other)
-    return {Pair(*map(row.get, Pair._fields)): row for row in found["rows"]}
+    found = kept(config.output, config.settings, "is no file of rows", "name another output=")
+    rows = found["rows"] if found else []
+    return {Pair(*map(row.get, Pair._fields)): row for row in rows}
 
 
 def measures_of(row: Row) -> Measures:

@@ -5,8 +5,8 @@ from typing import Sequence
 
 import numpy as np
 
-from config.boards import Boards
 from config.methods import METHODS
+from config.profiles import Profile
 from eval.metrics import Interval, bootstrap
 from eval.plan.candidates import PLAIN, Candidate, message
 from eval.plan.check import Checked
@@ -110,7 +110,7 @@ def _fewer(found: Plan) -> str:
             f"{_what_more_cost(found.bench.site, one, wider)}")
 
 
-def _what_more_cost(site: Boards, one: Candidate, wider: Trial) -> str:
+def _what_more_cost(site: Profile, one: Candidate, wider: Trial) -> str:
     """A link or a board that only the wider one has, if it is slow, or what limits the wider one."""
     many = wider.candidate
     ours, theirs = (set(zip((0, *each.others), (*each.others, 0))) for each in (one, many))

@@ -6,17 +6,16 @@ import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, Sequence, TypeVar
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from config.boards import Boards, write
 from config.cli import parse
 from config.files import check_output, write_json
 from config.keys import read_keys
+from config.profiles import Profile, write
 from config.ranges import Checked, Range, outside
 from eval.plan.candidates import families
 from eval.plan.check import seconds
@@ -24,27 +23,34 @@ from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import planned
 from eval.plan.record import Book, made
-from eval.plan.search import NEAR, Search, choice, plain_of
-from eval.plan.trial import Bench
+from eval.plan.search import Search, choice, nearly_best, plain_of
+from eval.plan.trial import Bench, Trial
 from launch.pipeline import Pipeline
 
+Made = TypeVar("Made")
+Job = Sequence[Any]  # arguments of a function
+Row = Dict[str, Any]  # a cluster and what came of it
 DRAWN = 64  # clusters, of which some are emulated
 LAYERS, ROW_BYTES = 32, 8192
-STAGE, LEVEL, LATENCY, RATE = (5, 400), (1, 40), (0.05, 20), (10, 10_000)  # ms, ms, ms, Mbit/s
+STAGE, LEVEL, LATENCY = (5, 400), (1, 40), (0.05, 20)  # ms
+RATE = (10, 10_000)  # Mbit/s
 SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
 LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
-SEED, TOKENS, BOARDS = Range(0, 1 << 32), Range(8, 512), Range(1, 8)
-RANGES = {"clusters": Range(1, 10_000), "seed": SEED, "tokens": TOKENS, "workers": Range(1, 256),
-          "questions": Range(1, 19), "judges": Range(1, 19)}
-RANGES_EMULATED = {"seed": SEED, "count": Range(1, DRAWN), "least": BOARDS, "boards": BOARDS, "tokens": TOKENS,
-                   "slowdown": Range(0.001, 1000)}
+WORKERS, TOKENS, SEED = Range(1, 256), Range(8, 512), Range(0, 1 << 32)
+QUESTIONS, BOARDS = Range(1, 19), Range(1, 8)
+RANGES = {
+    "clusters": Range(1, 10_000), "seed": SEED, "tokens": TOKENS,
+    "workers": WORKERS, "questions": QUESTIONS, "judges": QUESTIONS}
+RANGES_EMULATED = {
+    "seed": SEED, "count": Range(1, DRAWN), "least": BOARDS,
+    "boards": BOARDS, "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
 
 
 @dataclass(frozen=True)
 class GridConfig(Checked):
     """Plans for many drawn clusters, each made with some questions and judged by others, all in virtual time."""
 
-    PATHS: ClassVar[tuple[str, ...]] = ("output",)
+    PATHS = ("output",)
 
     # The grid
     clusters: int = 64  # clusters that are drawn
@@ -69,7 +75,7 @@ class EmulatedConfig(Checked):
     Real time is a process for each rank, in slow motion, so that this machine is no slower than the cluster.
     """
 
-    PATHS: ClassVar[tuple[str, ...]] = ("output",)
+    PATHS = ("output",)
 
     # Which clusters
     seed: int = 0  # of the draw, as for planner
@@ -96,42 +102,61 @@ def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -
     return parse(words(["toy", *keys]), COMMAND, kind=PlanConfig)
 
 
+def finalists(bench: Bench, layers: int) -> list[Trial]:
+    """The best of all candidates that share out so many layers, plain decoding among them."""
+    site, config = bench.site, bench.config
+    found = families(site, len(site.factors), layers, config.chosen_methods, config.chosen_drafts)
+    return Search(bench, shown=False).run(found)
+
+
+def in_processes(workers: int, make: Callable[..., Made], jobs: Iterable[Job], unit: str) -> Iterator[Made]:
+    """What a function makes of each job, in so many processes of one thread each."""
+    with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        tasks = [pool.submit(make, *job) for job in jobs]
+        for task in tqdm(tasks, unit=unit, file=sys.stderr):
+            yield task.result()
+
+
 # --- the clusters -----------------------------------------------------------------------------------------------------
 
-def clusters(count: int, seed: int) -> list[Boards]:
+def clusters(count: int, seed: int) -> list[Profile]:
     """So many clusters, drawn on logarithmic scales; every second one has boards and wires that differ."""
     random = np.random.default_rng(seed)
     return [_cluster(random, number) for number in range(count)]
 
 
-def _cluster(random: np.random.Generator, number: int) -> Boards:
+def _cluster(random: np.random.Generator, number: int) -> Profile:
     def drawn(least: float, most: float) -> float:
         return float(f"{math.exp(random.uniform(math.log(least), math.log(most))):.3g}")
 
     boards = round(drawn(0.6, 16.4)) or 1
-    stage, level, latency, rate = drawn(*STAGE), drawn(*LEVEL), drawn(*LATENCY), drawn(*RATE)
-    row = round(float(random.uniform(0, 1)), 2) * float(random.integers(2))
-    site = Boards(
-        f"cluster {number}", layers=LAYERS, row_bytes=ROW_BYTES, model=stage * boards, row=row * boards,
-        free=int(random.choice([0, 16, 64])), token=0.0, level=level, verdict=level / 2, latency=latency,
-        mbps=rate, step=latency + 1.4)
+    stage, level, latency = (drawn(*bounds) for bounds in (STAGE, LEVEL, LATENCY))
+    rate = drawn(*RATE)
+    share = round(random.uniform(0, 1), 2)
+    row = share * float(random.integers(2))  # of every second cluster more rows cost nothing
+    free = int(random.choice([0, 16, 64]))
+    site = Profile(f"cluster {number}", LAYERS, ROW_BYTES, model=stage * boards, row=row * boards, free=free, token=0.0,
+                  level=level, verdict=level / 2, latency=latency, mbps=rate, step=latency + 1.4)
     if number % 2 == 0:
         return replace(site, factors=(1.0,) * boards)
     factors = tuple(drawn(1, SLOWEST) for _ in range(boards))
-    place = int(random.integers(boards + 1))
-    slow = (place, (place + 1) % (boards + 1), latency * drawn(1, 10), rate / drawn(1, 10))
+    rank = int(random.integers(boards + 1))
+    longer = latency * drawn(1, 10)
+    slow = rank, (rank + 1) % (boards + 1), longer, rate / drawn(1, 10)
     return replace(site, factors=factors, links=(slow,))
 
 
-def facts(site: Boards) -> dict[str, Any]:
+def facts(site: Profile) -> Row:
     """A cluster as the file of figures describes it."""
     boards = len(site.factors)
-    return {"cluster": site.about, "boards": boards, "even": not site.links, "stage_ms": site.model / boards,
-            "row_ms": site.row / boards, "free": site.free, "level_ms": site.level, "latency_ms": site.latency,
-            "mbps": site.mbps, "factors": site.factors, "links": site.links}
+    return {
+        "cluster": site.about, "boards": boards, "even": not site.links,
+        "stage_ms": site.model / boards, "row_ms": site.row / boards, "free": site.free,
+        "level_ms": site.level, "latency_ms": site.latency, "mbps": site.mbps,
+        "factors": site.factors, "links": site.links}
 
 
-def line(row: dict[str, Any], result: str) -> str:
+def line(row: Row, result: str) -> str:
     """A cluster and what came of it, in one line."""
     chosen = " ".join(f"{key}={value}" for key, value in row["chosen"].items())
     return (f"{row['cluster']}: {row['boards']} boards, stage {row['stage_ms']:.3g} ms, row {row['row_ms']:.2g}, level "
@@ -146,46 +171,46 @@ def planner(argv: list[str]) -> int:
     grid = read_keys(argv, GridConfig, "python -m scripts.bench planner")
     config = plan_of(grid.questions, grid.tokens, grid.drafts)
     later = replace(config.run, question_begin=grid.questions, question_end=grid.questions + grid.judges)
-    others = replace(config, run=later)
-    books = [made(config), made(others)]
+    books = made(config), made(replace(config, run=later))
+    jobs = [(site, config, *books) for site in clusters(grid.clusters, grid.seed)]
     rows = []
-    with ProcessPoolExecutor(grid.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        jobs = [pool.submit(judged, site, config, *books) for site in clusters(grid.clusters, grid.seed)]
-        for job in tqdm(jobs, unit="cluster", file=sys.stderr):
-            row = job.result()
-            rows.append(row)
-            if grid.output:
-                write_json(grid.output, {"keys": vars(grid), "clusters": rows})
-            tqdm.write(line(row, f"{row['reached']:.3f} of the best, {_above(row):.2f} x ar"))
+    for row in in_processes(grid.workers, judged, jobs, "cluster"):
+        rows.append(row)
+        if grid.output:
+            write_json(grid.output, {"keys": vars(grid), "clusters": rows})
+        tqdm.write(line(row, f"{row['reached']:.3f} of the best, {_above(row):.2f} x ar"))
     print(summary(rows))
     return 0
 
 
-def judged(site: Boards, config: PlanConfig, mine: Book, others: Book) -> dict[str, Any]:
+def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     """Plan for a cluster with a record, and compare with the best for other questions, of which there may be more.
 
     The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
     """
-    made_of = families(site, len(site.factors), site.layers, config.chosen_methods, config.chosen_drafts)
     as_many = others._replace(answers=others.answers[:len(mine.answers)])
-    found, rivals = (Search(Bench(site, config, book), shown=False).run(made_of) for book in (mine, as_many))
+    found, rivals = (finalists(Bench(site, config, book), site.layers) for book in (mine, as_many))
     chosen, plain = choice(found).candidate, plain_of(rivals).candidate
-    near = [trial.candidate for trials in (found, rivals) for trial in trials if trial.speed >= NEAR * trials[0].speed]
+    near = [trial.candidate for trials in (found, rivals) for trial in nearly_best(trials)]
     bench = Bench(site, config, others)
-    speeds = {one: bench.trial(one, others.answers, config.run.max_new_tokens).speed
-              for one in dict.fromkeys((chosen, plain, *near))}
-    best = max(speeds, key=lambda one: speeds[one])
-    return {**facts(site), "chosen": chosen.keys, "chosen_speed": speeds[chosen], "best": best.keys,
-            "best_speed": speeds[best], "plain_speed": speeds[plain], "reached": speeds[chosen] / speeds[best]}
+    speeds = {}
+    for one in dict.fromkeys((chosen, plain, *near)):
+        speeds[one] = bench.trial(one, others.answers, config.run.max_new_tokens).speed
+    best = max(speeds, key=speeds.__getitem__)
+    return {
+        **facts(site),
+        "chosen": chosen.keys, "chosen_speed": speeds[chosen],
+        "best": best.keys, "best_speed": speeds[best],
+        "plain_speed": speeds[plain], "reached": speeds[chosen] / speeds[best]}
 
 
-def _above(row: dict[str, Any]) -> float:
+def _above(row: Row) -> float:
     """How many times as fast as plain decoding the choice is."""
     above: float = row["chosen_speed"] / row["plain_speed"]
     return above
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """What a whole grid says, in one line."""
     reached = np.array([row["reached"] for row in rows])
     above = np.array([_above(row) for row in rows])
@@ -202,38 +227,44 @@ def planner_emulated(argv: list[str]) -> int:
     config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
     plan = plan_of(1, config.tokens, config.drafts)
     book = made(plan)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for site in tqdm(drawn(config), unit="cluster", file=sys.stderr):
         row = emulated(config, plan, site, book)
         rows.append(row)
+        reached = row["emulated"] / row["simulated"]
         tqdm.write(line(row, f"{row['simulated']:.3g} tokens/s simulated, {row['emulated']:.3g} emulated with slowdown "
-                             f"{row['slowdown']:.3g}, {row['emulated'] / row['simulated']:.3f}"))
+                             f"{row['slowdown']:.3g}, {reached:.3f}"))
         if config.output:
             write_json(config.output, {"keys": vars(config), "clusters": rows})
     return 0
 
 
-def drawn(config: EmulatedConfig) -> list[Boards]:
+def drawn(config: EmulatedConfig) -> list[Profile]:
     """The clusters that are emulated, in the order of the grid. Raises ValueError if there are too few."""
-    fitting = [site for site in clusters(DRAWN, config.seed) if config.least <= len(site.factors) <= config.boards
-               and site.model / len(site.factors) >= LONG_STAGE]
+    def fits(site: Profile) -> bool:
+        boards = len(site.factors)
+        return config.least <= boards <= config.boards and site.model / boards >= LONG_STAGE
+
+    fitting = list(filter(fits, clusters(DRAWN, config.seed)))
     if len(fitting) < config.count:
         raise ValueError(f"only {len(fitting)} of the clusters have {config.least} to {config.boards} boards and "
                          f"stages of {LONG_STAGE:g} ms or more: give a smaller count, or other bounds")
-    places = np.random.default_rng(0).choice(len(fitting), config.count, replace=False)
+    random = np.random.default_rng(0)
+    places = random.choice(len(fitting), config.count, replace=False)
     return [fitting[place] for place in sorted(places.tolist())]
 
 
-def emulated(config: EmulatedConfig, plan: PlanConfig, site: Boards, book: Book) -> dict[str, Any]:
+def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book) -> Row:
     """What the plan for one cluster takes in virtual time and in real time."""
     chosen = planned(plan, site, book).chosen
+    keys = chosen.candidate.keys
     slowdown = max(config.slowdown, LONG_LEVEL / site.level)
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-        path = Path(folder) / "cluster.json"
-        write(str(path), alone(site, chosen.candidate))
-        keys: dict[str, Any] = {**chosen.candidate.keys, "profile": path, "slowdown": slowdown, "timeout": 120}
-        with Pipeline.open("toy", **keys) as pipeline:
+        path = f"{folder}/cluster.json"
+        write(path, alone(site, chosen.candidate))
+        run: dict[str, Any] = {**keys, "profile": path, "slowdown": slowdown, "timeout": 120}
+        with Pipeline.open("toy", **run) as pipeline:
             took = sum(seconds(pipeline.decoder, book, book.answers, config.tokens)) / pipeline.scale
     tokens = sum(one.tokens for one in chosen.spent)
-    return {**facts(site), "chosen": chosen.candidate.keys, "slowdown": slowdown, "simulated": chosen.speed,
-            "emulated": tokens / took}
+    speeds = {"simulated": chosen.speed, "emulated": tokens / took}
+    return {**facts(site), "chosen": keys, "slowdown": slowdown, **speeds}

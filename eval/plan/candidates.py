@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Iterator, Sequence, Tuple
 
-from config.boards import Boards
 from config.methods import METHODS, SHARINGS
+from config.profiles import Profile
 
 PLAIN = "ar"
 Groups = Tuple[Tuple[int, ...], ...]  # the ranks of boards that share each stage, in the order of the stages
@@ -101,7 +101,7 @@ class Candidate:
         where = "" if self.in_order else f"on boards {','.join(map(str, self.boards))}"
         return " ".join(filter(None, (f"{self.method}{draft}", split, where, sizes)))
 
-    def memory(self, site: Boards, context: int) -> dict[int, float]:
+    def memory(self, site: Profile, context: int) -> dict[int, float]:
         """GB of layers and of their keys and values for `context` tokens, by board; an estimate from their sizes."""
         layer_gb = site.weights / site.layers
         cache_gb = 2 * site.row_bytes * context / 1e9
@@ -118,7 +118,7 @@ class Candidate:
                     yield replace(self, sizes=tuple({**sizes, name: value}.items()))
 
 
-def families(site: Boards, boards: int, layers: int, methods: Sequence[str], drafts: Sequence[str],
+def families(site: Profile, boards: int, layers: int, methods: Sequence[str], drafts: Sequence[str],
              given: tuple[int, ...] = ()) -> list[list[Candidate]]:
     """Every method with every draft, each over every split that is worth a try, with the sizes that are tried first.
 
@@ -150,7 +150,7 @@ def counts(boards: int) -> list[int]:
     return [*(count for count in COUNTS if count < boards), boards]
 
 
-def splits(site: Boards, boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]:
+def splits(site: Profile, boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]:
     """Pipelines over some of the boards, with even splits and with those that make all stages last as long.
 
     Boards are left out by their place, by their speed, or so that what is left passes a row on soonest.
@@ -167,7 +167,7 @@ def splits(site: Boards, boards: int, layers: int) -> Iterator[tuple[Groups, tup
                     yield tuple((rank,) for rank in chosen), held
 
 
-def _filled(site: Boards, chosen: Sequence[int], layers: int) -> Iterator[tuple[int, ...]]:
+def _filled(site: Profile, chosen: Sequence[int], layers: int) -> Iterator[tuple[int, ...]]:
     """The split that fills the fastest boards first, if it is known what fits into them."""
     if not site.memory or not site.weights:
         return
@@ -192,13 +192,13 @@ def shares(speeds: Sequence[float], layers: int) -> tuple[int, ...]:
     return tuple(held)
 
 
-def message(site: Boards, sender: int, receiver: int) -> float:
+def message(site: Profile, sender: int, receiver: int) -> float:
     """Milliseconds of a message of one row."""
     wire = site.link(sender, receiver)
     return wire.latency + 1e3 * wire.transfer(wire.row_bytes)
 
 
-def _soonest(site: Boards, boards: int) -> dict[int, tuple[int, ...]]:
+def _soonest(site: Profile, boards: int) -> dict[int, tuple[int, ...]]:
     """For each number of boards those that are left if again and again the one is left out without which it is soonest.
 
     That is by the milliseconds of one row once round a pipeline whose stages last equally long.

@@ -9,8 +9,8 @@ from dataclasses import fields
 from typing import Sequence
 
 from config.auto import with_chosen
-from config.boards import write
 from config.cli import DEFAULT_PRESET, parse
+from config.profiles import write
 from config.run_config import RunConfig
 from config.typed import preset_of, typed
 from eval.plan.advice import advice, keys_line, table, to_do

@@ -20,8 +20,8 @@ from typing import IO, Any, Iterator, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.boards import Boards
 from config.files import ROOM, fits, write
+from config.profiles import Profile
 from config.schema.untrusted import parse_json, plain
 from eval.plan.candidates import Candidate
 from launch.hosts.board import FOLDER, Line, is_here, read_hosts
@@ -44,7 +44,7 @@ def boards_of(path: str) -> list[Line]:
 
 # --- whether they answer ----------------------------------------------------------------------------------------------
 
-def answered(site: Boards, path: str, port: int = PORT) -> Boards:
+def answered(site: Profile, path: str, port: int = PORT) -> Profile:
     """The cluster with the latencies of rank 0's wires to the boards of a hosts file, where they are above the usual.
 
     Raises ValueError for a board that does not answer.
@@ -180,7 +180,7 @@ def _there_and_back(board: _Board, text: str) -> float:
 
 # --- the chosen ones alone --------------------------------------------------------------------------------------------
 
-def alone(site: Boards, one: Candidate) -> Boards:
+def alone(site: Profile, one: Candidate) -> Profile:
     """The cluster of rank 0's board and those of a choice, which are the ranks from 1 on in it."""
     ranks = {0: 0, **{old: new for new, old in enumerate(one.others, 1)}}
     links = tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in site.links

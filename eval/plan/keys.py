@@ -5,11 +5,11 @@ It knows nothing about how plans are made; all other keys are those of a single 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
-from config.drafts import headless, listed, needs_head, no_head
+from config.drafts import headless, needs_head, no_head
 from config.methods import METHODS
-from config.ranges import NUMBER, Range, outside, unknown
+from config.ranges import NUMBER, Range, listed, outside, unknown
 from config.run_config import CHOICES, RunConfig
 from config.typed import over
 from eval.keys import AsksSets, problems_of_files
@@ -21,11 +21,6 @@ COUNTS = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, 
           "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
           "check": Range(1, 64, {0: "none"})}
 SPLITS = {"splits": ("any", "first", "given")}
-EXAMPLES = """\
-  python -m scripts.plan profile=jetson-7b
-  python -m scripts.plan profile=boards.json memory=8 preset=ours.json
-  python -m scripts.plan toy measure=true measured=here.json
-  python -m scripts.plan profile=jetson-7b boards=64 methods=ar,serial,streaming drafts=eagle,eagle+suffix"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,11 @@ class PlanConfig(AsksSets):
     USUAL = {"draft": "model"}  # no run has it, but draft_dir is for those that will
     REFUSED = ("pipeline_type", "draft", "temperature", "verify", "tp", "prompt_ids", "question_file", "stop",
                "ignore_eos", "answers", "time", "trace", "output")
-    EXAMPLES: ClassVar[str] = EXAMPLES
+    EXAMPLES = """\
+  python -m scripts.plan profile=jetson-7b
+  python -m scripts.plan profile=boards.json memory=8 preset=ours.json
+  python -m scripts.plan toy measure=true measured=here.json
+  python -m scripts.plan profile=jetson-7b boards=64 methods=ar,serial,streaming drafts=eagle,eagle+suffix"""
 
     # The cluster that is planned for: that of profile, or what is measured
     boards: int = 0  # boards that may hold layers, beside rank 0's; 0: as many as the profile tells apart, or 4

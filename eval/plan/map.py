@@ -11,7 +11,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import matplotlib
 import torch
@@ -21,11 +21,10 @@ matplotlib.use("Agg")  # no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.patches import Patch, Rectangle  # noqa: E402
 
-from config.boards import Boards, uneven  # noqa: E402
 from config.files import ROOM, check_output, write  # noqa: E402
 from config.keys import read_keys  # noqa: E402
 from config.methods import METHODS  # noqa: E402
-from config.profiles import PROFILES  # noqa: E402
+from config.profiles import PROFILES, Profile  # noqa: E402
 from config.ranges import Checked, Range, outside, unknown  # noqa: E402
 from eval.plan.advice import keys_line  # noqa: E402
 from eval.plan.bench import plan_of  # noqa: E402
@@ -52,8 +51,8 @@ class MapConfig(Checked):
     Every cell is a cluster of equal boards, with all else as in a profile. It is planned for in virtual time.
     """
 
-    PATHS: ClassVar[tuple[str, ...]] = ("output",)
-    EXAMPLES: ClassVar[str] = """\
+    PATHS = ("output",)
+    EXAMPLES = """\
   python -m scripts.bench planner_map
   python -m scripts.bench planner_map axes=latency boards=8 output=maps/eight"""
 
@@ -113,9 +112,9 @@ def planned(config: MapConfig) -> list[Cell]:
         return [job.result() for job in tqdm(jobs, unit="cell", file=sys.stderr)]
 
 
-def sites(config: MapConfig) -> list[tuple[float, float, Boards]]:
+def sites(config: MapConfig) -> list[tuple[float, float, Profile]]:
     """The clusters of the grid, stage time by stage time, with what differs in them."""
-    usual = replace(uneven(PROFILES[config.profile]), factors=(1.0,) * config.boards)
+    usual = replace(PROFILES[config.profile], factors=(1.0,) * config.boards)
     found = []
     for stage in STAGES:
         for along in ALONG[config.axes]:
@@ -129,7 +128,7 @@ def sites(config: MapConfig) -> list[tuple[float, float, Boards]]:
     return found
 
 
-def cell(stage: float, along: float, site: Boards, config: PlanConfig, book: Book) -> Cell:
+def cell(stage: float, along: float, site: Profile, config: PlanConfig, book: Book) -> Cell:
     """Plan for one cluster."""
     made_of = families(site, len(site.factors), book.layers, config.chosen_methods, config.chosen_drafts)
     trials = Search(Bench(site, config, book), shown=False).run(made_of)

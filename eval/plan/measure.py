@@ -16,7 +16,7 @@ from typing import Any, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from config.boards import Boards, read, write
+from config.profiles import Profile, read, write
 from config.run_config import RunConfig
 from eval.plan.check import opened
 from eval.plan.hosts import Measured, boards_of, measured_boards
@@ -40,7 +40,7 @@ RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
 PROMPT = list(range(1, 33))
 
 
-def measured(config: PlanConfig) -> Boards:
+def measured(config: PlanConfig) -> Profile:
     """The cluster as it was measured: out of the file, if it is there, or now. Raises ValueError for another model's.
     """
     model = Path(config.run.base_dir or config.run.model_dir).name
@@ -58,7 +58,7 @@ def measured(config: PlanConfig) -> Boards:
     return made
 
 
-def measure(config: PlanConfig, model: str) -> Boards:
+def measure(config: PlanConfig, model: str) -> Profile:
     """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
     run = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
     folder, placement = prepare(run)
@@ -78,7 +78,7 @@ def measure(config: PlanConfig, model: str) -> Boards:
     links = tuple((0, rank, other.latency, _believed(other.mbps)) for rank, other in enumerate(others, 1))
     if links:
         latency, rate = (median(link[place] for link in links) for place in (2, 3))
-    return Boards(
+    return Profile(
         f"measured {'over ssh' if others else 'here'} with {model}", sizes.layers, sizes.hidden * width, whole, row,
         free, token, min(levels.values(), default=0.0), verdict, latency, rate, latency + STEP,
         weights=_gigabytes(parts), factors=tuple(times_as_long(passes, base) for passes in stages),

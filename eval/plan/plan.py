@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from config.boards import Boards, uneven
 from config.files import write_json
+from config.profiles import Profile
 from eval.plan.candidates import PLAIN, families
 from eval.plan.check import Checked, check
 from eval.plan.hosts import answered, boards_of
@@ -50,14 +50,9 @@ def plan(config: PlanConfig) -> Plan:
     return checked(config, found) if config.check else found
 
 
-def cluster(config: PlanConfig) -> Boards:
+def cluster(config: PlanConfig) -> Profile:
     """The cluster that is planned for, with as many boards as may take part, and their memory."""
-    if config.run.profile == "none":
-        site = measured(config)
-    else:
-        there = config.run.cluster
-        assert there is not None, config.run.profile
-        site = uneven(there)
+    site = config.run.cluster or measured(config)
     if config.run.hosts and config.run.profile != "none":  # else they were measured
         site = answered(site, config.run.hosts)
     named = len(boards_of(config.run.hosts)) if config.run.hosts else 0
@@ -74,7 +69,7 @@ def cluster(config: PlanConfig) -> Boards:
     return replace(site, factors=factors, memory=memory, weights=weights)
 
 
-def planned(config: PlanConfig, site: Boards, book: Book) -> Plan:
+def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
     """The same for this cluster and this record."""
     boards = len(site.factors)
     layers = book.layers if boards <= book.layers else site.layers

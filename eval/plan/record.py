@@ -6,16 +6,14 @@ worth noting; its likeliest guesses at each place are kept, with what they claim
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.files import fits, whole, write_json
 from config.questions import by_turns
 from eval.plan.keys import PlanConfig
 from eval.plan.replayed import Network, Table
-from eval.recorded import check_settings, settings_of
+from eval.recorded import check_room, keep, kept, settings_of
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -52,70 +50,31 @@ class Book(NamedTuple):
 
 # --- kept in a file ---------------------------------------------------------------------------------------------------
 
-def _is_id(value: Any) -> bool:
-    return fits(value, int) and value >= 0
-
-
-def _is_of_networks(form: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(fits(each, form) for each in value.values())
-
-
-def _is_sound(found: dict[str, Any]) -> bool:
-    """Whether answers have tokens of the vocabulary, and for each token of the text something of every network."""
-    vocab, networks = found["vocab"], found["networks"].keys()
-    for one in found["answers"]:
-        tables = one["guesses"].values()
-        listed = [each for table in tables for place in table for each in place]
-        ids = [*one["prompt"], *one["text"], *(token for tokens, _ in listed for token in tokens)]
-        whole_tables = all(len(table) == len(one["text"]) and all(table) for table in tables)
-        even = all(len(tokens) == len(gains) > 0 for tokens, gains in listed)
-        if not (one["prompt"] and one["text"] and max(ids) < vocab and one["guesses"].keys() == networks):
-            return False
-        if not (whole_tables and even):
-            return False
-    return bool(found["answers"]) and found["layers"] > 0
-
-
-LISTED = ([_is_id], [float])
-ANSWER = {"prompt": [_is_id], "text": [_is_id], "guesses": _is_of_networks([[LISTED]])}
-FORM = {"keys": dict, "vocab": _is_id, "ends": [_is_id], "layers": _is_id, "answers": [ANSWER],
-        "networks": _is_of_networks((str, int, bool))}
-
-
 def book_of(config: PlanConfig) -> Book:
     """The record that the file of traces holds, or a new one, which is kept there.
 
     Raises ValueError if the file holds anything else, a record of other keys or of fewer drafts, or if something is not
     there.
     """
-    if not config.traces:
-        return made(config)
-    path, settings = Path(config.traces), settings_of(config, SETTINGS)
-    if path.is_file():
-        book = _kept(path, settings)
-        lacking = set(config.kinds).difference(map(kind_of, book.networks))
+    settings = settings_of(config, SETTINGS)
+    found = kept(config.traces, settings, "holds no record of drafts", OTHER)
+    if found:
+        lacking = set(config.kinds).difference(map(kind_of, found["networks"]))
         if lacking:
-            raise ValueError(f"{path} has no guesses of {', '.join(sorted(lacking))}: {OTHER}")
-        return book
+            raise ValueError(f"{config.traces} has no guesses of {', '.join(sorted(lacking))}: {OTHER}")
+        answers = [Written(**one) for one in found["answers"]]
+        networks = {name: Network(*values) for name, values in found["networks"].items()}
+        return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
     book = made(config)
-    answers = [one._asdict() for one in book.answers]
-    write_json(path, {"keys": settings, **book._asdict(), "answers": answers}, indent=None)
+    if config.traces:
+        written = [one._asdict() for one in book.answers]
+        keep(config.traces, settings, {**book._asdict(), "answers": written})
     return book
 
 
 def kind_of(network: str) -> str:
     """The kind of a network by its name, which has a number behind it where there are several."""
     return network.rstrip("0123456789")
-
-
-def _kept(path: Path, settings: dict[str, Any]) -> Book:
-    found = whole(path, OTHER)
-    if not fits(found, FORM) or not _is_sound(found):
-        raise ValueError(f"{path} holds no record of drafts: {OTHER}")
-    check_settings(path, found["keys"], settings, OTHER)
-    answers = [Written(*map(one.get, Written._fields)) for one in found["answers"]]
-    networks = {name: Network(*values) for name, values in found["networks"].items()}
-    return Book(answers, networks, found["vocab"], found["ends"], found["layers"])
 
 
 # --- made with the models ---------------------------------------------------------------------------------------------
@@ -157,11 +116,7 @@ def _prompts(pipeline: Pipeline, config: PlanConfig) -> list[list[int]]:
     assert text is not None, "questions are text"
     asked = by_turns(config.data, config.chosen_sets, config.run.question_begin, config.run.question_end)
     prompts = [text.prompt_ids([question], config.run.template) for question in asked]
-    longest, room = max(map(len, prompts)), pipeline.spec.context
-    most = config.run.max_new_tokens
-    if longest + most > room:
-        raise ValueError(f"a prompt of {longest} tokens leaves no room for max_new_tokens={most} in a "
-                         f"context of {room}: give less, or other sets= or questions")
+    check_room(prompts, config.run.max_new_tokens, pipeline.spec.context)
     return prompts
 
 

@@ -117,6 +117,11 @@ class Search:
         return found
 
 
+def nearly_best(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that are hardly slower than the first, which is the fastest."""
+    return [trial for trial in trials if trial.speed >= NEAR * trials[0].speed]
+
+
 def plain_of(finalists: Sequence[Trial]) -> Trial:
     """The fastest plain decoding among finalists, the fastest of which come first."""
     return next(trial for trial in finalists if trial.candidate.method == PLAIN)

@@ -10,9 +10,8 @@ from typing import Sequence
 
 from tqdm import tqdm
 
-from config.boards import Boards, uneven
 from config.keys import read_keys
-from config.profiles import PROFILES
+from config.profiles import PROFILES, Profile
 from eval.plan.bench import plan_of
 from eval.plan.candidates import Candidate
 from eval.plan.record import Written, made
@@ -20,8 +19,8 @@ from eval.plan.replayed import Table
 from eval.plan.trial import Bench
 from eval.tables import in_columns
 
-SITE = replace(uneven(PROFILES["jetson-7b"]), factors=(1.0,) * 4)
-SITES: dict[str, Boards] = {
+SITE = replace(PROFILES["jetson-7b"], factors=(1.0,) * 4)
+SITES: dict[str, Profile] = {
     "jetson-7b": SITE,
     "rows of 2 ms": replace(SITE, row=8.0, free=0),
     "rows of 12 ms": replace(SITE, model=100.0, row=50.0, free=0),

@@ -4,15 +4,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Sequence
 
-from config.boards import Boards
 from config.methods import METHODS
+from config.profiles import Profile
 from config.run_config import RunConfig
 from config.trees import MOST, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written, kind_of
 from eval.plan.replayed import Replayed
-from eval.recorded import Record, Recorded
+from eval.recorded import Recorded
 from model.drafts.batch import read_all
 from model.drafts.draft import Draft, NoDraft
 from model.drafts.mixture import Mixture, Suffix
@@ -95,8 +95,8 @@ class Sums(NoTrace):
 class Bench:
     """What tries candidates: the cluster, the record, and the keys of a run that no candidate changes."""
 
-    def __init__(self, site: Boards, config: PlanConfig, book: Book) -> None:
-        self.site, self.book = site, book
+    def __init__(self, site: Profile, config: PlanConfig, book: Book) -> None:
+        self.site, self.config, self.book = site, config, book
         self._usual = config.single()
         self._context = config.run.max_length
 
@@ -126,7 +126,7 @@ class Bench:
         tree = replace(tree, stream=stream)
         leaders, works = self._works(candidate)
         traces = [Sums() for _ in ([0] if candidate.whole else [0, *leaders])]
-        recorded = Recorded(Record([0], [0], ()), self.book.vocab)
+        recorded = Recorded(self.book.vocab)
         cluster = Cluster(self.site, clock, works, recorded, traces)
         head = SlowHead(recorded.lm_head, Pace(self.site, judging))
         depth = 1 if candidate.whole else 1 + len(candidate.layers)
@@ -140,7 +140,7 @@ class Bench:
         decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
         spent = []
         for one in answers:
-            recorded.record = Record(one.prompt, one.text, ())
+            recorded.prompt, recorded.text = one.prompt, one.text
             for name, network in networks.items():
                 network.open(len(one.prompt), one.guesses[name])
             most = min(tokens, len(one.text))

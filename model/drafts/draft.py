@@ -37,8 +37,8 @@ class Draft:
 
     @property
     def held(self) -> int:
-        """How many leading tokens of the text it could keep for a request that begins like this one."""
-        return sys.maxsize
+        """How many leading tokens of the text it could keep for a request that begins like this one: what was read."""
+        return self.consumed
 
     def another(self) -> Draft:
         """A twin for another request."""

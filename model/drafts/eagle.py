@@ -144,9 +144,6 @@ class Eagle(TreeDraft):
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         return self.head(token_T, feature_TD, pos_T, cache)  # type: ignore[no-any-return]
 
-    def logits(self, out_TD: Tensor) -> Tensor:
-        return self.lm_head(out_TD)
-
     def tokens(self, place: Tensor) -> Tensor:
         return place if self.head.shift is None else place + self.head.shift[place]
 

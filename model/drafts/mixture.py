@@ -129,10 +129,6 @@ class Mixture(Draft):
         for network in self._networks:
             network.begin(sampler)
 
-    @property
-    def held(self) -> int:
-        return min((network.held for network in self._networks), default=sys.maxsize)
-
     def keep(self, length: int) -> None:
         self._forget()
         for network in self._networks:

@@ -39,16 +39,13 @@ class TreeDraft(Draft):
     source = ""  # its name among the drafts of a tree
     number = 0  # and its number among them, which keeps their draws apart
     lag = 0  # 1: a node is read as a pair with the feature of the token before it, at that token's position
+    lm_head: Callable[[Tensor], Tensor]  # makes logits of what the network makes
 
     def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
         self._score = torch.empty(0)  # the scores [T] of the frontier, from the tip on …
         self._out = torch.empty(0)  # … and what was made of its nodes' parents [T, D]
         self.reset()
-
-    @property
-    def held(self) -> int:
-        return self._fed - self.lag
 
     @property
     def consumed(self) -> int:
@@ -101,7 +98,7 @@ class TreeDraft(Draft):
 
     def logits(self, out_TD: Tensor) -> Tensor:
         """Logits `[T, V]` over the draft's own vocabulary of what follows each row."""
-        raise NotImplementedError
+        return self.lm_head(out_TD)
 
     def tokens(self, place: Tensor) -> Tensor:
         """The target's tokens for places in the draft's own vocabulary."""
@@ -109,7 +106,8 @@ class TreeDraft(Draft):
 
     def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens after each row, in the target's vocabulary: log-probabilities and ids, `[T, W]`."""
-        gain_TW, place_TW = likeliest(logits_TV, width)
+        width = min(width, logits_TV.shape[-1])
+        gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
         return gain_TW, self.tokens(place_TW)
 
     def begin(self, sampler: Sampler) -> None:
@@ -326,13 +324,6 @@ class TreeDraft(Draft):
         return [drafter.drawn(sampler, law_V, position, count) for law_V, count in zip(law_TV, counts)]
 
 
-def likeliest(logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and places `[T, W]` of the `width` likeliest of each row, the likeliest first."""
-    width = min(width, logits_TV.shape[-1])
-    gain_TW, place_TW = torch.log_softmax(logits_TV, -1).topk(width, -1)
-    return gain_TW, place_TW
-
-
 class ModelDraft(TreeDraft):
     """A draft that guesses with a whole small model of the same vocabulary; it reads tokens alone."""
 
@@ -360,6 +351,3 @@ class ModelDraft(TreeDraft):
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         return self.model(token_T, pos_T, cache)
-
-    def logits(self, out_TD: Tensor) -> Tensor:
-        return self.lm_head(out_TD)
