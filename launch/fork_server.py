@@ -58,10 +58,10 @@ class Ranks:
     def all_ended(self) -> bool:
         return len(self.ended()) == len(self._numbers)
 
-    def send_signal(self, rank: int, number: int) -> None:
+    def send_signal(self, one: int, number: int) -> None:
         """Send a signal to a rank, if it has been forked and has not ended."""
-        if rank not in self.ended() and rank in self._pids:
-            os.kill(self._pids[rank], number)
+        if one not in self.ended() and one in self._pids:
+            os.kill(self._pids[one], number)
 
     def kill(self) -> None:
         """End the ranks that are still there, at once."""
