@@ -14,8 +14,7 @@ from launch.console import INTERRUPTED, NEEDED, ended_by, enter, say
 if __name__ == "__main__":
     enter(*NEEDED)
 
-from launch.split.plan import Layout
-from launch.split.write import check, split
+from launch.split.write import Layout, check, split
 from model.weights.parts import Part
 from model.weights.quant import KINDS
 

@@ -134,7 +134,9 @@ def ask_many(pipeline: Pipeline) -> None:
     try:
         with ExitStack() as shown:
             bar = shown.enter_context(tqdm(total=turns, unit="answer", file=sys.stderr))
-            bars = [shown.enter_context(bar_of_answer(place, config)) for place in range(config.max_requests)]
+            below = [tqdm(unit="token", file=sys.stderr, position=place, leave=False, disable=config.max_requests == 1)
+                     for place in range(1, config.max_requests + 1)]  # a line for each answer under way
+            bars = [shown.enter_context(each) for each in below]
             jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
             for place, about, generation in concurrent(jobs, pipeline.decoder, config.max_requests):
                 done[place] = generation.answer, {**about, **record(config, about["prompt"], generation)}
@@ -146,12 +148,6 @@ def ask_many(pipeline: Pipeline) -> None:
             save(config.output, records())
     whole = clock.now() - begin if config.max_requests > 1 else None
     print(table([answer for _, (answer, _) in sorted(done.items())], whole))
-
-
-def bar_of_answer(place: int, config: RunConfig) -> Bar:
-    """A line below that of all answers, for one that is under way; none where there is one at a time."""
-    alone = config.max_requests == 1
-    return tqdm(unit="token", file=sys.stderr, position=place + 1, leave=False, disable=alone)
 
 
 def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Job[Done]:

@@ -38,7 +38,7 @@ from config.typed import opened, preset_of, typed
 from launch.console import INTERRUPTED, LOST, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
-from launch.hosts.board import BOARD
+from launch.hosts.board import is_one_rank
 from launch.models import with_model
 from launch.prepare import open_part
 from model.text import AUTO, OWN, VOCABULARIES, chosen
@@ -70,7 +70,7 @@ def settled(argv: Sequence[str], kind: type[CommandKeys] | None = None) -> list[
     if not planned:
         return [*argv, *added]
     words += added
-    if "RANK" in os.environ or os.environ.get(BOARD) or typed(words).get("hosts"):
+    if is_one_rank(typed(words).get("hosts", "")):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
     config = _checked(words, kind)

@@ -14,7 +14,6 @@ from typing import Callable, Mapping, Sequence
 
 import torch
 
-from config.drafts import FOLDERS
 from launch.spec import RankSpec
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
@@ -74,18 +73,11 @@ def need(spec: RankSpec) -> Need:
     if spec.drafter is not None:
         return _network(spec, spec.small_models[spec.drafter], eagle=False)
     found = NOTHING
-    if _layers(spec):
+    if spec.layers:
         found += _stage(spec)
     if HEAD in spec.part.weights.names():
         found += _head(spec)
     return found
-
-
-def _layers(spec: RankSpec) -> int:
-    if spec.drafter is not None:
-        return 0
-    first, last = spec.part.layers
-    return last - first
 
 
 def _stage(spec: RankSpec) -> Need:
@@ -97,35 +89,24 @@ def _stage(spec: RankSpec) -> Need:
     kept = KEPT
     if spec.quant != "none":
         kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
-    cache = _cache(spec, sizes, _layers(spec))
-    loading = _loading(part.weights, spec.quantizes)
-    workspace = max(_step(spec, sizes, spec.quant, _rows(spec)), loading)
-    return Need(weights, cache, workspace + kept)
+    workspace = max(_step(spec, sizes, spec.quant, _rows(spec)), _loading(part.weights, spec.quantizes))
+    return Need(weights, _cache(spec, sizes, spec.layers), workspace + kept)
 
 
 def _head(spec: RankSpec) -> Need:
     vocab = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
     sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
     logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
-    return Need(vocab, 0, max(logits, vocab)) + _draft(spec)
-
-
-def _draft(spec: RankSpec) -> Need:
-    found = NOTHING
+    folders = {
+        "eagle": [spec.part.eagle] if spec.part.eagle else [],
+        "model": [spec.draft_folder],
+        "ssm": [] if spec.config.drafting_ranks else spec.small_models,
+    }
+    found = Need(vocab, 0, max(logits, vocab))
     for name in spec.sources:
-        for folder in _folders(spec, name):
+        for folder in folders.get(name, []):
             found += _network(spec, folder, name == "eagle")
     return found
-
-
-def _folders(spec: RankSpec, name: str) -> list[Path]:
-    if name == "ssm":
-        return [] if spec.config.drafting_ranks else spec.small_models
-    if name not in FOLDERS:
-        return []
-    if name == "eagle" and spec.part.eagle:
-        return [spec.part.eagle]
-    return [Path(spec.config.draft_dir) if spec.config.draft_dir else spec.part.folder / "draft"]
 
 
 def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
@@ -262,7 +243,7 @@ def advice(specs: Sequence[RankSpec], left: int) -> str:
             less.append(f"{key}={_most(key, least, asked, fits)}")
     if less:
         return f"give {' or '.join(less)} or less, or end other programs"
-    held = {spec.part.quant for spec in specs if _layers(spec)}
+    held = {spec.part.quant for spec in specs if spec.layers}
     for change in SMALLER:
         possible = "quant" not in change or held == {"none"}
         if possible and fits(**change):
@@ -287,10 +268,9 @@ def _spread(specs: Sequence[RankSpec], left: int) -> str:
     if len(specs) > 1 and needed.total <= left:
         together = sum(need(spec).total for spec in specs)
         return f"spread these ranks over {math.ceil(together / left)} such devices or more"
-    layers = _layers(largest)
     of_layers = needed.total - needed.workspace
     room = left - needed.workspace
-    if not layers or of_layers // layers > room:
+    if not largest.layers or of_layers // largest.layers > room:
         return "not even one layer fits: take a device with more memory, or a smaller model"
-    of_model = largest.sizes.layers * of_layers // layers
+    of_model = largest.sizes.layers * of_layers // largest.layers
     return f"split the model into {math.ceil(of_model / room)} stages or more, each on a device of its own"

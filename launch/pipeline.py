@@ -259,7 +259,7 @@ class Pipeline:
 
     def draft_of(self, spec: RankSpec) -> Draft:
         """The draft that a specification names, which is built once."""
-        place = spec.draft, spec.head, spec.config.draft_dir, spec.config.ssm
+        place = spec.sources, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
             elsewhere = self.drafters if self.drafters.links else None
             self.drafts[place] = build_draft(spec, self.lm_head, self.trace, elsewhere)

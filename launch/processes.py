@@ -1,6 +1,6 @@
 """A process for every rank of this machine, from the start of the first to the end of the last.
 
-It knows nothing about models: `run.py` decides what a rank does, and `local.py` how ranks find each other. Their
+It knows nothing about models: `run.py` decides what a rank does, and `ranks.py` how ranks find each other. Their
 rendezvous is a private folder, and they talk over loopback, so nothing listens where other machines could reach it.
 """
 from __future__ import annotations

@@ -17,8 +17,8 @@ import torch
 from config.files import ROOM, write
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
+from launch.spec import RankSpec
 from model.text import BROKEN, Text
-from model.weights.parts import Part
 from pipeline.interfaces import REAL, Clock
 from pipeline.trace import CLOCK, OFF, NoTrace, Trace, merge, read
 
@@ -32,19 +32,20 @@ def open_trace(config: RunConfig, rank: int, clock: Clock = REAL) -> NoTrace:
     return Trace(config.trace, rank, clock) if config.trace else OFF
 
 
-def join_traces(config: RunConfig, part: Part) -> None:
+def join_traces(spec: RankSpec) -> None:
     """Join the traces of all ranks that wrote to this machine, and leave beside them what was run."""
-    if config.trace:
-        describe(config, part)
-        joined = merge(config.trace)
+    folder = spec.config.trace
+    if folder:
+        describe(spec)
+        joined = merge(folder)
         message = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
-                f"python -m scripts.timeline {config.trace})")
+                   f"python -m scripts.timeline {folder})")
         print(plain(message), file=sys.stderr)
 
 
-def describe(config: RunConfig, part: Part) -> None:
+def describe(spec: RankSpec) -> None:
     """Leave in the trace's folder what its spans do not say, `run.json`: what ran, and the text of every token."""
-    tokens = {}
+    config, part, tokens = spec.config, spec.part, {}
     if not config.prompt_ids:
         tokens = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))
     about = {

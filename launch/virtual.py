@@ -5,13 +5,11 @@ What a profile charges is the same as in the emulation in real time (`launch/bui
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Callable, Iterator, Sequence
 
 from config.profiles import Profile
-from config.run_config import RunConfig
 from launch.build import build_drafter, load_layers
-from launch.prepare import open_part
+from launch.prepare import Prepared
 from launch.ranks import Rank, Tracing, torch_as_it_was
 from launch.spec import RankSpec
 from launch.trace import join_traces, open_trace
@@ -23,7 +21,6 @@ from sim.cluster import NOTHING, Answers, Cluster, DrafterWay, Own
 from sim.paths import Paths
 from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
-from tp.links import Placement
 from tp.shares import Joined
 
 Groups = Sequence[Sequence[RankSpec]]
@@ -37,29 +34,32 @@ def whole_model(stages: Groups) -> Paths:
 
 
 @contextmanager
-def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace,
-               own: Own = NOTHING, answers: Callable[[Groups], Answers] = whole_model) -> Iterator[Rank]:
+def as_virtual(prepared: Prepared, tracing: Tracing = open_trace, own: Own = NOTHING,
+               answers: Callable[[Groups], Answers] = whole_model) -> Iterator[Rank]:
     """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges.
 
     `answers` makes what the target says out of the stages of one copy of the model.
     """
+    config, _, placement = prepared
     clock = VirtualClock(EVEN)
     clocks = {rank: VirtualClock(EVEN) for rank in placement.drafters}  # they draft while time passes elsewhere
     traces = [tracing(config, rank, clocks.get(rank, clock)) for rank in range(placement.world)]
-    groups = [[RankSpec(config, open_part(folder, rank)) for rank in ranks] for ranks in placement.groups]
+    groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
-    assert spec.cluster is not None, "only an emulated cluster has virtual time"
+    profile = config.cluster
+    assert profile is not None, "only an emulated cluster has virtual time"
     with torch_as_it_was():
         spec.prepare_torch()
-        copy = _copy(groups)
-        works = [_work(group, spec.cluster, own) for group in copy]
+        stages = groups[1:] or groups
+        copy = stages[:len(stages) // spec.copies]  # the stages of one copy
+        works = [_work(group, profile, own) for group in copy]
         led = [traces[rank] for rank in placement.leaders]
-        cluster = Cluster(spec.cluster, clock, [works] * spec.copies, answers(copy), led, own)
+        cluster = Cluster(profile, clock, [works] * spec.copies, answers(copy), led, own)
         alone = ThreadGroup(Table(1), 0)
         drafters = []
         for rank, its_clock in clocks.items():
-            drafter = build_drafter(RankSpec(config, open_part(folder, rank, config)), traces[rank], its_clock)
-            drafters.append(DrafterWay(spec.cluster, drafter, clock, its_clock, traces[0]))
+            drafter = build_drafter(prepared.spec(rank), traces[rank], its_clock)
+            drafters.append(DrafterWay(profile, drafter, clock, its_clock, traces[0]))
 
         def restart() -> None:
             cluster.restart()
@@ -69,12 +69,7 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
         yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock, restart=restart)
     for trace in traces:
         trace.close()
-    join_traces(config, spec.part)
-
-
-def _copy(groups: Groups) -> Groups:
-    stages = groups[1:] or groups
-    return stages[:len(stages) // groups[0][0].copies]
+    join_traces(spec)
 
 
 def _whole(group: Sequence[RankSpec]) -> Slice:

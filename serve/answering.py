@@ -9,7 +9,7 @@ import secrets
 import time
 from typing import Any, AsyncIterator, Callable, Dict, NamedTuple, Sequence
 
-from launch.request_loop import Reports
+from launch.asynchronous import Reports
 from model.token_text import TokenText
 from serve.engine import Ended, Engine, Event, Job, Sight
 from serve.protocol import Choice, Refused

@@ -1,6 +1,6 @@
 """The engine: a pipeline that is turned, with places and a queue, and that comes back when a rank is lost.
 
-It knows nothing about HTTP. How jobs take turns is explained in `launch/request_loop.py`.
+It knows nothing about HTTP. How jobs take turns is explained in `launch/asynchronous.py`.
 """
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
+from launch.asynchronous import LOOK, Turning
+from launch.asynchronous import Job as Turned
 from launch.generation import Generation
 from launch.pipeline import Pipeline
-from launch.request_loop import LOOK, Turning
-from launch.request_loop import Job as Turned
 from pipeline.failure import explain, foreseen, guarded
 from pipeline.requests import Ring
 from serve.metrics import Figures

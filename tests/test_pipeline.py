@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from launch.pipeline import Pipeline
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.split.write import Layout, split
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.failure import PeerLost

@@ -58,8 +58,7 @@ def clocks(argv: list[str]) -> int:
 
 
 def _simulated(config: RunConfig, own: Own) -> Speeds:
-    folder, placement = prepare(config)
-    with as_virtual(config, folder, placement, own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(prepare(config), own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         return _speeds(pipeline, "virtual")
 
 

@@ -9,14 +9,13 @@ import socket
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from config.command import CommandKeys, flat
 from config.presets import ROOT
 from config.run_config import RunConfig
 from launch.hosts.board import Board
 from launch.hosts.entries import Facts
-from pipeline.transport import PeerLost
 
 CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what decides what a rank computes and says
 # What belongs to a board, or to rank 0, whose user asks. All other keys must agree, so a new one is compared too.
@@ -30,21 +29,6 @@ LOCAL = frozenset({
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
 MIXED = ", and dtype= too where some have CUDA and others do not"
-
-
-class Verdict(NamedTuple):
-    """What rank 0 makes of a rendezvous: all is well without a `reason`; `lost`: a board is missing, not wrong."""
-
-    reason: str = ""
-    lost: bool = False
-
-    def enforce(self) -> None:
-        """Raise the reason, if there is one: PeerLost or ValueError."""
-        if not self.reason:
-            return
-        if self.lost:
-            raise PeerLost(self.reason)
-        raise ValueError(self.reason)
 
 
 def code_version(root: Path = ROOT) -> str:
@@ -75,8 +59,7 @@ def judge_facts(written: dict[int, Facts], board: Board) -> str:
     for rank, facts in written.items():
         wrong = _difference(facts, written[0])
         if wrong:
-            name = board.named(rank, facts["host"], facts.get("address", ""))
-            return f"{name} {wrong}"
+            return f"{board.named(rank, facts['host'], facts.get('address', ''))} {wrong}"
     return ""
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Callable, Dict, NamedTuple
+from typing import Any, Callable, Dict
 
 from config.files import fits
+from config.schema.fields import whole
 from config.schema.untrusted import plain
 
 MOST = 1 << 20  # bytes of an entry
@@ -41,10 +42,6 @@ def _digits(text: str) -> int:
 
 # --- forms ------------------------------------------------------------------------------------------------------------
 
-def _whole(least: int, end: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and least <= value < end
-
-
 def _is_address(value: Any) -> bool:
     parts = value.split(".") if isinstance(value, str) else []
     numbers = [int(part) for part in parts if re.fullmatch("0|[1-9][0-9]{0,2}", part)]
@@ -56,10 +53,10 @@ def _is_settings(value: Any) -> bool:
     return isinstance(value, dict) and all(type(entry) in TYPED for entry in value.values())
 
 
-RANK = _whole(0, RANKS)
+RANK = whole(0, RANKS - 1).fits
 ALWAYS = {"host": str, "code": str, "settings": _is_settings}
-FACTS = {**ALWAYS, "world": _whole(1, RANKS), "split": str, "address": _is_address, "interface": str,
-         "port": _whole(1, 1 << 16)}
+FACTS = {**ALWAYS, "world": whole(1, RANKS - 1).fits, "split": str, "address": _is_address, "interface": str,
+         "port": whole(1, (1 << 16) - 1).fits}
 
 
 def _is_facts(value: Any) -> bool:
@@ -68,8 +65,7 @@ def _is_facts(value: Any) -> bool:
     if not isinstance(value, dict) or not value.keys() <= known.keys():
         return False
     wanted = ALWAYS if "error" in value else FACTS
-    form = {name: known[name] for name in value}
-    return wanted.keys() <= value.keys() and fits(value, form)
+    return fits(value, {**wanted, **{name: known[name] for name in value}})
 
 
 # --- kinds: from the bytes of an entry to the same entry, if it is sound ----------------------------------------------
@@ -108,46 +104,38 @@ def _count(raw: bytes) -> bytes:
     return raw
 
 
-class Kind(NamedTuple):
-    """Entries whose names match `pattern` belong to the rank that the name ends in (`own`), to rank 0 (`root`), or,
-    where neither is said, to the rank that writes first."""
-
-    pattern: str
-    clean: Callable[[bytes], bytes]
-    root: bool = False
-
-    def owner(self, key: str) -> int | None:
-        """The rank that alone may write an entry of this name; None if that is the first to write."""
-        if self.root:
-            return 0
-        found = re.fullmatch(self.pattern, key)
-        own = found.groupdict().get("own") if found else None
-        return None if own is None else int(own)
-
-
-OWN = r"(?P<own>\d{1,4})"
+OWN = r"(?P<own>\d{1,4})"  # the rank that alone may write the entry
+ROOT = r"(?P<root>)"  # only rank 0 may; where neither is said, the rank that writes first
 BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is given
-KINDS = (
-    Kind(rf"facts/{OWN}", _json(_is_facts)),
-    Kind(rf"ways/{OWN}", _json([RANK])),
-    Kind(r"facts/all", _json([(RANK, _is_facts)]), root=True),
-    Kind(r"ways/all", _json([(RANK, [RANK])]), root=True),
-    Kind(r"(?:facts|ways)/verdict", _json((str, bool)), root=True),
-    Kind(rf"(?:facts|ways)/heard/{OWN}", _count),
-    Kind(rf"{BEFORE}heartbeat/{OWN}", _count),
-    Kind(rf"{BEFORE}heartbeat/losses", _count),
-    Kind(rf"{BEFORE}busy/{OWN}", _count),
-    Kind(rf"{BEFORE}heartbeat/lost", _line),
-    Kind(rf"{BEFORE}split/{OWN}", _line),
-    Kind(rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
-    Kind(rf"{BEFORE}clock/\d+/time/\d+", _number, root=True),
-    Kind(r".*", bytes),  # what torch.distributed itself writes
+KINDS = (  # of a name that a pattern fits as a whole, the first one counts
+    (rf"facts/{OWN}", _json(_is_facts)),
+    (rf"ways/{OWN}", _json([RANK])),
+    (rf"{ROOT}facts/all", _json([(RANK, _is_facts)])),
+    (rf"{ROOT}ways/all", _json([(RANK, [RANK])])),
+    (rf"{ROOT}(?:facts|ways)/verdict", _json((str, bool))),
+    (rf"(?:facts|ways)/heard/{OWN}", _count),
+    (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
+    (rf"{BEFORE}heartbeat/losses", _count),
+    (rf"{BEFORE}heartbeat/lost", _line),
+    (rf"{BEFORE}split/{OWN}", _line),
+    (rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
+    (rf"{ROOT}{BEFORE}clock/\d+/time/\d+", _number),
+    (r".*", bytes),  # what torch.distributed itself writes
 )
 
 
-def kind(key: str) -> Kind:
-    """The first whose pattern is the whole of a name."""
-    return next(found for found in KINDS if re.fullmatch(found.pattern, key, re.S))
+def _kind(key: str) -> tuple[dict[str, str], Callable[[bytes], bytes]]:
+    """What a name says of who may write its entry, and what makes a sound entry of bytes."""
+    found = ((re.fullmatch(pattern, key, re.S), cleaned) for pattern, cleaned in KINDS)
+    return next((match.groupdict(), cleaned) for match, cleaned in found if match)
+
+
+def owner_of(key: str) -> int | None:
+    """The rank that alone may write an entry of this name; None if that is the first to write."""
+    names, _ = _kind(key)
+    if "root" in names:
+        return 0
+    return int(names["own"]) if "own" in names else None
 
 
 def clean(key: str, raw: bytes) -> bytes:
@@ -155,6 +143,7 @@ def clean(key: str, raw: bytes) -> bytes:
     try:
         if len(raw) > MOST:
             raise Junk(f"it has more than {MOST} bytes")
-        return kind(key).clean(raw)
+        _, cleaned = _kind(key)
+        return cleaned(raw)
     except Junk as junk:
         raise Junk(f"{plain(key)}: {junk}") from None
