@@ -224,9 +224,7 @@ class Pipeline:
         request = Request(ids, sampler, config.max_new_tokens)
         if self.text and not config.ignore_eos:
             request = replace(request, end=frozenset(self.text.end_ids))
-        if self.text and stops:
-            request = replace(request, stop=self.text.stop_rule(stops))
-        return request
+        return replace(request, stop=self.text.stop_rule(stops)) if self.text and stops else request
 
     # --- what a measurement needs beside ------------------------------------------------------------------------------
 
