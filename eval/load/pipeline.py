@@ -34,7 +34,7 @@ Texts = Dict[int, tuple]  # of each request, by its number
 
 
 class Table(NamedTuple):
-    """The loads of one kind, by what is varied: how it is told, the name of its files, and the columns."""
+    """The loads of one kind, by what is varied: its title and axis, the name of its files, and the columns."""
 
     title: str
     axis: str
