@@ -33,10 +33,12 @@ Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
 Texts = Sequence[Sequence[int]]  # the token ids of each turn
 Turn = Mapping[str, Any]  # the fields of one turn
 Line = dict  # an answer as it is written
-# The fields that have an element for each turn: those that Spec-Bench measures speed with, and those beside them.
+# The fields that have an element for each turn: those that Spec-Bench measures speed with, and those beside them; and
+# of all these what a pipeline says itself.
 CHOICE = ("turns", "idxs", "new_tokens", "wall_time")
 BESIDE = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", "ttft", "settled", "target_passes",
           "tau", "segments")
+OF_ANSWER = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "target_passes", "segments")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # to a result; it yields where it waits for the pipeline
 
@@ -217,14 +219,12 @@ class Evaluation:
                 reader.read(new)
         assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
-        return {
-            "prompt": request.prompt, "turns": reader.text, "idxs": max(answer.target_passes, 1) - 1,
-            "new_tokens": answer.new_tokens, "wall_time": self._seconds(answer),
-            "accept_lengths": [accepted[number] for number in range(1, answer.target_passes + 1)],
-            "sources": answer.sources, "requests": number, "prompt_tokens": answer.prompt_tokens,
-            "token_ids": answer.token_ids, "finish_reason": answer.finish_reason,
-            "ttft": answer.prefill_seconds / self.scale, "settled": settled, "target_passes": answer.target_passes,
-            "tau": answer.mean_accepted_length, "segments": answer.segments}
+        turn = {name: getattr(answer, name) for name in OF_ANSWER}
+        turn.update(prompt=request.prompt, turns=reader.text, requests=number, settled=settled)
+        turn.update(wall_time=self._seconds(answer), ttft=answer.prefill_seconds / self.scale)
+        turn.update(idxs=max(answer.target_passes, 1) - 1, tau=answer.mean_accepted_length,
+                    accept_lengths=[accepted[place] for place in range(1, answer.target_passes + 1)])
+        return turn
 
     def _seconds(self, answer: Answer) -> float:
         """The modelled seconds of an answer so far, prefill included."""

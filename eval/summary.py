@@ -71,22 +71,21 @@ def summary(found: Found) -> list[Row]:
 def _row(found: Found, contender: Contender, name: str, temperature: float) -> Row:
     answers = found.of(contender, name, temperature)
     requests, tokens = metrics.request_times(answers), metrics.token_times(answers)
+    row = {**_head((*contender, name, temperature), answers), "n": len(answers)}
+    row["emulated"] = any(answer["emulated"] for answer in answers)
+    row["equal"] = metrics.equality(answers, found.of(AR, name, temperature))
+    row["total"] = metrics.total_speed(answers)
+    row["tau"] = metrics.acceptance_length(answers)
+    row["ttft"] = metrics.mean(metrics.first_token_times(answers))
+    row["request_mean"] = metrics.mean(requests)
+    row["request_p95"] = metrics.quantile(requests, 0.95)
+    row["tpt_p50"] = metrics.quantile(tokens, 0.5)
+    row["tpt_p99"] = metrics.quantile(tokens, 0.99)
+    for column, interval in speeds(found, contender, [name], temperature).items():
+        row.update((f"{column}{bound}", value) for bound, value in zip(BOUNDS, interval))
     stages = [used for rank, used in utilization(found.tally, answers).items() if rank]
-    bounded = speeds(found, contender, [name], temperature)
-    return {
-        **_head((*contender, name, temperature), answers),
-        "n": len(answers),
-        "emulated": any(answer["emulated"] for answer in answers),
-        "equal": metrics.equality(answers, found.of(AR, name, temperature)),
-        "total": metrics.total_speed(answers),
-        "tau": metrics.acceptance_length(answers),
-        "ttft": metrics.mean(metrics.first_token_times(answers)),
-        "request_mean": metrics.mean(requests),
-        "request_p95": metrics.quantile(requests, 0.95),
-        "tpt_p50": metrics.quantile(tokens, 0.5),
-        "tpt_p99": metrics.quantile(tokens, 0.99),
-        **{f"{column}{bound}": value for column in bounded for bound, value in zip(BOUNDS, bounded[column])},
-        **{key: metrics.mean([getattr(used, key) for used in stages]) for key in TIMES}}
+    row.update((key, metrics.mean([getattr(used, key) for used in stages])) for key in TIMES)
+    return row
 
 
 def stages(found: Found) -> list[Row]:
