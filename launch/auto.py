@@ -188,10 +188,10 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _files(argv: Sequence[str], config: RunConfig) -> Iterator[tuple[str, int, int]]:
     given = typed(argv)
-    drafts = [given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")]
-    for folder in (config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)):
-        there = Path(folder).rglob("*") if folder else ()
-        for path in sorted(path for path in there if path.is_file()):
+    drafts = given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")
+    folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
+    for folder in filter(None, folders):
+        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
             about = path.stat()
             yield str(path), about.st_size, about.st_mtime_ns
 

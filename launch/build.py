@@ -91,7 +91,7 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Sli
 
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
     """How the ranks that share a stage add up their partial sums; in an emulated cluster it takes its time."""
-    comm = COMMS[spec.config.tensor_parallel.comm](group, spec.sizes.hidden)
+    comm = COMMS[spec.config.comm](group, spec.sizes.hidden)
     cluster = spec.config.cluster
     if cluster is None:
         return comm

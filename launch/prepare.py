@@ -72,10 +72,9 @@ def prepare(config: RunConfig) -> Prepared:
 
 def _check_form(config: RunConfig, part: Part) -> None:
     """Refuse a split of another form than the configuration asks for."""
-    wanted = config.tensor_parallel
     held = f"{part.folder.parent} is split as {part.form}"
     again = "or split the model again into another folder"
-    if wanted.whole:
+    if config.unpiped:
         if len(part.stages) > 1:
             raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
                              "into another folder, with --tp N and without --stages")
@@ -83,8 +82,9 @@ def _check_form(config: RunConfig, part: Part) -> None:
         _check_replica(config.replica_stages, part, held)
     elif config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
-    if wanted.asked and wanted.speeds != tuple(part.shares):
-        raise ValueError(f"{held}, not with {wanted.asked}: leave tp and tp_shares out, {again}")
+    asked = f"tp_shares={config.tp_shares}" if config.tp_shares else f"tp={config.tp}"
+    if (config.tp or config.tp_shares) and config.speeds != tuple(part.shares):
+        raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, {again}")
 
 
 def _check_replica(stages: int, part: Part, held: str) -> None:
@@ -158,7 +158,7 @@ def _split(config: RunConfig, write: bool) -> Path:
         raise ValueError(missing)
     source = Checkpoint(config.base_dir)
     stages = ""
-    if not config.tensor_parallel.whole:
+    if not config.unpiped:
         wanted = _replica(config.replica_stages or 1, source) if config.replicated else config.stages or "4"
         stages = "+".join(map(str, plan_stages(wanted, source)))
     quant = "none" if config.quant == "auto" else config.quant
@@ -168,7 +168,7 @@ def _split(config: RunConfig, write: bool) -> Path:
         with suppress(ValueError):
             open_part(folder, int(os.environ["RANK"]), config)
             return folder
-    layout = Layout(quant, config.tensor_parallel.speeds)
+    layout = Layout(quant, config.speeds)
     split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
 
@@ -186,8 +186,8 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
     words = [Path(config.base_dir).name]
     if stages:
         words.append(stages)
-    ranks = len(config.tensor_parallel.speeds)
-    if config.tensor_parallel.whole or ranks > 1:
+    ranks = len(config.speeds)
+    if config.unpiped or ranks > 1:
         words.append(f"tp{ranks}")
         if config.tp_shares:
             words.append(config.tp_shares.replace(",", "+"))

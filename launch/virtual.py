@@ -89,6 +89,6 @@ def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     kept = sum(first <= layer < last for layer in inner_layers(spec.sizes.layers))
     speeds = spec.part.shares
     share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
-    tiles = spec.config.tensor_parallel.comm == "galaxy"
+    tiles = spec.config.comm == "galaxy"
     held = Held([member.part.rank for member in group], share, kept, largest, tiles)
     return work_of(profile, held, own.segment)

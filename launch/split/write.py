@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from config.files import one_at_a_time, replace
-from config.tensor_parallel import USUAL
+from config.run_config import USUAL_RANKS
 from launch.split.gguf import is_gguf, unpack
 from model.drafts.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
@@ -154,7 +154,7 @@ def _text_files(source: Checkpoint) -> list[str]:
 
 def check_group(ranks: int, heads: int) -> None:
     """Refuse to share a layer among ranks that would have next to nothing of it."""
-    most = max(heads, USUAL)
+    most = max(heads, USUAL_RANKS)
     if ranks > most:
         raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {heads} heads: choose "
                          f"at most {most}, as tp={most} or --tp {most}")
