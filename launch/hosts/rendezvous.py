@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Callable, Dict, Sequence
@@ -23,9 +24,8 @@ from config.command import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.hosts.agreement import code_version, judge_facts, judge_ways, open_door, reaches, settings
+from launch.hosts.agreement import Facts, code_version, judge_facts, judge_ways, settings
 from launch.hosts.board import Board
-from launch.hosts.entries import Facts
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
@@ -174,6 +174,24 @@ class Rendezvous:
             say(f"waiting for {missing}, up to {left:.0f} seconds")
         self._waited = missing
         time.sleep(LOOK)
+
+
+def open_door(door: socket.socket, rank: int) -> None:
+    """Say to everybody who knocks which rank this is, until the door is closed."""
+    while door.fileno() >= 0:
+        with suppress(OSError):  # the other end has gone already
+            other, _ = door.accept()
+            with other:
+                other.sendall(b"flowspec %d\n" % rank)
+
+
+def reaches(facts: Facts, rank: int) -> bool:
+    """Whether a rank answers, by its number, at the address of its facts."""
+    try:
+        with socket.create_connection((facts["address"], facts["port"]), timeout=5) as way:
+            return way.recv(64) == b"flowspec %d\n" % rank
+    except OSError:
+        return False
 
 
 class Coordinator(Rendezvous):

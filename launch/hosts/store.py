@@ -2,7 +2,7 @@
 
 It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
 say where an entry came from; before torch 2 there is no other way to know. A request and its reply are a line of JSON
-each. It knows nothing about what entries mean: `entries.py` has their form.
+each. It knows nothing about what entries mean: `agreement.py` has their form.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from config.files import fits
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.hosts.entries import COUNT, MOST, RANKS, Junk, clean, owner_of, parse
+from launch.hosts.agreement import COUNT, MOST, RANKS, Junk, clean, owner_of, parse
 from pipeline.failure import PeerLost
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
