@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Sequence
 
 from config.command import CommandKeys, flat
 from config.files import fits
@@ -38,6 +38,7 @@ COUNT = 1 << 62  # counters stay below
 DIGITS = 20  # of a whole number
 
 Facts = Dict[str, Any]  # of one rank, by name
+Written = Dict[int, Any]  # what ranks have written about one topic: their facts, or whom they have not reached
 
 
 class Junk(ValueError):
@@ -195,7 +196,7 @@ def _as_typed(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def judge_facts(written: dict[int, Facts], board: Board) -> str:
+def judge_facts(written: Written, board: Board) -> str:
     """The first thing that does not fit, in words; empty if all fits. `written` may lack ranks if one is wrong."""
     for rank, facts in written.items():
         if facts.get("error"):
@@ -224,7 +225,7 @@ def _difference(facts: Facts, root: Facts) -> str:
     return ""
 
 
-def judge_ways(written: dict[int, Facts], ways: dict[int, list[int]], names: list[str]) -> str:
+def judge_ways(written: Written, ways: Written, names: Sequence[str]) -> str:
     """Who cannot be reached by whom; of several, the rank that most others miss. Empty if all reach all.
 
     `ways` has the ranks that each rank has not reached.

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Sequence
 
 import torch.distributed as dist
 
@@ -24,7 +24,7 @@ from config.command import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.hosts.agreement import Facts, code_version, judge_facts, judge_ways, settings
+from launch.hosts.agreement import Facts, Written, code_version, judge_facts, judge_ways, settings
 from launch.hosts.board import Board
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
 from launch.prepare import Prepared, prepare
@@ -40,13 +40,13 @@ LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see
         "with wait=")
 SILENT = "{} fell silent during the rendezvous: look at its board and network, then start all again"
 
-Written = Dict[int, Any]  # what ranks have written about one topic
 Judge = Callable[[Written], str]  # the first thing that is wrong, in a sentence; empty if all is well
 
 
 class Rendezvous:
     """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it."""
 
+    _store: Store
     _client: StoreClient | None = None  # of every rank but 0
 
     def __init__(self, board: Board) -> None:
@@ -61,7 +61,6 @@ class Rendezvous:
             f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
             f"{board.wait:g} seconds (wait=)")
         self._deadline = time.monotonic() + board.wait
-        self._store = self._open()
 
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
         """The run, once all ranks are here and belong together; raises ValueError or PeerLost."""
@@ -145,13 +144,8 @@ class Rendezvous:
                            "all boards were given one address and port")
         return written
 
-    # --- what rank 0 does in its own way ------------------------------------------------------------------------------
-
-    def _open(self) -> Store:
-        raise NotImplementedError
-
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
-        """Write down what is wrong with what all have written: a sentence, and whether a board is missing."""
+        """On rank 0: write down what is wrong with what all have written, and whether that is a missing board."""
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -197,17 +191,16 @@ def reaches(facts: Facts, rank: int) -> bool:
 class Coordinator(Rendezvous):
     """Rank 0's side: it keeps the store and judges what the others write."""
 
-    def _open(self) -> Store:
-        board = self.board
-        address = board.listen_address()
-        entries = Entries()
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
+        address, entries = board.listen_address(), Entries()
         self._unheard: Sequence[str] = ()  # counts of those who have heard the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries)
         except OSError as error:
             raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
                              "with master=:PORT, the same on all boards") from error
-        return Store(entries.own)
+        self._store = Store(entries.own)
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
         world = max(world, 1)  # 0: rank 0's own folder could not say
@@ -254,9 +247,10 @@ class Coordinator(Rendezvous):
 class Participant(Rendezvous):
     """The side of every other rank."""
 
-    def _open(self) -> Store:
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
         self._client = self._reach()
-        return Store(self._client.ask)
+        self._store = Store(self._client.ask)
 
     def _reach(self) -> StoreClient:
         """The way to rank 0's store, once its program is there.
