@@ -172,7 +172,6 @@ def _alone(path: Path) -> Iterator[None]:
     """
     lock = None
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         lock = open_lock(f"{path}.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
