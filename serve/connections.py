@@ -26,9 +26,8 @@ EVERY = 60.0  # seconds between two lines that say the same
 def room(config: ServeConfig) -> tuple[int, int]:
     """How many connections may be open at once, and how many are accepted before the first of them is counted.
 
-    The soft limit of open files is raised to the hard one first.
-    Connections take a third of the files. Those just accepted take another: the event loop accepts up to four times a
-    backlog before it closes one.
+    The soft limit of open files is raised to the hard one first. Connections take a third of the files. Those just
+    accepted take another: the event loop accepts up to four times a backlog before it closes one.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
