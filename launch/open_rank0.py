@@ -12,20 +12,11 @@ from config.cli import parse
 from config.run_config import RunConfig
 from launch.console import say
 from launch.folder import Folder, private_folder
+from launch.fork_server import LOOK, Ranks
 from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
 from launch.prepare import Prepared, prepare
-from launch.processes import (
-    LOOK,
-    Ranks,
-    await_ends,
-    environment_kept,
-    keep_on_loopback,
-    kill,
-    noted_in,
-    reason_of,
-    start_ranks,
-)
+from launch.processes import await_ends, environment_kept, keep_on_loopback, noted_in, reason_of, start_ranks
 from launch.ranks import Member, Rank, Tracing, as_threads, in_group, join, torch_as_it_was
 from launch.trace import open_trace
 from launch.virtual import as_virtual
@@ -66,7 +57,7 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
                 yield rank
             await_ends(others)
         finally:
-            kill(others)
+            others.kill()
 
 
 def join_beside(others: Ranks, folder: str, world: int) -> Folder:
@@ -82,12 +73,11 @@ def join_beside(others: Ranks, folder: str, world: int) -> Folder:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
         keep_on_loopback(os.environ)
         joining = guarded("join", join_as_0, lambda thread, error: failed.append(error))
-        while joining.is_alive() and all(process.poll() is None for process in others):
+        while joining.is_alive() and not others.ended():
             joining.join(LOOK)
     if joined:
         return joined[0]
-    noted = noted_in(folder)
-    ended = {rank: process.returncode for rank, process in enumerate(others, 1) if process.poll() is not None}
+    noted, ended = noted_in(folder), others.ended()
     if ended:
         raise PeerLost(reason_of(ended, noted))
     raise PeerLost(noted or f"rank 0 could not connect to the others: {explain(failed[0])}")

