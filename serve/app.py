@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, AsyncIterator, Callable
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import HTTPException
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -97,7 +96,6 @@ class Server(Service):
             app.add_api_route(path, answer, methods=["POST"])
         app.add_exception_handler(Refused, _refuse)
         app.add_exception_handler(NotServed, _not_served)
-        app.add_exception_handler(HTTPException, _not_served)
         app.add_exception_handler(Exception, _failed)
         app.add_middleware(Guard, key=self.config.api_key, origins=self.config.origins, host=self.config.host)
         if self.config.origins:
