@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Iterator, Mapping, Sequence
 
+from config.keys import preset_of, typed
 from config.methods import METHODS
 from config.profiles import is_file
 from config.run_config import DRAWN, RunConfig
-from config.typed import preset_of, typed
 
 AUTO = "auto"
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")

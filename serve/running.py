@@ -17,8 +17,8 @@ from typing import Any, Callable, Sequence
 import uvicorn
 
 from config.cli import DEFAULT_PRESET, parse
+from config.keys import preset_of, typed
 from config.serve_config import ServeConfig
-from config.typed import preset_of, typed
 from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, die, interrupt, say
 from launch.fork_server import LOOK
