@@ -25,14 +25,14 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
-    "config": 2575,
-    "model": 4337,
+    "config": 2550,
+    "model": 4307,
     "pipeline": 3520,
     "tp": 888,
     "sim": 1002,
     "launch": 5559,
     "eval": 4737,
-    "serve": 1894,
+    "serve": 1871,
     "eval/dsi": 3119,
     "eval/load": 785,
     "eval/plan": 2355,

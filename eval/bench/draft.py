@@ -12,9 +12,9 @@ from tqdm import tqdm
 from config.command import ComparedDrafts
 from config.drafts import FOLDERS, parts, starting
 from config.files import check_output
+from config.keys import over, typed
 from config.questions import load
 from config.ranges import listed
-from config.typed import over, typed
 from eval.bench.branches import check_form, draw, text_art
 from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, Union
 
 from config.files import append, check_output
-from config.typed import typed
+from config.keys import typed
 from eval.specinfer.parse import INCR_DECODING, PROGRAMS, SPEC_INFER, flags_of, options_in, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
