@@ -20,28 +20,28 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5, "eval": 6, "serve": 6,
-          "eval/dsi": 3120, "eval/load": 7, "eval/plan": 3293, "eval/specinfer": 7, "train": 7, "toy/corpus": 6,
+          "eval/dsi": 7, "eval/load": 7, "eval/plan": 7, "eval/specinfer": 7, "train": 7, "toy/corpus": 6,
           "scripts": 8, "toy": 8, "split_and_save_models": 8}
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
-    "config": 2613,
-    "model": 4337,
+    "config": 2550,
+    "model": 4307,
     "pipeline": 3520,
     "tp": 888,
     "sim": 1002,
-    "launch": 5634,
-    "eval": 4879,
-    "serve": 1895,
-    "eval/dsi": 3120,
-    "eval/load": 823,
-    "eval/plan": 3293,
-    "eval/specinfer": 794,
-    "train": 2052,
+    "launch": 5511,
+    "eval": 4735,
+    "serve": 1871,
+    "eval/dsi": 3119,
+    "eval/load": 785,
+    "eval/plan": 2355,
+    "eval/specinfer": 737,
+    "train": 2048,
     "toy/corpus": 1585,
-    "scripts": 753,
+    "scripts": 719,
     "toy": 439,
-    "split_and_save_models": 99,
+    "split_and_save_models": 98,
 }
 FUNCTION, ARGUMENTS = 40, 6
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are

@@ -12,13 +12,11 @@ import pytest
 import torch
 
 from launch.pipeline import Pipeline
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.split.write import Layout, split
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.failure import PeerLost
-from tests.forked import own_ranks as own_ranks
-from tests.saved import models
+from tests.saved import models, ranks_of
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 NEW = 12
@@ -69,7 +67,7 @@ def test_a_stop_text_ends_an_answer_and_is_not_shown(pipeline):
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_the_program_around_it_keeps_its_settings(options, processes, own_ranks):
+def test_the_program_around_it_keeps_its_settings(options, processes):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     environment, threads, gradients = dict(os.environ), torch.get_num_threads(), torch.is_grad_enabled()
     with Pipeline.open(**options, processes=processes) as pipeline:
@@ -86,14 +84,23 @@ def test_what_cannot_work_is_reported_before_a_start(options):
         Pipeline.open(**options, stages=3)
 
 
-def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(options, own_ranks):
+def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(options):
     with Pipeline.open(**{**options, "max_new_tokens": 2000}, processes=True) as pipeline:
         stream = pipeline.stream(PROMPT)
         next(iter(stream))
-        threading.Timer(0.2, os.kill, (own_ranks[1], signal.SIGKILL)).start()
+        threading.Timer(0.2, os.kill, (worker_of(1), signal.SIGKILL)).start()
         with pytest.raises(PeerLost, match="rank 1 was lost"):
             for _ in stream:
                 pass
+
+
+def worker_of(rank: int) -> int:
+    """The process that is this rank of the pipeline of this program."""
+    def ours(parent: int, session: int) -> bool:
+        words = Path(f"/proc/{parent}/stat").read_text().rpartition(") ")[2].split()
+        return int(words[1]) == os.getpid()
+
+    return ranks_of(ours)[rank]
 
 
 SEVERAL = [("the first question", {"temperature": 0.0}), ("another", {"temperature": 1.0, "seed": 4}),
@@ -103,7 +110,7 @@ STARTS = [{"processes": True}, {"processes": False, "pipeline_type": "streaming"
 
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
-def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, own_ranks, start):
+def test_several_requests_at_once_have_their_own_options_and_texts(pipeline_of, start):
     with pipeline_of(start) as pipeline:
         alone = [pipeline.generate(prompt, **own) for prompt, own in SEVERAL]
         begun = [pipeline.submit(prompt, **own) for prompt, own in SEVERAL]

@@ -93,7 +93,7 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded,
     keys = {"draft": draft} if method not in ("ar", "specinfer") else {}
     run = config.single(pipeline_type=method, time="virtual", profile="jetson-7b", stages="0+4+4", subseq_token=16,
                         **keys)
-    with as_virtual(run, *prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         took = 0.0
         for one in found.answers:
             answer = pipeline.decoder.whole(Request(one.prompt, Sampler(), 24, frozenset(found.ends)))

@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import threading
-import time
 import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -20,9 +19,9 @@ from pipeline.stage import Stage
 from serve.engine import Ended, Engine, Job, Limits
 from serve.protocol import Chat, Choice, Completion, Refused, ToTokenize, read_body
 from serve.text_chunks import Piece, fitting_ids, ids_of
-from tests.forked import own_ranks as own_ranks
 from tests.saved import models, wait_until
 from tests.serving import live
+from tests.test_pipeline import worker_of
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 LONG = {"max_new_tokens": 1000}
@@ -280,7 +279,7 @@ def test_a_pipeline_that_cannot_be_opened_is_an_error_at_first_and_tried_again_l
     assert "there is no model" not in capsys.readouterr().out  # who started the engine says it
 
 
-def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words, own_ranks):
+def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
     keys = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in words.items()
             if key != "threads_per_rank"]
     with live(*keys, "max_requests=1") as server:
@@ -291,11 +290,10 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words, own_
             got[name] = server.chat("hello", max_tokens=tokens)
 
         threads = [threading.Thread(target=ask, args=asked) for asked in (("under way", 1500), ("waiting", 8))]
-        for thread in threads:
+        for number, thread in enumerate(threads, 1):
             thread.start()
-            time.sleep(0.3)
-        assert wait_until(lambda: len(server.engine.jobs) == 2, 30)
-        os.kill(own_ranks[2], signal.SIGKILL)
+            assert wait_until(lambda number=number: len(server.engine.jobs) == number, 30)
+        os.kill(worker_of(2), signal.SIGKILL)
         for thread in threads:
             thread.join()
         lost = got["under way"]
@@ -304,7 +302,7 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words, own_
         assert got["waiting"].json()["choices"] == before
         assert server.client.get("/health").status_code == 200
         held, opened = held_here(), server.engine.call(weakref.ref).result(60)
-        os.kill(own_ranks[1], signal.SIGKILL)  # while there is nothing to do
+        os.kill(worker_of(1), signal.SIGKILL)  # while there is nothing to do
         assert wait_until(lambda: server.engine.figures.restarts._value.get() == 2, 60)
         assert wait_until(lambda: server.client.get("/health").status_code == 200, 60)
         assert server.chat("hello", max_tokens=8).json()["choices"] == before

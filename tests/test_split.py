@@ -19,11 +19,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from launch.split import plan
 from launch.split import write as program
 from launch.split.write import check, split
 from model.llama import LlamaConfig, Slice
-from model.weights.checkpoint import Checkpoint, Writer
+from model.weights.checkpoint import Checkpoint, Writer, sample
 from model.weights.parts import Part
 from split_and_save_models import main
 from tests.checkpoints import refused, same, save_head, save_llama
@@ -110,12 +109,12 @@ def test_a_model_that_was_trained_again_is_split_again(models, tmp_path):
 
 def test_the_sample_of_a_large_file_covers_its_beginning_middle_and_end(tmp_path):
     (tmp_path / "file").write_bytes(bytes(1000))
-    marks = {plan.sample(tmp_path / "file", block=10, blocks=4)}
+    marks = {sample(tmp_path / "file", block=10, blocks=4)}
     for place in (0, 335, 999):
         data = bytearray(1000)
         data[place] = 1
         (tmp_path / "file").write_bytes(data)
-        marks.add(plan.sample(tmp_path / "file", block=10, blocks=4))
+        marks.add(sample(tmp_path / "file", block=10, blocks=4))
     assert len(marks) == 4
 
 

@@ -82,7 +82,7 @@ def kind_of(network: str) -> str:
 def made(config: PlanConfig) -> Book:
     """A record by the models themselves, all in this process."""
     usual = config.single(pipeline_type="ar", **APART)
-    with as_virtual(usual, *prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         assert pipeline.text is not None, "questions are text"
         writer = pipeline.decoder
         readers = _readers(pipeline, config)

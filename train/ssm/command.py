@@ -19,7 +19,7 @@ from eval.pairs import answer, check_pair
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import Array, merged_passes, ranks
 from launch.spec import usable
-from launch.split.plan import TEXT_FILES
+from launch.split.write import TEXT_FILES
 from model.sample import Sampler
 from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
