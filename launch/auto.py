@@ -28,13 +28,12 @@ from config.cli import parse
 from config.command import CommandKeys
 from config.drafts import headless
 from config.files import fits, open_lock, whole, write_json
-from config.keys import HELP
+from config.keys import HELP, opened, preset_of, typed
 from config.methods import METHODS
 from config.presets import absent
 from config.ranges import listed
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
-from config.typed import opened, preset_of, typed
 from launch.console import INTERRUPTED, LOST, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
@@ -172,7 +171,6 @@ def _alone(path: Path) -> Iterator[None]:
     """
     lock = None
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         lock = open_lock(f"{path}.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

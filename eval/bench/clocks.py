@@ -14,9 +14,9 @@ from typing import Dict, Sequence, Tuple
 from tqdm import tqdm
 
 from config.cli import parse
+from config.keys import over, preset_of, typed
 from config.profiles import Profile
 from config.run_config import RunConfig
-from config.typed import over, preset_of, typed
 from eval.bench.overhead import QUESTIONS, Span, request
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
