@@ -385,15 +385,34 @@ class DraftGate:
         return False
 
 
+class Pace:
+    """Seconds of a token, as a mean of which the last `RECENT` tokens are most."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """So many tokens took so many seconds."""
+        fading = math.exp(-tokens / RECENT)
+        self._tokens = self._tokens * fading + tokens
+        self._seconds = self._seconds * fading + seconds
+
+    @property
+    def mean(self) -> float:
+        """0 before anything is known."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+
 class Fallback:
     """Whether a request that is alone guesses, or decodes plainly for a while because that is quicker.
 
-    What guessing may lose is bounded: it ends once it is `LOSS` tokens behind plain decoding.
+    It rests once it is `LOSS` tokens behind plain decoding and was slower over the last tokens, so what it may lose is
+    bounded. What plain decoding takes is measured at the start, and again in every rest.
     """
 
     def __init__(self) -> None:
         self.guesses = True
-        self._plain = self._guessing = 0.0  # seconds of a token, recently; 0: not known
+        self._plain, self._guessing = Pace(), Pace()
         self._lead = 0.0  # tokens by which guessing is ahead, 0 at most
         self._rest = REST // 2
         self._tokens = 0  # settled since it began to guess, or to rest
@@ -401,13 +420,14 @@ class Fallback:
 
     def begin(self, plain: float) -> None:
         """A request begins, or others end beside it; `plain` are the seconds of a token, measured at the start."""
-        self._plain = self._plain or plain
         self._since = None
+        if plain and not self._plain.mean:
+            self._plain.add(1, plain)
 
     def settled(self, tokens: int, now: float) -> None:
         """So many tokens of the request have become text."""
         since, self._since = self._since, now
-        if since is None or not self._plain:
+        if since is None or not self._plain.mean:
             return
         self._tokens += tokens
         if self.guesses:
@@ -417,29 +437,24 @@ class Fallback:
 
     def _weigh(self, tokens: int, seconds: float) -> None:
         """Rest if guessing has lost too much."""
-        self._guessing = _pace(self._guessing, tokens, seconds)
-        self._lead = min(0.0, self._lead + tokens - seconds / self._plain)
-        if self._lead < -LOSS and self._guessing > self._plain:
+        self._guessing.add(tokens, seconds)
+        self._lead = min(0.0, self._lead + tokens - seconds / self._plain.mean)
+        if self._lead < -LOSS and self._guessing.mean > self._plain.mean:
             self._rest = REST if self._tokens > REST else 2 * self._rest
             self._turn(guesses=False)
 
     def _recover(self, tokens: int, seconds: float) -> None:
         """Guess again after the rest, or as soon as plain decoding proves to be slower."""
-        self._plain = _pace(self._plain, tokens, seconds)
-        slower = self._tokens >= TRIAL and self._guessing < self._plain
+        if self._tokens <= DRAINED + tokens:
+            self._plain = Pace()
+        self._plain.add(tokens, seconds)
+        slower = self._tokens >= TRIAL and self._guessing.mean < self._plain.mean
         if slower or self._tokens >= self._rest:
             self._turn(guesses=True)
 
     def _turn(self, guesses: bool) -> None:
         self.guesses = guesses
         self._lead, self._tokens = 0.0, 0
-
-
-def _pace(before: float, tokens: int, seconds: float) -> float:
-    """Seconds of a token, recently, after so many more."""
-    if not before:
-        return seconds / tokens
-    return before + (seconds / tokens - before) * (1 - math.exp(-tokens / RECENT))
 
 
 class Pacing:
