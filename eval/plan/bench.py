@@ -17,13 +17,13 @@ from config.files import check_output, write_json
 from config.keys import read_keys
 from config.profiles import Profile, write
 from config.ranges import Checked, Range, outside
-from eval.plan.candidates import families
+from eval.plan.candidates import families, typed
 from eval.plan.check import seconds
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import planned
 from eval.plan.record import Book, made
-from eval.plan.search import Search, choice, nearly_best, plain_of
+from eval.plan.search import Search, candidates, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.pipeline import Pipeline
 
@@ -36,8 +36,8 @@ STAGE, LEVEL, LATENCY = (5, 400), (1, 40), (0.05, 20)  # ms
 RATE = (10, 10_000)  # Mbit/s
 SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
 LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
-WORKERS, TOKENS, SEED = Range(1, 256), Range(8, 512), Range(0, 1 << 32)
-QUESTIONS, BOARDS = Range(1, 19), Range(1, 8)
+WORKERS, TOKENS = Range(1, 256), Range(8, 512)
+QUESTIONS, BOARDS, SEED = Range(1, 19), Range(1, 8), Range(0, 1 << 32)
 RANGES = {
     "clusters": Range(1, 10_000), "seed": SEED, "tokens": TOKENS,
     "workers": WORKERS, "questions": QUESTIONS, "judges": QUESTIONS}
@@ -104,8 +104,8 @@ def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -
 
 def finalists(bench: Bench, layers: int) -> list[Trial]:
     """The best of all candidates that share out so many layers, plain decoding among them."""
-    site, config = bench.site, bench.config
-    found = families(site, len(site.factors), layers, config.chosen_methods, config.chosen_drafts)
+    config = bench.config
+    found = families(bench.site, layers, config.chosen_methods, config.chosen_drafts)
     return Search(bench, shown=False).run(found)
 
 
@@ -142,7 +142,8 @@ def _cluster(random: np.random.Generator, number: int) -> Profile:
     factors = tuple(drawn(1, SLOWEST) for _ in range(boards))
     rank = int(random.integers(boards + 1))
     longer = latency * drawn(1, 10)
-    slow = rank, (rank + 1) % (boards + 1), longer, rate / drawn(1, 10)
+    behind = (rank + 1) % (boards + 1)
+    slow = rank, behind, longer, rate / drawn(1, 10)
     return replace(site, factors=factors, links=(slow,))
 
 
@@ -158,10 +159,9 @@ def facts(site: Profile) -> Row:
 
 def line(row: Row, result: str) -> str:
     """A cluster and what came of it, in one line."""
-    chosen = " ".join(f"{key}={value}" for key, value in row["chosen"].items())
     return (f"{row['cluster']}: {row['boards']} boards, stage {row['stage_ms']:.3g} ms, row {row['row_ms']:.2g}, level "
             f"{row['level_ms']:.3g}, latency {row['latency_ms']:.3g}, {row['mbps']:.4g} Mbit/s, "
-            f"{'even' if row['even'] else 'uneven'}: {result}; {chosen}")
+            f"{'even' if row['even'] else 'uneven'}: {result}; {typed(row['chosen'])}")
 
 
 # --- judged by other questions ----------------------------------------------------------------------------------------
@@ -189,9 +189,10 @@ def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
     """
     as_many = others._replace(answers=others.answers[:len(mine.answers)])
-    found, rivals = (finalists(Bench(site, config, book), site.layers) for book in (mine, as_many))
+    benches = Bench(site, config, mine), Bench(site, config, as_many)
+    found, rivals = (finalists(bench, site.layers) for bench in benches)
     chosen, plain = choice(found).candidate, plain_of(rivals).candidate
-    near = [trial.candidate for trials in (found, rivals) for trial in nearly_best(trials)]
+    near = candidates([*nearly_best(found), *nearly_best(rivals)])
     bench = Bench(site, config, others)
     speeds = {}
     for one in dict.fromkeys((chosen, plain, *near)):

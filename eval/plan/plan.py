@@ -77,7 +77,7 @@ def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
     if len(given) > boards:
         raise ValueError(f"the split has {len(given)} stages, and there are {boards} boards: give boards={len(given)}, "
                          "or leave splits out")
-    made = families(site, boards, layers, config.chosen_methods, config.chosen_drafts, given)
+    made = families(site, layers, config.chosen_methods, config.chosen_drafts, given)
     if config.splits == "first":
         made = [[one for one in family if one.in_order] for family in made]
     bench = Bench(site, config, book)
