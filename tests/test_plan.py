@@ -16,13 +16,11 @@ from config.profiles import PROFILES, Profile, read, write
 from eval.plan import command
 from eval.plan.advice import advice, limit, speed, table
 from eval.plan.candidates import PLAIN, Candidate, families, shares, splits, typed
-from eval.plan.check import Checked
 from eval.plan.hosts import answered, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
-from eval.plan.measure import Passed, fit, measured, times_as_long
+from eval.plan.measure import Checked, Passed, fit, measured, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
-from eval.plan.record import SETTINGS, Book, Written, book_of, made
-from eval.plan.replayed import Network
+from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
 from eval.plan.search import WORTH, Search, choice
 from eval.plan.trial import Bench, Busy, Spent, Trial
 from eval.recorded import keep, settings_of

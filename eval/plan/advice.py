@@ -9,8 +9,8 @@ from config.methods import METHODS
 from config.profiles import Profile
 from eval.metrics import Interval, bootstrap
 from eval.plan.candidates import Candidate, hops, message
-from eval.plan.check import Checked
 from eval.plan.keys import PlanConfig
+from eval.plan.measure import Checked
 from eval.plan.plan import Plan
 from eval.plan.search import WORTH
 from eval.plan.trial import Bench, Trial

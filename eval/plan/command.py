@@ -52,7 +52,7 @@ def report(config: PlanConfig, found: Plan) -> list[str]:
         lines.append(f"measured here: {one.speed:>9.3g} tokens/s  {one.candidate.about}")
     if len(config.chosen_methods) > 1:
         lines.append(f"advice: {advice(found)}")
-    if not found.in_own_layers:
+    if sum(chosen.candidate.layers) != bench.book.layers:
         lines.append(f"note: stages are counted in the {bench.site.layers} layers of the model that the profile stands "
                      f"for; the one that was recorded has {bench.book.layers}")
     return [*lines, *to_do(config, chosen.candidate)]

@@ -1,5 +1,7 @@
 """What a pipeline's own devices take: stages by rows and context, draft levels, verdicts, messages; kept in a file.
 
+What candidates of a plan take on this machine itself.
+
 Stages are measured one after the other, alone in this process, or on the boards of a hosts file; levels, verdicts and
 messages in a pipeline that runs here.
 """
@@ -9,37 +11,44 @@ import io
 import sys
 import time
 from contextlib import redirect_stderr
+from dataclasses import fields
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
 from config.profiles import Profile, read, write
 from config.run_config import RunConfig
-from eval.plan.check import opened
+from eval.plan.candidates import Candidate
 from eval.plan.hosts import boards_of, measured_boards
 from eval.plan.keys import PlanConfig
+from eval.plan.record import Book, Written
+from eval.plan.trial import values
 from launch.build import build_stage
 from launch.folder import private_folder
 from launch.hosts.timing import Passed, passes
+from launch.pipeline import Pipeline
 from launch.prepare import open_part, prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.decode import Decoder, Request
+from pipeline.failure import PeerLost
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 
 FREE = (0, 16, 32, 64)  # rows that may cost nothing
 KEPT = ([0], [0, 1], [0, 2], [0, 1, 2])  # which of a pass, a row and a token may take time
-TOKENS = 24  # of an answer in which levels and messages are measured
+TOKENS = 24  # of an answer
 ALIKE = 0.1  # by which times of one board may differ from one measurement to another
 STEP = 1.4  # ms: by which a step of a collective is longer than a message
 Span = Dict[str, Any]  # of a trace
 RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
 PROMPT = list(range(1, 33))
+ANSWERS = 3  # how much of the record is answered by candidates that are tried here
+ROUNDS = 2  # of each answer, of which the shorter counts
 
 
 def measured(config: PlanConfig) -> Profile:
@@ -196,3 +205,54 @@ def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float,
         rate = rows * row_bytes * 8 / slower / 1e6 if slower > 0 else rate
     verdict = 1e3 * median(verdicts) if verdicts else 0.0
     return verdict, 1e3 * latency, _believed(rate)
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+# The stages above were timed one after the other, while the ranks of one machine share its cores: what a simulation
+# cannot know is in what the best candidates of a plan take there.
+
+class Checked(NamedTuple):
+    """A candidate, and the tokens per second with which it answered here, prefill included."""
+
+    candidate: Candidate
+    speed: float
+
+
+def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Checked]:
+    """Let candidates answer the first recorded questions in pipelines of this machine.
+
+    One that does not run here, as for want of memory, is left out; plain decoding raises what is wrong.
+    """
+    found = []
+    for one in tqdm(candidates, desc="check", unit="candidate", leave=False, file=sys.stderr):
+        try:
+            found.append(Checked(one, _speed(config, book, one)))
+        except (ValueError, PeerLost):
+            if one.plain:
+                raise
+    return found
+
+
+def _speed(config: PlanConfig, book: Book, one: Candidate) -> float:
+    answers = book.answers[:ANSWERS]
+    with opened(config.single(**values(one.keys))) as pipeline:
+        rounds = [seconds(pipeline.decoder, book, answers, TOKENS) for _ in range(ROUNDS)]
+    tokens = sum(min(TOKENS, len(answer.text)) for answer in answers)
+    return tokens / sum(map(min, zip(*rounds)))
+
+
+def seconds(decoder: Decoder, book: Book, answers: Sequence[Written], tokens: int) -> list[float]:
+    """Seconds of each of these answers of at most so many tokens, prefill included."""
+    ends = frozenset(book.ends)
+    made = (decoder.whole(Request(one.prompt, Sampler(), tokens, ends)) for one in answers)
+    return [answer.prefill_seconds + answer.decode_seconds for answer in made]
+
+
+def opened(run: RunConfig, **more: Any) -> Pipeline:
+    """A pipeline of these keys, whatever a preset says."""
+    usual = RunConfig()
+    differ = {key.name: getattr(run, key.name) for key in fields(RunConfig)
+              if getattr(run, key.name) != getattr(usual, key.name)}
+    if "ssm" not in run.sources:
+        differ.pop("ssm", None)
+    return Pipeline.open("toy", **{**differ, **more})

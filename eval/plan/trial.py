@@ -10,11 +10,10 @@ from config.run_config import RunConfig
 from config.trees import MOST, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, Written, kind_of
-from eval.plan.replayed import Replayed
+from eval.plan.record import Book, Replayed, Written, kind_of
 from eval.recorded import Recorded
 from model.drafts.batch import read_all
-from model.drafts.draft import Draft, NoDraft
+from model.drafts.draft import NoDraft
 from model.drafts.mixture import Mixture, Suffix
 from model.sample import Sampler
 from pipeline.decode import Decoder, Limits, Request
@@ -137,15 +136,16 @@ class Bench:
         stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
         tree = replace(tree, stream=stream)
         networks = self._networks(config, tree)
-        draft = self._draft(config, networks)
+        suffix = Suffix() if "suffix" in config.sources else None
+        draft = NoDraft() if METHODS[candidate.method].draft == "none" else Mixture(networks, suffix)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy = STRATEGIES[METHODS[candidate.method].strategy]
         decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
         spent = []
         for one in answers:
             recorded.prompt, recorded.text = one.prompt, one.text
-            for name, network in networks.items():
-                network.open(len(one.prompt), one.guesses[name])
+            for network in networks:
+                network.open(len(one.prompt), one.guesses[network.source])
             text = one.text[:tokens]
             answer = decoder.whole(Request(one.prompt, Sampler(), len(text), self._ends))
             assert answer.token_ids == text, "the text of a trial is the recorded one"
@@ -166,21 +166,14 @@ class Bench:
         depth = len(candidate.layers)
         return [works[first:first + depth] for first in range(0, len(works), depth)]
 
-    def _networks(self, config: RunConfig, tree: TreeConfig) -> dict[str, Replayed]:
+    def _networks(self, config: RunConfig, tree: TreeConfig) -> list[Replayed]:
         """The networks of the draft that a run names."""
-        if METHODS[config.pipeline_type].draft == "none":
-            return {}
         room = self._context + SPARE * max(config.init_total_token, tree.stream.nodes // SPARE)
-        return {name: Replayed(network, room) for name, network in self.book.networks.items()
-                if kind_of(name) in config.sources}
-
-    def _draft(self, config: RunConfig, networks: dict[str, Replayed]) -> Draft:
-        if METHODS[config.pipeline_type].draft == "none":
-            return NoDraft()
-        for number, network in enumerate(networks.values()):
+        named = (network for name, network in self.book.networks.items() if kind_of(name) in config.sources)
+        found = [Replayed(network, room) for network in named]
+        for number, network in enumerate(found):
             network.number = number
-        suffix = Suffix() if "suffix" in config.sources else None
-        return Mixture(list(networks.values()), suffix)
+        return found
 
     def _busy(self, candidate: Candidate, traces: Sequence[Sums], whole: float) -> tuple[Shares, Shares]:
         """The shares of the whole time in which boards and wires were busy."""
