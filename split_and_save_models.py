@@ -8,14 +8,13 @@ import argparse
 import sys
 from typing import Sequence
 
-from config.tensor_parallel import TensorParallel
+from config.run_config import RunConfig
 from launch.console import INTERRUPTED, NEEDED, ended_by, enter, say
 
 if __name__ == "__main__":
     enter(*NEEDED)
 
-from launch.split.plan import Layout
-from launch.split.write import check, split
+from launch.split.write import Layout, check, split
 from model.weights.parts import Part
 from model.weights.quant import KINDS
 
@@ -49,8 +48,8 @@ def report(parts: list[Part]) -> None:
         print(f"{part.folder}: {held}, {size / 1e6:,.1f} MB")
 
 
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TensorParallel]:
-    """What was typed, and how ranks share layers; a mistake ends the program with the usage."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What was typed; a mistake ends the program with the usage."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=EXAMPLE,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="a model in Hugging Face form; or "
@@ -65,28 +64,28 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TensorParalle
     parser.add_argument("--tp-shares", metavar="SPEEDS", default="", help="their speeds, as 2,1,1,1, if not all alike")
     parser.add_argument("--check", metavar="OUT_DIR", help="write nothing: compare an existing split with its hashes")
     args = parser.parse_args(argv)
-    tensor_parallel = TensorParallel("ar" if args.stages else "tp", args.tp, args.tp_shares)
-    layout_known = args.stages or tensor_parallel.asked
+    layout_known = args.stages or args.tp or args.tp_shares
     if not (args.check or (args.model_dir and args.out_dir and layout_known)):
         parser.error("MODEL_DIR, OUT_DIR and --stages or --tp are needed (or --check OUT_DIR alone); see --help")
-    return args, tensor_parallel
+    return args
 
 
-def write(args: argparse.Namespace, tensor_parallel: TensorParallel) -> list[Part]:
+def write(args: argparse.Namespace) -> list[Part]:
     """Split the model as it was typed; raises ValueError for what cannot work."""
-    problem = next(tensor_parallel.problems(), "")
-    if problem:
-        raise ValueError(problem.replace("tp_shares=", "--tp-shares ").replace("tp=", "--tp "))
-    layout = Layout(args.quant, tensor_parallel.speeds)
+    try:
+        keys = RunConfig("ar" if args.stages else "tp", tp=args.tp, tp_shares=args.tp_shares)
+    except ValueError as problem:
+        raise ValueError(str(problem).replace("tp_shares=", "--tp-shares ").replace("tp=", "--tp ")) from None
+    layout = Layout(args.quant, keys.speeds)
     stages = args.stages or ""
     folders = split(args.model_dir, args.out_dir, stages, args.eagle, layout=layout)
     return [Part(folder) for folder in folders]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args, tensor_parallel = parse(argv)
+    args = parse(argv)
     try:
-        report(check(args.check) if args.check else write(args, tensor_parallel))
+        report(check(args.check) if args.check else write(args))
     except (ValueError, OSError) as error:
         return ended_by(error)
     except KeyboardInterrupt:

@@ -36,9 +36,6 @@ class CommandKeys(Checked):
             values = {"pipeline_type": (drafting or known)[0], **values}
         return cls(run=RunConfig(**{**cls.USUAL, **values}), **own)
 
-    def problems(self) -> Iterator[str]:
-        yield from ()
-
     @property
     def asked_methods(self) -> tuple[str, ...]:
         """The methods that may be run."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterator
 
-from config.methods import METHODS
+from config.methods import METHODS, SHARINGS
 from config.profiles import PROFILES, Profile, is_file, read
 from config.ranges import NUMBER, Checked, Range, listed, number, outside, unknown
-from config.tensor_parallel import TensorParallel
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
 CHOICES = {
@@ -34,7 +33,8 @@ GUESSES = Range(1, MOST)
 LEVELS = Range(0, 65536)
 ROWS = Range(1, 65536, {0: "as many as is measured to pay", -1: "no bound"})
 PATIENCE = Range(1, 2_592_000)  # seconds; a rank says twice a second that it lives
-RANGES = {  # of every key that is a number, but those of sharing
+RANGES = {  # of every key that is a number
+    "tp": Range(1, 1024, {0: "those of the split"}),
     "question_begin": Range(0, COUNT), "question_end": Range(1, COUNT, {-1: "all"}),
     "temperature": Range(0.001, 1000, {0: "the likeliest token"}),
     "top_p": Range(0.000001, 1), "top_k": Range(1, COUNT, {0: "all tokens"}),
@@ -48,12 +48,14 @@ RANGES = {  # of every key that is a number, but those of sharing
     "threads_per_rank": Range(1, 1024, {0: "a share of the cores"}),
     "timeout": PATIENCE, "wait": PATIENCE, "slowdown": Range(0.001, 1_000_000),
 }
+SPEED = Range(0.001, 1000)  # of a rank beside those that share its layers
 MBPS, MILLISECONDS = Range(0.001, 1_000_000), Range(0, 60_000)
 PORTS, COPIES = Range(1, 65535), Range(0, 1024)
 # Keys that change an emulated cluster, and the values that leave it, and every other run, as it is.
 EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift")
 TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
+SPEEDS = re.compile(r"\s*[0-9]*\.?[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*")
 STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
 COUNTED = re.compile(r"[0-9]{1,9}")
 REPLICAS = re.compile(r"([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?")
@@ -61,7 +63,7 @@ MASTER = re.compile(r"([^:]*)(?::([0-9]{1,5}))?")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
 MEASURED = 16  # rows per segment until it is measured how many there should be
-USUAL_RANKS = 4  # beside rank 0, of a method with replicas
+USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
 
 
 @dataclass(frozen=True)
@@ -214,9 +216,20 @@ class RunConfig(Checked):
         return replace(usual, mbps=rate, latency=delay, step=step).slowed(self.slowdown)
 
     @property
-    def tensor_parallel(self) -> TensorParallel:
-        """How the ranks of a stage share its layers, as the keys about tensor parallelism say."""
-        return TensorParallel(self.pipeline_type, self.tp, self.tp_shares)
+    def unpiped(self) -> bool:
+        """Whether the method is one without a pipeline: all ranks share all layers."""
+        return METHODS[self.pipeline_type].target in SHARINGS
+
+    @property
+    def comm(self) -> str:
+        """How the ranks of a stage add up their sums: tp or galaxy, the name of a target in `METHODS`."""
+        return METHODS[self.pipeline_type].target if self.unpiped else SHARINGS[0]
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """The speeds of the ranks that share a stage, beside each other; a single one if nothing is shared."""
+        usual = USUAL_RANKS if self.unpiped else 1
+        return tuple(map(number, listed(self.tp_shares))) or (1.0,) * (self.tp or usual)
 
     @property
     def replicated(self) -> bool:
@@ -298,13 +311,24 @@ def _problems(c: RunConfig) -> Iterator[str]:
     for name, usual in EMULATION.items():
         if c.profile == "none" and values[name] != usual:
             yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
-    yield from c.tensor_parallel.problems()
+    yield from _problems_of_sharing(c)
     yield from _problems_of_small_models(c)
     yield from _problems_of_time(c)
     yield from _problems_of_questions(c)
     yield from _problems_of_drafts(c)
     yield from _problems_of_machine(c)
     yield from _problems_of_trees(c)
+
+
+def _problems_of_sharing(c: RunConfig) -> Iterator[str]:
+    if not c.tp_shares:
+        return
+    if not SPEEDS.fullmatch(c.tp_shares):
+        yield f"tp_shares={c.tp_shares} is no list of speeds: write one for each rank of a stage, as 2,1,1,1"
+    elif not all(map(SPEED.holds, c.speeds)):
+        yield f"tp_shares={c.tp_shares} is not possible: give {SPEED.advice} for each rank"
+    elif c.tp not in (0, len(c.speeds)):
+        yield f"tp_shares={c.tp_shares} is for {len(c.speeds)} ranks, not for tp={c.tp}: give one number for each"
 
 
 def _problems_of_time(c: RunConfig) -> Iterator[str]:

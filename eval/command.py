@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Sequence
 
@@ -39,20 +40,11 @@ SLOWEST = 64  # times slower than modelled: a machine that cannot do that has ot
 
 def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
     """On rank 0: answer all questions with each method that this start of the pipeline serves."""
-    assert pipeline.text
     if _apart(own):
         announce(own)
-    methods = next(group for group in own.groups if own.run.pipeline_type in group)
-    decoders = {}
-    for contender in own.contenders(methods):
-        run_of_it = own.with_draft(contender.draft, pipeline_type=contender.method)
-        decoders[contender] = pipeline.decoder_for(run_of_it, parts(contender.draft).head)
-    evaluation = Evaluation(own, pipeline.text, decoders, pipeline.scale, pipeline.trace, pipeline.unlearn)
-    results = Results(own.results).open(own, pipeline.scale, pipeline.spec.part.split_id)
-    try:
-        evaluation.run(all_jobs(own, _sets(own), methods), results, lambda: _check_pace(own))
-    finally:
-        results.close()
+    evaluation = Evaluation(own, pipeline)
+    with closing(Results(own.results).open(own, pipeline.scale, pipeline.spec.part.split_id)) as results:
+        evaluation.run(_sets(own), results, lambda: _check_pace(own))
 
 
 def tallied(config: EvalConfig, rank: int, clock: Clock) -> NoTrace:

@@ -10,28 +10,35 @@ import sys
 import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, Sequence, TypeVar
 
 from torch import Tensor
 from tqdm import tqdm
 
+from config.drafts import parts
 from config.questions import Question
 from eval.keys import Contender, EvalConfig
 from eval.metrics import divergence
 from eval.results import Key, Results
+from launch.pipeline import Pipeline
 from model.sample import Sampler, gumbel, warp
-from model.text import Reader, Text
+from model.text import Reader
 from pipeline.decode import Answer, Decoder, Request, concurrent
 from pipeline.decode import Job as Work
-from pipeline.trace import OFF, NoTrace
 
 WARM_UP = 16  # tokens, at most
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
-Decoders = Mapping[Contender, Decoder]
 Texts = Sequence[Sequence[int]]  # the token ids of each turn
+Turn = Mapping[str, Any]  # the fields of one turn
 Line = dict  # an answer as it is written
+# The fields that have an element for each turn: those that Spec-Bench measures speed with, and those beside them; and
+# of all these what a pipeline says itself.
+CHOICE = ("turns", "idxs", "new_tokens", "wall_time")
+BESIDE = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", "ttft", "settled", "target_passes",
+          "tau", "segments")
+OF_ANSWER = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "target_passes", "segments")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # to a result; it yields where it waits for the pipeline
 
@@ -74,23 +81,6 @@ class Recorder(Sampler):
         return float(row_V[token] - row_V[other])
 
 
-@dataclass
-class Turn:
-    """One turn of a conversation: what was asked, what came, and when; seconds as they passed, not modelled ones."""
-
-    prompt: Sequence[int]
-    answer: Answer
-    request: int  # how many requests came before it since the start of the pipeline
-    text: str = ""
-    settled: list[list[float]] = field(default_factory=list)  # seconds since the request began, tokens settled then
-    accepted: list[int] = field(default_factory=list)  # tokens of each target pass, its own token included
-
-    @property
-    def seconds(self) -> float:
-        """The seconds from the request to its last token, prefill included."""
-        return self.answer.prefill_seconds + self.answer.decode_seconds
-
-
 def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job]:
     """All jobs in their order: each question goes to all methods with all drafts by turns, so that what changes in a
     machine's speed meets them all. Where several questions are answered at once, a method answers those of a set."""
@@ -106,40 +96,34 @@ def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job
 
 def _batches(jobs: Sequence[Job], concurrency: int) -> Iterator[list[Job]]:
     """The jobs that may be done at once: those of a method with one draft, for one set, temperature and repeat."""
-    if concurrency == 1:
-        yield from ([job] for job in jobs)
-        return
-    for _, batch in itertools.groupby(jobs, lambda job: job.key._replace(question=0)):
+    def shared(job: Job) -> Key:
+        return job.key if concurrency == 1 else job.key._replace(question=0)
+
+    for _, batch in itertools.groupby(jobs, shared):
         yield list(batch)
 
 
 class Evaluation:
-    """Methods that answer questions over one pipeline; `scale` is how many seconds pass for a modelled one.
+    """Methods that answer questions over one pipeline, which serves those of one group of the configuration."""
 
-    `unlearn` lets the pipeline forget what earlier answers taught, so that figures do not depend on their order.
-    """
+    def __init__(self, config: EvalConfig, pipeline: Pipeline) -> None:
+        self.config, self.pipeline, self.scale = config, pipeline, pipeline.scale
+        self.methods = next(group for group in config.groups if config.run.pipeline_type in group)
+        self.decoders = {contender: self._decoder(contender) for contender in config.contenders(self.methods)}
+        assert pipeline.text, "an evaluation asks questions"
+        self.text = pipeline.text
 
-    def __init__(self, config: EvalConfig, text: Text, decoders: Decoders, scale: float = 1.0,
-                 trace: NoTrace = OFF, unlearn: Callable[[], object] = int) -> None:
-        self.config = config
-        self.text = text
-        self.decoders = decoders
-        self.scale = scale
-        self.trace, self.unlearn = trace, unlearn
-        self.end = frozenset() if config.run.ignore_eos else frozenset(text.end_ids)
+    def _decoder(self, contender: Contender) -> Decoder:
+        run = self.config.with_draft(contender.draft, pipeline_type=contender.method)
+        return self.pipeline.decoder_for(run, parts(contender.draft).head)
 
-    @property
-    def requests(self) -> int:
-        """How many requests the pipeline has had so far, as the tally counts them."""
-        return next(iter(self.decoders.values())).ring.requests
-
-    def run(self, jobs: Sequence[Job], results: Results,
-            ready: Callable[[], None] = lambda: None) -> None:
+    def run(self, sets: Sets, results: Results, ready: Callable[[], None] = lambda: None) -> None:
         """Answer what `results` does not have yet, and write each answer as it is made.
 
         `ready` is called once, when every method is warm and nothing is written yet. Raises ValueError before the
         first answer if a question and its answers do not fit into the context.
         """
+        jobs = all_jobs(self.config, sets, self.methods)
         left = [job for job in jobs if job.key not in results.texts]
         if not left:
             return
@@ -155,18 +139,11 @@ class Evaluation:
             for batch in _batches(left, self.config.concurrency):
                 job = batch[0]
                 bar.set_description(f"{job.set} t={job.temperature:g} {' '.join(job.contender)}")
-                for line in self._answers(batch, results):
+                self.pipeline.unlearn()  # so that figures do not depend on the order of answers
+                works = (self._answer(each, results.texts) for each in batch)
+                for line in concurrent(works, self.decoders[job.contender], self.config.concurrency):
                     results.add(line)
                     bar.update()
-
-    def _answers(self, batch: Sequence[Job], results: Results) -> Iterator[Line]:
-        """The lines of these jobs as they are done, as many at once as the configuration says."""
-        decoder = self.decoders[batch[0].contender]
-        self.unlearn()
-        references = (results.texts.get(job.key._replace(method="ar", draft="none"))
-                      for job in batch)
-        works = (self._answer(job, reference) for job, reference in zip(batch, references))
-        yield from concurrent(works, decoder, self.config.concurrency)
 
     def _check(self, jobs: Iterable[Job]) -> None:
         """Raise ValueError if a question and its answers may not fit into the context: better now than in an hour."""
@@ -182,31 +159,32 @@ class Evaluation:
 
     def _warm_up(self, jobs: Sequence[Job]) -> dict[Contender, float]:
         """Let each contender give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
-        first, limit = jobs[0], min(WARM_UP, self.config.run.max_new_tokens)
-        request = self._request(first.question.turns[:1], self._sampler(first), limit)
+        request = self._request(jobs[0], jobs[0].question.turns[:1])
+        short = replace(request, max_new_tokens=min(WARM_UP, request.max_new_tokens))
         contenders = dict.fromkeys(job.contender for job in jobs)
-        return {contender: self.decoders[contender].whole(request).tokens_per_second for contender in contenders}
+        return {contender: self.decoders[contender].whole(short).tokens_per_second for contender in contenders}
 
-    def _request(self, messages: Sequence[str], sampler: Sampler, limit: int) -> Request:
-        """The request of an answer to the last of these messages with at most `limit` tokens."""
+    def _request(self, job: Job, messages: Sequence[str]) -> Request:
+        """The request of an answer to the last of these messages."""
         config = self.config.run
-        prompt = self.text.prompt_ids(messages, config.template)
-        return Request(prompt, sampler, limit, self.end, self.text.stop_rule(config.stop))
+        prompt = self.pipeline.prompt_ids(messages, config.template)
+        return replace(self.pipeline.request(prompt, config, config.stop), sampler=self._sampler(job))
 
     def _sampler(self, job: Job) -> Sampler:
         config = self.config.run
         return Sampler(job.temperature, config.top_p, config.top_k,
                        config.seed + job.repeat, config.verify)
 
-    def _answer(self, job: Job, reference: Texts | None) -> Work[Line]:
-        """Answer a question; the line to be written. `reference` are the token ids of `ar` for each turn, if known."""
-        clock = self.decoders[job.contender].ring.clock
+    def _answer(self, job: Job, known: Mapping[Key, Texts]) -> Work[Line]:
+        """Answer a question; the line to be written. `known` has the token ids of `ar` for each turn, if any."""
+        clock = self.pipeline.ring.clock
         begun = clock.now()
         turns = yield from self._conversation(job)
         line = self._line(job, turns)
         if self.config.concurrency > 1:
             span = [begun / self.scale, clock.now() / self.scale]
             line.update(concurrency=self.config.concurrency, span=span)
+        reference = known.get(job.key._replace(method="ar", draft="none"))
         one_text = self.config.run.verify == "match" or not job.temperature
         if reference is not None and one_text and job.contender.method != "ar":
             difference = self._first_difference(job, turns, reference)
@@ -219,84 +197,72 @@ class Evaluation:
         turns = []
         for words in job.question.turns:
             messages.append(words)
-            request = self._request(messages, self._sampler(job), self.config.run.max_new_tokens)
-            turn = yield from self._turn(job.contender, request)
-            messages.append(turn.text)
+            turn = yield from self._turn(job.contender, self._request(job, messages))
+            messages.append(turn["turns"])
             turns.append(turn)
         return turns
 
     def _turn(self, contender: Contender, request: Request) -> Steps[Turn]:
+        """One turn of a conversation, by the names of the fields that have an element for each turn."""
         reader = Reader(self.text, self.config.run.stop)
         answer, stream = self.decoders[contender].submit(request, waits=False)
-        turn = Turn(request.prompt, answer, self.requests)
-        accepted: Counter[int] = Counter()
-        with self.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
+        number = self.pipeline.ring.requests  # so many came before it, as the tally counts them
+        settled: list[list[float]] = []  # modelled seconds since the request began, tokens settled then
+        accepted: Counter[int] = Counter()  # tokens of each target pass, its own token included
+        with self.pipeline.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
                 if not new:
                     yield None
                     continue
-                turn.settled.append([turn.seconds, len(new)])
+                settled.append([self._seconds(answer), len(new)])
                 accepted[answer.target_passes] += len(new)
                 reader.read(new)
         assert answer.finish_reason, f"the stream of {contender} ended before its answer, at {answer.new_tokens} tokens"
         reader.finish()
-        turn.text = reader.text
-        turn.accepted = [accepted[number] for number in range(1, answer.target_passes + 1)]
+        turn = {name: getattr(answer, name) for name in OF_ANSWER}
+        turn.update(prompt=request.prompt, turns=reader.text, requests=number, settled=settled)
+        turn.update(wall_time=self._seconds(answer), ttft=answer.prefill_seconds / self.scale)
+        turn.update(idxs=max(answer.target_passes, 1) - 1, tau=answer.mean_accepted_length,
+                    accept_lengths=[accepted[place] for place in range(1, answer.target_passes + 1)])
         return turn
+
+    def _seconds(self, answer: Answer) -> float:
+        """The modelled seconds of an answer so far, prefill included."""
+        return (answer.prefill_seconds + answer.decode_seconds) / self.scale
 
     def _line(self, job: Job, turns: Sequence[Turn]) -> Line:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""
+        def by_turn(names: Sequence[str]) -> Line:
+            return {name: [turn[name] for turn in turns] for name in names}
+
         config = self.config.run
         model = Path(config.model_dir or config.base_dir).name
         method, draft = job.contender
         trial = f"{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}"
-        answers = [turn.answer for turn in turns]
-        choice = {  # the fields that Spec-Bench measures speed with
-            "index": 0,
-            "turns": [turn.text for turn in turns],
-            "idxs": [max(answer.target_passes, 1) - 1 for answer in answers],
-            "new_tokens": [answer.new_tokens for answer in answers],
-            "wall_time": [turn.seconds / self.scale for turn in turns],
-            "accept_lengths": [count for turn in turns for count in turn.accepted]}
+        lengths = [count for turn in turns for count in turn["accept_lengths"]]
         line: Line = {
             "question_id": job.question.id, "category": job.question.category,
             "answer_id": f"{method}-{draft}-{trial}", "model_id": f"{model}-{method}-{draft}",
-            "choices": [choice], "tstamp": time.time()}
+            "choices": [{"index": 0, **by_turn(CHOICE), "accept_lengths": lengths}], "tstamp": time.time()}
         line.update(method=method, draft=draft, set=job.set, temperature=job.temperature,
                     repeat=job.repeat, seed=config.seed + job.repeat)
         line.update(profile=config.profile, emulated=config.cluster is not None, simulated=config.virtual,
                     scale=self.scale, launch=self.config.launch)
-        line.update(sources=[answer.sources for answer in answers], **self._by_turn(turns))
-        line.update(same_as_ar=None, first_difference=None)
+        line.update(by_turn(BESIDE), same_as_ar=None, first_difference=None)
         return line
-
-    def _by_turn(self, turns: Sequence[Turn]) -> Line:
-        """The fields that hold a list with one element for each turn."""
-        answers = [turn.answer for turn in turns]
-        settled = [[[seconds / self.scale, count] for seconds, count in turn.settled] for turn in turns]
-        return {
-            "requests": [turn.request for turn in turns],
-            "prompt_tokens": [answer.prompt_tokens for answer in answers],
-            "token_ids": [answer.token_ids for answer in answers],
-            "finish_reason": [answer.finish_reason for answer in answers],
-            "ttft": [answer.prefill_seconds / self.scale for answer in answers],
-            "settled": settled,
-            "target_passes": [answer.target_passes for answer in answers],
-            "tau": [answer.mean_accepted_length for answer in answers],
-            "segments": [answer.segments for answer in answers]}
 
     def _first_difference(self, job: Job, turns: Sequence[Turn],
                           reference: Texts) -> dict[str, Any] | None:
         """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
         for number, (turn, others) in enumerate(zip(turns, reference)):
-            ids = turn.answer.token_ids
+            ids = turn["token_ids"]
             position = divergence(ids, others)
             if position is None:
                 continue
             token, other = ([*text, None][position] for text in (ids, others))  # None behind the end
             margin = None
             if token is not None and other is not None:
-                before = [*turn.prompt, *others[:position]]
+                before = [*turn["prompt"], *others[:position]]
                 margin = self._margin(job, before, other, token)
             return {"turn": number, "position": position, "token": token, "ar_token": other, "margin": margin}
         return None

@@ -9,18 +9,17 @@ from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequen
 
 from config.command import CommandKeys, ComparedDrafts
 from config.files import check_output
-from config.keys import check_name
+from config.keys import check_name, opened, over, preset_of, typed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
 from config.ranges import NUMBER, Range, listed, number, outside
 from config.run_config import RANGES
-from config.typed import opened, over, preset_of, typed
 
 # The trees of the paper, whatever a preset is tuned to.
 TREES = {"min_probability": "0", "expand_depth": "6", "ablate": ""}
 PAPER = {**TREES, "methods": "naive,tp,galaxy,pipedec,continuous", "max_new_tokens": "256"}
 # Each board holds its part of a pipeline, so the methods that need the model split another way are left out.
-BOARDS = {**TREES, "methods": "naive,pipedec,continuous", "max_new_tokens": "256"}
+BOARDS = {**PAPER, "methods": "naive,pipedec,continuous"}
 HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questions of the real data sets
 QUICK = {"profile": "jetson-7b", "time": "virtual", "question_end": "5", "max_new_tokens": "64"}
 HURRY = "0.5"  # the slowdown of the same in real time, half an hour on a laptop
@@ -72,6 +71,24 @@ class AsksSets(CommandKeys):
         return listed(self.sets)
 
 
+class ComparesMethods(AsksSets):
+    """The same where methods answer, at several temperatures."""
+
+    methods = temperatures = ""  # keys of each command, with meanings of their own
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        return listed(self.methods)
+
+    @property
+    def chosen_temperatures(self) -> tuple[float, ...]:
+        return tuple(map(number, listed(self.temperatures)))
+
+    @property
+    def asked_methods(self) -> tuple[str, ...]:
+        return tuple(name for name in self.chosen_methods if name in METHODS)
+
+
 class Contender(NamedTuple):
     """What is compared: a method with a draft; `none` is that of a method that needs no draft."""
 
@@ -80,7 +97,7 @@ class Contender(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EvalConfig(ComparedDrafts, AsksSets):
+class EvalConfig(ComparedDrafts, ComparesMethods):
     """One evaluation. The comments are what `bash run_eval.sh --help` prints, as those of `RunConfig` are."""
 
     REFUSED = ("temperature", "prompt_ids", "question_file", "answers", "reuse")
@@ -95,22 +112,10 @@ class EvalConfig(ComparedDrafts, AsksSets):
     results: str = "results"  # folder for answers, figures and tables; the same command goes on with what is there
     launch: str = ""  # name of one start of the pipeline, in answers and tally; given by the command itself
 
-    def problems(self) -> Iterator[str]:
-        yield from _problems(self)
-        yield from self.method_problems()
-
     @property
     def chosen_methods(self) -> tuple[str, ...]:
         """The methods, `ar` first, since the others are compared with it."""
-        return tuple(sorted(listed(self.methods), key=lambda name: name != "ar"))
-
-    @property
-    def chosen_temperatures(self) -> tuple[float, ...]:
-        return tuple(map(number, listed(self.temperatures)))
-
-    @property
-    def asked_methods(self) -> tuple[str, ...]:
-        return tuple(name for name in self.chosen_methods if name in METHODS)
+        return tuple(sorted(super().chosen_methods, key=lambda name: name != "ar"))
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -122,16 +127,51 @@ class EvalConfig(ComparedDrafts, AsksSets):
         return [tuple(names) for names in found.values()]
 
     def contenders(self, methods: Sequence[str]) -> list[Contender]:
-        """These methods with each of the drafts, those that need none once; and naive with the baseline's draft."""
-        found = []
-        for name in methods:
-            own = METHODS[name].draft
-            drafts = self.asked_drafts if own == "eagle" else (own,)
-            found += [Contender(name, draft) for draft in drafts]
+        """These methods with the drafts that answer with them; and naive with the baseline's draft."""
+        found = drafted(methods, self.asked_drafts)
         baseline = Contender(BASELINE, self.baseline_draft)
         if self.baseline_draft and BASELINE in methods and baseline not in found:
             found.append(baseline)
         return found
+
+    def problems(self) -> Iterator[str]:
+        for name in listed(self.methods):
+            if name not in METHODS:
+                yield f"methods={self.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
+        yield from wrong_numbers("temperatures", self.temperatures, RANGES["temperature"])
+        yield from self.draft_problems()
+        lists = {"methods": self.chosen_methods, "drafts": self.asked_drafts, "sets": self.chosen_sets,
+                 "temperatures": self.chosen_temperatures}
+        yield from empty(lists)
+        for key, chosen in lists.items():
+            if len(set(chosen)) < len(chosen):
+                yield f"{key}={getattr(self, key)} names something twice: leave one of them out"
+        if self.baseline_draft and BASELINE not in self.chosen_methods:
+            yield (f"baseline_draft={self.baseline_draft} is that of {BASELINE}, which is none of the methods: add it "
+                   "there")
+        if self.baseline_draft:
+            try:
+                self.with_draft(self.baseline_draft)
+            except ValueError as error:
+                yield f"baseline_draft={self.baseline_draft}: {error}"
+        yield from outside(vars(self), {"repeats": REPEATS, "concurrency": RANGES["max_requests"]})
+        at_once, latest = self.run.max_requests, RANGES["seed"].most - self.repeats + 1
+        if at_once not in (1, self.concurrency):
+            yield f"an evaluation has no max_requests={at_once}: write concurrency={at_once}"
+        if self.run.seed > latest:
+            yield f"seed={self.run.seed} leaves no seeds for repeats={self.repeats}: give seed={latest} or less"
+        for name in self.chosen_sets:
+            if "/" in name:
+                yield f"sets={self.sets}: {name} is no name of a data set: name its folder with data="
+        if not self.results.strip():
+            yield "results is empty: name a folder, as in results=DIR"
+        yield from self.method_problems()
+
+
+def drafted(methods: Sequence[str], drafts: Sequence[str]) -> list[Contender]:
+    """These methods with each of the drafts; those that need none, or have their own, once."""
+    own = {name: METHODS[name].draft if name in METHODS else "eagle" for name in methods}
+    return [Contender(name, draft) for name, kind in own.items() for draft in (drafts if kind == "eagle" else (kind,))]
 
 
 def first(group: Sequence[str]) -> str:
@@ -144,39 +184,6 @@ def _draft(name: str, beside: Sequence[str]) -> str:
     methods = [METHODS[other] for other in (name, *beside)]
     drafts = [method.draft for method in methods if method.target == METHODS[name].target]
     return next((draft for draft in drafts if draft != "none"), "none")
-
-
-def _problems(c: EvalConfig) -> Iterator[str]:
-    """What is wrong with an evaluation, each in a sentence that names the fix."""
-    for name in listed(c.methods):
-        if name not in METHODS:
-            yield f"methods={c.methods}: {name} is unknown: choose among {', '.join(METHODS)}"
-    yield from wrong_numbers("temperatures", c.temperatures, RANGES["temperature"])
-    yield from c.draft_problems()
-    lists = {"methods": c.chosen_methods, "drafts": c.asked_drafts, "sets": c.chosen_sets,
-             "temperatures": c.chosen_temperatures}
-    yield from empty(lists)
-    for key, chosen in lists.items():
-        if len(set(chosen)) < len(chosen):
-            yield f"{key}={getattr(c, key)} names something twice: leave one of them out"
-    if c.baseline_draft and BASELINE not in c.chosen_methods:
-        yield f"baseline_draft={c.baseline_draft} is that of {BASELINE}, which is none of the methods: add it there"
-    if c.baseline_draft:
-        try:
-            c.with_draft(c.baseline_draft)
-        except ValueError as error:
-            yield f"baseline_draft={c.baseline_draft}: {error}"
-    yield from outside(vars(c), {"repeats": REPEATS, "concurrency": RANGES["max_requests"]})
-    if c.run.max_requests not in (1, c.concurrency):
-        yield f"an evaluation has no max_requests={c.run.max_requests}: write concurrency={c.run.max_requests}"
-    last = RANGES["seed"].most
-    if c.run.seed + c.repeats - 1 > last:
-        yield f"seed={c.run.seed} leaves no seeds for repeats={c.repeats}: give seed={last - c.repeats + 1} or less"
-    for name in c.chosen_sets:
-        if "/" in name:
-            yield f"sets={c.sets}: {name} is no name of a data set: name its folder with data="
-    if not c.results.strip():
-        yield "results is empty: name a folder, as in results=DIR"
 
 
 def wrong_numbers(key: str, value: str, allowed: Range, kind: Pattern[str] = NUMBER) -> Iterator[str]:

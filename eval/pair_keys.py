@@ -9,6 +9,7 @@ from config.ranges import Checked, Range, listed, outside, unknown
 from config.run_config import CHOICES, DEVICE
 from config.run_config import RANGES as OF_RUNS
 from config.trees import wrong_widths
+from eval.keys import SETS
 from eval.prompts import problems as problems_of_sets
 
 COUNT = 1_000_000_000  # the most of anything that is counted
@@ -18,7 +19,6 @@ RANGES = {  # of the keys of Measured that are numbers
     "temperature": Range(0, 1000), "top_p": Range(0, 1), "seed": OF_RUNS["seed"],
     "threads": Range(1, 1024, {0: "as torch chooses"}),
 }
-SETS = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the bundled data sets
 TARGET = str(TOY / "llama")  # the bundled models
 DRAFTS = tuple(str(TOY / name) for name in ("draft_a", "draft_b"))
 WIDEST = 5  # children of a guess in SpecInfer's tables

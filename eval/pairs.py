@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Iterable, NamedTuple, Sequence
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from config.schema.untrusted import shown
@@ -36,6 +37,11 @@ class Model(NamedTuple):
     def ids(self, prompt: Prompt, template: str) -> list[int]:
         """The token ids of a prompt."""
         return self.text.prompt_ids([prompt.text], "none" if prompt.ready else template)
+
+    def logits(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        """What it says at each token of a text behind a prompt, `[N, V]`; it reads both in one pass."""
+        read = [*prompt, *text[:-1]]
+        return self.whole.logits(read, self.whole.cache(len(read)), len(text))
 
 
 def open_model(folder: str, config: Measured) -> Model:
@@ -124,8 +130,6 @@ def record(drafter: Model, prompt: Sequence[int],
     The drafter reads prompt and text in one pass. With the sampler of the target it draws with the target's noise, so
     that above temperature 0 this is coupled acceptance.
     """
-    read = [*prompt, *text[:-1]]
-    cache = drafter.whole.cache(len(read))
-    logits_TV = drafter.whole.logits(read, cache, len(text))
     places = range(len(prompt), len(prompt) + len(text))
-    return [int(mine == theirs) for mine, theirs in zip(sampler(logits_TV, places), text)]
+    mine = sampler(drafter.logits(prompt, text), places)
+    return [int(one == other) for one, other in zip(mine, text)]

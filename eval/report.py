@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 from config.files import ROOM, write
 from eval import summary
@@ -23,14 +23,8 @@ from launch.console import run
 
 TOO_LATE = 0.03  # of the time of computing
 SHOWN = 20  # sentences about what is missing
-Cell = Callable[[Row], str]  # what of a row of the summary stands in a cell
 FLIGHT = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
           "ms of a token lost after misses")
-BESIDE = {  # what the columns of ratios compare with
-    "sr_naive": "naive (Chunk-PP) with the draft that is every method's baseline (`baseline_draft`).",
-    "sr_naive_same": "naive (Chunk-PP) with the draft of the row: what the method alone brings.",
-    "sr_serial_same": "serial with the draft of the row: what keeping the stages busy brings.",
-    "sr_ar": "ar, which has no draft."}
 WORDS = """\
 - **ξ**: new tokens by seconds, all answers of a set together, prefill included. The mean is that of the sets' ξ.
 - **ξ of decoding**: the tokens behind the first of each turn by the seconds after it.
@@ -62,8 +56,8 @@ def report(folder: str | Path) -> Path:
     save(found.folder / "stages.csv", summary.STAGES, summary.stages(found))
     save(found.folder / "account.csv", summary.ACCOUNT, summary.accounts(found))
     path = found.folder / "report.md"
-    text = "\n".join(_text(found, summary.views(found, rows)))
-    write(path, f"{text}\n", ROOM)
+    views = [View(found, rows, temperature) for temperature in found.temperatures]
+    write(path, "\n".join([*_text(found, views), ""]), ROOM)
     return path
 
 
@@ -73,12 +67,8 @@ def _text(found: Found, views: Sequence[View]) -> Iterator[str]:
     yield from _about(found)
     for view in views:
         yield f"## Temperature {view.temperature:g} {where}\n"
-        yield from _paper_table(view)
-        yield from _ratio_table(view)
-        yield from _other_tables(view)
-        yield from _stage_tables(view)
-        yield from _account_tables(view)
-        yield from _source_table(view)
+        for tables in (_paper_table, _ratio_table, _other_tables, _stage_tables, _account_tables, _source_table):
+            yield from tables(view)
     try:
         from eval import plots
     except ImportError:
@@ -137,10 +127,10 @@ def _missing(found: Found) -> Iterator[str]:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-def _table(title: str, head: Sequence[str],
-           rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def _table(title: str, head: Sequence[str], rows: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    """A table with the cells of each contender."""
     yield f"{title}:\n"
-    yield from markdown(["method", *head], rows)
+    yield from markdown(["method", *head], ([label, *cells] for label, cells in rows.items()))
     yield ""
 
 
@@ -149,86 +139,76 @@ def _paper_table(view: View) -> Iterator[str]:
     found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
     ratio, named = f"sr_{baseline}", found.label(Contender(baseline, found.baseline_draft))
-    lines = []
+    rows = {}
     for label, mean in view.means.items():
         cells = view.cells(label, lambda row: f"{number(row['xi'])} ({number(row[ratio])})", NONE)
-        lines.append([label, *cells, f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"])
+        rows[label] = [*cells, f"{number(mean['xi'].value)} ({_interval(mean[ratio])})"]
     title = f"Tokens per second, ξ, and in brackets the ratio to {named}, SR {view.where}"
-    yield from _table(title, [*found.sets, MEAN], lines)
+    return _table(title, [*found.sets, MEAN], rows)
 
 
 def _ratio_table(view: View) -> Iterator[str]:
     """The mean over the sets: both speeds, and a column for each baseline that has answers."""
     drafts = {"baseline": f" with {view.found.baseline_draft}", "same": " with the same draft", "none": ""}
-    heads = {ratio.column: f"SR to {ratio.method}{drafts[ratio.draft]}" for ratio in summary.ratios(view.found)}
-    columns = ("xi", "xi_decoding", *heads)
-    lines = [[label, *(_interval(mean[name]) for name in columns)]
-             for label, mean in view.means.items()]
+    ratios = {f"SR to {ratio.method}{drafts[ratio.draft]}": ratio for ratio in summary.ratios(view.found)}
+    columns = ("xi", "xi_decoding", *(ratio.column for ratio in ratios.values()))
+    rows = {label: [_interval(mean[name]) for name in columns] for label, mean in view.means.items()}
     title = f"Means over the sets: ξ, ξ of decoding alone, and their SR to each baseline {view.where}"
-    yield from _table(title, ["ξ", "ξ of decoding", *heads.values()], lines)
-    yield from (f"- **{head}**: {BESIDE[column]}" for column, head in heads.items())
+    yield from _table(title, ["ξ", "ξ of decoding", *ratios], rows)
+    yield from (f"- **{head}**: {ratio.about}" for head, ratio in ratios.items())
     yield ""
 
 
 def _other_tables(view: View) -> Iterator[str]:
     """What else there is for each contender and data set, a table for each figure."""
-    def grid(title: str, value: Cell) -> Iterator[str]:
-        return _table(title, view.found.sets,
-                      ([label, *view.cells(label, value, NONE)] for label in view.labels))
+    def grid(title: str, value: Callable[[Row], str]) -> Iterator[str]:
+        return _table(title, view.found.sets, {label: view.cells(label, value, NONE) for label in view.labels})
 
-    if "ar" in view.found.methods:
-        yield from grid(f"Ratio of ξ to ar, SR {view.where}", lambda row: number(row["sr_ar"]))
-    yield from grid(f"Tokens per second of decoding alone, without prefill {view.where}",
-                    lambda row: number(row["xi_decoding"]))
+    def figures(title: str, *names: str, digits: int = 2, factor: float = 1.0) -> Iterator[str]:
+        return grid(f"{title} {view.where}", lambda row: _joined([factor * row[name] for name in names], digits))
+
+    with_ar = "ar" in view.found.methods
+    if with_ar:
+        yield from figures("Ratio of ξ to ar, SR", "sr_ar")
+    yield from figures("Tokens per second of decoding alone, without prefill", "xi_decoding")
     if any(row["total"] == row["total"] for row in view.rows):
-        yield from grid(f"Tokens per second of all answers of a set together, several at once {view.where}",
-                        lambda row: number(row["total"]))
-    yield from grid(f"Mean acceptance length, τ {view.where}", lambda row: number(row["tau"]))
-    yield from grid(f"Seconds of a request: the mean; the 95th percentile {view.where}",
-                    lambda row: _joined([row["request_mean"], row["request_p95"]], 2))
-    yield from grid(f"Milliseconds to the first token; then per token, the median; the 99th percentile {view.where}",
-                    lambda row: _joined([1e3 * row[key]
-                                         for key in ("ttft", "tpt_p50", "tpt_p99")], 0))
-    if "ar" in view.found.methods:
+        yield from figures("Tokens per second of all answers of a set together, several at once", "total")
+    yield from figures("Mean acceptance length, τ", "tau")
+    yield from figures("Seconds of a request: the mean; the 95th percentile", "request_mean", "request_p95")
+    yield from figures("Milliseconds to the first token; then per token, the median; the 99th percentile",
+                       "ttft", "tpt_p50", "tpt_p99", digits=0, factor=1e3)
+    if with_ar:
         yield from grid("The same text as ar with the same seed", lambda row: row["equal"] or NONE)
 
 
 def _stage_tables(view: View) -> Iterator[str]:
     """How every rank spent its time and what it sent."""
     head = sorted({rank for ranks in view.ranks.values() for rank in ranks})
-    if not head:
-        return
 
-    def grid(title: str, value: Callable[[Utilization], str]) -> Iterator[str]:
-        lines = [[label, *(value(ranks[rank]) if rank in ranks else NONE
-                           for rank in head)]
-                 for label, ranks in view.ranks.items()]
-        return _table(title, [f"rank {rank}" for rank in head], lines)
+    def grid(title: str, value: Callable[[Utilization], Sequence[float]], digits: int) -> Iterator[str]:
+        rows = {label: [_joined(value(ranks[rank]), digits) if rank in ranks else NONE for rank in head]
+                for label, ranks in view.ranks.items()}
+        return _table(f"{title} {view.where}", [f"rank {rank}" for rank in head], rows)
 
-    yield from grid(f"Per cent of the time that each rank computed; waited; was idle {view.where}",
-                    lambda used: _joined([100 * share for share in used[:3]], 0))
-    yield from grid(f"Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows {view.where}",
-                    lambda used: _joined([used.bytes / 1e3,
-                                          used.control / 1e3, used.rows], 1))
-    if any(used.late for ranks in view.ranks.values()
-           for used in ranks.values()):
-        yield from grid(f"Per cent by which what was emulated came too late {view.where}",
-                        lambda used: number(100 * used.late, 1))
+    if head:
+        yield from grid("Per cent of the time that each rank computed; waited; was idle",
+                        lambda used: [100 * share for share in used[:3]], 0)
+        yield from grid("Per turn of a conversation, kB that a rank sent to the next; kB of prunes; rows",
+                        lambda used: [used.bytes / 1e3, used.control / 1e3, used.rows], 1)
+    if any(used.late for ranks in view.ranks.values() for used in ranks.values()):
+        yield from grid("Per cent by which what was emulated came too late", lambda used: [100 * used.late], 1)
 
 
 def _account_tables(view: View) -> Iterator[str]:
     """Where the time of a token went on rank 0, and what the rows in flight did for the text."""
     if not view.accounts:
         return
-    shares, flights = [], []
+    shares, flights = {}, {}
     for label, own in view.accounts.items():
-        shares.append([label, *(number(1e3 * seconds, 1)
-                                for seconds in (*own[:len(SHARES)], own.whole))])
-        busy = _joined([100 * used.computed
-                        for rank, used in view.ranks[label].items() if rank], 0)
-        flights.append([label, busy or NONE,
-                        number(own.aloft), number(1e3 * own.stay, 0),
-                        number(own.tokens_per_miss), number(1e3 * own.lost, 1)])
+        shares[label] = [number(1e3 * seconds, 1) for seconds in (*own[:len(SHARES)], own.whole)]
+        busy = _joined([100 * used.computed for rank, used in view.ranks[label].items() if rank], 0)
+        flights[label] = [busy or NONE, number(own.aloft), number(1e3 * own.stay, 0),
+                          number(own.tokens_per_miss), number(1e3 * own.lost, 1)]
     yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
                       f"{view.where}", [*SHARES, "in all"], shares)
     yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}", FLIGHT, flights)
@@ -238,14 +218,12 @@ def _source_table(view: View) -> Iterator[str]:
     """How much of the text each source of the drafts had guessed; one guess may have several."""
     counts: dict[str, Counter[str]] = {}
     for label, answers in view.answers.items():
-        counts[label] = Counter()
-        for turn in (turn for answer in answers for turn in answer.get("sources", ())):
-            counts[label].update(turn)
+        turns = [turn for answer in answers for turn in answer.get("sources", ())]
+        counts[label] = sum(map(Counter, turns), Counter())
     sources = sorted({source for count in counts.values() for source in count})
     if len(sources) > 1:
-        lines = [[label, *(str(count[source]) for source in sources)]
-                 for label, count in counts.items() if count]
-        yield from _table(f"Guesses that became text, by who had made them {view.where}", sources, lines)
+        rows = {label: [str(count[source]) for source in sources] for label, count in counts.items() if count}
+        yield from _table(f"Guesses that became text, by who had made them {view.where}", sources, rows)
 
 
 def _joined(values: Iterable[float], digits: int) -> str:

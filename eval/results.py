@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -54,7 +55,6 @@ class Results:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.texts: dict[Key, list[list[int]]] = {}
-        self._lock: Any = None
 
     @property
     def has_answers(self) -> bool:
@@ -68,8 +68,7 @@ class Results:
     @property
     def starts(self) -> int:
         """How often the pipeline was started for these answers: each start leaves a folder tally/NUMBER-METHOD."""
-        found = (re.match(r"\d+(?=-)", path.name, re.ASCII)
-                 for path in self.folder.glob("tally/*"))
+        found = (re.match(r"[0-9]+(?=-)", path.name) for path in self.folder.glob("tally/*"))
         return max((int(number[0]) + 1 for number in found if number), default=0)
 
     def check(self, config: EvalConfig) -> None:
@@ -90,9 +89,8 @@ class Results:
             if name not in FREE and there != here:
                 raise ValueError(f"{self.folder} holds answers with {name}={there}, not {here}: choose another "
                                  f"results=, or ask for {name}={there}")
-        self.texts = {}
-        for path in answer_files(self.folder):
-            self.texts.update((key(line), line["token_ids"]) for line in read_answers(path))
+        answers = (line for path in answer_files(self.folder) for line in read_answers(path))
+        self.texts = {key(line): line["token_ids"] for line in answers}
 
     def open(self, config: EvalConfig, scale: float, split: str = "") -> Results:
         """Make it ready for writing: cut off half lines, note this start. Raises ValueError if it cannot be used.
@@ -101,7 +99,7 @@ class Results:
         """
         self._take_lock()
         for path in answer_files(self.folder):
-            _repair(path)
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self.check(config)
         asked = {name: flat(config)[name] for name in ASKED}
         target = METHODS[config.run.pipeline_type].target
@@ -109,9 +107,8 @@ class Results:
         start = {"time": now, "launch": config.launch, "command": sys.argv, "scale": scale,
                  "target": target, "split": split, **asked}
         before = read_environment(self.folder, OTHER).get("starts", [])
-        others = {earlier.get("split", "") for earlier in before
-                  if earlier.get("target") == target} - {"", split}
-        if others and split:
+        others = {earlier.get("split") for earlier in before if earlier.get("target") == target}
+        if split and others - {"", None, split}:
             raise ValueError(f"{self.folder} holds answers of another model, or of another split of it, than the one "
                              "in use: choose another results=")
         write_json(self.folder / "env.json", {**_environment(config), "starts": [*before, start]})
@@ -120,7 +117,6 @@ class Results:
     def _take_lock(self) -> None:
         """Keep other evaluations out. Raises ValueError if one is in, or if the folder cannot be written."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open_lock(self.folder / ".lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -137,8 +133,7 @@ class Results:
 
     def close(self) -> None:
         """Let another evaluation in."""
-        if self._lock:
-            self._lock.close()
+        self._lock.close()
 
 
 def answer_files(folder: Path) -> list[Path]:
@@ -170,10 +165,9 @@ def read_environment(folder: Path, remedy: str) -> Mapping[str, Any]:
     return env
 
 
-def key(line: dict[str, Any]) -> Key:
+def key(line: Mapping[str, Any]) -> Key:
     """The key of an answer as it is written."""
-    names = ("method", "draft", "set", "temperature", "repeat", "question_id")
-    return Key(*(line[name] for name in names))
+    return Key._make([*(line[name] for name in Key._fields[:-1]), line["question_id"]])
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
@@ -188,30 +182,17 @@ def read_answers(path: Path) -> Iterator[dict[str, Any]]:
         yield entry
 
 
-def _repair(path: Path) -> None:
-    """Cut off what stands behind the last end of a line."""
-    data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
-    if end < len(data):
-        os.truncate(path, end)
-
-
 def _environment(config: EvalConfig) -> dict[str, Any]:
     """The configuration, and what else figures may depend on."""
     cluster = asdict(config.run.cluster) if config.run.cluster else None
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    versions = {"python": platform.python_version(), **dict.fromkeys(PACKAGES)}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    machine = {"platform": platform.platform(), "cpu": _processor(),
-               "cores": os.cpu_count(), "gpus": gpus}
-    return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster,
-            "versions": versions, "machine": machine, "commit": _commit(), "config": flat(config)}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {"emulated": cluster is not None, "profile": config.run.profile, "cluster": cluster, "versions": versions,
+            "machine": {"platform": platform.platform(), "cpu": _processor(), "cores": os.cpu_count(), "gpus": gpus},
+            "commit": _commit(), "config": flat(config)}
 
 
 def _processor() -> str:
@@ -224,12 +205,8 @@ def _processor() -> str:
 
 def _commit() -> str | None:
     """The commit of this repository, with a + if files were changed since; None outside of git."""
-    def git(*words: str) -> str:
-        return subprocess.check_output(["git", *words], cwd=ROOT,
-                                       stderr=subprocess.DEVNULL, text=True).strip()
-
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
+        asked = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+        return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
         return None

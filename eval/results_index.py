@@ -4,19 +4,18 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from config.files import fits, lines
 from config.methods import METHODS
 from config.questions import load
 from config.ranges import listed
-from eval.keys import Contender
+from eval.keys import SETS, Contender, drafted
 from eval.metrics import Answer
 from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine
 from eval.results import DELETE, answer_files, read_answers, read_environment
 from pipeline.trace import rank_files
 
-SETS = ("mt_bench", "humaneval", "gsm8k", "alpaca", "sum", "qa")  # in the order of the papers
 GROUP = ("method", "draft", "set", "temperature")
 GONE = "delete it, or put it back; without it the report cannot say what is missing"
 Group = tuple  # method, draft, set, temperature
@@ -50,36 +49,31 @@ class Found:
     def drafts(self) -> list[str]:
         """The drafts that answers were made with, in the order in which they were asked for."""
         return _ordered({group[1] for group in self.groups
-                         if not _needs_none(group[0])}, self._asked_drafts)
+                         if not _needs_none(group[0])}, _asked_drafts(self.starts))
 
     @property
     def baseline_draft(self) -> str:
         """The draft whose `naive` all are compared with: the one that was named, else the first that was asked for."""
         config = self.env.get("config")
         named = config and (config["baseline_draft"] or _drafts(config)[0])
-        return named if named in self.drafts else next(iter(self.drafts), "none")
-
-    @property
-    def _asked_drafts(self) -> list[str]:
-        return [name for start in self.starts for name in _drafts(start)]
+        return named if named in self.drafts else [*self.drafts, "none"][0]
 
     @property
     def contenders(self) -> list[Contender]:
         """The methods that have answers, each with its drafts."""
-        there = {Contender(*group[:2]) for group in self.groups}
-        every = itertools.starmap(Contender,
-                                  itertools.product(self.methods, [*self.drafts, "none"]))
-        return [contender for contender in every if contender in there]
+        there = {group[:2] for group in self.groups}
+        every = itertools.product(self.methods, [*self.drafts, "none"])
+        return [Contender(*pair) for pair in every if pair in there]
 
     def label(self, contender: Contender) -> str:
         """A contender as tables and plots call it: by its draft too, if there are several."""
-        several = len({*self.drafts, *self._asked_drafts}) > 1
-        return contender.method if _needs_none(contender.method) or not several else ", ".join(contender)
+        alone = len({*self.drafts, *_asked_drafts(self.starts)}) < 2 or _needs_none(contender.method)
+        return contender.method if alone else ", ".join(contender)
 
     @property
     def sets(self) -> list[str]:
         """The data sets that have answers, in the order of the papers."""
-        return _ordered({group[2] for group in self.groups}, SETS)
+        return _ordered({group[2] for group in self.groups}, listed(SETS))
 
     @property
     def temperatures(self) -> list[float]:
@@ -143,8 +137,8 @@ def _tally(start: Path) -> Iterator[TallyLine]:
 
 def _ordered(names: set[str], known: Sequence[str]) -> list[str]:
     """Names that are known in their order, then the others by the alphabet."""
-    first = dict.fromkeys(name for name in known if name in names)
-    return [*first, *sorted(names - set(known))]
+    order = [*known, *sorted(names)]
+    return sorted(names, key=order.index)
 
 
 def missing(found: Found) -> list[str]:
@@ -152,9 +146,10 @@ def missing(found: Found) -> list[str]:
     gaps = {}
     for start in found.starts:
         temperatures = [float(word) for word in listed(start["temperatures"])]
+        contenders = drafted(listed(start["methods"]), _drafts(start))
         for name in listed(start["sets"]):
             wanted = _wanted(found, name, start)
-            for group in itertools.product(_asked(start), [name], temperatures):
+            for group in itertools.product(contenders, [name], temperatures):
                 there = len(found.of(*group))
                 if there < wanted:
                     who = found.label(group[0])
@@ -173,16 +168,6 @@ def _wanted(found: Found, name: str, start: Mapping[str, Any]) -> int:
                     if group[2] == name), default=0)
 
 
-def _asked(start: Mapping[str, Any]) -> list[Contender]:
-    """The methods that a start asked for, each with its drafts."""
-    found = []
-    for method in listed(start["methods"]):
-        own = METHODS[method].draft if method in METHODS else "eagle"
-        found += [Contender(method, draft)
-                  for draft in (_drafts(start) if own == "eagle" else [own])]
-    return found
-
-
 def _needs_none(method: str) -> bool:
     """Whether a method works without a draft."""
     return method in METHODS and METHODS[method].draft == "none"
@@ -191,3 +176,7 @@ def _needs_none(method: str) -> bool:
 def _drafts(asked: Mapping[str, Any]) -> Sequence[str]:
     """The drafts that a start or a configuration asks for."""
     return listed(asked["drafts"]) or (asked["draft"],)
+
+
+def _asked_drafts(starts: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [name for start in starts for name in _drafts(start)]

@@ -21,7 +21,7 @@ from config.presets import ROOT
 from config.schema.untrusted import plain
 from eval import metrics
 from eval.results_index import GROUP, Found, NoAnswers, provenance, read
-from eval.summary import MEAN, SUMMARY, means, summary
+from eval.summary import MEAN, SUMMARY, speeds, summary
 from eval.tables import markdown, number, save
 from launch.console import STOPPED, WRONG, run, say
 
@@ -211,7 +211,7 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
             label = results.label(contender)
             name = f"{label} t={temperature:g}" if several else label
             line = lines.setdefault(name, dict.fromkeys(points, metrics.NOTHING))
-            line[point] = means(results, contender, temperature)["xi"]
+            line[point] = speeds(results, contender, results.sets, temperature)["xi"]
     return {name: list(line.values()) for name, line in lines.items()}
 
 

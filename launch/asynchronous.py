@@ -1,20 +1,229 @@
-"""A pipeline for asyncio: many tasks ask it at once, and none of them keeps the event loop waiting.
+"""A pipeline that one thread turns: others hand it jobs, and hear what comes of them, so that many may ask at once.
 
-It knows nothing about how requests take turns: a thread of its own turns the pipeline, see `request_loop.py`.
+A listener must not wait: what it hears is queued at the listener's end, so a slow reader stalls nobody. For asyncio
+there is `AsyncPipeline`.
 """
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Future
+from contextlib import closing, suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, AsyncGenerator, Callable, Iterable, Mapping, Sequence, TypeVar
 
 from launch.generation import Generation
 from launch.pipeline import Pipeline, Prompt
-from launch.request_loop import Job, Reports, Turning
 from model.text import Message, check_messages
 from pipeline.failure import PeerLost, guarded
+
+LOOK = 0.25  # seconds between two looks at a pipeline that has nothing to do
+Result = TypeVar("Result")
+
+
+class Job:
+    """One answer that is asked for, and who hears of it: pieces of its text, and at last what it ended with."""
+
+    report: Callable[[Any], None]  # called on the pipeline's thread
+    generation: Generation | None = None  # since it has begun
+    over = False
+
+    def begin(self, pipeline: Pipeline) -> Generation:
+        """Let the answer begin; raises ValueError for what cannot be asked."""
+        raise NotImplementedError
+
+    def events(self, text: str) -> Iterable[Any]:
+        """What is reported when the answer goes on with this text, which may be empty."""
+        return [text] if text else []
+
+
+class Turning:
+    """The jobs of a pipeline, which belongs to the thread that calls `work`.
+
+    A job ends with its generation, or with an error: ValueError for what cannot be asked, PeerLost if a rank is lost.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: set[Any] = set()  # that are not over, under way or waiting
+        self.ended: BaseException | None = None  # why nothing can be asked any more
+        self._inbox: SimpleQueue[Callable[[Pipeline], None]] = SimpleQueue()
+        self._questions: set[Future[Any]] = set()  # that have no answer yet
+        self._running: list[Any] = []
+        self._counting = threading.Lock()
+        self._stopping = False
+
+    # --- asked by other threads ---------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[Any]) -> None:
+        """Take in jobs, all of them or none; raises what `check` raises."""
+        with self._counting:
+            self.check(len(jobs))
+            self.jobs.update(jobs)
+        for job in jobs:
+            self._inbox.put(partial(self._take_in, job))
+
+    def check(self, more: int) -> None:
+        """Raise an error if so many more jobs cannot be taken in."""
+        if self.ended is not None:
+            raise self.ended
+
+    def cancel(self, jobs: Sequence[Any]) -> None:
+        """Give answers up that nobody reads any more; those that are over stay as they are."""
+        for job in jobs:
+            if not job.over:
+                self._inbox.put(partial(self._give_up, job))
+
+    def call(self, function: Callable[[Pipeline], Result]) -> Future[Result]:
+        """What a function says of the pipeline, between two of its turns; the function must not take long.
+
+        Raises what `check` raises; so does the future, if no turn comes any more.
+        """
+        said: Future[Result] = Future()
+
+        def work(pipeline: Pipeline) -> None:
+            if not said.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
+            try:
+                said.set_result(function(pipeline))
+            except Exception as error:
+                said.set_exception(error)
+                if isinstance(error, PeerLost):  # else it is that of this question alone
+                    raise
+
+        with self._counting:
+            self.check(0)
+            self._questions.add(said)
+        said.add_done_callback(self._questions.discard)
+        self._inbox.put(work)
+        return said
+
+    def stop(self) -> None:
+        """Let `work` return."""
+        self._stopping = True
+        self._inbox.put(lambda pipeline: None)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def work(self, pipeline: Pipeline) -> None:
+        """Let all jobs go on until `stop`; raises PeerLost. What is under way then is taken back from the stages."""
+        try:
+            while not self._stopping:
+                self._hear(pipeline)
+                self._admit(pipeline)
+                if self._running:
+                    pipeline.turn()
+                else:
+                    pipeline.check()
+                for job in list(self._running):
+                    self._hand_out(job, pipeline)
+        finally:
+            for job in self._running:
+                with suppress(PeerLost):  # its stages may be lost already
+                    job.generation.close()
+
+    def drop(self, end: Any) -> None:
+        """End all jobs and questions with the same words, since nobody will answer them."""
+        with self._counting:
+            jobs, questions = list(self.jobs), list(self._questions)
+        for question in questions:
+            if question.set_running_or_notify_cancel():
+                question.set_exception(end)
+        for job in jobs:
+            self._end(job, end)
+        self._running = []
+
+    def _hear(self, pipeline: Pipeline) -> None:
+        """Do what other threads asked for; wait for that a little, if there is nothing else to do."""
+        with suppress(Empty):
+            if not self._running:
+                self._inbox.get(timeout=LOOK)(pipeline)
+            while True:
+                self._inbox.get_nowait()(pipeline)
+
+    def _take_in(self, job: Any, pipeline: Pipeline) -> None:
+        """Let a job begin, which waits in the pipeline if there is no place for it."""
+        if job.over:
+            return
+        try:
+            job.generation = job.begin(pipeline)
+        except PeerLost:
+            raise
+        except Exception as error:
+            self._end(job, error)
+        else:
+            self._running.append(job)
+
+    def _admit(self, pipeline: Pipeline) -> None:
+        """Let those begin that were taken in and wait."""
+
+    def _give_up(self, job: Any, pipeline: Pipeline) -> None:
+        if job in self._running:
+            self._running.remove(job)
+        self._end(job, None)
+        if job.generation is not None:
+            job.generation.close()
+
+    def _hand_out(self, job: Any, pipeline: Pipeline) -> None:
+        pieces = iter(job.generation)
+        try:
+            while job.generation.ready:
+                for piece in job.events(next(pieces)):
+                    job.report(piece)
+        except StopIteration:
+            self._running.remove(job)
+            self._end(job, job.generation)
+        except PeerLost:
+            raise
+        except Exception as error:
+            self._running.remove(job)
+            self._end(job, error)
+            job.generation.close()
+
+    def _end(self, job: Any, end: Any) -> None:
+        """A job is over, and its place free: once, no matter who ends it first."""
+        with self._counting:
+            over, job.over = job.over, True
+            self.jobs.discard(job)
+        if not over:
+            self._report_end(job, end)
+
+    def _report_end(self, job: Any, end: Any) -> None:
+        if end is not None:
+            job.report(end)
+
+
+# --- for asyncio ------------------------------------------------------------------------------------------------------
+
+class Reports:
+    """What jobs of an event loop of asyncio report, begun with this; close it to give up what nobody reads any more.
+
+    It is queued here without a bound but that of the answers' own lengths, so a slow reader holds nobody up.
+    """
+
+    def __init__(self, turning: Turning, jobs: Sequence[Any]) -> None:
+        self._turning, self.jobs = turning, jobs
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        for number, job in enumerate(jobs):
+            job.report = partial(self._queue, number)
+        turning.submit(jobs)
+
+    def _queue(self, number: int, event: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed, so nobody reads
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
+
+    async def next(self) -> tuple[int, Any]:
+        """A job's number, and its next event; raises the error that has ended one."""
+        number, event = await self._events.get()
+        if isinstance(event, BaseException):
+            raise event
+        return number, event
+
+    def close(self) -> None:
+        """Give up what has not ended."""
+        self._turning.cancel(self.jobs)
 
 
 class Asked(Job):
@@ -91,14 +300,11 @@ class AsyncPipeline:
 
     async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """The events of a job, up to its end, which is a generation."""
-        reports = Reports(self._turning, [Asked(prompt, options)])
-        try:
+        with closing(Reports(self._turning, [Asked(prompt, options)])) as reports:
             event: Any = None
             while not isinstance(event, Generation):
                 _, event = await reports.next()
                 yield event
-        finally:
-            reports.close()
 
     # --- the pipeline's thread ----------------------------------------------------------------------------------------
 

@@ -65,9 +65,9 @@ def build_stage(spec: RankSpec, trace: NoTrace, group: Group | None = None) -> S
     computes: Callable[..., Tensor | None] = body
     if members is not None:
         computes = ShardedSlice(body, _comm(spec, members, trace))
-    elif spec.cluster:
+    elif spec.config.cluster:
         of_model = (last - first) / sizes.layers
-        computes = SlowSlice(body, Pace(spec.cluster.board(spec.part.rank), trace=trace), of_model)
+        computes = SlowSlice(body, Pace(spec.config.cluster.board(spec.part.rank), trace=trace), of_model)
     keep = [layer for layer in inner_layers(sizes.layers) if first <= layer < last]
     return Stage(computes, new_cache, trace, keep, spec.config.max_requests)
 
@@ -91,8 +91,8 @@ def load_layers(spec: RankSpec, source: Checkpoint, shared: bool = False) -> Sli
 
 def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
     """How the ranks that share a stage add up their partial sums; in an emulated cluster it takes its time."""
-    comm = COMMS[spec.config.tensor_parallel.comm](group, spec.sizes.hidden)
-    cluster = spec.cluster
+    comm = COMMS[spec.config.comm](group, spec.sizes.hidden)
+    cluster = spec.config.cluster
     if cluster is None:
         return comm
     layers = cluster.layers / spec.sizes.layers
@@ -110,7 +110,7 @@ def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
 
 def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace, clock: Clock = REAL) -> Ring:
     """The pipeline as rank 0 sees it, or copies of it; in an emulated cluster the verification takes its time."""
-    head = SlowHead(lm_head, Pace(spec.cluster, clock, trace)) if spec.cluster else lm_head
+    head = SlowHead(lm_head, Pace(spec.config.cluster, clock, trace)) if spec.config.cluster else lm_head
     stages = len(spec.part.stages)
     if spec.config.replicated:
         return Replicas(links, head, stages - 1, spec.device, trace, clock)
@@ -136,7 +136,7 @@ def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Draf
 
 def build_passes(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Passes:
     """Who runs the networks of drafts; in an emulated cluster a pass takes its time."""
-    return SlowPasses(read_all, Pace(spec.cluster, clock, trace)) if spec.cluster else read_all
+    return SlowPasses(read_all, Pace(spec.config.cluster, clock, trace)) if spec.config.cluster else read_all
 
 
 def build_drafter(spec: RankSpec, trace: NoTrace, clock: Clock = REAL) -> Drafter:
@@ -179,12 +179,6 @@ def _eagle_draft(spec: RankSpec, lm_head: LMHead) -> Eagle:
     compress(head, spec.draft_quant(), spec.dtype)
     logits = head.logits if isinstance(head, Eagle3Head) else lm_head
     return Eagle(head, logits, spec.slots)
-
-
-def _model_draft(spec: RankSpec, lm_head: LMHead) -> ModelDraft:
-    """A small model of the same vocabulary, whole: from `draft_dir`, or from the folder `draft` in rank 0's."""
-    folder = Path(spec.config.draft_dir) if spec.config.draft_dir else spec.part.folder / "draft"
-    return _small_model(spec, folder, "draft_dir")
 
 
 def _numbered(spec: RankSpec, number: int) -> ModelDraft:
@@ -270,4 +264,7 @@ def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn
     return lm_head
 
 
-DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {"eagle": _eagle_draft, "model": _model_draft}
+DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {
+    "eagle": _eagle_draft,
+    "model": lambda spec, lm_head: _small_model(spec, spec.draft_folder, "draft_dir"),
+}

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 
-from config.drafts import FOLDERS
 from launch.spec import RankSpec
 from model.drafts.network import CHUNK
 from model.llama import LlamaConfig
@@ -40,29 +39,25 @@ SMALLER = (  # what takes less memory, as keys; that which changes the text leas
 )
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """Bytes that a rank takes beside Python and torch themselves."""
 
-    weights: int
-    cache: int
-    workspace: int
+    weights: int = 0
+    cache: int = 0
+    workspace: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.workspace
-
-    def __add__(self, other: Need) -> Need:
-        weights = self.weights + other.weights
-        cache = self.cache + other.cache
-        return Need(weights, cache, self.workspace + other.workspace)
+        return sum(self)
 
     def __str__(self) -> str:
         return (f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.cache / GB:.2f}, workspace "
                 f"{self.workspace / GB:.2f})")
 
 
-NOTHING = Need(0, 0, 0)
+def together(needs: Iterable[Need]) -> Need:
+    """What all of them take."""
+    return Need(*map(sum, zip(*needs)))
 
 
 def need(spec: RankSpec) -> Need:
@@ -73,19 +68,12 @@ def need(spec: RankSpec) -> Need:
     """
     if spec.drafter is not None:
         return _network(spec, spec.small_models[spec.drafter], eagle=False)
-    found = NOTHING
-    if _layers(spec):
-        found += _stage(spec)
+    found = []
+    if spec.layers:
+        found.append(_stage(spec))
     if HEAD in spec.part.weights.names():
-        found += _head(spec)
-    return found
-
-
-def _layers(spec: RankSpec) -> int:
-    if spec.drafter is not None:
-        return 0
-    first, last = spec.part.layers
-    return last - first
+        found.append(_head(spec))
+    return together(found)
 
 
 def _stage(spec: RankSpec) -> Need:
@@ -97,42 +85,28 @@ def _stage(spec: RankSpec) -> Need:
     kept = KEPT
     if spec.quant != "none":
         kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
-    cache = _cache(spec, sizes, _layers(spec))
-    loading = _loading(part.weights, spec.quantizes)
-    workspace = max(_step(spec, sizes, spec.quant, _rows(spec)), loading)
-    return Need(weights, cache, workspace + kept)
+    workspace = max(_step(spec, sizes, spec.quant, _rows(spec)), _loading(part.weights, spec.quantizes))
+    return Need(weights, _cache(spec, sizes, spec.layers), workspace + kept)
 
 
 def _head(spec: RankSpec) -> Need:
     vocab = _loaded({HEAD: spec.part.weights.form(HEAD)}, spec)
     sampled = 4 if spec.config.temperature == 0 else 32  # bytes for each logit: sampling is done in float64
     logits = _rows(spec) * spec.sizes.vocab * max(_width(spec), sampled)
-    return Need(vocab, 0, max(logits, vocab)) + _draft(spec)
-
-
-def _draft(spec: RankSpec) -> Need:
-    found = NOTHING
-    for name in spec.sources:
-        for folder in _folders(spec, name):
-            found += _network(spec, folder, name == "eagle")
-    return found
-
-
-def _folders(spec: RankSpec, name: str) -> list[Path]:
-    if name == "ssm":
-        return [] if spec.config.drafting_ranks else spec.small_models
-    if name not in FOLDERS:
-        return []
-    if name == "eagle" and spec.part.eagle:
-        return [spec.part.eagle]
-    return [Path(spec.config.draft_dir) if spec.config.draft_dir else spec.part.folder / "draft"]
+    folders = {
+        "eagle": [spec.part.eagle] if spec.part.eagle else [],
+        "model": [spec.draft_folder],
+        "ssm": [] if spec.config.drafting_ranks else spec.small_models,
+    }
+    drafts = [_network(spec, folder, name == "eagle") for name in spec.sources for folder in folders.get(name, [])]
+    return together([Need(vocab, 0, max(logits, vocab)), *drafts])
 
 
 def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     """The memory of one network; nothing where its folder is missing, which is reported when the draft is built."""
     part = spec.part
     if not (folder / "config.json").is_file():
-        return NOTHING
+        return Need()
     source = Checkpoint(folder)
     sizes = replace(read_sizes(source), context=spec.sizes.context)
     forms = {name: source.form(name) for name in source.names()}
@@ -240,7 +214,7 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
             if report and spec in mine:
                 print(f"rank {spec.part.rank} needs {need(spec)}; {device} has {has} for {len(there)} {ranks}",
                       file=sys.stderr)
-        total = sum((need(spec) for spec in there), NOTHING)
+        total = together(map(need, there))
         if total.total > left:
             names = ", ".join(str(spec.part.rank) for spec in there[:NAMED])
             if there[NAMED:]:
@@ -253,7 +227,7 @@ def advice(specs: Sequence[RankSpec], left: int) -> str:
     """What would fit into `left` bytes: fewer requests at once, a smaller max_length, smaller weights, more devices."""
     def fits(**change: object) -> bool:
         smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
-        return sum(need(spec).total for spec in smaller) <= left
+        return together(map(need, smaller)).total <= left
 
     less = []
     for key, least in LEAST.items():
@@ -262,7 +236,7 @@ def advice(specs: Sequence[RankSpec], left: int) -> str:
             less.append(f"{key}={_most(key, least, asked, fits)}")
     if less:
         return f"give {' or '.join(less)} or less, or end other programs"
-    held = {spec.part.quant for spec in specs if _layers(spec)}
+    held = {spec.part.quant for spec in specs if spec.layers}
     for change in SMALLER:
         possible = "quant" not in change or held == {"none"}
         if possible and fits(**change):
@@ -285,12 +259,11 @@ def _spread(specs: Sequence[RankSpec], left: int) -> str:
     largest = max(specs, key=lambda spec: need(spec).total)
     needed = need(largest)
     if len(specs) > 1 and needed.total <= left:
-        together = sum(need(spec).total for spec in specs)
-        return f"spread these ranks over {math.ceil(together / left)} such devices or more"
-    layers = _layers(largest)
+        total = together(map(need, specs)).total
+        return f"spread these ranks over {math.ceil(total / left)} such devices or more"
     of_layers = needed.total - needed.workspace
     room = left - needed.workspace
-    if not layers or of_layers // layers > room:
+    if not largest.layers or of_layers // largest.layers > room:
         return "not even one layer fits: take a device with more memory, or a smaller model"
-    of_model = largest.sizes.layers * of_layers // layers
+    of_model = largest.sizes.layers * of_layers // largest.layers
     return f"split the model into {math.ceil(of_model / room)} stages or more, each on a device of its own"

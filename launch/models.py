@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from config.files import one_at_a_time
-from config.keys import HELP
+from config.keys import HELP, opened, preset_of, typed
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
-from config.typed import opened, preset_of, typed
 from launch.console import say
-from launch.hosts.board import BOARD
+from launch.hosts.board import is_one_rank
 from launch.split.gguf import MARK, is_gguf, unpack
 
 USUAL = "FLOWSPEC_PRESET"  # names the preset of commands that name no model; empty or not there: smollm2
@@ -35,22 +34,16 @@ def with_model(words: Sequence[str]) -> list[str]:
     """
     whole = opened(words)
     given, preset = typed(whole), preset_of(whole)
-    one_rank = "RANK" in os.environ or os.environ.get(BOARD) or given.get("hosts")
-    if one_rank or any(word in HELP for word in words):
+    if is_one_rank(given.get("hosts", "")) or any(word in HELP for word in words):
         return list(words)
     if is_gguf(given.get("base_dir", "")):
-        return _unpacked(words)
-    named = preset or {"model_dir", "base_dir"} & given.keys()
-    if preset == SMOLLM2 and not {"model_dir", "base_dir"} & given.keys():
+        file = Path(given["base_dir"]).expanduser()
+        folder = unpack(file, ROOT / "splits" / f"{file.stem}-whole")
+        return [f"base_dir={folder}" if word.startswith("base_dir=") else word for word in words]
+    has_folder = not given.keys().isdisjoint({"model_dir", "base_dir"})
+    if preset == SMOLLM2 and not has_folder:
         fetch(_place(given))
-    return list(words) if named else [_usual(given), *words]
-
-
-def _unpacked(words: Sequence[str]) -> list[str]:
-    """The words with the folder of the model in the GGUF file that `base_dir` names, instead of the file."""
-    file = Path(typed(words)["base_dir"]).expanduser()
-    folder = unpack(file, ROOT / "splits" / f"{file.stem}-whole")
-    return [f"base_dir={folder}" if word.startswith("base_dir=") else word for word in words]
+    return list(words) if preset or has_folder else [_usual(given), *words]
 
 
 def _usual(given: Mapping[str, str]) -> str:

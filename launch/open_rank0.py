@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import ContextManager, Iterator, Sequence
 
 import torch.distributed as dist
@@ -12,16 +11,15 @@ import torch.distributed as dist
 from config.cli import parse
 from config.run_config import RunConfig
 from launch.console import say
-from launch.folder import private_folder
+from launch.folder import Folder, private_folder
+from launch.fork_server import LOOK, Ranks
 from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
-from launch.local import join_beside
-from launch.prepare import prepare
-from launch.processes import await_ends, environment_kept, kill, start_ranks
-from launch.ranks import Member, Rank, Tracing, as_threads, in_group, torch_as_it_was
-from launch.trace import open_trace
+from launch.prepare import Prepared, prepare
+from launch.processes import await_ends, environment_kept, keep_on_loopback, noted_in, reason_of, start_ranks
+from launch.ranks import Member, Rank, as_threads, in_group, join
 from launch.virtual import as_virtual
-from tp.links import Placement
+from pipeline.failure import PeerLost, explain, guarded
 
 SAYS = ("RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")  # what a rendezvous writes into the environment
 
@@ -33,32 +31,54 @@ def rank_0(words: Sequence[str]) -> ContextManager[Rank]:
     board = find_board(config, os.environ)
     if board is not None:
         return _beside_boards(config, board, words)
-    folder, placement = prepare(config)
+    prepared = prepare(config)
     if config.processes and not config.virtual:
-        return _beside_processes(config, folder, placement, words)
-    return alone(config, folder, placement)
+        return _beside_processes(prepared, words)
+    return alone(prepared)
 
 
-def alone(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace) -> ContextManager[Rank]:
+def alone(prepared: Prepared) -> ContextManager[Rank]:
     """Rank 0, with all others in this process."""
-    start = as_virtual if config.virtual else as_threads
-    return start(config, folder, placement, tracing)
+    return as_virtual(prepared) if prepared.config.virtual else as_threads(prepared)
 
 
 @contextmanager
-def _beside_processes(config: RunConfig, folder: Path, placement: Placement, words: Sequence[str]) -> Iterator[Rank]:
+def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank]:
     """Rank 0, beside the others as processes that read the same `words`; this process joins their process group."""
     _begin_groups()
-    world = placement.world
-    with private_folder() as place, torch_as_it_was():
+    world = prepared.placement.world
+    with private_folder() as place:
         others = start_ranks(["launch.run", *words], place, world, range(1, world))
         try:
             store = join_beside(others, place, world)
-            with in_group(config, folder, Member(config, placement, 0, store)) as rank:
+            with in_group(Member(prepared, 0, store)) as rank:
                 yield rank
             await_ends(others)
         finally:
-            kill(others)
+            others.kill()
+
+
+def join_beside(others: Ranks, folder: str, world: int) -> Folder:
+    """Join the process group of ranks that this one has started; raises PeerLost, with the reason, if one ends instead.
+    """
+    joined: list[Folder] = []
+    failed: list[BaseException] = []
+
+    def join_as_0() -> None:
+        joined.append(join(folder, 0, world))
+
+    with environment_kept("GLOO_SOCKET_IFNAME"):
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
+        keep_on_loopback(os.environ)
+        joining = guarded("join", join_as_0, lambda thread, error: failed.append(error))
+        while joining.is_alive() and not others.ended():
+            joining.join(LOOK)
+    if joined:
+        return joined[0]
+    noted, ended = noted_in(folder), others.ended()
+    if ended:
+        raise PeerLost(reason_of(ended, noted))
+    raise PeerLost(noted or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 
 @contextmanager
@@ -72,12 +92,12 @@ def _beside_boards(config: RunConfig, board: Board, words: Sequence[str]) -> Ite
                          f"{board.named(0)}, and bash run_jetson.sh here")
     _begin_groups()
     say(f"on each of the other boards: bash run_jetson.sh {shlex.join(words)}")
-    with torch_as_it_was(), ExitStack() as ends:
+    with ExitStack() as ends:
         with environment_kept(*SAYS):
             coordinator = ends.enter_context(closing(Coordinator(board)))
-            folder, placement = coordinator.attend(config, prepare)
-            member = Member(config, placement, 0, coordinator.connect(), coordinator.names)
-            rank = ends.enter_context(in_group(config, folder, member))
+            prepared = coordinator.attend(config)
+            member = Member(prepared, 0, coordinator.connect(), coordinator.names)
+            rank = ends.enter_context(in_group(member))
         yield rank
 
 

@@ -194,7 +194,7 @@ class Pipeline:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
         words = [_as_word(key, value) for key, value in options.items()]
         config = replace(self.config, **given(words, KEYS))
-        request = self._request(self.prompt_ids(prompt, config.template), config, stops)
+        request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
@@ -218,14 +218,13 @@ class Pipeline:
         check_ids("the prompt", ids, self.spec.sizes.vocab)
         return ids
 
-    def _request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
+    def request(self, ids: list[int], config: RunConfig, stops: Stops) -> Request:
+        """The request for an answer to these token ids, chosen and ended as this configuration says."""
         sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
         request = Request(ids, sampler, config.max_new_tokens)
         if self.text and not config.ignore_eos:
             request = replace(request, end=frozenset(self.text.end_ids))
-        if self.text and stops:
-            request = replace(request, stop=self.text.stop_rule(stops))
-        return request
+        return replace(request, stop=self.text.stop_rule(stops)) if self.text and stops else request
 
     # --- what a measurement needs beside ------------------------------------------------------------------------------
 
@@ -259,7 +258,7 @@ class Pipeline:
 
     def draft_of(self, spec: RankSpec) -> Draft:
         """The draft that a specification names, which is built once."""
-        place = spec.draft, spec.head, spec.config.draft_dir, spec.config.ssm
+        place = spec.sources, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
             elsewhere = self.drafters if self.drafters.links else None
             self.drafts[place] = build_draft(spec, self.lm_head, self.trace, elsewhere)

@@ -5,27 +5,46 @@ It starts nothing. Where the environment names a rank, it looks only at what tha
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from config.files import check_folder, check_output
 from config.presets import ROOT, absent
 from config.questions import read
 from config.run_config import RunConfig
 from launch.memory import check_memory, local_ranks
-from launch.spec import RankSpec, place, usable
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.spec import RankSpec, usable
+from launch.split.write import Layout, split
+from launch.trace import open_trace
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, Part, plan_stages, read_sizes
 from model.weights.split import is_split_as
-from pipeline.trace import rank_files
+from pipeline.interfaces import REAL, Clock
+from pipeline.trace import NoTrace, rank_files
 from tp.links import Placement
 
 
-def prepare(config: RunConfig) -> tuple[Path, Placement]:
-    """The folder of the split model, which is made if need be, and the placement of the ranks.
+class Prepared(NamedTuple):
+    """A run that can start."""
+
+    config: RunConfig
+    folder: Path  # of the split model
+    placement: Placement
+    tracing: Callable[[int, Clock], NoTrace] | None = None  # makes the trace of a rank; None: as the keys say
+
+    def trace(self, rank: int, clock: Clock = REAL) -> NoTrace:
+        """The trace of a rank, by its clock."""
+        return self.tracing(rank, clock) if self.tracing else open_trace(self.config, rank, clock)
+
+    def spec(self, rank: int) -> RankSpec:
+        """What a rank is built from; raises ValueError if its part is not there."""
+        return RankSpec(self.config, open_part(self.folder, rank, self.config))
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """A run whose model is split, which is done if need be.
 
     Raises ValueError, in a sentence that names the fix, for what cannot work.
     """
@@ -35,27 +54,27 @@ def prepare(config: RunConfig) -> tuple[Path, Placement]:
     if all_ranks:
         _check_files(config)
     folder = Path(config.model_dir) if config.model_dir else _split(config, all_ranks)
-    own = open_part(folder, int(os.environ.get("RANK", "0")), config)
-    _check_form(config, own)
-    placement = place(config, own)
-    _check_world(own, placement)
-    check_ids("prompt_ids", config.ids, own.config["vocab_size"])
+    own = RankSpec(config, open_part(folder, int(os.environ.get("RANK", "0")), config))
+    part = own.part
+    _check_form(config, part)
+    _check_world(own)
+    check_ids("prompt_ids", config.ids, part.config["vocab_size"])
     if all_ranks:
-        for rank in range(1, own.world):
-            check_split(open_part(folder, rank), own.split_id)
+        for rank in range(1, part.world):
+            check_split(open_part(folder, rank), part.split_id)
         _empty_trace(config.trace)
-    elif HEAD in own.weights.names() and RankSpec(config, own).drafter is None:  # rank 0 alone has these files
+    elif HEAD in part.weights.names() and own.drafter is None:  # rank 0 alone has these files
         _check_files(config)
-    _check_memory(config, folder, own, placement.world)
-    return folder, placement
+    prepared = Prepared(config, folder, own.placement)
+    _check_memory(prepared, own)
+    return prepared
 
 
 def _check_form(config: RunConfig, part: Part) -> None:
     """Refuse a split of another form than the configuration asks for."""
-    wanted = config.tensor_parallel
     held = f"{part.folder.parent} is split as {part.form}"
     again = "or split the model again into another folder"
-    if wanted.whole:
+    if config.unpiped:
         if len(part.stages) > 1:
             raise ValueError(f"{held}, but pipeline_type={config.pipeline_type} has no pipeline: split the model again "
                              "into another folder, with --tp N and without --stages")
@@ -63,8 +82,9 @@ def _check_form(config: RunConfig, part: Part) -> None:
         _check_replica(config.replica_stages, part, held)
     elif config.stages and not is_split_as(config.stages, part.stages):
         raise ValueError(f"{held}, not as stages={config.stages}: leave stages out, {again}")
-    if wanted.asked and wanted.speeds != tuple(part.shares):
-        raise ValueError(f"{held}, not with {wanted.asked}: leave tp and tp_shares out, {again}")
+    asked = f"tp_shares={config.tp_shares}" if config.tp_shares else f"tp={config.tp}"
+    if (config.tp or config.tp_shares) and config.speeds != tuple(part.shares):
+        raise ValueError(f"{held}, not with {asked}: leave tp and tp_shares out, {again}")
 
 
 def _check_replica(stages: int, part: Part, held: str) -> None:
@@ -79,10 +99,11 @@ def _check_replica(stages: int, part: Part, held: str) -> None:
                          "model again into another folder")
 
 
-def _check_world(part: Part, placement: Placement) -> None:
-    world, copies = placement.world, len(placement.rings)
+def _check_world(spec: RankSpec) -> None:
+    part, placement = spec.part, spec.placement
+    world = placement.world
     if int(os.environ.get("WORLD_SIZE", world)) != world:
-        copied = f", in {copies} replicas" if copies > 1 else ""
+        copied = f", in {spec.copies} replicas" if spec.copies > 1 else ""
         if placement.drafting:
             copied += f", and ssm_ranks=true gives {placement.drafting} small models a rank each"
         raise ValueError(f"{part.folder.parent} is split as {part.form}{copied}: start {world} ranks, rank 0 included")
@@ -112,14 +133,15 @@ def _check_threads(asked: int) -> None:
                          "less, or 0 to share them out among the ranks")
 
 
-def _check_memory(config: RunConfig, folder: Path, own: Part, world: int) -> None:
+def _check_memory(prepared: Prepared, own: RankSpec) -> None:
     """Refuse to load, before any rank does, what does not fit.
 
     The launcher of the ranks leaves CUDA to them: to look would take some of that memory.
     """
-    specs = [RankSpec(config, open_part(folder, rank, config)) for rank in local_ranks(world)]
+    config = prepared.config
+    specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
     if "RANK" in os.environ:
-        check_memory(specs, [RankSpec(config, own)], config.debug)
+        check_memory(specs, [own], config.debug)
     elif config.processes:
         on_cpu = [spec for spec in specs if spec.device.type == "cpu"]
         check_memory(specs, on_cpu, report=False)
@@ -136,15 +158,18 @@ def _split(config: RunConfig, write: bool) -> Path:
         raise ValueError(missing)
     source = Checkpoint(config.base_dir)
     stages = ""
-    if not config.tensor_parallel.whole:
+    if not config.unpiped:
         wanted = _replica(config.replica_stages or 1, source) if config.replicated else config.stages or "4"
         stages = "+".join(map(str, plan_stages(wanted, source)))
     quant = "none" if config.quant == "auto" else config.quant
     folder = ROOT / "splits" / _name(config, stages, quant)
-    # A board that has the whole model, as toy: others may write into the same folder, or an earlier split broke off.
-    if write or not _is_whole(folder, int(os.environ["RANK"]), config):
-        layout = Layout(quant, config.tensor_parallel.speeds)
-        split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
+    if not write:
+        # A board has the whole model, as toy: others may write into its folder, or an earlier split broke off.
+        with suppress(ValueError):
+            open_part(folder, int(os.environ["RANK"]), config)
+            return folder
+    layout = Layout(quant, config.speeds)
+    split(config.base_dir, folder, stages, config.eagle_dir or None, layout=layout)
     return folder
 
 
@@ -161,22 +186,14 @@ def _name(config: RunConfig, stages: str, quant: str) -> str:
     words = [Path(config.base_dir).name]
     if stages:
         words.append(stages)
-    ranks = len(config.tensor_parallel.speeds)
-    if config.tensor_parallel.whole or ranks > 1:
+    ranks = len(config.speeds)
+    if config.unpiped or ranks > 1:
         words.append(f"tp{ranks}")
         if config.tp_shares:
             words.append(config.tp_shares.replace(",", "+"))
     if quant != "none":
         words.append(quant)
     return "-".join(words)
-
-
-def _is_whole(folder: Path, rank: int, config: RunConfig) -> bool:
-    try:
-        open_part(folder, rank, config)
-    except ValueError:
-        return False
-    return True
 
 
 def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
@@ -189,7 +206,7 @@ def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:
     written = min(folder.glob("stage_*"), default=None)
     if written is not None and rank:
         known = Part(written)
-        drafts = place(config, known).drafter(rank) is not None
+        drafts = RankSpec(config, known).placement.drafter(rank) is not None
         number = 0 if drafts else 1 + (rank - 1) % max(1, known.world - 1)
     part = Part(folder / f"stage_{number}")
     if part.rank != number:

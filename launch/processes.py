@@ -1,6 +1,6 @@
 """A process for every rank of this machine, from the start of the first to the end of the last.
 
-It knows nothing about models: `run.py` decides what a rank does, and `local.py` how ranks find each other. Their
+It knows nothing about models: `run.py` decides what a rank does, and `ranks.py` how ranks find each other. Their
 rendezvous is a private folder, and they talk over loopback, so nothing listens where other machines could reach it.
 """
 from __future__ import annotations
@@ -9,8 +9,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from typing import Iterator, Mapping, MutableMapping, Sequence
@@ -18,19 +16,15 @@ from typing import Iterator, Mapping, MutableMapping, Sequence
 from config.schema.untrusted import plain
 from launch.console import LOST, STOPPED, WRONG, say
 from launch.folder import Folder, private_folder
+from launch.fork_server import LAUNCHER, LOOK, Ranks, started
 from pipeline.failure import FILES, SPACE, explain, limited
 from pipeline.heartbeat import LOST as NOTED
 from pipeline.heartbeat import first_loss
 
-LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
 FOLDER = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 GRACE = 3  # seconds for a rank to end in good order, before it is killed
-LOOK = 0.05  # seconds between two looks at who has ended
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # what asks a command to end
 OPEN = 64, 8  # files that a rank may hold open: by itself, and for each other rank
-
-Ranks = Sequence["subprocess.Popen[bytes]"]
-_started: set[subprocess.Popen[bytes]] = set()  # by this process, and not ended by `kill` yet
 
 
 # --- the launcher: start ----------------------------------------------------------------------------------------------
@@ -71,21 +65,13 @@ def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequen
     would answer with a traceback.
     """
     assert set(numbers) <= set(range(world)), (list(numbers), world)
-    ranks: list[subprocess.Popen[bytes]] = []
-    environment = _environment(folder, world)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        for rank in numbers:
-            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            process = subprocess.Popen([sys.executable, "-m", *command], env=own)
-            ranks.append(process)
-            _started.add(process)
+        return Ranks(command, _environment(folder, world), numbers)
     except OSError as error:
-        kill(ranks)
-        raise ValueError(f"rank {numbers[len(ranks)]} could not be started: {explain(error)}") from error
+        raise ValueError(f"the ranks could not be started: {explain(error)}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return ranks
 
 
 def _environment(folder: str, world: int) -> dict[str, str]:
@@ -142,43 +128,32 @@ def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
 
     Others may take their time as long as rank 0 is at work and no rank has failed.
     """
-    ended: dict[int, int] = {}
     deadline = 0.0
-    while len(ended) < len(ranks):
-        for rank, process in enumerate(ranks):
-            if rank not in ended and process.poll() is not None:
-                ended[rank] = process.returncode
-        root_ended = ranks[0].returncode is not None
-        if not deadline and (stops or root_ended or any(ended.values())):
+    while not ranks.all_ended:
+        ended = ranks.ended()
+        if not deadline and (stops or 0 in ended or any(ended.values())):
             deadline = time.monotonic() + GRACE
-            if stops and not root_ended:
-                ranks[0].send_signal(signal.SIGINT)  # it lets all end in good order
+            if stops:
+                ranks.send_signal(0, signal.SIGINT)  # it lets all end in good order
         if deadline and time.monotonic() > deadline:
             break
         time.sleep(LOOK)
-    kill(ranks)
-    return ended
+    by_themselves = dict(ranks.ended())
+    ranks.kill()
+    return by_themselves
 
 
 def await_ends(ranks: Ranks) -> None:
     """Give ranks `GRACE` seconds to end in good order."""
     deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline and any(process.poll() is None for process in ranks):
+    while time.monotonic() < deadline and not ranks.all_ended:
         time.sleep(LOOK)
-
-
-def kill(ranks: Ranks) -> None:
-    """End the ranks that are still there, at once."""
-    for process in ranks:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        _started.discard(process)
 
 
 def kill_all() -> None:
     """End all ranks that this process has started, at once, whichever thread waits for them."""
-    kill(list(_started))
+    for ranks in list(started):
+        ranks.kill()
 
 
 def _exit_code(ended: dict[int, int], loss: str) -> int:

@@ -4,20 +4,24 @@ What is handed out lives inside the `with`, and ends with it.
 """
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+import os
+import shutil
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Sequence
 
 import torch
 import torch.distributed as dist
 
-from config.run_config import RunConfig
 from launch.build import build_drafter, build_stage
-from launch.console import show
-from launch.prepare import check_split, open_part
+from launch.console import LOST, die, show
+from launch.folder import Folder, hold
+from launch.fork_server import LAUNCHER
+from launch.prepare import Prepared, check_split
+from launch.processes import FOLDER, GRACE, keep_on_loopback, launched
 from launch.spec import RankSpec
-from launch.trace import join_traces, learn_time, machine, open_trace, send_time
+from launch.trace import join_traces, learn_time, machine, send_time
 from launch.wiring import Wires, between_processes, between_threads
 from pipeline.drafters import run_drafter
 from pipeline.failure import PeerLost, explain, guarded
@@ -25,9 +29,6 @@ from pipeline.heartbeat import Heartbeat
 from pipeline.interfaces import REAL, Clock
 from pipeline.stage import run_stage
 from pipeline.trace import OFF, NoTrace
-from tp.links import Placement
-
-Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's number and its clock to its trace
 
 
 class Rank(NamedTuple):
@@ -56,6 +57,55 @@ class Rank(NamedTuple):
             run_stage(stage, self.wires.serving)
 
 
+# --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
+
+def connect(rank: int, world: int) -> Any:
+    """Join the process group of all ranks, whether `spawn` has started them or a person's own torchrun.
+
+    Returns the store in which they write their heartbeats.
+    """
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    if launched():
+        with suppress(OSError):  # gone, if the launcher is
+            hold(os.environ[FOLDER])
+    if os.getppid() != launcher:
+        _end_as_orphan()
+    guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
+    try:
+        if launched():
+            return join(os.environ[FOLDER], rank, world)
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+            keep_on_loopback(os.environ)
+        dist.init_process_group("gloo")
+    except RuntimeError as error:
+        raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
+    return dist.distributed_c10d._get_default_store()
+
+
+def join(folder: str, rank: int, world: int) -> Folder:
+    """Join the process group of all ranks of this machine. Returns the store in which they write their heartbeats."""
+    files = dist.FileStore(os.path.join(folder, "groups"), world)
+    dist.init_process_group("gloo", store=files, rank=rank, world_size=world)
+    return Folder(folder)
+
+
+def _end_with(launcher: int) -> None:
+    """If the launcher is killed, so is this rank, even before there is a heartbeat that would notice."""
+    while os.getppid() == launcher:
+        time.sleep(GRACE / 6)
+    _end_as_orphan()
+
+
+def _end_as_orphan() -> NoReturn:
+    """End a rank without a launcher, together with the folder that nobody else can remove now."""
+    if launched():
+        # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and
+        # lets no other thread run meanwhile.
+        time.sleep(1)
+        shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
+    die(LOST)
+
+
 # --- processes, on one machine or several -----------------------------------------------------------------------------
 
 class Member:
@@ -67,28 +117,28 @@ class Member:
     trace: NoTrace = OFF
     wires: Wires | None = None
 
-    def __init__(self, config: RunConfig, placement: Placement, rank: int, store: Any, names: Sequence[str] = ()
-                 ) -> None:
-        self._config, self._placement, self._rank = config, placement, rank
-        self.heartbeat = Heartbeat(store, rank, placement.world, config.timeout, names)
+    def __init__(self, prepared: Prepared, rank: int, store: Any, names: Sequence[str] = ()) -> None:
+        self._prepared, self._rank = prepared, rank
+        self.heartbeat = Heartbeat(store, rank, prepared.placement.world, prepared.config.timeout, names)
 
-    def connect(self, folder: Path, lost: Callable[[str], None], tracing: Tracing = open_trace) -> Rank:
+    def connect(self, lost: Callable[[str], None]) -> Rank:
         """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of.
 
         Raises ValueError for a part of another split than rank 0's.
         """
-        config, number, store = self._config, self._rank, self.heartbeat.store
-        self.trace = tracing(config, number, REAL)
-        self.wires = between_processes(config, self._placement, number, self.heartbeat, self.trace)
+        config, placement = self._prepared.config, self._prepared.placement
+        number, store = self._rank, self.heartbeat.store
+        self.trace = self._prepared.trace(number)
+        self.wires = between_processes(config, placement, number, self.heartbeat, self.trace)
         self.heartbeat.start(lost)
-        part = open_part(folder, number, config)
-        store.set(f"split/{part.rank}", part.split_id)
-        check_split(part, store.get("split/0").decode())
+        spec = self._prepared.spec(number)
+        store.set(f"split/{number}", spec.part.split_id)
+        check_split(spec.part, store.get("split/0").decode())
         if config.trace and number == 0:
-            send_time(store, range(1, self._placement.world), machine())
+            send_time(store, range(1, placement.world), machine())
         elif config.trace:
             learn_time(store, number, machine(), self.trace)
-        return Rank(RankSpec(config, part), self.wires, self.trace, busy=self.heartbeat.busy)
+        return Rank(spec, self.wires, self.trace, busy=self.heartbeat.busy)
 
     def fail(self, loss: str) -> None:
         """Let those who wait for a message hear of a loss instead."""
@@ -111,29 +161,30 @@ class Member:
 
 
 @contextmanager
-def in_group(config: RunConfig, folder: Path, member: Member) -> Iterator[Rank]:
+def in_group(member: Member) -> Iterator[Rank]:
     """Rank 0, inside a program that stays, of a process group that was joined."""
-    with ExitStack() as ends:
+    with torch_as_it_was(), ExitStack() as ends:
         ends.callback(dist.destroy_process_group)
         ends.callback(member.drop)
-        rank_0 = member.connect(folder, member.fail)
+        rank_0 = member.connect(member.fail)
         yield rank_0
         if not member.heartbeat.lost:
             member.leave(outlive=True)
-    join_traces(config, rank_0.spec.part)
+    join_traces(rank_0.spec)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 @contextmanager
-def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace) -> Iterator[Rank]:
+def as_threads(prepared: Prepared) -> Iterator[Rank]:
     """Rank 0, beside the others as threads of this process: for a debugger, and where processes are not wanted."""
     torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
-    traces = [tracing(config, rank, REAL) for rank in range(placement.world)]
+    config, placement = prepared.config, prepared.placement
+    traces = [prepared.trace(rank) for rank in range(placement.world)]
     wires = between_threads(config, placement, traces)
 
     def connected(rank: int) -> Rank:
-        return Rank(RankSpec(config, open_part(folder, rank, config)), wires[rank], traces[rank], busy=busy)
+        return Rank(prepared.spec(rank), wires[rank], traces[rank], busy=busy)
 
     def busy() -> list[float]:
         return [each.meter.share() for each in wires]
@@ -155,7 +206,7 @@ def as_threads(config: RunConfig, folder: Path, placement: Placement, tracing: T
         for own, trace in zip(wires, traces):
             own.close()
             trace.close()
-        join_traces(config, rank_0.spec.part)
+        join_traces(rank_0.spec)
 
 
 @contextmanager

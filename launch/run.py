@@ -15,27 +15,24 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Callable, NoReturn, Sequence
 
 import torch.distributed as dist
 
 from config.cli import parse
 from config.command import CommandKeys
-from config.run_config import RunConfig
 from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, STOPPED, WRONG, die, ended_by, interrupt, say, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
-from launch.local import connect
 from launch.open_rank0 import alone
 from launch.pipeline import Pipeline
-from launch.prepare import prepare
+from launch.prepare import Prepared, prepare
 from launch.processes import GRACE, launched, note, spawn
-from launch.ranks import Member, Rank, Tracing
-from launch.trace import join_traces, open_trace
+from launch.ranks import Member, Rank, connect
+from launch.trace import join_traces
 from pipeline.failure import PeerLost, explain, foreseen
-from tp.links import Placement
+from pipeline.trace import NoTrace
 
 Main = Callable[[Pipeline], None]
 
@@ -51,7 +48,7 @@ class Command:
     module: str
     main: Callable[..., None]
     kind: type[CommandKeys] | None = None
-    trace: Tracing | None = None  # makes the trace of a rank; None: as the keys of the run say
+    trace: Callable[..., NoTrace] | None = None  # makes that of a rank, by keys, number and clock; None: as keys say
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
@@ -75,52 +72,44 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     words = settled(argv, command.kind)
     keys = parse(words, os.environ.get(COMMAND, "bash run_pipe.sh"), kind=command.kind)
     config = keys.run
-    main, trace = _bound(command, keys)
+    main = partial(command.main, own=keys) if command.kind else command.main
     board = find_board(config, os.environ)
     rendezvous = None
     if board is None:
-        folder, placement = prepare(config)
+        prepared = prepare(config)
     else:
         rendezvous = Participant(board) if board.rank else Coordinator(board)
-        folder, placement = rendezvous.attend(keys, prepare)
+        prepared = rendezvous.attend(keys)
+    if command.trace:
+        prepared = prepared._replace(tracing=partial(command.trace, keys))
     report_left_open(argv)
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
-            return spawn([*command.module.split(), *words], placement.world)
-        with alone(config, folder, placement, trace) as rank_0:
+            return spawn([*command.module.split(), *words], prepared.placement.world)
+        with alone(prepared) as rank_0:
             return _lead(rank_0, main)
     if config.virtual:
         raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add time=real")
-    return _be_rank(config, folder, placement, rendezvous, main, trace)
-
-
-def _bound(command: Command, keys: RunConfig | CommandKeys) -> tuple[Main, Tracing]:
-    """What rank 0 does and what makes traces, with the keys of the command."""
-    main = partial(command.main, own=keys) if command.kind else command.main
-    made = command.trace
-    if made is None:
-        return main, open_trace
-    return main, lambda _, rank, clock: made(keys, rank, clock)
+    return _be_rank(prepared, rendezvous, main)
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _be_rank(config: RunConfig, folder: Path, placement: Placement, rendezvous: Rendezvous | None, main: Main,
-             tracing: Tracing) -> NoReturn:
+def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> NoReturn:
     """Be one rank from the rendezvous to the last good-bye. A rank that fails dies at once."""
     number, several_hosts = int(os.environ["RANK"]), rendezvous is not None
     if number == 0 or not several_hosts:  # elsewhere Ctrl-C is for this rank, or as its shell wants it
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
-    ending = Ending(number, several_hosts, config.debug)
+    ending = Ending(number, several_hosts, prepared.config.debug)
     try:
-        store = rendezvous.connect() if rendezvous else connect(number, placement.world)
+        store = rendezvous.connect() if rendezvous else connect(number, prepared.placement.world)
         names = rendezvous.names if rendezvous else ()
-        ending.member = Member(config, placement, number, store, names)
-        rank = ending.member.connect(folder, ending.lose, tracing)
+        ending.member = Member(prepared, number, store, names)
+        rank = ending.member.connect(ending.lose)
         code = _work(number, rank, main)
         ending.member.leave(outlive=number == 0)
         if number == 0:
-            join_traces(config, rank.spec.part)
+            join_traces(rank.spec)
     except BaseException as error:
         ending.give_up(error)
     dist.destroy_process_group()

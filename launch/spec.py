@@ -14,18 +14,11 @@ import torch
 from torch import Tensor
 
 from config.methods import METHODS
-from config.profiles import Profile
 from config.run_config import RunConfig
 from model.llama import LlamaConfig
 from model.weights.parts import Part
 from model.weights.quant import probe, running_kind
 from tp.links import Placement
-
-
-def place(config: RunConfig, part: Part) -> Placement:
-    """The placement of all ranks of a run, of which one holds this part of the split."""
-    copies = config.copies(len(part.stages))
-    return Placement.of(part.stages, len(part.shares), copies, config.drafting_ranks)
 
 
 def usable(name: str, key: str = "device=") -> torch.device:
@@ -59,6 +52,12 @@ class RankSpec:
         """The most tokens of prompt and answer together."""
         return min(self.config.max_length, self.sizes.context)
 
+    @property
+    def layers(self) -> int:
+        """How many layers the rank holds, or shares; a small model's own do not count."""
+        first, last = self.part.layers
+        return last - first if self.drafter is None else 0
+
     @cached_property
     def slots(self) -> int:
         """How many nodes a cache holds: the text, and guesses that live, are under way or wait to be pruned."""
@@ -73,11 +72,16 @@ class RankSpec:
         """How many copies of the model there are, for a method that has replicas."""
         return self.config.copies(len(self.part.stages))
 
+    @property
+    def placement(self) -> Placement:
+        """The placement of all ranks of the run."""
+        return Placement.of(self.part.stages, len(self.part.shares), self.copies, self.config.drafting_ranks)
+
     @cached_property
     def drafter(self) -> int | None:
         """Which of the small models this rank holds in place of its part, counted from 0; None if it is no such rank.
         """
-        return place(self.config, self.part).drafter(self.part.rank)
+        return self.placement.drafter(self.part.rank)
 
     @cached_property
     def device(self) -> torch.device:
@@ -114,14 +118,9 @@ class RankSpec:
         return self.quant if self.part.quant == "none" else "none"
 
     @property
-    def draft(self) -> str:
-        """The kind of draft: that of the method, if it has any."""
-        return "none" if METHODS[self.config.pipeline_type].draft == "none" else "+".join(self.config.sources)
-
-    @property
     def sources(self) -> tuple[str, ...]:
         """The sources of the draft's guesses; none for a method that has no draft."""
-        return () if self.draft == "none" else self.config.sources
+        return () if METHODS[self.config.pipeline_type].draft == "none" else self.config.sources
 
     @property
     def small_models(self) -> list[Path]:
@@ -134,9 +133,9 @@ class RankSpec:
         return len(self.small_models) if "ssm" in self.sources else 1
 
     @property
-    def cluster(self) -> Profile | None:
-        """The emulated cluster, if there is one."""
-        return self.config.cluster
+    def draft_folder(self) -> Path:
+        """The folder of a small model of the same vocabulary that drafts alone: as named, or `draft` in rank 0's."""
+        return Path(self.config.draft_dir) if self.config.draft_dir else self.part.folder / "draft"
 
     def draft_quant(self) -> str:
         """The kind of weights that a draft runs with; refused where this rank cannot compute them."""
@@ -148,5 +147,5 @@ class RankSpec:
         """Tell torch, for the whole process, to compute no gradients, and how many threads to use."""
         torch.set_grad_enabled(False)
         cores = os.cpu_count() or 1
-        fair = max(1, cores // place(self.config, self.part).world)
+        fair = max(1, cores // self.placement.world)
         torch.set_num_threads(self.config.threads_per_rank or fair)

@@ -17,12 +17,12 @@ import torch
 from config.files import ROOM, write
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
-from model.text import BROKEN, Text
-from model.weights.parts import Part
+from launch.spec import RankSpec
+from model.text import Text
+from model.token_text import TokenTexts
 from pipeline.interfaces import REAL, Clock
 from pipeline.trace import CLOCK, OFF, NoTrace, Trace, merge, read
 
-SPACE = "\u2581"  # how sentencepiece writes the space before a word
 PINGS = 8
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for all that shares a monotonic clock, containers included
 
@@ -32,19 +32,20 @@ def open_trace(config: RunConfig, rank: int, clock: Clock = REAL) -> NoTrace:
     return Trace(config.trace, rank, clock) if config.trace else OFF
 
 
-def join_traces(config: RunConfig, part: Part) -> None:
+def join_traces(spec: RankSpec) -> None:
     """Join the traces of all ranks that wrote to this machine, and leave beside them what was run."""
-    if config.trace:
-        describe(config, part)
-        joined = merge(config.trace)
+    folder = spec.config.trace
+    if folder:
+        describe(spec)
+        joined = merge(folder)
         message = (f"trace: {joined} (open it at https://ui.perfetto.dev, or make a page of it: "
-                f"python -m scripts.timeline {config.trace})")
+                   f"python -m scripts.timeline {folder})")
         print(plain(message), file=sys.stderr)
 
 
-def describe(config: RunConfig, part: Part) -> None:
+def describe(spec: RankSpec) -> None:
     """Leave in the trace's folder what its spans do not say, `run.json`: what ran, and the text of every token."""
-    tokens = {}
+    config, part, tokens = spec.config, spec.part, {}
     if not config.prompt_ids:
         tokens = texts(Text(part.folder).tokenizer, occurring(read(config.trace)))
     about = {
@@ -78,14 +79,9 @@ def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
 
 def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
     """Each token as it reads in the middle of a text; a part of a character as its number in the vocabulary."""
-    found = {}
-    for token in sorted(token for token in tokens if token < len(tokenizer)):
-        name = tokenizer.convert_ids_to_tokens(token)
-        text = tokenizer.decode([token])
-        if name.startswith(SPACE):  # Sentencepiece drops the space before the first word, which a lone token always is
-            text = name.replace(SPACE, " ")
-        found[token] = f"\u27e8{token}\u27e9" if BROKEN in text else text
-    return found
+    known = sorted(token for token in tokens if token < len(tokenizer))
+    found = zip(known, map(TokenTexts(tokenizer), known))
+    return {token: text.name if text.whole else f"\u27e8{token}\u27e9" for token, text in found}
 
 
 # --- one clock for several machines -----------------------------------------------------------------------------------

@@ -5,16 +5,14 @@ What a profile charges is the same as in the emulation in real time (`launch/bui
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Callable, Iterator, Sequence
 
 from config.profiles import Profile
-from config.run_config import RunConfig
 from launch.build import build_drafter, load_layers
-from launch.prepare import open_part
-from launch.ranks import Rank, Tracing, torch_as_it_was
+from launch.prepare import Prepared
+from launch.ranks import Rank, torch_as_it_was
 from launch.spec import RankSpec
-from launch.trace import join_traces, open_trace
+from launch.trace import join_traces
 from launch.wiring import Wires
 from model.drafts.eagle import inner_layers
 from model.llama import Slice
@@ -23,7 +21,6 @@ from sim.cluster import NOTHING, Answers, Cluster, DrafterWay, Own
 from sim.paths import Paths
 from sim.stages import Held, Work, work_of
 from tp.group import Table, ThreadGroup
-from tp.links import Placement
 from tp.shares import Joined
 
 Groups = Sequence[Sequence[RankSpec]]
@@ -37,29 +34,31 @@ def whole_model(stages: Groups) -> Paths:
 
 
 @contextmanager
-def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: Tracing = open_trace,
-               own: Own = NOTHING, answers: Callable[[Groups], Answers] = whole_model) -> Iterator[Rank]:
+def as_virtual(prepared: Prepared, own: Own = NOTHING,
+               answers: Callable[[Groups], Answers] = whole_model) -> Iterator[Rank]:
     """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges.
 
     `answers` makes what the target says out of the stages of one copy of the model.
     """
+    profile, placement = prepared.config.cluster, prepared.placement
     clock = VirtualClock(EVEN)
     clocks = {rank: VirtualClock(EVEN) for rank in placement.drafters}  # they draft while time passes elsewhere
-    traces = [tracing(config, rank, clocks.get(rank, clock)) for rank in range(placement.world)]
-    groups = [[RankSpec(config, open_part(folder, rank)) for rank in ranks] for ranks in placement.groups]
+    traces = [prepared.trace(rank, clocks.get(rank, clock)) for rank in range(placement.world)]
+    groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
-    assert spec.cluster is not None, "only an emulated cluster has virtual time"
+    assert profile is not None, "only an emulated cluster has virtual time"
     with torch_as_it_was():
         spec.prepare_torch()
-        copy = _copy(groups)
-        works = [_work(group, spec.cluster, own) for group in copy]
+        stages = groups[1:] or groups
+        copy = stages[:len(stages) // spec.copies]  # the stages of one copy
+        works = [_work(group, profile, own) for group in copy]
         led = [traces[rank] for rank in placement.leaders]
-        cluster = Cluster(spec.cluster, clock, [works] * spec.copies, answers(copy), led, own)
+        cluster = Cluster(profile, clock, [works] * spec.copies, answers(copy), led, own)
         alone = ThreadGroup(Table(1), 0)
         drafters = []
         for rank, its_clock in clocks.items():
-            drafter = build_drafter(RankSpec(config, open_part(folder, rank, config)), traces[rank], its_clock)
-            drafters.append(DrafterWay(spec.cluster, drafter, clock, its_clock, traces[0]))
+            drafter = build_drafter(prepared.spec(rank), traces[rank], its_clock)
+            drafters.append(DrafterWay(profile, drafter, clock, its_clock, traces[0]))
 
         def restart() -> None:
             cluster.restart()
@@ -69,12 +68,7 @@ def as_virtual(config: RunConfig, folder: Path, placement: Placement, tracing: T
         yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock, restart=restart)
     for trace in traces:
         trace.close()
-    join_traces(config, spec.part)
-
-
-def _copy(groups: Groups) -> Groups:
-    stages = groups[1:] or groups
-    return stages[:len(stages) // groups[0][0].copies]
+    join_traces(spec)
 
 
 def _whole(group: Sequence[RankSpec]) -> Slice:
@@ -95,6 +89,6 @@ def _work(group: Sequence[RankSpec], profile: Profile, own: Own) -> Work:
     kept = sum(first <= layer < last for layer in inner_layers(spec.sizes.layers))
     speeds = spec.part.shares
     share, largest = (last - first) / spec.sizes.layers, max(speeds) / sum(speeds)
-    tiles = spec.config.tensor_parallel.comm == "galaxy"
+    tiles = spec.config.comm == "galaxy"
     held = Held([member.part.rank for member in group], share, kept, largest, tiles)
     return work_of(profile, held, own.segment)

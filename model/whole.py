@@ -16,17 +16,17 @@ from model.llama import Slice, fill, linear
 from model.sample import Sampler
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, assign, check_model, read_sizes
-from model.weights.quant import Recast
+from model.weights.quant import Recast, load
 
 
 class Whole:
-    """The layers and the LM head of `source`, in `dtype` on `device`.
+    """The layers and the LM head of `source`, in `dtype` on `device`; the layers' weights quantized as `kind` says.
 
     ValueError for a model that is not supported, or whose weights are damaged.
     """
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype,
-                 device: torch.device | str) -> None:
+                 device: torch.device | str, kind: str = "none") -> None:
         check_model(source)
         self.source, self.dtype, self.device = source, dtype, torch.device(device)
         self.config = read_sizes(source)
@@ -34,7 +34,7 @@ class Whole:
         top, layers = assign(source.names(), stages, self.config.tied)
         self.body = Slice(self.config, 0, self.config.layers)
         names = {name[len("model."):]: held for name, held in layers.items()}
-        fill(self.body, Recast(source, names, sound=True), dtype, device)
+        load(self.body, kind, Recast(source, names, kind, sound=True), dtype, device)
         self.lm_head = linear(self.config.hidden, self.config.vocab)
         fill(self.lm_head, {"weight": source.sound(top[HEAD])}, dtype, device)
 

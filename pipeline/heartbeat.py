@@ -113,7 +113,7 @@ class Heartbeat:
                 self._answered = time.monotonic()
             except RuntimeError as error:
                 gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
-                lost = self._suspect or str(getattr(error, "sentence", gone))
+                lost = self._suspect or (str(error) if isinstance(error, PeerLost) else gone)
             if lost:
                 self._announce(lost)
                 return

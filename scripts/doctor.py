@@ -24,7 +24,7 @@ import tempfile
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from config.presets import ROOT
 from launch.hosts.board import addresses as _addresses
@@ -37,6 +37,7 @@ PATIENCE = 60  # seconds for two processes to start and find each other
 GPU_NODES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")  # on a PC, on JetPack 5, on JetPack 6
 INSTALL = ("start bash run_pipe.sh, which installs requirements.txt, or install requirements_jetson.txt on a Jetson "
            "board (docs/jetson.md)")
+CUDA = "several more with CUDA's libraries"
 TMPDIR = "name a folder with room: export TMPDIR=FOLDER"
 PACKAGES = (("numpy", "numpy"), ("transformers", "transformers"), ("sentencepiece", "sentencepiece"),
             ("fastchat.conversation", "fschat"), ("jinja2", "jinja2"), ("tqdm", "tqdm"))
@@ -52,14 +53,23 @@ class Finding(NamedTuple):
     def __str__(self) -> str:
         return f"missing: {self.about}; do {self.remedy}" if self.remedy else f"ok: {self.about}"
 
+
 Check = Callable[[], Iterator[Finding]]
+
+
+def tried(about: str, wrong: str, remedy: str) -> Finding:
+    """What was tried, and what was wrong then; empty if it works."""
+    return Finding(f"{about} fails ({wrong})", remedy) if wrong else Finding(f"{about} works")
 
 
 def python() -> Iterator[Finding]:
     """The version of Python."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding(f"Python {version}", "" if sys.version_info >= (3, 8) else
+    yield Finding(_python(), "" if sys.version_info >= (3, 8) else
                   "use Python 3.10 or newer, or 3.8 on boards with JetPack 5")
+
+
+def _python() -> str:
+    return f"Python {'.'.join(map(str, sys.version_info[:3]))}"
 
 
 def torch_itself() -> Iterator[Finding]:
@@ -74,22 +84,17 @@ def torch_itself() -> Iterator[Finding]:
     old = (int(major), int(minor)) < (1, 11)
     yield Finding(f"torch {torch.__version__}", "install torch 1.11 or newer" if old else "")
     try:
-        from torch.distributed import distributed_c10d
-        gloo = hasattr(distributed_c10d, "ProcessGroupGloo")
-    except (ImportError, AttributeError):
-        gloo = False
-    if gloo:
+        from torch.distributed.distributed_c10d import ProcessGroupGloo  # noqa: F401
         yield Finding("torch.distributed with gloo")
-    else:
+    except (ImportError, AttributeError):
         yield Finding(f"torch {torch.__version__} was built without torch.distributed or gloo",
                       "install a wheel that has it, see docs/jetson.md")
 
 
 def first_start() -> Iterator[Finding]:
     """What `bash run_pipe.sh` needs to make .venv, or a person to make an environment on a board."""
-    version = ".".join(map(str, sys.version_info[:3]))
     if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))):
-        yield Finding(f"Python {version} cannot make an environment", "install its venv module (on Debian and Ubuntu: "
+        yield Finding(f"{_python()} cannot make an environment", "install its venv module (on Debian and Ubuntu: "
                       "sudo apt install python3-venv), or name another Python as in PYTHON=FILE bash run_pipe.sh")
     else:
         pip = _pip()
@@ -98,9 +103,9 @@ def first_start() -> Iterator[Finding]:
     if not os.access(ROOT, os.W_OK):
         yield Finding(f"{ROOT} may not be written by you, so .venv cannot be made there",
                       "let its owner start once, or clone the project into a folder of your own")
-    yield _disk("for the environment", ROOT, ENVIRONMENT)
+    yield _disk(ROOT, " for the environment", ENVIRONMENT, CUDA)
     try:
-        yield _disk("for downloads", Path(tempfile.gettempdir()), DOWNLOADS)
+        yield _disk(Path(tempfile.gettempdir()), " for downloads", DOWNLOADS, CUDA)
     except OSError as error:
         yield Finding(f"no folder for downloads ({_line(error)})", TMPDIR)
 
@@ -116,10 +121,10 @@ def _pip() -> str:
     return ensurepip.version()
 
 
-def _disk(purpose: str, folder: Path, need: int) -> Finding:
+def _disk(folder: Path, purpose: str, need: int, more: str) -> Finding:
     free = shutil.disk_usage(folder).free
-    return Finding(f"{free / GIB:.1f} GiB of disk free in {folder} {purpose}", "" if free >= need else
-                   f"make room: at least {need / GIB:.0f} GiB, and several more with CUDA's libraries")
+    return Finding(f"{free / GIB:.1f} GiB of disk free in {folder}{purpose}", "" if free >= need else
+                   f"make room: at least {need / GIB:.0f} GiB, and {more}")
 
 
 def kernels() -> Iterator[Finding]:
@@ -130,15 +135,11 @@ def kernels() -> Iterator[Finding]:
     for name in ["cpu", *(f"cuda:{i}" for i in range(count))]:
         try:
             ones = torch.ones(8, 8, device=name)
-            product = ones @ ones
-            wrong = "" if bool((product == 8).all()) else "a product of ones is wrong there"
+            wrong = "" if bool((ones @ ones == 8).all()) else "a product of ones is wrong there"
         except RuntimeError as error:
             wrong = _line(error)
-        if wrong:
-            yield Finding(f"a kernel on {name} fails ({wrong})",
-                          "install the torch wheel that was built for this device, or use device=cpu")
-        else:
-            yield Finding(f"a kernel on {name} works")
+        yield tried(f"a kernel on {name}", wrong,
+                    "install the torch wheel that was built for this device, or use device=cpu")
     if not count and any(Path(node).exists() for node in GPU_NODES):
         yield Finding(f"this machine has an NVIDIA GPU that torch {torch.__version__} cannot use",
                       "install a torch build with CUDA, on a board NVIDIA's own, or use device=cpu", needed=False)
@@ -177,10 +178,8 @@ def _all_reduce(store: str, world: int) -> Finding:
         wrong = f"no answer for {PATIENCE} seconds"
     except (RuntimeError, ValueError) as error:
         wrong = _line(error)
-    if not wrong:
-        return Finding(f"{about} works")
-    return Finding(f"{about} fails ({wrong})", "name a working network interface in GLOO_SOCKET_IFNAME (below), as in "
-                   "export GLOO_SOCKET_IFNAME=lo")
+    return tried(about, wrong, "name a working network interface in GLOO_SOCKET_IFNAME (below), as in "
+                 "export GLOO_SOCKET_IFNAME=lo")
 
 
 def _in_two(store: str) -> list[int]:
@@ -220,9 +219,7 @@ def interface() -> Iterator[Finding]:
 
 def room() -> Iterator[Finding]:
     """Disk in the folder of the repository, and memory."""
-    free = shutil.disk_usage(ROOT).free
-    yield Finding(f"{free / GIB:.1f} GiB of disk free in {ROOT}", "" if free >= DISK else
-                  f"make room: at least {DISK / GIB:.0f} GiB, and the size of your model for its split")
+    yield _disk(ROOT, "", DISK, "the size of your model for its split")
     memory = _available()
     yield Finding(f"{memory / GIB:.1f} GiB of memory free", "" if memory >= MEMORY else
                   f"end other programs or add swap: at least {MEMORY / GIB:.0f} GiB, and the weights of the ranks here")
@@ -231,17 +228,15 @@ def room() -> Iterator[Finding]:
 def _available() -> int:
     """Bytes that a new process could have; on boards CPU and GPU share them."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
-    rows = dict(line.split(":") for line in text.splitlines())
-    kilobytes, _ = rows["MemAvailable"].split()
-    return int(kilobytes) * 1024
+    kilobytes = re.search(r"MemAvailable:\s*(\d+)", text)
+    return int(kilobytes[1]) * 1024 if kilobytes else 0
 
 
 def packages() -> Iterator[Finding]:
     """The packages that the commands import."""
     for module, name in PACKAGES:
         try:
-            found: Any = importlib.import_module(module)
-            version = getattr(found, "__version__", "")
+            version = getattr(importlib.import_module(module), "__version__", "")
             yield Finding(f"{name} {version}".strip())
         except (ImportError, OSError, RuntimeError) as error:
             yield Finding(f"{name} cannot be imported ({_line(error)})", INSTALL)
@@ -289,12 +284,9 @@ def main(argv: list[str] | None = None) -> int:
     for finding in examine():
         lacking += bool(finding.remedy) and finding.needed
         print(finding, flush=True)
-    if not lacking:
-        print("\nAll that is needed is there.")
-        return 0
-    verb = "is" if lacking == 1 else "are"
-    print(f"\n{lacking} of the things that are needed {verb} missing.")
-    return 1
+    missing = f"{lacking} of the things that are needed {'is' if lacking == 1 else 'are'} missing."
+    print(f"\n{missing if lacking else 'All that is needed is there.'}")
+    return int(lacking > 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
 """Compares the methods; run_eval.sh calls it."""
-from __future__ import annotations
-
 import sys
 
 from eval.command import main

@@ -55,17 +55,9 @@ HEAD = Hyperparameters("head", steps=240, processes=1, warm_up=30, rate=2e-3, se
 DEEP = Hyperparameters("deep", steps=440, processes=1, warm_up=30, own=140, rate=2e-3, seed=3, batch=32)
 
 
-def data(models: Models, work: Path, out: Path) -> None:
-    corpus.write(work, DIALOGUES, SOURCE_BYTES)
-
-
 def pieces(models: Models, work: Path, out: Path) -> None:
     tokenizer.make(work, out / models.chat)
     pack.pack(work, out / models.chat)
-
-
-def base(models: Models, work: Path, out: Path) -> None:
-    llama.fit(models.base, models.shape, work, out / models.chat)
 
 
 def drafters(models: Models, work: Path, out: Path) -> None:
@@ -85,40 +77,38 @@ def drafters(models: Models, work: Path, out: Path) -> None:
         tokenizer.copy(out / models.chat, out / name)
 
 
-def head(models: Models, work: Path, out: Path) -> None:
-    teach.fit(HEAD, work, out / models.chat, out / "eagle")
-
-
-def deep(models: Models, work: Path, out: Path) -> None:
-    teach.fit_deep(DEEP, work, out / models.chat, out / "eagle_deep")
-
-
 def questions(models: Models, work: Path, out: Path) -> None:
     target = ROOT / "eval" / "data" if out == TOY else out / "data"
     corpus.write_questions(target, work)
 
 
-STEPS: dict[str, Callable[[Models, Path, Path], None]] = {
-    "data": data, "tokenizer": pieces, "base": base, "drafters": drafters, "head": head, "deep": deep,
-    "questions": questions,
-}
+class Step(NamedTuple):
+    """What is made of models in `work` and `out`, what it takes, and the files of `work` that it needs."""
+
+    make: Callable[[Models, Path, Path], object]
+    about: str
+    duration: str = ""
+    needs: Sequence[str] = ()
+
+
 CORPUS, ROWS = ("dialogues.jsonl", "library.jsonl"), ("rows.npy", "weights.npy")
-NEEDS = {  # files in --work
-    "tokenizer": CORPUS,
-    "base": ROWS,
-    "drafters": ROWS,
-    "head": ROWS,
-    "deep": CORPUS[:1],
-    "questions": CORPUS[:1],
+STEPS = {
+    "data": Step(lambda models, work, out: corpus.write(work, DIALOGUES, SOURCE_BYTES),
+                 "write the dialogues and gather the standard library's source", "seconds"),
+    "tokenizer": Step(pieces, "learn 4,096 pieces and pack the corpus", "a minute", CORPUS),
+    "base": Step(lambda models, work, out: llama.fit(models.base, models.shape, work, out / models.chat),
+                 "train the chat model, 8 layers, two processes", "about half an hour on two cores", ROWS),
+    "drafters": Step(drafters, "train two smaller models, one process each", "minutes", ROWS),
+    "head": Step(lambda models, work, out: teach.fit(HEAD, work, out / models.chat, out / "eagle"),
+                 "train the EAGLE head on the chat model's features", "minutes", ROWS),
+    "deep": Step(lambda models, work, out: teach.fit_deep(DEEP, work, out / models.chat, out / "eagle_deep"),
+                 "train the one that does not drift, then on its own outputs", "a quarter of an hour", CORPUS[:1]),
+    "questions": Step(questions, "write held-out questions to eval/data", needs=CORPUS[:1]),
 }
-EPILOG = """steps, in this order (all of them without a name):
-  data       write the dialogues and gather the standard library's source   (seconds)
-  tokenizer  learn 4,096 pieces and pack the corpus                         (a minute)
-  base       train the chat model, 8 layers, two processes                  (about half an hour on two cores)
-  drafters   train two smaller models, one process each                     (minutes)
-  head       train the EAGLE head on the chat model's features              (minutes)
-  deep       train the one that does not drift, then on its own outputs     (a quarter of an hour)
-  questions  write held-out questions to eval/data
+LISTED = "\n".join(f"  {name:<10} {step.about:<62} {step.duration and f'({step.duration})'}".rstrip()
+                   for name, step in STEPS.items())
+EPILOG = f"""steps, in this order (all of them without a name):
+{LISTED}
 
 Training goes on from its last checkpoint in --work; remove that folder to begin again.
 
@@ -136,14 +126,14 @@ def run(models: Models, steps: Sequence[str], work: Path, out: Path) -> None:
     for folder, key in ((work, "--work"), (out, "--out")):
         check_folder(folder, f"choose another {key}")
     for name in (name for name in STEPS if name in steps):
-        needed = [work / file for file in NEEDS.get(name, ())]
+        needed = [work / file for file in STEPS[name].needs]
         lacking = [path for path in needed if not path.is_file()]
         if name in HEADS and not (out / models.chat / "config.json").is_file():
             lacking.append(out / models.chat)
         if lacking:
             raise ValueError(f"the step {name} needs {lacking[0]}, which is not there: take the steps before it first, "
                              "or name the folders that have it with --work and --out")
-        STEPS[name](models, work, out)
+        STEPS[name].make(models, work, out)
 
 
 def check(asked: argparse.Namespace) -> None:

@@ -1,6 +1,4 @@
 """Which method, split and draft suit given devices: --help shows all keys."""
-from __future__ import annotations
-
 import sys
 
 from eval.plan.command import main

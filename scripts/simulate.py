@@ -1,6 +1,4 @@
 """Speculative decoding by formulas, events and measurements: --help lists the commands."""
-from __future__ import annotations
-
 import sys
 
 from eval.dsi.command import main

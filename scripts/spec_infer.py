@@ -1,6 +1,4 @@
 """SpecInfer's two programs, which spec_infer.sh and incr_decoding.sh call."""
-from __future__ import annotations
-
 import sys
 
 from eval.specinfer.command import main

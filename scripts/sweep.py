@@ -1,6 +1,4 @@
 """The evaluation at each point of what is varied; eval/sweeps/NAME.sh call it."""
-from __future__ import annotations
-
 import sys
 
 from eval.sweep import main

@@ -1,6 +1,4 @@
 """A page that shows what a run did: --help shows the options."""
-from __future__ import annotations
-
 import sys
 
 from eval.observe.timeline_page import main

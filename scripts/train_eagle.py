@@ -1,6 +1,4 @@
 """Trains an EAGLE draft head for a model: --help shows the options."""
-from __future__ import annotations
-
 import sys
 
 from train.eagle.command import main

@@ -1,6 +1,4 @@
 """Fine-tunes small models that draft for a target: --help shows the options."""
-from __future__ import annotations
-
 import sys
 
 from train.ssm.command import main

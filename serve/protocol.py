@@ -22,6 +22,7 @@ MOST_CHOICES = 16  # choices of one request: prompts times n
 MOST_STOPS = 4
 SEEDS = 1 << 64
 ALL = -1  # what some clients write for top_k=0
+ROLES = {"developer": "system"}  # of a message, where a template has another name
 TEXT = "str"  # how pydantic names the type that comes first where a field may have several
 Item = TypeVar("Item")
 Renamed = Callable[[dict[str, Any]], dict[str, Any]]
@@ -118,6 +119,11 @@ class Body(Strict):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def stops(self) -> list[str]:
+        """The texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
     def reported(self) -> dict[str, Any]:
         """The keys of an answer that say which log-probabilities are wanted."""
         raise NotImplementedError
@@ -129,7 +135,7 @@ class Body(Strict):
         options = {key: value for key, value in given.items() if value is not None}
         options.update(self.reported)
         if self.stop is not None:
-            options["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+            options["stop"] = self.stops
         sampled = options.get("temperature", config.temperature) > 0
         first = secrets.randbits(32) if sampled else config.seed
         if self.seed is not None:
@@ -148,13 +154,9 @@ class Body(Strict):
                 raise Refused(f"{name}={shown(value)} is not possible: give {allowed.advice}", name)
         if self.seed is not None and not -SEEDS < self.seed < SEEDS:
             raise Refused(f"seed={shown(self.seed)} is not possible: give a number below 2 to the power of 64", "seed")
-        self._check_stops()
-
-    def _check_stops(self) -> None:
-        stops = self.stop if isinstance(self.stop, list) else []
-        if len(stops) > MOST_STOPS:
-            raise Refused(f"stop has {len(stops)} texts: give {MOST_STOPS} at most", "stop")
-        if any(HALF.search(stop) for stop in ([self.stop] if isinstance(self.stop, str) else stops)):
+        if len(self.stops) > MOST_STOPS:
+            raise Refused(f"stop has {len(self.stops)} texts: give {MOST_STOPS} at most", "stop")
+        if any(map(HALF.search, self.stops)):
             raise Refused("stop has half a character: give whole ones", "stop")
 
 
@@ -176,7 +178,7 @@ class Chat(Body):
             raise Refused("top_logprobs needs logprobs: add logprobs=true, or leave it out", "top_logprobs")
 
     def choices(self, config: RunConfig) -> list[Choice]:
-        messages = [{"role": _role(message), "content": _content(number, message)}
+        messages = [{"role": ROLES.get(message.role, message.role), "content": _content(number, message)}
                     for number, message in enumerate(self.messages)]
         if not messages:
             raise Refused("messages is empty: say what to ask in one of the role user", "messages")
@@ -271,10 +273,6 @@ def _read(data: bytes, kind: type[Any], renamed: Renamed) -> Any:
         raise Refused(f"{place}: {wrong}", place) from None
     body.check()
     return body
-
-
-def _role(message: ChatMessage) -> str:
-    return "system" if message.role == "developer" else message.role
 
 
 def _content(number: int, message: ChatMessage) -> str:

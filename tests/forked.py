@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
 from config.presets import ROOT
-from launch import processes
+from launch import fork_server
 from launch.folder import Folder, private_folder
 from launch.processes import FOLDER
 from launch.run import run
@@ -91,15 +91,14 @@ def ranks(folder: Path, words: Sequence[str], world: int, prepare: Prepare = not
 # --- whole commands ---------------------------------------------------------------------------------------------------
 
 class Child:
-    """A program that this process forks, with what launch/processes.py uses of subprocess.Popen."""
+    """A program that this process forks, with what launch/fork_server.py uses of subprocess.Popen."""
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
-            _pid_file(Path(env[HERE]), env["RANK"]).write_text(str(os.getpid()))
             _be_program(words[2:], env)  # behind `python -m`
 
     def poll(self) -> int | None:
@@ -120,13 +119,6 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-HERE = "FLOWSPEC_TEST_FOLDER"  # in the environment of a forked launcher: where its ranks write their pids
-
-
-def _pid_file(folder: Path, rank: str) -> Path:
-    return folder / f"pid{rank}"
-
-
 def _be_program(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Be `python -m WORDS`, as if it had just been started."""
     for number in signal.valid_signals():
@@ -134,7 +126,7 @@ def _be_program(words: Sequence[str], environment: Mapping[str, str]) -> NoRetur
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
-    processes.subprocess = SimpleNamespace(Popen=Child)  # type: ignore[attr-defined]
+    fork_server.subprocess = SimpleNamespace(Popen=Child)  # type: ignore[attr-defined]
     sys.argv = list(words)
     sys.modules.pop(words[0], None)  # runpy warns of a module that is there already
     code: Any = 1
@@ -181,19 +173,10 @@ class ForkedCommand(Command):
     def start(self, words: Sequence[str]) -> Launcher:
         for path in self.files:
             path.touch()
-        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", HERE: str(self.files[0].parent)}
+        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         process = CONTEXT.Process(target=_be_launcher, args=(words, environment, self.files))
         process.start()
         return Launcher(process)
-
-    def ranks(self) -> dict[int, int]:
-        found = {}
-        for path in self.files[0].parent.glob("pid*"):
-            with suppress(OSError, ValueError):  # it is being written, or the process has ended
-                pid = int(path.read_text())
-                if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX":
-                    found[int(path.name[3:])] = pid
-        return found
 
 
 @contextmanager

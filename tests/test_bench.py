@@ -18,14 +18,14 @@ from config.questions import Question
 from config.run_config import CHOICES, RunConfig
 from eval import results as results_module
 from eval.command import evaluate
-from eval.evaluation import Evaluation, all_jobs
-from eval.keys import Contender, EvalConfig, words
+from eval.evaluation import Evaluation
+from eval.keys import EvalConfig, words
 from eval.results import Key, Results, read_answers
 from launch.pipeline import Pipeline
 from model.sample import Sampler
 from model.text import Text
 from tests.saved import models
-from tests.tiny import TINY, pipeline
+from tests.tiny import TINY
 
 TALK = {"question_id": 7, "category": "writing", "turns": ["who are you?", "why?"]}
 TIMES = ("tstamp", "ttft", "settled", "launch", "requests", "segments")
@@ -203,21 +203,22 @@ def test_a_spoiled_line_is_named_and_a_half_one_is_cut_off(tmp_path):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_first_difference_from_ar_is_shown_with_how_much_the_target_prefers_its_token(saved, tmp_path, temperature):
-    tiny, config = TINY, EvalConfig.of(template="none", max_new_tokens=6, ignore_eos=True, seed=3, prompt="x",
-                                      methods="naive", sets="a", temperatures=f"{temperature}")
+    options = {"model_dir": str(saved / "0+2+2"), "template": "none", "max_new_tokens": 6, "ignore_eos": True,
+               "seed": 3, "processes": False, "dtype": "float64"}
+    tiny, config = TINY, EvalConfig.of(methods="naive", sets="a", temperatures=f"{temperature}", **options)
     text, question = Text(saved / "base"), Question(1, "", ("hello",))
     prompt, sampler = text.prompt_ids(["hello"], "none"), Sampler(temperature, seed=3)
     right = tiny.text(prompt, 6, sampler)
     wrong = [*right[:4], (right[4] + 1) % 53, *right[5:]]
-    with pipeline(tiny, 2, "naive", tiny.eagle()) as decoder:
-        evaluation = Evaluation(config, text, {Contender("naive", "eagle"): decoder})
+    with Pipeline.open("toy", pipeline_type="naive", **options) as pipeline:
         results = Results(tmp_path).open(config, 1.0)
         results.texts[Key("ar", "none", "a", temperature, 0, 1)] = [wrong]
-        evaluation.run(all_jobs(config, {"a": [question]}, ["naive"]), results)
+        Evaluation(config, pipeline).run({"a": [question]}, results)
         results.close()
+        assert pipeline.ring.requests == 3
     [line] = lines(tmp_path)[f"answers/naive/a-t{temperature:g}.jsonl"]
     margin = line["first_difference"].pop("margin")
-    assert line["token_ids"] == [right] and line["same_as_ar"] is False and evaluation.requests == 3
+    assert line["token_ids"] == [right] and line["same_as_ar"] is False
     assert line["first_difference"] == {"turn": 0, "position": 4, "token": right[4], "ar_token": wrong[4]}
     row = tiny.logits([*prompt, *right[:4]])[-1]
     if temperature == 0:

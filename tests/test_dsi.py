@@ -10,8 +10,7 @@ import pytest
 
 from config.presets import ROOT
 from launch.prepare import open_part
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.split.write import Layout, split
 from tests import test_run
 from tests.forked import command, ranks
 from tests.saved import here, models, wait_until

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from config.schema.fields import read_config
-from launch.split.gguf import unpack, whole_model
+from launch.split.gguf import unpack
 from launch.split.write import split
 from model.llama import LlamaConfig, Rotary
 
@@ -129,13 +129,6 @@ def test_a_split_unpacks_it_and_the_second_time_keeps_it(tmp_path: Path) -> None
     assert (tmp_path / "out/whole/model.safetensors").stat().st_mtime_ns == made
 
 
-def test_weights_are_written_in_the_type_that_is_wanted(tmp_path: Path) -> None:
-    path = write(tmp_path / "model.gguf")
-    wide = load_file(unpack(path, tmp_path / "wide", progress=False) / "model.safetensors")
-    narrow = load_file(unpack(path, tmp_path / "narrow", "float16", progress=False) / "model.safetensors")
-    assert all(torch.equal(narrow[name], weights.half()) for name, weights in wide.items())
-
-
 def test_a_folder_of_another_model_is_not_written_over(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf")
     (tmp_path / "other").mkdir()
@@ -144,10 +137,9 @@ def test_a_folder_of_another_model_is_not_written_over(tmp_path: Path) -> None:
         unpack(path, tmp_path / "other", progress=False)
 
 
-def test_a_model_in_hugging_face_form_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert whole_model(tmp_path, tmp_path / "whole") == tmp_path
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no file .*none.gguf: give the path of a GGUF file"):
-        whole_model(tmp_path / "none.gguf", tmp_path / "whole")
+        split(tmp_path / "none.gguf", tmp_path / "out", "1", progress=False)
 
 
 def llama3(factor: float) -> np.ndarray:

@@ -6,7 +6,7 @@ import torch
 
 from config.run_config import Growth
 from eval.bench.branches import draw, text_art
-from eval.bench.draft import BEST, DEPTHS, Hits, hits, table
+from eval.bench.draft import BEST, DEPTHS, hits, table
 from eval.self_feeding import read_text
 from model.drafts.batch import at_once
 from model.drafts.network import TreeDraft
@@ -48,12 +48,12 @@ class Failing(TreeDraft):
 def test_hits_are_counted_by_the_guesses_of_its_own_that_a_draft_has_read():
     tree = TokenTree(range(10, 50), limit=60)
     found = hits(Failing(), tree, prompt=4)
-    assert found.tries.tolist() == [36 - depth for depth in DEPTHS], "from the prompt's last token to the text's last"
-    assert [(count == found.tries).tolist() for count in found.hits.T] == [
+    tries, *right = found.T
+    assert tries.tolist() == [36 - depth for depth in DEPTHS], "from the prompt's last token to the text's last"
+    assert [(count == tries).tolist() for count in right] == [
         [True, True, False, False, False, False, False], *[[True, True, True, False, False, False, False]] * 2]
-    assert found.hits[:, 0].tolist() == [36, 35, 0, 0, 0, 0, 0] and found.hits[3:].sum() == 0
-    assert found.plus(found).tries.tolist() == [2 * tries for tries in found.tries.tolist()]
-    got = table({"failing": found, "nothing": Hits.none()})
+    assert right[0].tolist() == [36, 35, 0, 0, 0, 0, 0] and found[3:, 1:].sum() == 0
+    got = table({"failing": found, "nothing": torch.zeros_like(found)})
     assert "failing, best 3                    100.0   100.0   100.0     0.0     0.0     0.0     0.0" in got
     assert "nothing, best 1                        -" in got
 
@@ -62,8 +62,8 @@ def test_a_draft_that_is_the_target_is_always_right_at_every_depth():
     text = PROMPT + TINY.text(PROMPT, 45, Sampler())
     with pipeline(TINY, 2, "serial", TINY.twin()) as decoder:
         found = hits(decoder.draft, read_text(decoder, text), len(PROMPT))
-    assert found.tries.tolist() == [46 - depth for depth in DEPTHS]
-    assert all(torch.equal(found.hits[:, column], found.tries) for column in range(len(BEST)))
+    assert found[:, 0].tolist() == [46 - depth for depth in DEPTHS]
+    assert all(torch.equal(found[:, column], found[:, 0]) for column in range(1, 1 + len(BEST)))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "twin"])
@@ -79,15 +79,15 @@ def test_without_guesses_of_its_own_a_draft_guesses_as_it_grows_the_first_level_
                 assert tree.tip == tree.trunk[length - 1] and at_once(draft.grow(tree, Growth(best, 0, best)))
                 right[best] += text[length] in tree.nodes[tree.tip].children
                 draft.reset()
-    assert found.tries[0] == 13 and right[10] > 0
+    assert found[0, 0] == 13 and right[10] > 0
     last = hits_of_the_last(draft, text)
-    assert [right[best] for best in BEST] == [total - one for total, one in zip(found.hits[0].tolist(), last)]
+    assert [right[best] for best in BEST] == [total - one for total, one in zip(found[0, 1:].tolist(), last)]
 
 
 def hits_of_the_last(draft, text):
     """The hits on the token behind the text alone."""
     with pipeline(TINY, 2, "serial", draft) as decoder:
-        return hits(draft, read_text(decoder, text), len(text)).hits[0].tolist()
+        return hits(draft, read_text(decoder, text), len(text))[0, 1:].tolist()
 
 
 def test_a_tree_is_drawn_with_the_probabilities_of_its_paths(tmp_path):

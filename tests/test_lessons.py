@@ -4,13 +4,14 @@ from __future__ import annotations
 import json
 import multiprocessing.process
 import stat
+from argparse import Namespace
 
 import pytest
 import torch
 
 from model.text import Text
 from tests.test_text import bytelevel, copied, sentencepiece
-from train.course import sweep
+from train.command import begin
 from train.data import make_rows
 from train.eagle import lessons as made
 from train.eagle.lessons import FILE, fingerprint, read_lessons
@@ -126,7 +127,7 @@ def test_lessons_of_anything_else_are_made_again(args, change, capsys):
 def test_halves_of_files_that_a_killed_training_left_are_removed_and_others_stay(tmp_path):
     for name in ("texts.json.12.part", "texts.json", "film.mp4.part", "other.json.7.part"):
         (tmp_path / name).touch()
-    sweep(tmp_path, "texts.json", "training.json")
+    begin(Namespace(device="cpu", threads=None), tmp_path, "", "texts.json", "training.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4.part", "other.json.7.part", "texts.json"]
 
 

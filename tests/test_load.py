@@ -110,14 +110,14 @@ def test_requests_that_find_no_place_wait_in_their_order_and_their_wait_counts()
 
 def test_plain_decoding_of_several_at_once_shares_the_passes_of_stages():
     alone, together = (figures(at_once(virtual(), requests(), places)) for places in (1, 5))
-    assert together.speed > 2 * alone.speed and together.latency < 2 * alone.latency
+    assert together.tokens_per_second > 2 * alone.tokens_per_second and together.latency < 2 * alone.latency
 
 
 def test_the_figures_of_a_load_are_those_of_a_person():
     served = [Served(number, float(number), number + 0.5, number + 2.0 + number % 2, (1, 2, 3)) for number in range(4)]
     found = figures(served)
-    assert found.latency == 2.5 and found.latency_tail == 3.0 and found.wait == found.wait_tail == 0.5
-    assert found.speed == 12 / 6
+    assert found.latency == 2.5 and found.latency_p95 == 3.0 and found.ttft == found.ttft_p95 == 0.5
+    assert found.tokens_per_second == 12 / 6
     texts = {}
     assert unequal(served, texts) == 0 and unequal([served[0]._replace(tokens=(1,)), served[1]], texts) == 1
 
@@ -179,6 +179,17 @@ def test_a_load_is_shown_as_a_table_and_written_as_csv_and_plots(small, tmp_path
         counted = {(row["method"], row["at_once"]): row for row in csv.DictReader(file)}
     assert float(counted["ar", "1"]["over_one"]) == 1 < float(counted["ar", "3"]["over_one"]) <= 3
     assert (tmp_path / "out" / "load-latency-t0.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_conversation_is_written_alike_whether_ranks_hold_what_was_said_or_read_it_again(saved, monkeypatch, capsys):
+    monkeypatch.setattr("eval.load.turns.TURNS", 3)
+    assert bench.main(["conversation", f"model_dir={saved / '0+2+2'}", "template=none", "dtype=float64",
+                       "draft=eagle", "max_new_tokens=4"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("the texts are the same\n")
+    rows = [line.split() for line in said.splitlines() if line.strip()[:1].isdigit()]
+    assert [turn for turn, *_ in rows] == ["1", "2", "3"] and rows[0][4] == "0" < rows[1][4]
+    assert [float(again) > float(held) for _, _, again, held, _ in rows] == [False, True, True]
 
 
 @pytest.mark.parametrize("words, message", [

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from launch.pipeline import Pipeline
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.split.write import Layout, split
 from model.sample import Sampler
 from pipeline.decode import Request
 from pipeline.failure import PeerLost
-from tests.saved import models
+from tests.saved import models, ranks_of
 
 PROMPT = [5, 17, 40, 3, 28, 11, 9]
 NEW = 12
@@ -97,16 +96,11 @@ def test_a_rank_that_is_lost_ends_an_answer_by_its_name_and_closing_is_quiet(opt
 
 def worker_of(rank: int) -> int:
     """The process that is this rank of the pipeline of this program."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as environment:
-                    entries = environment.read().split(b"\0")
-            except OSError:
-                continue
-            if f"RANK={rank}".encode() in entries and f"FLOWSPEC_LAUNCHER={os.getpid()}".encode() in entries:
-                return int(name)
-    raise AssertionError("there is no such rank")
+    def ours(parent: int, session: int) -> bool:
+        words = Path(f"/proc/{parent}/stat").read_text().rpartition(") ")[2].split()
+        return int(words[1]) == os.getpid()
+
+    return ranks_of(ours)[rank]
 
 
 SEVERAL = [("the first question", {"temperature": 0.0}), ("another", {"temperature": 1.0, "seed": 4}),

@@ -39,8 +39,7 @@ def books():
 def by_models(config, book, method):
     """What target and drafter take for the same answers in virtual time, themselves."""
     run = config.single(method, virtual=True)
-    folder, placement = prepare(run)
-    with as_virtual(run, folder, placement) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         answers = [pipeline.decoder.whole(request_of(config, book, one.prompt)) for one in book.answers]
     assert [answer.token_ids for answer in answers] == [one.text for one in book.answers]
     return [spent_on(answer) for answer in answers]

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
-from launch import local, processes
+from launch import open_rank0, processes
 from launch.folder import DIGITS, Folder, private_folder
 from launch.processes import spawn
 from pipeline import failure as loss
@@ -84,14 +84,15 @@ def test_what_the_ranks_have_agreed_on_is_reported_if_a_stopped_one_cannot(capfd
 
 
 def test_a_rank_that_ends_before_all_have_met_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(local, "join", lambda folder, rank, world: time.sleep(60))
-    others = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
-    try:
-        others[1].kill()
-        with pytest.raises(PeerLost, match=r"rank 2 was killed \(SIGKILL\)"):
-            local.join_beside(others, str(tmp_path), 4)
-    finally:
-        processes.kill(others)
+    monkeypatch.setattr(open_rank0, "join", lambda folder, rank, world: time.sleep(60))
+    with private_folder() as folder:
+        others = processes.start_ranks(["tests.rank", "", "deaf", "kill:9", "deaf"], folder, 4, range(1, 4))
+        Path(folder, "here0").touch()
+        try:
+            with pytest.raises(PeerLost, match=r"rank 2 was killed \(SIGKILL\)"):
+                open_rank0.join_beside(others, str(tmp_path), 4)
+        finally:
+            others.kill()
 
 
 @pytest.mark.parametrize(("number", "times", "root"), [
@@ -190,7 +191,8 @@ def test_a_start_removes_the_folders_that_killed_processes_left_and_no_others(tm
         for process in (launcher, rank):
             with private_folder():
                 assert used.is_dir(), "it is in use"
-            processes.kill([process])
+            process.kill()
+            process.wait()
         with monkeypatch.context() as context, private_folder():
             assert not used.exists()
             shutil.copytree(tmp_path / "elsewhere", used)
@@ -198,7 +200,9 @@ def test_a_start_removes_the_folders_that_killed_processes_left_and_no_others(tm
             with private_folder():
                 assert used.is_dir(), "it is another user's"
     finally:
-        processes.kill([launcher, rank])
+        for process in (launcher, rank):
+            process.kill()
+            process.wait()
     with private_folder() as new:
         assert {path.name for path in tmp_path.iterdir()} == {
             Path(new).name, own.name, "elsewhere", "flowspec-link"}
@@ -262,10 +266,9 @@ def test_nothing_of_a_real_run_can_be_reached_from_elsewhere_and_ctrl_z_harms_no
         assert len(found) > 6 and set(found) <= set(LOOPBACK), found
         os.killpg(run.process.pid, signal.SIGSTOP)
         printed = len(run.stdout)
-        time.sleep(4)  # longer than the timeout
+        time.sleep(3)  # longer than the timeout
         os.killpg(run.process.pid, signal.SIGCONT)
-        assert wait_until(lambda: len(run.stdout) > printed + 500 or run.process.poll() is not None, 30)
-        time.sleep(2)
+        assert wait_until(lambda: len(run.stdout) > printed + 2000 or run.process.poll() is not None, 30)
         assert run.process.poll() is None, run.stderr
         folder = Path(next(word.split("=", 1)[1] for word in Path(f"/proc/{ranks[1]}/environ").read_text().split("\0")
                            if word.startswith(processes.FOLDER)))
@@ -288,17 +291,17 @@ def test_a_server_that_is_asked_to_end_ends_the_ranks_that_still_load(monkeypatc
         def run():
             with private_folder() as folder:
                 ranks = processes.start_ranks(["tests.rank", "deaf", "deaf"], folder, 2, range(2))
-                started.extend(ranks)
+                started.append(ranks)
                 there.set()
-                for rank in ranks:
-                    rank.wait()
+                while not ranks.all_ended:
+                    time.sleep(0.01)
 
     class Interrupted:
         bound = staticmethod(list)
         run = staticmethod(lambda sockets: there.wait(60) and signal.raise_signal(signal.SIGTERM))
 
     assert running.run(Loading(), Interrupted()) == 130
-    assert [rank.returncode for rank in started] == [-signal.SIGKILL] * 2
+    assert started[0].ended() == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     assert capfd.readouterr().err.strip() == "flowspec: stopped"
 
 

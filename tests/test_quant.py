@@ -12,8 +12,7 @@ from eval.bench import forms
 from launch.build import build_draft, build_lm_head, build_stage
 from launch.run import run
 from launch.spec import RankSpec
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.split.write import Layout, split
 from model.llama import fill
 from model.weights import quant
 from model.weights.checkpoint import Checkpoint

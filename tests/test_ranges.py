@@ -8,10 +8,9 @@ from config.keys import Option
 from config.presets import PRESETS
 from config.ranges import Range, number, whole
 from config.run_config import RANGES, RunConfig
-from config.tensor_parallel import RANKS
 from eval.keys import REPEATS, EvalConfig
 
-ALL = {**RANGES, "tp": RANKS, "repeats": REPEATS, "concurrency": RANGES["max_requests"]}
+ALL = {**RANGES, "repeats": REPEATS, "concurrency": RANGES["max_requests"]}
 NUMBERS = {option.name: option for option in all_options(EvalConfig) if option.kind in ("int", "float")}
 NONE = ("nan", "-nan", "inf", "-inf", "infinity", "1_0", "１", "+5", " 5", "5 ", "5\n", "", "0x10", "1e",
         "--1", "1,5", "٣")

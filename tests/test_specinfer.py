@@ -18,8 +18,7 @@ from eval.keys import Contender, EvalConfig
 from launch.build import build_draft, build_lm_head
 from launch.memory import need
 from launch.spec import RankSpec
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.split.write import Layout, split
 from model.rules import RULES
 from model.sample import Sampler
 from model.weights.parts import Part

@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.schema.untrusted import plain
-from launch.hosts.agreement import judge_ways, open_door, reaches
-from launch.hosts.entries import Junk, clean
-from launch.hosts.store import Entries, Lost, Store, StoreClient
-from launch.hosts.store_server import STRANGERS, StoreServer, hang_up
+from launch.hosts.agreement import Junk, clean, judge_ways
+from launch.hosts.rendezvous import open_door, reaches
+from launch.hosts.store import STRANGERS, Entries, Store, StoreClient, StoreServer, hang_up
 from launch.trace import learn_time, send_time
 from pipeline.heartbeat import Heartbeat
 from pipeline.trace import NoTrace
@@ -117,7 +116,7 @@ def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper
     for way in half:
         way.sendall(b'["flow')
     assert works(keeper)
-    assert len(keeper._strangers) <= STRANGERS
+    assert sum(keeper._ways.values()) <= STRANGERS
     for way in idle + half:
         way.close()
     assert "Traceback" not in capfd.readouterr().err
@@ -232,7 +231,7 @@ def test_a_pretenders_verdict_is_escaped():
 def test_a_program_that_stands_still_is_distinguished_from_a_board_that_is_gone():
     with socket.create_server((HERE, 0)) as door:
         wire = StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
-        with pytest.raises(Lost, match="its board answers, but its program does not"):
+        with pytest.raises(PeerLost, match="its board answers, but its program does not"):
             wire.ask("look", "a", None)
         gone = StoreClient(door.getsockname(), ("rank 0 (b0)", "rank 1 (b1)"), 0.2)
         hang_up(door)

@@ -10,8 +10,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from launch.split.plan import Layout
-from launch.split.write import split
+from launch.split.write import Layout, split
 from model.sample import Sampler
 from model.weights.parts import Part
 from pipeline.messages import Prune, Reset, Segment, Stop

@@ -26,8 +26,8 @@ from train.course import Course, rate_at
 from train.data import Row, draw, make_row, read_conversations
 from train.eagle import command as train_eagle
 from train.eagle import heads
-from train.eagle.judge import accepted_length, answered, open_decoder
-from train.eagle.loss import FeatureTask, Objective, WordTask, own_part, part_at
+from train.eagle.judge import answered, open_decoder
+from train.eagle.loss import Objective, Task, WordTask, own_part, part_at
 from train.eagle.options import parser
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
@@ -80,7 +80,7 @@ def make_head(teacher, third, vocab=40):
 
 
 def make_task(teacher, third, method):
-    return (WordTask if third else FeatureTask)(teacher, make_head(teacher, third)[0], method)
+    return (WordTask if third else Task)(teacher, make_head(teacher, third)[0], method)
 
 
 def make_rows():
@@ -155,7 +155,7 @@ def test_the_loss_is_that_of_the_papers(teacher, third):
 @both
 @torch.enable_grad()
 def test_later_passes_start_at_a_few_places_which_stand_for_all(teacher, third):
-    task, rows = make_task(teacher, third, own_part(1, passes=3, starts=2).method), make_rows()
+    task, rows = make_task(teacher, third, own_part(1, passes=3, starts=2)), make_rows()
     found = task.learn(rows, (0, 7))
     loss = 0.0
     for number, row in enumerate(rows):
@@ -213,7 +213,7 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
     torch.testing.assert_close(inner, torch.cat([hidden[i][0] for i in inner_layers(7)], -1), atol=1e-4, rtol=1e-4)
     for third in (False, True):
         head, described = make_head(teacher, third)
-        task, folder = (WordTask if third else FeatureTask)(teacher, head, Objective(2)), tmp_path / f"head{third}"
+        task, folder = (WordTask if third else Task)(teacher, head, Objective(2)), tmp_path / f"head{third}"
         assert task.learn([row], (0, 0))["loss"] > 0
         folder.mkdir()
         heads.write(head, described, folder, teacher.stored)
@@ -226,6 +226,7 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
                          ids=["eagle authors", "eagle", "eagle3"])
 def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, third, course, halts):
     base, talks = base_and_talks
+    monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
 
     def command(out):
         return ["--data", str(talks), "--template", "vicuna", "--epochs", "2", "--batch", "2", "--save-every", "2",
@@ -253,6 +254,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["unrolled_passes"] == 2
     with refused("is of a training with passes=2 instead of 3"):
         train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
+    if course:
+        return  # that a head drafts does not depend on how it was taught
     split(base, tmp_path / "split", "0+3+4", tmp_path / "whole", progress=False)
     texts = []
     for method in ("ar", "continuous"):
@@ -297,16 +300,16 @@ def test_a_head_that_learnt_is_accepted_more_often(teacher, tmp_path):
     text, stream = open_decoder(teacher, tmp_path / "new", 100).decode(Request(prompt, max_new_tokens=40))
     list(stream)
     ids = torch.tensor(prompt + text.token_ids).int()
-    task = FeatureTask(teacher, head, Objective(2, word_weight=1.0))
+    task = Task(teacher, head, Objective(2, word_weight=1.0))
     plan = train_eagle.Hyperparameters("head", 40, 5e-3, matrix_rate=0.02, warm_up=2)
     row = Row(ids, torch.arange(len(ids)) >= len(prompt))
     Course(plan, head, tmp_path / "training.pt").run(lambda step: task.learn([row], (0, step)))
     heads.write(head, config, tmp_path / "taught", torch.float64)
     before, after = (answered(open_decoder(teacher, tmp_path / name, 100), [prompt], frozenset(), 40)
                      for name in ("new", "taught"))
-    assert accepted_length(before) < accepted_length(after) and task.agreement([row], [0])[0] > 0.9
-    assert [torch.equal(one.row.ids, ids) and torch.equal(one.row.answers, row.answers)
-            for one in before + after] == [True, True]
+    assert before[1] < after[1] and task.agreement([row], [0])[0] > 0.9
+    for found, _ in (before, after):
+        assert [torch.equal(one.ids, ids) and torch.equal(one.answers, row.answers) for one in found] == [True]
 
 
 @pytest.mark.parametrize("template", ["vicuna", "llama-2"])
@@ -353,8 +356,8 @@ def test_of_the_bundled_heads_one_drifts_and_one_does_not():
     for name in ("eagle", "eagle_deep"):
         decoder = open_decoder(teacher, ROOT / "toy" / name, 512)
         assert decoder.draft.drifts == (name == "eagle")
-        rows = [one.row for one in answered(decoder, prompts, frozenset(text.end_ids), 64)]
-        right.append(FeatureTask(teacher, decoder.draft.head, Objective(1)).agreement(rows, [0, 8]))
+        rows, _ = answered(decoder, prompts, frozenset(text.end_ids), 64)
+        right.append(Task(teacher, decoder.draft.head, Objective(1)).agreement(rows, [0, 8]))
     drifting, deep = right
     assert drifting[0] - drifting[1] > 0.1 > abs(deep[0] - deep[1]) and deep[1] > drifting[1] + 0.1
 

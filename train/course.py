@@ -7,19 +7,18 @@ one removes.
 from __future__ import annotations
 
 import math
-import sys
 import time
-from argparse import Namespace
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterable, Mapping
+from typing import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-Terms = Mapping[str, Any]
+from train.terms import Terms, check
+
 Average = Callable[[Iterable[Tensor]], None]
 Lesson = Callable[[int], Mapping[str, float]]  # number of a step -> gradients on the model, and its loss by that name
 DECAY = 0.01  # of weights
@@ -104,10 +103,7 @@ class Course:
         except Exception as error:  # what torch raises on a broken file is not written anywhere
             raise ValueError(f"{self.path} cannot be read ({str(error).splitlines()[0]}); delete it to begin "
                              "again") from None
-        for name in sorted(terms.keys() | self.terms.keys()):
-            if terms.get(name) != self.terms.get(name):
-                raise ValueError(f"{self.path} is of a training with {name}={terms.get(name)!r} instead of "
-                                 f"{self.terms.get(name)!r}; give the same command as then, or another folder")
+        check(self.path, terms, self.terms, "another folder")
         with torch.no_grad():
             for name, parameter in self._learnt.items():
                 parameter.copy_(model[name])
@@ -171,31 +167,3 @@ def _means(seen: Collection[Mapping[str, float]]) -> dict[str, str]:
     for figures in seen:
         sums.update(figures)  # type: ignore[arg-type]
     return {name: f"{total / len(seen):.3f}" for name, total in sums.items()}
-
-
-def check_bounds(args: Namespace, bounds: Mapping[str, tuple[float, float]]) -> None:
-    """Raise ValueError for a number of the command that is not between its least and its greatest value."""
-    for name, (least, most) in bounds.items():
-        value = getattr(args, name)
-        if value is not None and not least <= value <= most:
-            raise ValueError(f"--{name.replace('_', '-')} {value} makes no sense; give {least} to {most}")
-
-
-def sweep(folder: Path, *names: str) -> None:
-    """Remove what a killed process left of files of these names, which `config.files.replace` was writing."""
-    for name in names:
-        for half in folder.glob(f"{name}.*.part"):
-            half.unlink(missing_ok=True)
-
-
-def ended(name: str, work: Callable[[], None]) -> int:
-    """Do the work of the command of this name; its exit code."""
-    try:
-        work()
-    except (ValueError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\n{name}: stopped; type the same command again to go on from the last checkpoint", file=sys.stderr)
-        return 130
-    return 0

@@ -4,7 +4,6 @@ A batch depends on its number and the seed alone, and each has a file of its own
 """
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from argparse import Namespace
@@ -20,7 +19,7 @@ from config.files import lines
 from launch.split.write import store
 from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
-from train.eagle.teacher import mark
+from train.terms import digest, mark
 from train.writer import Prompts, Writer, open_model
 
 BATCH = 64  # conversations; a step of a processor takes little longer for many
@@ -85,10 +84,8 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
     if template == AUTO and chosen(template, folder) != OWN:
         raise ValueError(f"the tokenizer in {folder} has no chat template, in which --own would ask; name the model's "
                          "with --template")
-    model = mark(Checkpoint(folder))
-    terms = [model, template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
-    digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()
-    batches = args.out_dir / f"own-{digest[:12]}"
+    terms = [mark(Checkpoint(folder)), template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
+    batches = args.out_dir / f"own-{digest(json.dumps(terms).encode())[:12]}"
     batches.mkdir(parents=True, exist_ok=True)
     talker: Talker | None = None
     kept: dict[str, Any] = {}  # by question

@@ -14,9 +14,9 @@ from typing import Dict, Sequence, Tuple
 from tqdm import tqdm
 
 from config.cli import parse
+from config.keys import over, preset_of, typed
 from config.profiles import Profile
 from config.run_config import RunConfig
-from config.typed import over, preset_of, typed
 from eval.bench.overhead import QUESTIONS, Span, request
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -58,8 +58,7 @@ def clocks(argv: list[str]) -> int:
 
 
 def _simulated(config: RunConfig, own: Own) -> Speeds:
-    folder, placement = prepare(config)
-    with as_virtual(config, folder, placement, own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(prepare(config), own=own) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         return _speeds(pipeline, "virtual")
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from tqdm import tqdm
 from config.command import ComparedDrafts
 from config.drafts import FOLDERS, parts, starting
 from config.files import check_output
+from config.keys import over, typed
 from config.questions import load
 from config.ranges import listed
-from config.typed import over, typed
 from eval.bench.branches import check_form, draw, text_art
 from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled
@@ -23,9 +23,8 @@ from launch.run import Command, run
 from model.drafts.batch import at_once
 from model.drafts.mixture import Mixture
 from model.drafts.network import TreeDraft
-from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Decoder
 
 USUAL = {"pipeline_type": "serial", "max_new_tokens": "96", "question_end": "2"}
 LEAD = 40  # letters of the text that a picture shows
@@ -56,7 +55,7 @@ def measure(pipeline: Pipeline, own: DraftConfig) -> None:
     decoders = {name: _decoder(pipeline, name, own) for name in own.asked_drafts}
     prompts = _prompts(pipeline, own)
     writer = pipeline.decoder_for(replace(own.run, pipeline_type="ar"))
-    found = dict.fromkeys(decoders, Hits.none())
+    found = dict.fromkeys(decoders, torch.tensor(0))
     with tqdm(total=len(prompts) * len(decoders),
               unit="text", file=sys.stderr) as bar:
         for prompt in prompts:
@@ -66,7 +65,7 @@ def measure(pipeline: Pipeline, own: DraftConfig) -> None:
                 assert isinstance(decoder.draft, Mixture), f"a {type(decoder.draft).__name__} has no networks"
                 [network] = decoder.draft.networks
                 tree = read_text(decoder, text)
-                found[name] = found[name].plus(hits(network, tree, len(prompt)))
+                found[name] = found[name] + hits(network, tree, len(prompt))
                 bar.update()
     print(table(found))
     if own.picture:
@@ -95,68 +94,50 @@ def _decoder(pipeline: Pipeline, name: str, own: DraftConfig) -> Decoder:
 
 def _prompts(pipeline: Pipeline, own: DraftConfig) -> list[list[int]]:
     """The first turns of all questions, as token ids."""
-    config, text = pipeline.config, pipeline.text
-    assert text
+    config = pipeline.config
     asked = [question for name in own.chosen_sets
              for question in load(own.data, name, config.question_begin, config.question_end)]
-    return [text.prompt_ids(question.turns[:1], config.template) for question in asked]
+    return [pipeline.prompt_ids(question.turns[0], config.template) for question in asked]
 
 
-def _greedy(decoder: Decoder, prompt: Sequence[int], pipeline: Pipeline) -> list[int]:
+def _greedy(decoder: Decoder, prompt: list[int], pipeline: Pipeline) -> list[int]:
     """What the target writes, at most as long as there is room for one token more."""
-    end = frozenset(pipeline.text.end_ids) if pipeline.text else frozenset()
     room = max(1, decoder.max_length - len(prompt) - 1)
-    limit = min(pipeline.config.max_new_tokens, room)
-    return decoder.whole(Request(prompt, Sampler(), limit, end)).token_ids
+    request = pipeline.request(prompt, pipeline.config, "")
+    limit = min(request.max_new_tokens, room)
+    return decoder.whole(replace(request, max_new_tokens=limit)).token_ids
 
 
-class Hits(NamedTuple):
-    """Tries at each depth, `[depths]`, and how many of them hit with the best 1, 3 and 10 guesses, `[depths, best]`."""
-
-    tries: Tensor
-    hits: Tensor
-
-    @staticmethod
-    def none() -> Hits:
-        """Nothing was tried yet."""
-        return Hits(torch.zeros(len(DEPTHS), dtype=torch.long),
-                    torch.zeros(len(DEPTHS), len(BEST), dtype=torch.long))
-
-    def plus(self, other: Hits) -> Hits:
-        """Both together."""
-        return Hits(self.tries + other.tries, self.hits + other.hits)
-
-
-def hits(draft: TreeDraft, tree: TokenTree, prompt: int) -> Hits:
-    """The hits of a draft on the text of a tree, behind its first `prompt` tokens.
+def hits(draft: TreeDraft, tree: TokenTree, prompt: int) -> Tensor:
+    """Tries of a draft on the text of a tree, behind its first `prompt` tokens, and its hits: `[depths, 1 + best]`.
 
     From each token of the text on the draft reads the tokens that follow, as if it had guessed them: with the features
-    that it made itself. Its likeliest guesses at each of DEPTHS are compared with the token that comes then.
+    that it made itself. At each of DEPTHS its BEST likeliest guesses are compared with the token that comes then.
     """
-    found, tokens = Hits.none(), tree.tokens
+    found, tokens = torch.zeros(len(DEPTHS), 1 + len(BEST), dtype=torch.long), tree.tokens
     for depth, places, out_TD in unrolled(draft, tree, prompt, max(DEPTHS)):
         if depth in DEPTHS:
-            row, following = DEPTHS.index(depth), [tokens[place + 1] for place in places]
+            following = torch.tensor([tokens[place + 1] for place in places], device=out_TD.device)
             _, guess_TW = draft.guess(draft.logits(out_TD), max(BEST))
-            right_TW = guess_TW == torch.tensor(following, device=out_TD.device)[:, None]
-            found.tries[row] += len(following)
-            right_B = torch.stack([right_TW[:, :best].sum() for best in BEST])
-            found.hits[row] += right_B.cpu()
+            right_TW = guess_TW == following[:, None]
+            right = [int(right_TW[:, :best].sum()) for best in BEST]
+            found[DEPTHS.index(depth)] += torch.tensor([len(following), *right])
     return found
 
 
-def table(found: dict[str, Hits]) -> str:
+def table(found: dict[str, Tensor]) -> str:
     """Per cent of the tries that hit, a block for each draft."""
     depths = "".join(f"{depth:>8}" for depth in DEPTHS)
     lines = ["per cent of the tokens that are among the draft's best guesses, by how many of its own it has read", "",
              f"{'own guesses read':<32}{depths}"]
     for name, own in found.items():
-        for column, best in enumerate(BEST):
-            rates = 100 * own.hits[:, column] / own.tries
-            cells = "".join(f"{rate:8.1f}" if rate == rate else f"{'-':>8}" for rate in rates.tolist())
+        tries, *right = own.T
+        for best, count in zip(BEST, right):
+            rates = (100 * count / tries).tolist()
+            cells = "".join(f"{rate:8.1f}" if rate == rate else f"{'-':>8}" for rate in rates)
             lines.append(f"{f'{name}, best {best}':<32}{cells}")
-        tries = "".join(f"{count:>8}" for count in own.tries.tolist())
-        lines.append(f"{f'{name}, tries':<32}{tries}")
+        cells = "".join(f"{count:>8}" for count in tries.tolist())
+        lines.append(f"{f'{name}, tries':<32}{cells}")
     return "\n".join(lines)
 
 

@@ -7,17 +7,15 @@ from statistics import median
 from typing import Mapping, Sequence
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from config.files import lines
 from config.presets import ROOT
 from eval.bench.stage import Form, Stage, build, by_turns, read
-from model.llama import LlamaConfig, Slice
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import HEAD
-from model.weights.quant import KINDS, Recast, load, probe
+from model.weights.quant import KINDS, probe
+from model.whole import Whole
 
 TOY = ROOT / "toy" / "llama"
 SIZES = 1, 4096, 11008, 32, 512, 9  # as in a 7B model
@@ -74,9 +72,9 @@ def compare_texts(forms: list[Form], device: str) -> None:
     print(f"the bundled model on {sum(map(len, texts))} tokens of held-out text, against {forms[0]}")
     print(f"  {'':<16}{'same token likeliest':>22}{'KL, nats':>12}")
     for form in tqdm(forms, desc="reading", leave=False):
-        body, head_VD = toy(form, device)
-        logits_TV = torch.cat([logits(ids, body, head_VD) for ids in texts])
-        said = logits_TV.log_softmax(-1)
+        model = Whole(Checkpoint(TOY), form.dtype, device, form.kind)
+        logits = [model.logits(ids, model.cache(len(ids)), len(ids)) for ids in texts]
+        said = torch.cat(logits).float().cpu().log_softmax(-1)
         exact = said if exact is None else exact
         same = (said.argmax(-1) == exact.argmax(-1)).double()
         divergence = (exact.exp() * (exact - said)).sum(-1)
@@ -91,25 +89,3 @@ def _held_out() -> list[list[int]]:
             question, answer = entry["turns"][0], entry["reference"][0]
             found.append(text.prompt_ids([question, answer, question], "vicuna"))
     return found
-
-
-def toy(form: Form, device: str) -> tuple[Slice, Tensor]:
-    """The bundled model in one form, and its LM head, which is not quantized."""
-    source = Checkpoint(TOY)
-    sizes = LlamaConfig.read(source.config)
-    body = Slice(sizes, 0, sizes.layers)
-    held = [name for name in source.names() if name != HEAD]
-    names = {name[len("model."):]: name for name in held}
-    load(body, form.kind, Recast(source, names, form.kind), form.dtype, device)
-    return body, source.read(HEAD).to(device, form.dtype)
-
-
-def logits(ids: list[int], body: Slice, head_VD: Tensor) -> Tensor:
-    """The logits of a whole text that is read at once, `[T, V]` in float32 on the CPU."""
-    config, size, device = body.config, len(ids), head_VD.device
-    nodes = list(range(size))
-    cache = config.cache(config.layers, size, head_VD)
-    cache.admit(nodes, [0, *nodes[:-1]], size)
-    ids_T, pos_T = torch.tensor(ids, device=device), torch.arange(size, device=device)
-    out_TD = body(ids_T, pos_T, cache)
-    return (out_TD @ head_VD.t()).float().cpu()

@@ -10,12 +10,11 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Callable, Dict, Iterable, Sequence
 
+from config.keys import over, typed
 from config.run_config import RunConfig
-from config.typed import over, typed
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft
-from model.sample import Sampler
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
@@ -69,12 +68,9 @@ def compare(pipeline: Pipeline) -> None:
 
 def request(pipeline: Pipeline, question: str) -> Request:
     """The request of a question; of `prompt_ids`, if the pipeline was started with these."""
-    config, text = pipeline.config, pipeline.text
-    sampler = Sampler(config.temperature, config.top_p, config.top_k, config.seed, config.verify)
-    if text is None:
-        return Request(list(config.ids), sampler, config.max_new_tokens)
-    prompt = text.prompt_ids([question], config.template)
-    return Request(prompt, sampler, config.max_new_tokens, frozenset(text.end_ids))
+    config = pipeline.config
+    ids = pipeline.prompt_ids(question, config.template) if pipeline.text else list(config.ids)
+    return pipeline.request(ids, config, config.stop)
 
 
 def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:

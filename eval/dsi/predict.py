@@ -15,9 +15,9 @@ from tqdm import tqdm
 from config.cli import parse
 from config.command import flat
 from config.files import write_json
+from config.keys import preset_of, typed
 from config.methods import METHODS
 from config.run_config import RunConfig
-from config.typed import preset_of, typed
 from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND
@@ -28,7 +28,7 @@ from eval.recorded import Recorded
 from eval.tables import in_columns, number
 from launch.build import build_decoder, build_passes, build_ring
 from launch.pipeline import Pipeline
-from launch.prepare import open_part, prepare
+from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.drafts.mixture import Mixture
 from pipeline.decode import Answer, Request
@@ -82,7 +82,7 @@ def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
     for one in book.answers:
         recorded = Recorded(book.vocab, one.prompt, one.text)
         matches = one.coupled if method == "dsi" else one.likeliest  # replicas draft with the target's noise
-        with as_virtual(run, *prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
+        with as_virtual(prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
             spec, clock = rank_0.spec, rank_0.clock
             ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
             draft = Mixture([Drafter(recorded, matches).draft(spec.slots)])
@@ -115,8 +115,7 @@ def numbers_of(config: PredictConfig, book: Book) -> Numbers:
     profile = run.cluster
     assert profile is not None, "a prediction has an emulated cluster"
     acceptance = rate([one.likeliest for one in book.answers]).value
-    folder, _ = prepare(run)
-    stages = len(open_part(folder, 0).stages) - 1  # rank 0 holds no layers
+    stages = len(prepare(run).spec(0).part.stages) - 1  # rank 0 holds no layers
     return Numbers(profile.model, profile.level, profile.latency, acceptance, stages)
 
 

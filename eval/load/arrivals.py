@@ -4,13 +4,13 @@ It knows nothing about methods, files or tables. All seconds are those of the pi
 """
 from __future__ import annotations
 
-import math
 from contextlib import closing
 from statistics import median
 from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from eval.metrics import quantile
 from pipeline.decode import Decoder, Job, Request, Until, concurrent
 
 TAIL = 0.95
@@ -40,10 +40,10 @@ class Figures(NamedTuple):
     """What a load brought: seconds, and tokens per second of all requests together."""
 
     latency: float  # median
-    latency_tail: float  # 95th percentile
-    wait: float  # to the first token, median
-    wait_tail: float  # 95th percentile
-    speed: float
+    latency_p95: float
+    ttft: float  # to the first token, median
+    ttft_p95: float
+    tokens_per_second: float
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
@@ -85,18 +85,15 @@ def _job(decoder: Decoder, request: Request, number: int, start: float, arrival:
     yield Served(number, arrived - start, settled[0], settled[-1], tuple(answer.token_ids))
 
 
-def figures(served: Sequence[Served]) -> Figures:
-    """The figures of a load; its seconds are those from the first arrival to the last token."""
-    latencies = [each.latency for each in served]
-    waits = [each.wait for each in served]
+def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
+    """The figures of a load, which lasts from the first arrival to the last token; `scale` seconds are a modelled one.
+    """
+    latencies = [each.latency / scale for each in served]
+    waits = [each.wait / scale for each in served]
     seconds = max(each.ended for each in served) - min(each.arrived for each in served)
     made = sum(len(each.tokens) for each in served)
-    return Figures(median(latencies), tail(latencies), median(waits), tail(waits), made / seconds)
-
-
-def tail(values: Sequence[float]) -> float:
-    """The least of the values that 95 % of them do not exceed."""
-    return sorted(values)[math.ceil(TAIL * len(values) - 1e-9) - 1]
+    return Figures(median(latencies), quantile(latencies, TAIL), median(waits), quantile(waits, TAIL),
+                   made / seconds * scale)
 
 
 def unequal(served: Sequence[Served], reference: dict[int, tuple[int, ...]]) -> int:

@@ -12,7 +12,7 @@ from config.ranges import NUMBER, WHOLE, Range, listed, number, outside
 from config.run_config import RANGES as OF_RUNS
 from config.schema.untrusted import read_bytes
 from config.serve_config import ServeConfig
-from eval.keys import AsksSets, empty, wrong_numbers
+from eval.keys import AsksSets, ComparesMethods, empty, wrong_numbers
 
 COUNTS = Range(1, 100_000)
 RATES = Range(0.000001, 1_000_000)  # requests per second
@@ -24,7 +24,7 @@ FORM = "write seconds from the start, one number a line, none less than the one 
 
 
 @dataclass(frozen=True)
-class LoadConfig(AsksSets):
+class LoadConfig(ComparesMethods):
     """A measurement of load. The comments are what `python -m scripts.bench load --help` prints."""
 
     USUAL = {"max_requests": 16}
@@ -50,17 +50,6 @@ class LoadConfig(AsksSets):
     # What is written
     results: str = ""  # folder for load.csv, at_once.csv and plots; empty: none
 
-    def problems(self) -> Iterator[str]:
-        yield from _problems(self)
-
-    @property
-    def chosen_methods(self) -> tuple[str, ...]:
-        return listed(self.methods)
-
-    @property
-    def chosen_temperatures(self) -> tuple[float, ...]:
-        return tuple(map(number, listed(self.temperatures)))
-
     @property
     def chosen_rates(self) -> tuple[float, ...]:
         """Requests per second; none if the moments are given."""
@@ -71,31 +60,27 @@ class LoadConfig(AsksSets):
         """How many requests are under way at once, for the table of these."""
         return tuple(map(int, listed(self.at_once)))
 
-    @property
-    def asked_methods(self) -> tuple[str, ...]:
-        return tuple(name for name in self.chosen_methods if name in METHODS)
-
     def places(self, method: str) -> int:
         """How many requests a method serves at once."""
         return 1 if method in listed(self.alone) else self.run.max_requests
 
-
-def _problems(c: LoadConfig) -> Iterator[str]:
-    for name in (*c.chosen_methods, *listed(c.alone)):
-        target = METHODS[name].target if name in METHODS else ""
-        if target != METHODS["streaming"].target:
-            yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "
-                   f"{', '.join(each for each in METHODS if METHODS[each].target == METHODS['streaming'].target)}")
-    yield from outside({"requests": c.requests}, {"requests": COUNTS})
-    yield from wrong_numbers("temperatures", c.temperatures, OF_RUNS["temperature"])
-    yield from wrong_numbers("rates", c.rates, RATES)
-    yield from wrong_numbers("at_once", c.at_once, OF_RUNS["max_requests"], WHOLE)
-    yield from empty({"methods": c.chosen_methods, "sets": c.chosen_sets, "temperatures": listed(c.temperatures)})
-    if not (listed(c.rates) or c.arrivals or listed(c.at_once)):
-        yield "nothing is to be measured: give rates=, arrivals= or at_once="
-    if c.run.profile == "none":
-        yield "profile=none has no devices to be timed here: name a cluster, as profile=jetson-7b"
-    yield from c.method_problems()
+    def problems(self) -> Iterator[str]:
+        one_target = [name for name, method in METHODS.items() if method.target == METHODS["streaming"].target]
+        for name in (*self.chosen_methods, *listed(self.alone)):
+            if name not in one_target:
+                yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "
+                       f"{', '.join(one_target)}")
+        yield from outside({"requests": self.requests}, {"requests": COUNTS})
+        yield from wrong_numbers("temperatures", self.temperatures, OF_RUNS["temperature"])
+        yield from wrong_numbers("rates", self.rates, RATES)
+        yield from wrong_numbers("at_once", self.at_once, OF_RUNS["max_requests"], WHOLE)
+        yield from empty({"methods": self.chosen_methods, "sets": self.chosen_sets,
+                          "temperatures": listed(self.temperatures)})
+        if not (listed(self.rates) or self.arrivals or listed(self.at_once)):
+            yield "nothing is to be measured: give rates=, arrivals= or at_once="
+        if self.run.profile == "none":
+            yield "profile=none has no devices to be timed here: name a cluster, as profile=jetson-7b"
+        yield from self.method_problems()
 
 
 def moments(path: str) -> list[float]:

@@ -7,37 +7,48 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
 from config.files import check_folder
+from config.keys import over, preset_of
 from config.questions import by_turns
-from config.typed import over, preset_of
-from eval.load.arrivals import Served, arriving, at_once, figures, poisson, unequal
+from eval.load.arrivals import Figures, Served, arriving, at_once, figures, poisson, unequal
 from eval.load.keys import LoadConfig, moments
 from eval.metrics import NAN, Interval
 from eval.plots import Series, lines
 from eval.tables import in_columns, save
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.sample import Sampler
 from pipeline.decode import Decoder, Request
 
 USUAL = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 OF_TOY = {"draft": "eagle+suffix"}
-LOAD = ("temperature", "method", "places", "rate", "requests", "latency", "latency_p95", "ttft", "ttft_p95",
-        "tokens_per_second", "kind", "profile")
-COUNTED = ("temperature", "method", "at_once", "requests", "tokens_per_second", "over_one", "latency", "ttft",
-           "kind", "profile")
-SECONDS = ("latency", "latency_p95", "ttft", "ttft_p95")
-AXES = {"rate": "requests per second that arrive", "at_once": "requests under way at once"}
 PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of a request, 95th percentile",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
 Row = Dict[str, Any]
 Texts = Dict[int, tuple]  # of each request, by its number
+
+
+class Table(NamedTuple):
+    """The loads of one kind, by what is varied: its title and axis, the name of its files, and the columns."""
+
+    title: str
+    axis: str
+    file: str
+    columns: Sequence[str]
+
+
+TABLES = {
+    "rate": Table("requests that arrive", "requests per second that arrive", "load",
+                  ("temperature", "method", "places", "rate", "requests", *Figures._fields, "kind", "profile")),
+    "at_once": Table("requests at once", "requests under way at once", "at_once",
+                     ("temperature", "method", "at_once", "requests", "tokens_per_second", "over_one", "latency",
+                      "ttft", "kind", "profile"))}
+Tables = Dict[str, List[Row]]  # by the same names
 
 
 def load(argv: list[str]) -> int:
@@ -48,28 +59,23 @@ def load(argv: list[str]) -> int:
 
 def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     """On rank 0: let each method serve each load, and report what came of it."""
-    config = own.run
     if own.results:
         check_folder(own.results, "choose another results=")
-    decoders = {name: pipeline.decoder_for(replace(config, pipeline_type=name)) for name in own.chosen_methods}
+    decoders = {name: pipeline.decoder_for(replace(own.run, pipeline_type=name)) for name in own.chosen_methods}
     arrivals = _arrivals(own)
-    prompts = list(prompts_of(pipeline, own, max([own.requests, *map(len, arrivals.values())])))
-    loaded: list[Row] = []
-    counted: list[Row] = []
+    most = max([own.requests, *map(len, arrivals.values())])
     steps = len(decoders) * len(own.chosen_temperatures) * (len(arrivals) + len(own.counts))
+    tables: Tables = {varied: [] for varied in TABLES}
     with tqdm(total=steps, unit="load", file=sys.stderr) as bar:
         for temperature in own.chosen_temperatures:
-            sampler = Sampler(temperature, config.top_p, config.top_k, config.seed, config.verify)
-            asked = [request(pipeline, prompt, sampler) for prompt in prompts]
+            asked = requests_of(pipeline, own, most, temperature)
             texts: Texts = {}
             for name, decoder in decoders.items():
                 bar.set_description(f"{name} t={temperature:g}")
-                case = Case(own, name, temperature, decoder, asked, pipeline.scale, texts)
-                for rows, measured in ((loaded, case.loads(arrivals)), (counted, case.counts())):
-                    for row in measured:
-                        rows.append(row)
-                        bar.update()
-    _report(own, loaded, counted)
+                for varied, row in Case(own, name, temperature, decoder, asked, texts).rows(arrivals):
+                    tables[varied].append(row)
+                    bar.update()
+    _report(own, tables)
 
 
 def _arrivals(config: LoadConfig) -> dict[float, list[float]]:
@@ -80,101 +86,80 @@ def _arrivals(config: LoadConfig) -> dict[float, list[float]]:
     return {rate: poisson(rate, config.requests, config.run.seed) for rate in config.chosen_rates}
 
 
-def prompts_of(pipeline: Pipeline, own: LoadConfig, count: int) -> Iterator[list[int]]:
+def requests_of(pipeline: Pipeline, own: LoadConfig, count: int, temperature: float) -> list[Request]:
     """The first turns of so many questions, those of all sets by turns, and from the start again where they end."""
-    config, text = pipeline.config, pipeline.text
-    assert text is not None
+    config = replace(own.run, temperature=temperature)
     asked = by_turns(own.data, own.chosen_sets, config.question_begin, config.question_end)
-    for question in islice(cycle(asked), count):
-        yield text.prompt_ids([question], config.template)
-
-
-def request(pipeline: Pipeline, prompt: list[int], sampler: Sampler) -> Request:
-    """The request for an answer to this prompt."""
-    config, text = pipeline.config, pipeline.text
-    assert text is not None
-    end = frozenset() if config.ignore_eos else frozenset(text.end_ids)
-    return Request(prompt, sampler, config.max_new_tokens, end, text.stop_rule(config.stop))
+    prompts = (pipeline.prompt_ids(question, config.template) for question in islice(cycle(asked), count))
+    return [pipeline.request(prompt, config, config.stop) for prompt in prompts]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A method at a temperature; `texts` are those that others wrote, and `scale` seconds pass for a modelled one."""
+    """A method at a temperature; `texts` are those that others wrote."""
 
     config: LoadConfig
     method: str
     temperature: float
     decoder: Decoder
     asked: Sequence[Request]
-    scale: float
     texts: Texts
 
-    def loads(self, arrivals: Mapping[float, Sequence[float]]) -> Iterator[Row]:
-        """A row for each load, by the requests in a second."""
+    def rows(self, arrivals: Mapping[float, Sequence[float]]) -> Iterator[tuple[str, Row]]:
+        """A row for each load, with what is varied there."""
         places = self.config.places(self.method)
         for rate, moments_ in arrivals.items():
-            due = [moment * self.scale for moment in moments_]
+            due = [moment * self.config.run.slowdown for moment in moments_]
             served = arriving(self.decoder, self.asked[:len(due)], due, places)
-            yield self._row(served, rate=rate, places=places)
-
-    def counts(self) -> Iterator[Row]:
-        """A row for each number of requests that are under way at once."""
+            yield "rate", self._row(served, rate=rate, places=places)
         alone = NAN
         for count in self.config.counts:
             row = self._row(at_once(self.decoder, self.asked[:self.config.requests], count), at_once=count)
             alone = row["tokens_per_second"] if count == 1 else alone
-            yield {**row, "over_one": row["tokens_per_second"] / alone}
+            yield "at_once", {**row, "over_one": row["tokens_per_second"] / alone}
 
     def _row(self, served: Sequence[Served], **facts: Any) -> Row:
         """What a load brought. Raises ValueError if a text is not the one that was written before."""
-        wrong = unequal(served, self.texts)
-        if wrong and self.config.run.virtual:
+        run, wrong = self.config.run, unequal(served, self.texts)
+        if wrong and run.virtual:
             raise ValueError(f"{self.method} wrote {wrong} of {len(served)} texts otherwise than before, which must "
                              "not be: please report it")
-        found = figures(served)
-        seconds = [value / self.scale for value in found[:-1]]
         return {"temperature": self.temperature, "method": self.method, "requests": len(served), "unequal": wrong,
-                **dict(zip(SECONDS, seconds)), "tokens_per_second": found.speed * self.scale,
-                "kind": self.config.run.kind, "profile": self.config.run.profile, **facts}
+                **figures(served, run.slowdown)._asdict(), "kind": run.kind, "profile": run.profile, **facts}
 
 
-def _report(config: LoadConfig, loaded: Sequence[Row], counted: Sequence[Row]) -> None:
+def _report(config: LoadConfig, tables: Tables) -> None:
     """Print the tables, and write files and plots where that is asked for."""
     where = f"{config.run.kind}, profile {config.run.profile}"
-    for title, columns, rows in ((f"requests that arrive ({where})", LOAD, loaded),
-                                 (f"requests at once ({where})", COUNTED, counted)):
-        if rows:
-            shown = columns[:-2]
-            print(f"\n{title}; seconds, and tokens/s of all requests together\n")
-            print(in_columns(shown, [[_cell(row[column]) for column in shown] for row in rows], 2))
-    wrong = sum(row["unequal"] for row in (*loaded, *counted))
-    print(f"\ntexts that differ from those of the first method: {wrong} of "
-          f"{sum(row['requests'] for row in (*loaded, *counted))}")
+    measured = {varied: rows for varied, rows in tables.items() if rows}
+    for varied, rows in measured.items():
+        shown = TABLES[varied].columns[:-2]
+        print(f"\n{TABLES[varied].title} ({where}); seconds, and tokens/s of all requests together\n")
+        print(in_columns(shown, [[_cell(row[column]) for column in shown] for row in rows], 2))
+    every = [row for rows in measured.values() for row in rows]
+    wrong = sum(row["unequal"] for row in every)
+    print(f"\ntexts that differ from those of the first method: {wrong} of {sum(row['requests'] for row in every)}")
     if config.results:
-        _write(Path(config.results), where, loaded, counted)
+        for varied, rows in measured.items():
+            _write(Path(config.results), varied, where, rows)
 
 
 def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _write(folder: Path, where: str, loaded: Sequence[Row], counted: Sequence[Row]) -> None:
-    """Write the tables as CSV, and a plot of each figure over the load."""
-    if counted:
-        save(folder / "at_once.csv", COUNTED, counted)
-    if loaded:
-        save(folder / "load.csv", LOAD, loaded)
-    for temperature in dict.fromkeys(row["temperature"] for row in (*loaded, *counted)):
-        for rows, axis, named in ((loaded, "rate", "load"), (counted, "at_once", "at_once")):
-            here = [row for row in rows if row["temperature"] == temperature]
-            places = sorted({row[axis] for row in here})
-            for column, label in PLOTTED.items() if len(places) > 1 else ():
-                series = [Series(f"{name}, one at a time" if alone else name, _heights(here, name, axis, column))
-                          for name, alone in dict.fromkeys((row["method"], row.get("places") == 1) for row in here)]
-                path = folder / f"{named}-{column}-t{temperature:g}.png"
-                lines(path, series, places, f"{label}, temperature {temperature:g} ({where})", (AXES[axis], label))
-
-
-def _heights(rows: Sequence[Row], method: str, axis: str, column: str) -> list[Interval]:
-    own = sorted((row for row in rows if row["method"] == method), key=lambda row: row[axis])
-    return [Interval(row[column], NAN, NAN) for row in own]
+def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:
+    """Write a table as CSV, and for each temperature a plot of each figure over the loads."""
+    table, places = TABLES[varied], sorted({row[varied] for row in rows})
+    save(folder / f"{table.file}.csv", table.columns, rows)
+    if len(places) < 2:
+        return
+    for temperature, (column, label) in product(dict.fromkeys(row["temperature"] for row in rows), PLOTTED.items()):
+        values: dict[str, list[Interval]] = {}
+        for row in sorted(rows, key=lambda row: row[varied]):
+            if row["temperature"] == temperature:
+                name = f"{row['method']}, one at a time" if row.get("places") == 1 else row["method"]
+                values.setdefault(name, []).append(Interval(row[column], NAN, NAN))
+        path = folder / f"{table.file}-{column}-t{temperature:g}.png"
+        series = [Series(name, values[name]) for name in values]
+        lines(path, series, places, f"{label}, temperature {temperature:g} ({where})", (table.axis, label))

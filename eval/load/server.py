@@ -6,6 +6,7 @@ question gets alone.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
@@ -25,10 +26,11 @@ from urllib.request import ProxyHandler, Request, build_opener
 from tqdm import tqdm
 
 from config.cli import parse
+from config.keys import over
 from config.questions import by_turns
-from config.typed import over
-from eval.load.arrivals import tail
+from eval.load.arrivals import TAIL
 from eval.load.keys import ServeLoadConfig, of_the_server
+from eval.metrics import quantile
 from eval.tables import in_columns
 from launch.console import LOST
 
@@ -67,18 +69,17 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Asker:
-    """A client of the server at `url`, with these options of a request."""
+    """A client of the server at `url`, with the seed of its requests."""
 
     url: str
-    options: dict[str, Any]
+    seed: int
     key: str
     patience: float  # seconds
 
     def ask(self, question: int, said: str) -> Heard:
         """Ask, and read the answer as it streams. The answer names what goes wrong."""
         since = time.monotonic()
-        pieces: list[str] = []
-        first, tokens, error = 0.0, 0, "the stream ended too early"
+        text, first, tokens, error = "", 0.0, 0, "the stream ended too early"
         try:
             for event in self._events(said):
                 if event == "[DONE]":
@@ -88,18 +89,18 @@ class Asker:
                 if "error" in chunk:
                     error = chunk["error"]["message"]
                     break
-                pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+                text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
-                if not first and any(pieces):
+                if text and not first:
                     first = time.monotonic() - since
         except (OSError, HTTPException) as failed:
             error = str(failed) or type(failed).__name__
         seconds = time.monotonic() - since
-        return Heard(question, "".join(pieces), tokens, first or seconds, seconds, error)
+        return Heard(question, text, tokens, first or seconds, seconds, error)
 
     def _events(self, said: str) -> Iterator[str]:
         """The data of the server-sent events of an answer, or of the error that came in its place."""
-        body = {**self.options, "messages": [{"role": "user", "content": said}], "stream": True,
+        body = {"seed": self.seed, "messages": [{"role": "user", "content": said}], "stream": True,
                 "stream_options": {"include_usage": True}}
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
@@ -122,7 +123,7 @@ def server(argv: list[str]) -> int:
     run = config.run
     said = by_turns(config.data, config.chosen_sets)[:config.questions]
     with _serving(of_the_server(words)) as (process, url):
-        asker = Asker(url, {"seed": run.seed}, config.api_key, config.queue_seconds + PATIENCE)
+        asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
         bar = tqdm([*enumerate(said)], unit="question", desc="each alone", file=sys.stderr)
         alone = [asker.ask(*question) for question in bar]
@@ -173,18 +174,17 @@ def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence
     """Let so many clients ask for a while. What they heard, the seconds it took, and what was held every now and then.
     """
     heard: list[Heard] = []
-    ended: list[float] = []
-    numbers = count()
+    samples: list[Held] = []
+    questions = cycle(enumerate(said))
     since = time.monotonic()
     end = since + config.minutes * 60
 
-    def ask() -> None:
+    def ask() -> float:
+        """The moment at which this client ended."""
         while time.monotonic() < end:
-            number = next(numbers) % len(said)
-            heard.append(asker.ask(number, said[number]))
-            ended.append(time.monotonic())
+            heard.append(asker.ask(*next(questions)))
+        return time.monotonic()
 
-    samples: list[Held] = []
     bar = tqdm(total=round(end - since), unit="s", desc=f"{clients} clients", file=sys.stderr)
     with ThreadPoolExecutor(clients) as pool, bar:
         asking = [pool.submit(ask) for _ in range(clients)]
@@ -192,9 +192,8 @@ def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence
             time.sleep(SAMPLE)
             samples.append(holds(process))
             bar.update(min(SAMPLE, bar.total - bar.n))
-    for client in asking:
-        client.result()  # raises what it has died of
-    return heard, max(ended) - since, samples
+    ended = max(client.result() for client in asking)  # raises what one has died of
+    return heard, ended - since, samples
 
 
 def holds(process: int) -> Held:
@@ -208,7 +207,7 @@ def holds(process: int) -> Held:
 def _of_one(process: int) -> tuple[float, int, int]:
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     said = dict(line.split(":", 1) for line in lines)
-    files = sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
+    files = len(os.listdir(f"/proc/{process}/fd"))
     return int(said["VmRSS"].split()[0]) / MIB, files, int(said["Threads"])
 
 
@@ -237,7 +236,7 @@ class Measured:
         speed = sum(heard.tokens for heard in fine) / self.seconds * scale
         waits = [heard.first / scale for heard in fine]
         lasted = [heard.seconds / scale for heard in fine]
-        times = [median(waits), tail(waits), median(lasted), tail(lasted)] if fine else []
+        times = [median(waits), quantile(waits, TAIL), median(lasted), quantile(lasted, TAIL)] if fine else []
         counts = self.clients, len(self.heard), self.errors, self.unequal(texts)
         return [*map(str, counts), f"{speed:.1f}", *(f"{value:.2f}" for value in times), *self._held]
 

@@ -17,15 +17,14 @@ from unittest.mock import patch
 
 from tqdm import tqdm
 
-from config.typed import over, preset_of, typed
+from config.keys import over, preset_of, typed
 from eval.bench.overhead import QUESTIONS
 from eval.load.arrivals import at_once
 from eval.load.keys import LoadConfig
-from eval.load.pipeline import OF_TOY, USUAL, prompts_of, request
+from eval.load.pipeline import OF_TOY, USUAL, requests_of
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.sample import Sampler
 from pipeline.decode import Answer, Decoder, Request
 
 WARM = 2  # requests before anything is counted
@@ -47,10 +46,8 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     if not config.virtual:
         raise ValueError("rank 0's own time is counted in one thread: leave time=real out")
     rows = []
-    prompts = list(prompts_of(pipeline, own, own.requests))
     for temperature in own.chosen_temperatures:
-        sampler = Sampler(temperature, config.top_p, config.top_k, config.seed, config.verify)
-        asked = [request(pipeline, prompt, sampler) for prompt in prompts]
+        asked = requests_of(pipeline, own, own.requests, temperature)
         for method in own.chosen_methods:
             decoder = pipeline.decoder_for(replace(config, pipeline_type=method))
             at_once(decoder, asked[:WARM], 1)

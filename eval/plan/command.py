@@ -10,9 +10,9 @@ from typing import Sequence
 
 from config.auto import with_chosen
 from config.cli import DEFAULT_PRESET, parse
+from config.keys import preset_of, typed
 from config.profiles import write
 from config.run_config import RunConfig
-from config.typed import preset_of, typed
 from eval.plan.advice import advice, table, to_do
 from eval.plan.candidates import typed as as_typed
 from eval.plan.hosts import alone, write_hosts

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
 from config.drafts import headless, needs_head, no_head
+from config.keys import over
 from config.methods import METHODS
 from config.ranges import NUMBER, Range, listed, outside, unknown
 from config.run_config import CHOICES, RunConfig
-from config.typed import over
 from eval.keys import AsksSets, problems_of_files
 from eval.prompts import problems as problems_of_sets
 

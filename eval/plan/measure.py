@@ -31,7 +31,7 @@ from launch.build import build_stage
 from launch.folder import private_folder
 from launch.hosts.timing import Passed, passes
 from launch.pipeline import Pipeline
-from launch.prepare import open_part, prepare
+from launch.prepare import prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
 from pipeline.decode import Decoder, Request
@@ -72,8 +72,9 @@ def measured(config: PlanConfig) -> Profile:
 def measure(config: PlanConfig, model: str) -> Profile:
     """Measure the pipeline that the keys of a run start; of a hosts file the boards, in place of its stages."""
     run = config.single(pipeline_type="serial", draft=(*config.kinds, "suffix")[0])
-    folder, placement = prepare(run)
-    parts = [RankSpec(run, open_part(folder, rank)) for rank in range(1, placement.world)]
+    prepared = prepare(run)
+    world = prepared.placement.world
+    parts = [prepared.spec(rank) for rank in range(1, world)]
     sizes, width = parts[0].sizes, parts[0].like.element_size()
     hosts, row_bytes = config.run.hosts, sizes.hidden * width
     others = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts)))) if hosts else []
@@ -82,7 +83,7 @@ def measure(config: PlanConfig, model: str) -> Profile:
         stages = list(map(_passes, tqdm(parts, desc="stages", leave=False, file=sys.stderr)))
     with private_folder() as trace:
         levels = _run(config, run, trace)
-        verdict, latency, rate = _messages(read_trace(trace), placement.world, row_bytes)
+        verdict, latency, rate = _messages(read_trace(trace), world, row_bytes)
     links = tuple((0, rank, other.latency, _believed(other.mbps)) for rank, other in enumerate(others, 1))
     if links:
         _, _, latencies, rates = zip(*links)

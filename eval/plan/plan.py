@@ -13,7 +13,7 @@ from eval.plan.measure import Checked, check, measured
 from eval.plan.record import Book, book_of
 from eval.plan.search import WORTH, Search, candidates, choice, plain_of
 from eval.plan.trial import Bench, Trial
-from launch.prepare import open_part, prepare
+from launch.prepare import prepare
 
 USUAL = 4  # boards beside rank 0's
 
@@ -84,11 +84,10 @@ def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
 
 def stages_of(config: PlanConfig) -> tuple[int, ...]:
     """The layers of each stage of the split that the keys of a run name. Raises ValueError if it is no pipeline."""
-    folder, _ = prepare(config.single(pipeline_type=PLAIN, draft="none"))
-    part = open_part(folder, 0)
+    part = prepare(config.single(pipeline_type=PLAIN, draft="none")).spec(0).part
     if len(part.stages) == 1 or len(part.shares) > 1:
-        raise ValueError(f"{folder} is split as {part.form}, and splits=given plans for pipelines of single boards: "
-                         "leave splits out")
+        raise ValueError(f"{part.folder.parent} is split as {part.form}, and splits=given plans for pipelines of "
+                         "single boards: leave splits out")
     return tuple(part.stages[1:])
 
 

@@ -103,7 +103,7 @@ def made(config: PlanConfig) -> Book:
     Questions are asked one of each set and then the next of each, so that the first few are of all kinds.
     """
     run, usual = config.run, config.single(pipeline_type="ar", **APART)
-    with as_virtual(usual, *prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
+    with as_virtual(prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         assert pipeline.text is not None, "questions are text"
         ends, sizes = frozenset(pipeline.text.end_ids), pipeline.spec.sizes
         readers = list(_readers(pipeline, config))

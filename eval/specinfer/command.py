@@ -9,7 +9,7 @@ from functools import partial
 from typing import Sequence
 
 from config.files import check_output
-from config.keys import ASKS, HELP, check_name
+from config.keys import ASKS, HELP, check_name, typed
 from config.methods import METHODS
 from config.questions import Question
 from config.schema.untrusted import harmless, plain
@@ -69,10 +69,9 @@ def _program(name: str, argv: Sequence[str]) -> int:
         print(Parser(name).format_help(), end="")
         return 0
     call = read(name, argv)
-    for word in call.words:
-        key, _, path = word.partition("=")
-        if key == "lines":
-            check_output(path, ANOTHER)
+    path = typed(call.words).get("lines")
+    if path:
+        check_output(path, ANOTHER)
     if call.ignored:
         say(plain(call.ignored))
     say(f"the same by this project's own command: {call.command}")

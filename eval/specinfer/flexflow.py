@@ -20,9 +20,9 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, Union
 
-from config.files import append, check_output, whole
-from config.typed import typed
-from eval.specinfer.parse import INCR_DECODING, PROGRAMS, SPEC_INFER, TABLE, flags_of, read
+from config.files import append, check_output
+from config.keys import typed
+from eval.specinfer.parse import INCR_DECODING, PROGRAMS, SPEC_INFER, flags_of, options_in, read
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
 
@@ -114,10 +114,8 @@ def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: N
     generation = pipeline.stream(ids, max_new_tokens=room)
     for piece in generation:
         show(piece)
-    answer = generation.answer
-    tokens = [*ids, *answer.token_ids]
-    said = text.decode(tokens)
-    return GenerationResult(next(GUIDS), request.prompt, said, ids, tokens, answer)
+    tokens = [*ids, *generation.answer.token_ids]
+    return GenerationResult(next(GUIDS), request.prompt, text.decode(tokens), ids, tokens, generation.answer)
 
 
 def keep(path: str, result: GenerationResult, ttft: bool) -> None:
@@ -133,9 +131,7 @@ def init(configs: Configs = None, **options: Any) -> None:
 
     Raises ValueError for an option that is unknown.
     """
-    table = whole(configs, TABLE) if isinstance(configs, str) else configs or {}
-    if not isinstance(table, Mapping):
-        raise ValueError(f"{configs} is no table of options: {TABLE}")
+    table = options_in(configs) if isinstance(configs, str) else configs or {}
     given = {**table, **options}
     chosen = {name: value for name, value in given.items() if name not in OF_PROGRAMS}
     flags_of(chosen)
@@ -189,14 +185,13 @@ class LLM:
         """Start the ranks. Raises ValueError for what cannot work, in a sentence that names the fix."""
         if not self.keys:
             raise ValueError("the model is not compiled: call compile first, as in llm.compile(ssms=[ssm])")
-        if self._pipeline is None:
-            self._pipeline = Pipeline.open("toy", **self.keys)
+        self._pipeline = self._pipeline or Pipeline.open("toy", **self.keys)
 
     def stop_server(self) -> None:
         """End all ranks in good order."""
-        if self._pipeline is not None:
+        if self._pipeline:
             self._pipeline.close()
-            self._pipeline = None
+        self._pipeline = None
 
     def __enter__(self) -> LLM:
         self.start_server()
@@ -213,20 +208,16 @@ class LLM:
         without either prompt and answer stay below `max_seq_length`. A `Request` has lengths of its own.
         """
         self.start_server()
-        alone = isinstance(requests_or_prompts, (str, Request))
-        asked = [requests_or_prompts] if alone else requests_or_prompts
-        results = []
-        for prompt in asked:
-            if isinstance(prompt, str):
-                prompt = Request(prompt, max_length, max_new_tokens)
-            if not isinstance(prompt, Request):
-                raise ValueError(f"{prompt!r} is no prompt: give a text, or a list of texts")
-            results.append(self._answer(prompt))
-        return results[0] if alone else results
+        if not isinstance(requests_or_prompts, (str, Request)):
+            return [self._answer(prompt, max_length, max_new_tokens) for prompt in requests_or_prompts]
+        return self._answer(requests_or_prompts, max_length, max_new_tokens)
 
-    def _answer(self, request: Request) -> GenerationResult:
-        """The answer to one request, which goes into the output file, too."""
+    def _answer(self, prompt: Any, max_length: int, max_new_tokens: int) -> GenerationResult:
+        """The answer to one prompt, which goes into the output file, too."""
         assert self._pipeline is not None
+        request = Request(prompt, max_length, max_new_tokens) if isinstance(prompt, str) else prompt
+        if not isinstance(request, Request):
+            raise ValueError(f"{prompt!r} is no prompt: give a text, or a list of texts")
         longest = self._pipeline.config.max_length - 1
         if request.max_length == request.max_new_tokens == -1:
             request = replace(request, max_length=longest)

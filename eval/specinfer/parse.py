@@ -13,10 +13,9 @@ from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
 from config.command import CommandKeys
 from config.files import fits
 from config.files import whole as read_json
-from config.keys import nearest
+from config.keys import nearest, typed
 from config.presets import MODELS
 from config.ranges import number, whole
-from config.typed import typed
 
 SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two programs
 PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # and the method that is each
@@ -142,9 +141,7 @@ def read(program: str, argv: Sequence[str]) -> Call:
     parser = Parser(program)
     found, rest = parser.parse_known_args(argv)
     if found.config_file:
-        options = read_json(found.config_file, TABLE)
-        if not isinstance(options, dict):
-            raise ValueError(f"{found.config_file} is no table of options: {TABLE}")
+        options = options_in(found.config_file)
         found, rest = parser.parse_known_args([*flags_of(options), *argv])
     own, ignored = _sorted(rest)
     values = {key: value for key, value in vars(found).items() if value is not None}
@@ -187,6 +184,14 @@ def _sorted(rest: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, ignored
 
 
+def options_in(path: str) -> Mapping[str, Any]:
+    """The options that a file of JSON holds. Raises ValueError if it holds something else."""
+    options = read_json(path, TABLE)
+    if not isinstance(options, dict):
+        raise ValueError(f"{path} is no table of options: {TABLE}")
+    return options
+
+
 def flags_of(options: Mapping[str, Any]) -> list[str]:
     """The flags that say the same as options of the Python API; of two options with one flag the later counts.
 
@@ -197,7 +202,7 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
         raise ValueError('ssms is no list of small models: write each as {"ssm_model": "DIR"}')
     chosen: dict[str, Any] = {}
     for name, value in options.items():
-        known = name[len("model_specific_"):] if name.startswith("model_specific_") else name
+        known = name.removeprefix("model_specific_")
         if known not in (*OPTIONS, "ssms"):
             remedy = nearest(name, OPTIONS) or f"choose among {', '.join(OPTIONS)}"
             raise ValueError(f"unknown option {name}: {remedy}")

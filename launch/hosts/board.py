@@ -57,12 +57,6 @@ class Board(NamedTuple):
         where = ", ".join(dict.fromkeys(word for word in (host, address or known) if word))
         return f"rank {rank} ({where})" if where else f"rank {rank}"
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a rank needs in its environment, under torchrun's names."""
-        world = {"WORLD_SIZE": str(len(self.lines))} if self.lines else {}
-        return {"RANK": str(self.rank), **world}
-
     def listen_address(self) -> str:
         """On rank 0's board, the one address at which the store listens.
 
@@ -141,6 +135,11 @@ def is_address(text: str) -> bool:
         return bool(ADDRESS.fullmatch(text) and text.encode("idna"))
     except UnicodeError:
         return False
+
+
+def is_one_rank(hosts: str) -> bool:
+    """Whether this process is one rank of several: as its starter says, or as a board with a hosts file."""
+    return "RANK" in os.environ or bool(hosts or os.environ.get(BOARD))
 
 
 def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | None:

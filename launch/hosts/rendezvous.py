@@ -13,10 +13,10 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Sequence
 
 import torch.distributed as dist
 
@@ -24,17 +24,13 @@ from config.command import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.hosts.agreement import Verdict, code_version, judge_facts, judge_ways, open_door, reaches, settings
+from launch.hosts.agreement import Facts, Written, code_version, judge_facts, judge_ways, settings
 from launch.hosts.board import Board
-from launch.hosts.entries import Facts
-from launch.hosts.store import Entries, Store, StoreClient
-from launch.hosts.store_server import StoreServer, hang_up
-from launch.prepare import open_part
+from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
+from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
 from launch.spec import RankSpec
-from model.weights.parts import Part
 from pipeline.transport import PeerLost
-from tp.links import Placement
 
 PATIENCE = 15  # seconds: for a board to answer that is there, and for those that come late to hear why all ended
 SEAT = 30  # seconds for a run to end that has this board in it still, since nobody has missed it there yet
@@ -42,49 +38,55 @@ LOOK = 0.2  # seconds between two looks into the store
 SOONER = 0.8  # of the heartbeat's patience
 LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see what it says there, or give more time "
         "with wait=")
+SILENT = "{} fell silent during the rendezvous: look at its board and network, then start all again"
 
-Written = Dict[int, Any]  # what ranks have written about one topic
 Judge = Callable[[Written], str]  # the first thing that is wrong, in a sentence; empty if all is well
 
 
 class Rendezvous:
     """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it."""
 
-    several_hosts = True
+    _store: Store
+    _client: StoreClient | None = None  # of every rank but 0
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self.names: list[str] = []
-        os.environ.update(board.environment)
+        self._waited = ""  # for whom, as was printed last
+        os.environ["RANK"] = str(board.rank)
+        if board.lines:
+            os.environ["WORLD_SIZE"] = str(len(board.lines))
         interface = plain(board.interface) or "the interface that leads there"
         say(f"this is {board.named(board.rank, socket.gethostname())}; the rendezvous of all ranks is "
             f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
             f"{board.wait:g} seconds (wait=)")
         self._deadline = time.monotonic() + board.wait
-        self._store = self._open()
 
-    def attend(self, keys: RunConfig | CommandKeys, prepare: Callable[[RunConfig], tuple[Path, Placement]]
-               ) -> tuple[Path, Placement]:
-        """What `prepare` gives, once all ranks are here and belong together; raises ValueError or PeerLost."""
+    def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
+        """The run, once all ranks are here and belong together; raises ValueError or PeerLost."""
         config, host = keys.run, socket.gethostname()
+        judge = partial(judge_facts, board=self.board)
         facts: Facts = {"host": host, "code": code_version(), "settings": settings(keys)}
         with socket.socket() as door:
             try:
-                folder, placement = prepare(config)
-                part = open_part(folder, self.board.rank, config)
-                facts.update(self._describe(keys, part, door))
+                prepared = prepare(config)
+                facts.update(self._describe(keys, prepared.spec(self.board.rank), door))
             except (ValueError, OSError) as error:
                 self._write("facts", {**facts, "error": str(error)})
-                self._agree("facts", len(self.board.lines), self._judge_facts)
+                self._agree("facts", len(self.board.lines), judge)
                 raise
             self._write("facts", facts)
-            written = self._agree("facts", placement.world, self._judge_facts)
+            world = prepared.placement.world
+            written = self._agree("facts", world, judge)
             self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
-        self._settle(config.timeout)
-        os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(placement.world))
-        say(f"all {placement.world} ranks are here")
-        return folder, placement
+        if self._client:
+            self._client.names = self.names[0], self.names[self.board.rank]
+            # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
+            self._client.patience = SOONER * config.timeout
+        os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
+        say(f"all {world} ranks are here")
+        return prepared
 
     def connect(self) -> Any:
         """Join the process group of all ranks. Returns the store in which they write their heartbeats."""
@@ -100,7 +102,7 @@ class Rendezvous:
                            f"firewall is between them ({reason}); start all again") from error
         return dist.distributed_c10d._get_default_store()
 
-    def _describe(self, keys: RunConfig | CommandKeys, part: Part, door: socket.socket) -> Facts:
+    def _describe(self, keys: RunConfig | CommandKeys, spec: RankSpec, door: socket.socket) -> Facts:
         """What this rank holds, and where its door is, which is opened at the interface to the other boards."""
         config = keys.run
         interface, address = self.board.network()
@@ -108,10 +110,10 @@ class Rendezvous:
         door.listen()
         opening = partial(open_door, door, self.board.rank)
         threading.Thread(target=opening, name="door", daemon=True).start()
-        found = {"dtype": str(RankSpec(config, part).dtype).rpartition(".")[2]}
+        found = {"dtype": str(spec.dtype).rpartition(".")[2]}
         if config.drafting_ranks:
             found["ssm"] = f"{config.drafting_ranks} folders"
-        return {"split": part.split_id, "world": part.world, "address": address, "interface": interface,
+        return {"split": spec.part.split_id, "world": spec.part.world, "address": address, "interface": interface,
                 "port": door.getsockname()[1], "settings": settings(keys, **found)}
 
     def _try_ways(self, written: Written) -> None:
@@ -124,23 +126,26 @@ class Rendezvous:
         self._write("ways", [rank for rank in written if not reached[rank]])
         self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
 
-    def _judge_facts(self, written: Written) -> str:
-        return judge_facts(written, self.board)
-
-    # --- what the coordinator and the participants do each in their own way -------------------------------------------
-
-    def _open(self) -> Store:
-        raise NotImplementedError
-
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         """What all ranks have written about a topic, in the order of their numbers.
 
         Raises what rank 0 makes of it: ValueError if anything does not fit, PeerLost if a rank is missing.
         """
-        raise NotImplementedError
+        self._judge(topic, world, judge)
+        while (verdict := self._read(f"{topic}/verdict")) is None:
+            self._wait_for(self._missing("facts", world))
+        written = dict(sorted(self._read(f"{topic}/all")))
+        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
+        reason, is_lost = verdict
+        if reason:
+            raise PeerLost(reason) if is_lost else ValueError(reason)
+        if set(written) != set(range(world)):
+            raise PeerLost(f"{self.board.named(0)} speaks of other ranks than the {world} of this split: look whether "
+                           "all boards were given one address and port")
+        return written
 
-    def _settle(self, timeout: float) -> None:
-        """The ranks have come: from now on a store that is silent for `timeout` seconds is lost."""
+    def _judge(self, topic: str, world: int, judge: Judge) -> None:
+        """On rank 0: write down what is wrong with what all have written, and whether that is a missing board."""
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -156,48 +161,63 @@ class Rendezvous:
         ranks = [rank for rank in range(world) if self._store.look(f"{topic}/{rank}") is None]
         return ", ".join(self.board.named(rank) for rank in ranks)
 
-    def _report_missing(self, missing: str, before: str) -> str:
-        """Print who is waited for, if that is news; returns it."""
-        if missing and missing != before:
+    def _wait_for(self, missing: str) -> None:
+        """Wait a little; print for whom, if that is news."""
+        if missing not in ("", self._waited):
             left = max(0, self._deadline - time.monotonic())
             say(f"waiting for {missing}, up to {left:.0f} seconds")
-        return missing
+        self._waited = missing
+        time.sleep(LOOK)
+
+
+def open_door(door: socket.socket, rank: int) -> None:
+    """Say to everybody who knocks which rank this is, until the door is closed."""
+    while door.fileno() >= 0:
+        with suppress(OSError):  # the other end has gone already
+            other, _ = door.accept()
+            with other:
+                other.sendall(b"flowspec %d\n" % rank)
+
+
+def reaches(facts: Facts, rank: int) -> bool:
+    """Whether a rank answers, by its number, at the address of its facts."""
+    try:
+        with socket.create_connection((facts["address"], facts["port"]), timeout=5) as way:
+            return way.recv(64) == b"flowspec %d\n" % rank
+    except OSError:
+        return False
 
 
 class Coordinator(Rendezvous):
     """Rank 0's side: it keeps the store and judges what the others write."""
 
-    def _open(self) -> Store:
-        board = self.board
-        address = board.listen_address()
-        entries = Entries()
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
+        address, entries = board.listen_address(), Entries()
         self._unheard: Sequence[str] = ()  # counts of those who have heard the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries)
         except OSError as error:
             raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
                              "with master=:PORT, the same on all boards") from error
-        return Store(entries.own)
+        self._store = Store(entries.own)
 
-    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
+    def _judge(self, topic: str, world: int, judge: Judge) -> None:
         world = max(world, 1)  # 0: rank 0's own folder could not say
-        written, verdict = self._collect(topic, world)
-        if not verdict.reason:
-            verdict = Verdict(judge(written))
+        written, late = self._collect(topic, world)
+        reason = late or judge(written)
         self._store.set(f"{topic}/all", json.dumps(list(written.items())))
-        self._store.set(f"{topic}/verdict", json.dumps(verdict))
-        if verdict.reason:
-            to_hear = [rank for rank in range(1, world) if rank in written or not verdict.lost]
+        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late))))
+        if reason:
+            to_hear = [rank for rank in range(1, world) if rank in written or not late]
             self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]
             atexit.register(self._linger)
-        verdict.enforce()
-        return written
 
-    def _collect(self, topic: str, world: int) -> tuple[Written, Verdict]:
-        """What the ranks have written once all have, one has an error, or it is too late, which is a verdict."""
+    def _collect(self, topic: str, world: int) -> tuple[Written, str]:
+        """What the ranks have written once all have or one has an error; or what it says, once it is too late."""
         written: Written = {}
-        missing, verdict = "", Verdict()
-        while len(written) < world and not verdict.reason:
+        late = ""
+        while len(written) < world and not late:
             for rank in range(world):
                 found = self._read(f"{topic}/{rank}") if rank not in written else None
                 if found is not None:
@@ -205,16 +225,10 @@ class Coordinator(Rendezvous):
             if topic == "facts" and any(fact.get("error") for fact in written.values()):
                 break
             if len(written) < world and time.monotonic() > self._deadline:
-                verdict = Verdict(self._absent(topic, world), lost=True)
-            missing = self._report_missing(self._missing("facts", world), missing)
-            time.sleep(LOOK)
-        return dict(sorted(written.items())), verdict
-
-    def _absent(self, topic: str, world: int) -> str:
-        missing = self._missing(topic, world)
-        if topic == "ways":
-            return f"{missing} fell silent during the rendezvous: look at its board and network, then start all again"
-        return LATE.format(missing, self.board.wait)
+                missing = self._missing(topic, world)
+                late = LATE.format(missing, self.board.wait) if topic == "facts" else SILENT.format(missing)
+            self._wait_for(self._missing("facts", world))
+        return dict(sorted(written.items())), late
 
     def close(self) -> None:
         """End the store, as the end of its process would; first let the other ranks hear why, and end."""
@@ -233,28 +247,10 @@ class Coordinator(Rendezvous):
 class Participant(Rendezvous):
     """The side of every other rank."""
 
-    def _open(self) -> Store:
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
         self._client = self._reach()
-        return Store(self._client.ask)
-
-    def _settle(self, timeout: float) -> None:
-        self._client.names = self.names[0], self.names[self.board.rank]
-        # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
-        self._client.patience = SOONER * timeout
-
-    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
-        verdict, missing = None, ""
-        while verdict is None:
-            verdict = self._read(f"{topic}/verdict")
-            missing = self._report_missing(self._missing("facts", world), missing)
-            time.sleep(LOOK)
-        written = dict(sorted(self._read(f"{topic}/all")))
-        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
-        Verdict(*verdict).enforce()
-        if set(written) != set(range(world)):
-            raise PeerLost(f"{self._client.names[0]} speaks of other ranks than the {world} of this split: look "
-                           "whether all boards were given one address and port")
-        return written
+        self._store = Store(self._client.ask)
 
     def _reach(self) -> StoreClient:
         """The way to rank 0's store, once its program is there.
@@ -263,7 +259,7 @@ class Participant(Rendezvous):
         """
         board = self.board
         names = board.named(0), board.named(board.rank, socket.gethostname())
-        since, reported = time.monotonic(), ""
+        since = time.monotonic()
         while True:
             wrong: Exception
             missing, patience = names[0], PATIENCE
@@ -286,5 +282,4 @@ class Participant(Rendezvous):
                 raise PeerLost(LATE.format(names[0], board.wait))
             if now > min(since + patience, self._deadline):
                 raise wrong
-            reported = self._report_missing(missing, reported)
-            time.sleep(LOOK)
+            self._wait_for(missing)

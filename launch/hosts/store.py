@@ -1,23 +1,28 @@
-"""The store of a run on several hosts, which rank 0's process keeps, and the ends at which ranks read and write it.
+"""The store of a run on several hosts: what rank 0's process keeps of it, its server, and the ends that ranks use.
 
 It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
 say where an entry came from; before torch 2 there is no other way to know. A request and its reply are a line of JSON
-each. It knows nothing about what entries mean: `entries.py` has their form. `store_server.py` serves it.
+each. It knows nothing about what entries mean: `agreement.py` has their form.
 """
 from __future__ import annotations
 
 import json
 import socket
+import socketserver
+import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Callable, Sequence
 
 import torch.distributed as dist
 
+from config.files import fits
 from config.schema.untrusted import plain
-from launch.hosts.entries import COUNT, MOST, Junk, clean, kind, parse
-from pipeline.transport import PeerLost
+from launch.console import say
+from launch.hosts.agreement import COUNT, MOST, RANKS, Junk, clean, owner_of, parse
+from pipeline.failure import PeerLost
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
 LINE = 6 * MOST + 1024  # bytes of a request: JSON writes a byte of an entry with at most six
@@ -26,6 +31,13 @@ ALL = 1 << 26  # bytes of all entries together
 NEAR = 0.3  # seconds in which the system of a board answers, whatever its programs do
 STAY = 30  # seconds that a rank waits for an entry at most, whatever torch's own patience
 PAUSES = 0.001, 0.05  # seconds between two looks: the first pause, and the longest
+GREETING_BYTES = 256
+WHILE = 5  # seconds for a stranger to say who it is
+STRANGERS = 64  # that may be connected at once; the oldest goes first
+NAMED = 8  # strangers that are reported
+LOOK = 0.05  # seconds between two looks at who is connected
+REQUEST = str, lambda key: isinstance(key, str) and len(key) <= KEY, object  # an operation, a key and a value
+REPLY = str, object
 Ask = Callable[[str, str, Any], Any]  # from an operation, a key and a value to the reply
 
 
@@ -40,7 +52,7 @@ class Entries:
 
     def reply(self, writer: int, request: Any) -> Any:
         """What a rank gets for its request; raises Junk for one that has none of the known forms, or is forbidden."""
-        if not _is_request(request):
+        if not fits(request, REQUEST):
             raise Junk("it is no request")
         what, key, value = request
         with self._lock:
@@ -78,7 +90,7 @@ class Entries:
 
     def _put(self, writer: int, key: str, raw: bytes, shared: bool = False) -> None:
         """Write an entry; `shared`: the first writer does not own it."""
-        owner = kind(key).owner(key)
+        owner = owner_of(key)
         if owner is None and not shared:
             owner = self._owners.get(key, writer)
         if owner not in (None, writer):
@@ -93,12 +105,134 @@ class Entries:
         self._owners[key] = writer
 
 
-def _is_request(value: Any) -> bool:
-    if type(value) is not list or len(value) != 3:
-        return False
-    key = value[1]
-    return type(key) is str and len(key) <= KEY
+# --- the server, in rank 0's process: it has a seat for each rank, and sends all others away --------------------------
 
+class StoreServer(socketserver.ThreadingTCPServer):
+    """Rank 0's end of the store: the first to name a rank has its seat, the others are sent away."""
+
+    allow_reuse_address = daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], entries: Entries) -> None:
+        self.entries = entries
+        self.seats: dict[int, str] = {}  # of each rank the address from which it came
+        self._ways: dict[Any, bool] = {}  # all connections, the oldest first; whether it has not said who it is
+        self._named: set[str] = set()  # addresses of strangers that were reported
+        self._lock = threading.Lock()
+        super().__init__(address, StoreConnection)
+        threading.Thread(target=self.serve_forever, name="store", daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._ways[request] = True
+            strangers = [way for way, is_stranger in self._ways.items() if is_stranger]
+            for oldest in strangers[:-STRANGERS]:
+                del self._ways[oldest]
+                hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._ways.pop(request, None)
+        super().shutdown_request(request)
+
+    def close(self, patience: float) -> None:
+        """End the store and leave its port, once all ranks have hung up; after `patience` seconds they are made to."""
+        end = time.monotonic() + patience
+        while self._ranks() and time.monotonic() < end:
+            time.sleep(LOOK)
+        self.shutdown()
+        self.server_close()
+        with self._lock:
+            for request in self._ways:
+                hang_up(request)
+
+    def _ranks(self) -> int:
+        with self._lock:
+            return sum(not is_stranger for is_stranger in self._ways.values())
+
+    def seat(self, request: Any, rank: int, address: str) -> str | None:
+        """Give a rank's seat to a connection, unless it was sent away just now: None.
+
+        Returns the address that has the seat already; empty if it is this one's from now on.
+        """
+        with self._lock:
+            if request not in self._ways:
+                return None
+            self._ways[request] = False
+            holder = self.seats.get(rank, "")
+            self.seats.setdefault(rank, address)
+            return holder
+
+    def report(self, address: str, what: str) -> None:
+        """Report that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
+        with self._lock:
+            if address in self._named or len(self._named) >= NAMED:
+                return
+            self._named.add(address)
+        say(f"{address} wrote to port {self.server_address[1]} what is not of this run ({what}); it is ignored", "\n")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # it hung up, or said nothing for too long
+            super().handle_error(request, client_address)
+
+
+class StoreConnection(socketserver.StreamRequestHandler):
+    """One connection to the store, on a thread of its own."""
+
+    server: StoreServer
+    timeout = WHILE
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        address = str(self.client_address[0])
+        try:
+            greeting = self.rfile.readline(GREETING_BYTES)
+            if not greeting:
+                return
+            rank = greeted(greeting)
+            holder = self.server.seat(self.request, rank, address)
+            if holder is None:
+                return  # it will come again
+            self._say("taken" if holder else "welcome", holder)
+            if not holder:
+                self.request.settimeout(None)
+                self._serve(rank, address)
+        except Junk as junk:
+            self.server.report(address, str(junk))
+
+    def _serve(self, rank: int, address: str) -> None:
+        while line := self.rfile.readline(LINE):
+            try:
+                self._say("ok", self.server.entries.reply(rank, parse(line)))
+            except Junk as junk:
+                self.server.report(address, f"as rank {rank}: {junk}")
+                self._say("junk", str(junk))
+            if not line.endswith(b"\n"):
+                return
+
+    def _say(self, word: str, value: Any) -> None:
+        self.wfile.write(json.dumps([word, value]).encode() + b"\n")
+
+
+def greeted(line: bytes) -> int:
+    """The rank that a greeting names; raises Junk."""
+    said = parse(line)
+    if not fits(said, (str, int)) or said[0] != GREETING:
+        raise Junk("it is no rank's greeting")
+    number = int(said[1])
+    if not 0 < number < RANKS:
+        raise Junk(f"there is no rank {number}")
+    return number
+
+
+def hang_up(way: socket.socket) -> None:
+    with suppress(OSError):  # it is gone already
+        way.shutdown(socket.SHUT_RDWR)
+
+
+# --- the ends ---------------------------------------------------------------------------------------------------------
 
 class StoreClient:
     """The end of the store on every rank but 0. Whatever breaks it is reported as the loss of rank 0, in a sentence."""
@@ -118,26 +252,24 @@ class StoreClient:
         try:
             word, holder = self._swap([GREETING, rank])
         except socket.timeout:
-            raise Lost(self._silence()) from None
+            raise PeerLost(self._silence()) from None
         return plain(str(holder)) if word == "taken" else ""
 
     def ask(self, what: str, key: str, value: Any) -> Any:
-        """The reply to a request; raises RuntimeError if it is refused, and Lost if the store is gone."""
-        word, value = self._exchange([what, key, value])
-        if word != "ok":
-            raise RuntimeError(f"{self.names[0]} does not take this rank's entry: {plain(str(value))}")
-        return value
-
-    def _exchange(self, request: Sequence[Any]) -> Sequence[Any]:
+        """The reply to a request; raises RuntimeError if it is refused, and PeerLost if the store is gone."""
         with self._lock:
             if not self._lost:
                 try:
-                    return self._swap(request)
+                    word, found = self._swap([what, key, value])
                 except socket.timeout:
                     self._lost = self._silence()
                 except OSError:
-                    self._lost = self._ended
-            raise Lost(self._lost)
+                    self._lost = f"{self.names[0]} was lost: its program has ended, and says why on its board"
+            if self._lost:
+                raise PeerLost(self._lost)
+        if word != "ok":
+            raise RuntimeError(f"{self.names[0]} does not take this rank's entry: {plain(str(found))}")
+        return found
 
     def _swap(self, request: Sequence[Any]) -> Sequence[Any]:
         self._way.settimeout(self.patience)
@@ -147,18 +279,14 @@ class StoreClient:
             raise ConnectionError("it hung up")
         try:
             reply = parse(line)
-            if type(reply) is list and len(reply) == 2:
-                return reply
         except Junk:
-            pass
+            reply = None
+        if fits(reply, REPLY):
+            return reply  # type: ignore[no-any-return]
         where = ":".join(map(str, self._address))
         self._lost = (f"what answers at {where} is not the store of {self.names[0]}: give all boards another port, as "
                       "MASTER_PORT=29501")
-        raise Lost(self._lost)
-
-    @property
-    def _ended(self) -> str:
-        return f"{self.names[0]} was lost: its program has ended, and says why on its board"
+        raise PeerLost(self._lost)
 
     def _silence(self) -> str:
         """A board whose program stands still opens a connection nevertheless; one behind a cut wire does not."""
@@ -169,14 +297,6 @@ class StoreClient:
                     "look at the network of both")
         return (f"{self.names[0]} was lost: its board answers, but its program does not: it hangs, or was stopped "
                 "there (SIGSTOP)")
-
-
-class Lost(PeerLost):
-    """The store is lost; `sentence` says so."""
-
-    @property
-    def sentence(self) -> str:
-        return str(self)
 
 
 class Store(dist.Store):
@@ -196,7 +316,7 @@ class Store(dist.Store):
     def add(self, key: str, amount: int) -> int:
         total = self._ask("add", key, amount)
         if type(total) is not int:
-            raise Lost(f"the store does not count: {plain(str(total))}")
+            raise PeerLost(f"the store does not count: {plain(str(total))}")
         return total
 
     def look(self, key: str) -> bytes | None:
@@ -205,7 +325,7 @@ class Store(dist.Store):
         try:
             return None if found is None else clean(key, str(found).encode("latin-1"))
         except ValueError as error:
-            raise Lost(f"the store holds junk: {plain(str(error))}") from None
+            raise PeerLost(f"the store holds junk: {plain(str(error))}") from None
 
     def get(self, key: str) -> bytes:
         """An entry, once it is there."""
@@ -220,7 +340,7 @@ class Store(dist.Store):
         pause, longest = PAUSES
         while not self.check(keys):
             if time.monotonic() > end:
-                raise Lost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the rendezvous, "
-                           "or has another version of torch")
+                raise PeerLost(f"{plain(keys[0])} has not come within {STAY} seconds: a board was lost in the "
+                               "rendezvous, or has another version of torch")
             time.sleep(pause)
             pause = min(2 * pause, longest)

@@ -23,7 +23,6 @@ from model.weights.checkpoint import Form, Writer, sample
 from model.weights.parts import shapes
 
 MARK = "gguf.json"  # of which file a folder was made; written last
-TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
                  "qwen3": "Qwen3ForCausalLM"}  # model_type -> architecture
 INTERLEAVED = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
@@ -34,25 +33,20 @@ FIELDS = (*CONFIG, "hidden_act", "bos_token_id")  # of a config.json
 REMEDY = "download it again, or take the same model in safetensors"
 
 
-def whole_model(model: str | Path, folder: Path, progress: bool = True) -> Path:
-    """The folder of a whole model: `model` itself, or, if that is a GGUF file, `folder`, into which it is unpacked."""
-    return unpack(Path(model), folder, progress=progress) if is_gguf(model) else Path(model)
-
-
 def is_gguf(path: str | Path) -> bool:
     """Whether a name is that of a GGUF file."""
     return Path(path).suffix.lower() == ".gguf"
 
 
-def unpack(path: Path, folder: Path, dtype: str = "float32", progress: bool = True) -> Path:
-    """Write a GGUF file as a model folder with all weights in one type; a folder that is finished is kept.
+def unpack(path: Path, folder: Path, progress: bool = True) -> Path:
+    """Write a GGUF file as a model folder with all weights in float32; a folder that is finished is kept.
 
     The peak of memory is about the largest tensor. ValueError for a file that is damaged, a model that is not
     supported, or a folder that holds another model.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give the path of a GGUF file")
-    mark, source = folder / MARK, {"file": sample(path), "dtype": dtype}
+    mark, source = folder / MARK, {"file": sample(path), "dtype": "float32"}
     if (folder / "config.json").is_file() and not mark.is_file():
         raise ValueError(f"{folder} holds another model: give a folder that is empty or not there")
     if _is_made(mark, source):  # which those may use who may only read it
@@ -62,7 +56,7 @@ def unpack(path: Path, folder: Path, dtype: str = "float32", progress: bool = Tr
             return folder
         file = GgufFile(path)
         mark.unlink(missing_ok=True)
-        file.write_weights(folder / "model.safetensors", TYPES[dtype], progress)
+        file.write_weights(folder / "model.safetensors", progress)
         file.write_text(folder)
         replace(mark, json.dumps(source).encode())
     return folder
@@ -130,9 +124,9 @@ class GgufFile:
             raise ValueError("its rotary positions are scaled in a way that is not supported")
         return scaling
 
-    def write_weights(self, path: Path, dtype: torch.dtype, progress: bool) -> None:
+    def write_weights(self, path: Path, progress: bool) -> None:
         """Write all tensors to a safetensors file."""
-        forms = {name: Form(dtype, shape) for name, shape in shapes(self._sizes)}
+        forms = {name: Form(torch.float32, shape) for name, shape in shapes(self._sizes)}
         found = {name: self._find(name) for name in forms}
         left = self._tensors.keys() - {tensor.name for tensor in found.values()} - {FACTORS}
         if left:
@@ -143,7 +137,7 @@ class GgufFile:
         bar = tqdm(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}", disable=not progress)
         with bar, Writer(path, forms) as file:
             for name, form in forms.items():
-                file.write(name, self._weights(name, found[name], form).to(dtype))
+                file.write(name, self._weights(name, found[name], form))
                 bar.update(form.bytes)
 
     def _find(self, name: str) -> Any:

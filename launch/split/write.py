@@ -1,6 +1,6 @@
-"""The writing of a split: a folder for each rank, tensor by tensor, each there whole or not at all.
+"""The split of a model into a folder for each rank, tensor by tensor, each file there whole or not at all.
 
-It knows nothing about which rank gets what: `plan.py` decides that.
+It knows nothing about what the tensors compute: names and shapes decide where a tensor goes.
 """
 from __future__ import annotations
 
@@ -8,24 +8,169 @@ import errno
 import hashlib
 import json
 import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 from tqdm import tqdm
 
 from config.files import one_at_a_time, replace
-from launch.split.gguf import whole_model
-from launch.split.plan import AS_IT_IS, TEXT_FILES, Layout, SplitPlan, make_plan
-from model.weights.checkpoint import Writer
-from model.weights.parts import FORMAT, MANIFEST, VERSION, Part
+from config.run_config import USUAL_RANKS
+from config.schema.untrusted import Name
+from launch.split.gguf import is_gguf, unpack
+from model.drafts.eagle import MAPS, borrows_embedding
+from model.llama import LlamaConfig
+from model.text import TOKENIZER_FILES
+from model.weights.checkpoint import Checkpoint, Writer, sample
+from model.weights.parts import FORMAT, HEAD, MANIFEST, VERSION, Part, assign, check_model, check_type, plan_stages
 from model.weights.quant import Recast, probe
-from model.weights.split import span
+from model.weights.split import placements, span
+from tp.shares import ShardedSource, held
 
+INDICES = (torch.int64, torch.int32, torch.bool, torch.uint8)  # what a head's maps between vocabularies are stored in
+TEXT_FILES = (*TOKENIZER_FILES, "generation_config.json")
 WEIGHTS = "model.safetensors"
+HEAD_WEIGHTS, HEAD_CONFIG = f"eagle/{WEIGHTS}", "eagle/config.json"  # of the draft head
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk that has no room
 Tick = Callable[[int], Any]  # is given how many bytes were written
 
+
+# --- what is going to be written --------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Layout:
+    """The form of what a rank holds: weights as they are, or quantized; layers whole, or a share of each."""
+
+    quant: str = "none"
+    shares: tuple[float, ...] = (1.0,)  # the speeds of the ranks that share a stage
+
+    def __post_init__(self) -> None:
+        assert self.shares and min(self.shares) > 0, self.shares
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """What is going to be written: the sources, which rank gets which tensors, and in which form."""
+
+    source: Checkpoint
+    head: Checkpoint | None  # the draft head, if there is one
+    stages: list[int]  # layers of each stage; rank 0's come first
+    parts: list[dict[str, str]]  # of each rank: name there -> name in the source
+    layout: Layout
+    split_id: str
+    out: Path
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folder of each rank."""
+        return [self.out / f"stage_{rank}" for rank in range(len(self.parts))]
+
+    @property
+    def placements(self) -> list[tuple[int, int]]:
+        """The stage of each rank, and which member of it the rank is."""
+        return placements(self.stages, len(self.layout.shares))
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks whose folders no earlier run has written to the end."""
+        return [rank for rank, folder in enumerate(self.folders) if not self._is_kept(rank, folder)]
+
+    def _is_kept(self, rank: int, folder: Path) -> bool:
+        try:
+            part = Part(folder)
+        except ValueError:
+            return False
+        return (part.split_id, part.rank) == (self.split_id, rank)
+
+    def contents(self, rank: int) -> Iterator[tuple[str, Path | Recast]]:
+        """The files of a rank, in their order: each a file that is copied, or tensors in the form that is written.
+
+        The rank with the LM head gets the tokenizer and the draft head, too.
+        """
+        has_head = HEAD in self.parts[rank]
+        for name in ["config.json", *(_text_files(self.source) if has_head else ())]:
+            yield name, self.source.folder / name
+        source: Checkpoint = self.source
+        if len(self.layout.shares) > 1:
+            _, member = self.placements[rank]
+            source = ShardedSource(source, self.layout.shares, member)
+        yield WEIGHTS, Recast(source, self.parts[rank], self.layout.quant, sound=True)
+        if has_head and self.head:
+            names = {name: name for name in self.head.names()}
+            yield HEAD_WEIGHTS, Recast(self.head, names, sound=True)
+            yield HEAD_CONFIG, self.head.folder / "config.json"
+
+    def bytes(self, rank: int) -> int:
+        """The size of a rank's tensors, the draft head included."""
+        tensors = (content for _, content in self.contents(rank) if isinstance(content, Recast))
+        return sum(form.bytes for each in tensors for form in each.forms.values())
+
+
+def make_plan(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None, layout: Layout) -> SplitPlan:
+    """The plan of a split; raises ValueError for a model, a head, `stages` or a layout that do not fit.
+
+    Without `stages`, all ranks share all layers.
+    """
+    source = Checkpoint(model_dir)
+    check_model(source)
+    head = _draft_head(eagle_dir) if eagle_dir else None
+    borrows = head is not None and borrows_embedding(head, source.config)
+    sizes = LlamaConfig.read(source.config)
+    ranks = len(layout.shares)
+    check_group(ranks, sizes.heads)
+    counts = plan_stages(stages, source) if stages else [sizes.layers]
+    whole = assign(source.names(), counts, sizes.tied, borrows)
+    parts = []
+    for stage, member in placements(counts, ranks):
+        parts.append(held(whole[stage], sizes, layout.shares, member))
+    split_id = identify(source, head, counts, layout)
+    return SplitPlan(source, head, counts, parts, layout, split_id, Path(out_dir))
+
+
+def _draft_head(folder: Name) -> Checkpoint:
+    """The checkpoint of a draft head; raises ValueError for a tensor of a type that a head does not have."""
+    head = Checkpoint(folder)
+    for name in head.names():
+        if name in MAPS:
+            check_type(head, name, INDICES)
+        else:
+            check_type(head, name)
+    return head
+
+
+def identify(source: Checkpoint, head: Checkpoint | None, stages: list[int], layout: Layout) -> str:
+    """The id of a split: a hash of all that decides what stands in its folders."""
+    text = {name: sample(source.folder / name) for name in _text_files(source)}
+    draft = describe(head) if head else None
+    identity = [VERSION, stages, describe(source), text, draft, asdict(layout)]
+    content = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _text_files(source: Checkpoint) -> list[str]:
+    return [name for name in TEXT_FILES if (source.folder / name).is_file()]
+
+
+def check_group(ranks: int, heads: int) -> None:
+    """Refuse to share a layer among ranks that would have next to nothing of it."""
+    most = max(heads, USUAL_RANKS)
+    if ranks > most:
+        raise ValueError(f"{ranks} ranks are too many to share a layer of this model, which has {heads} heads: choose "
+                         f"at most {most}, as tp={most} or --tp {most}")
+
+
+def describe(source: Checkpoint) -> dict[str, Any]:
+    """What makes a checkpoint this one: its config, the form of its tensors, sizes and samples of its files."""
+    forms = {}
+    for name in source.names():
+        form = source.form(name)
+        forms[name] = [str(form.dtype), *form.shape]
+    files = {path.name: sample(path) for path in source.files}
+    return {"config": source.config, "forms": forms, "files": files}
+
+
+# --- the writing ------------------------------------------------------------------------------------------------------
 
 def store(path: Path, data: bytes) -> dict[str, Any]:
     """Write a small file, there whole or not at all. Returns its entry in a manifest."""
@@ -35,6 +180,7 @@ def store(path: Path, data: bytes) -> dict[str, Any]:
 
 def copy(tensors: Recast, path: Path, tick: Tick) -> dict[str, Any]:
     """Write one safetensors file, a tensor at a time. Returns its entry in a manifest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     forms = {name: tensors.forms[name] for name in tensors.order}
     with Writer(path, forms) as file:
         for name in forms:
@@ -45,7 +191,7 @@ def copy(tensors: Recast, path: Path, tick: Tick) -> dict[str, Any]:
 
 def discard(folder: Path) -> None:
     """Forget what an earlier split left in a rank's folder: first of all its manifest, so that no half is trusted."""
-    names = (MANIFEST, WEIGHTS, "config.json", f"eagle/{WEIGHTS}", "eagle/config.json", *TEXT_FILES)
+    names = (MANIFEST, WEIGHTS, "config.json", HEAD_WEIGHTS, HEAD_CONFIG, *TEXT_FILES)
     paths = [folder / name for name in names]
     paths += folder.glob("**/*.part")  # half-written files of a split that was killed
     for path in paths:
@@ -57,25 +203,11 @@ def write_rank(plan: SplitPlan, rank: int, tick: Tick) -> None:
     """Write one rank's folder; its manifest comes last, as it vouches for the rest."""
     folder, files = plan.folders[rank], {}
     discard(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in plan.extras(rank):
-        files[name] = store(folder / name, (plan.source.folder / name).read_bytes())
-    files[WEIGHTS] = copy(plan.tensors(rank), folder / WEIGHTS, tick)
-    for head in plan.heads(rank):
-        (folder / "eagle").mkdir(exist_ok=True)
-        own = {name: name for name in head.names()}
-        tensors = Recast(head, own, sound=True)
-        files[f"eagle/{WEIGHTS}"] = copy(tensors, folder / "eagle" / WEIGHTS, tick)
-        config = (head.folder / "config.json").read_bytes()
-        files["eagle/config.json"] = store(folder / "eagle" / "config.json", config)
-    content = json.dumps(manifest(plan, rank, files), indent=1) + "\n"
-    store(folder / MANIFEST, content.encode())
-
-
-def manifest(plan: SplitPlan, rank: int, files: dict[str, Any]) -> dict[str, Any]:
-    """What a rank's folder says of itself and of its files."""
+    for name, content in plan.contents(rank):
+        path = folder / name
+        files[name] = copy(content, path, tick) if isinstance(content, Recast) else store(path, content.read_bytes())
     stage, _ = plan.placements[rank]
-    return {
+    manifest = {
         "format": FORMAT,
         "version": VERSION,
         "rank": rank,
@@ -86,35 +218,28 @@ def manifest(plan: SplitPlan, rank: int, files: dict[str, Any]) -> dict[str, Any
         "quant": plan.layout.quant,
         "files": files,
     }
+    store(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
 
 
-def check_space(plan: SplitPlan, ranks: list[int]) -> None:
-    """Refuse to write the folders of these ranks where they do not fit; what stands in them is overwritten."""
-    free = shutil.disk_usage(plan.out).free
-    for rank in ranks:
-        old = [path for path in plan.folders[rank].glob("**/*") if path.is_file()]
-        free += sum(path.stat().st_size for path in old)
+def write(plan: SplitPlan, progress: bool) -> None:
+    """Write the folders that an earlier run did not finish; what stands in them is overwritten, if all fits then."""
+    ranks = plan.missing
+    old = [path for rank in ranks for path in plan.folders[rank].glob("**/*") if path.is_file()]
+    free = shutil.disk_usage(plan.out).free + sum(path.stat().st_size for path in old)
     need = sum(map(plan.bytes, ranks))
     if need > free:
         raise ValueError(f"the split needs {need / 1e9:.2f} GB, but the disk of {plan.out} has {free / 1e9:.2f} GB; "
                          f"choose another output folder or free some space")
-
-
-def write(plan: SplitPlan, progress: bool) -> None:
-    """Write the folders that an earlier run did not finish."""
-    ranks = plan.missing
-    check_space(plan, ranks)
     for folder in set(plan.out.glob("stage_*")).difference(plan.folders):  # of an earlier split with more ranks
         discard(folder)
-    total = sum(map(plan.bytes, ranks))
-    bar = tqdm(total=total, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks)
+    bar = tqdm(total=need, unit="B", unit_scale=True, desc="splitting", disable=not progress or not ranks)
     with bar:
         for rank in ranks:
             write_rank(plan, rank, bar.update)
 
 
-def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None = None,
-          progress: bool = True, layout: Layout = AS_IT_IS) -> list[Path]:
+def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = None,
+          progress: bool = True, layout: Layout = Layout()) -> list[Path]:
     """Write one folder for each rank, and keep those that an earlier run finished. Returns all folders.
 
     A GGUF file is unpacked beside them first.
@@ -122,7 +247,8 @@ def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: st
     Raises ValueError, in a sentence that names the fix, for what cannot work.
     """
     try:
-        model_dir = whole_model(model_dir, Path(out_dir) / "whole", progress=progress)
+        if is_gguf(model_dir):
+            model_dir = unpack(Path(model_dir), Path(out_dir) / "whole", progress=progress)
         plan = make_plan(model_dir, out_dir, stages, eagle_dir, layout)
         probe(layout.quant, torch.float32, "cpu")
         if plan.missing:  # a whole split can be used by those who may only read it
@@ -136,7 +262,7 @@ def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: st
     return plan.folders
 
 
-def check(out_dir: str | Path) -> list[Part]:
+def check(out_dir: Name) -> list[Part]:
     """Compare all folders of a split with their hashes; on a board there may be one folder only. Returns their parts.
     """
     parts = [Part(manifest.parent) for manifest in sorted(Path(out_dir).glob(f"stage_*/{MANIFEST}"))]

@@ -19,7 +19,7 @@ from train.course import Course
 from train.data import Row, draw, make_row
 from train.eagle import heads
 from train.eagle.judge import DEPTHS
-from train.eagle.loss import FeatureTask, Objective, own_part, part_at, teacher_parts
+from train.eagle.loss import Objective, Task, own_part, part_at, teacher_parts
 from train.eagle.teacher import Teacher
 
 # EAGLE weighs the words 0.1 beside the features, adds noise and never reads its own guesses. Here the steps are few and
@@ -35,7 +35,7 @@ def rows_of(ids: torch.Tensor, weights: torch.Tensor) -> list[Row]:
 def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Path, target: Path) -> None:
     join(rank, plan, port)
     teacher = Teacher(Checkpoint(base_dir), torch.bfloat16, torch.device("cpu"))
-    task = FeatureTask(teacher, heads.begin(teacher, heads.describe(teacher), None, plan.seed), METHOD)
+    task = Task(teacher, heads.begin(teacher, heads.describe(teacher), None, plan.seed), METHOD)
     rows, course = Rows(work, plan.seed), begin(plan, task.head, work, rank)
 
     def lesson(step: int) -> dict[str, float]:
@@ -47,7 +47,7 @@ def _train(rank: int, plan: Hyperparameters, port: int, work: Path, base_dir: Pa
         _finish(plan, task, course, held, target)
 
 
-def _finish(plan: Hyperparameters, task: FeatureTask, course: Course, held: list[Row], target: Path) -> None:
+def _finish(plan: Hyperparameters, task: Task, course: Course, held: list[Row], target: Path) -> None:
     """Say what the head is worth on the rows that were kept back, and write it."""
     agreement = task.agreement(held, DEPTHS)
     shown = ", ".join(f"{depth}: {found:.3f}" for depth, found in zip(DEPTHS, agreement))
@@ -75,7 +75,7 @@ def _train_deep(rank: int, plan: Hyperparameters, port: int, work: Path, base_di
     teacher = Teacher(Checkpoint(base_dir), torch.float32, torch.device("cpu"))
     head = heads.begin(teacher, heads.describe(teacher), None, plan.seed)
     parts = [*teacher_parts(plan.steps - plan.own, noise=0.1, word_weight=0.1), own_part(plan.own)]
-    tasks = [FeatureTask(teacher, head, part.method) for part in parts]
+    tasks = [Task(teacher, head, part) for part in parts]
     needed = plan.steps * plan.batch * plan.processes + HELD_ROWS
     rows, course = dialogues(work, base_dir, needed), begin(plan, head, work, rank)
     held, learnt = rows[-HELD_ROWS:], rows[:-HELD_ROWS]

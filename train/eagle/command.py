@@ -4,10 +4,8 @@ This is the command; what it does is in train/eagle/.
 """
 from __future__ import annotations
 
-import hashlib
 import math
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Sequence
@@ -20,15 +18,17 @@ from model.drafts.eagle import Eagle3Head, Head, borrows_embedding, fit_head, in
 from model.llama import LlamaConfig
 from model.text import chosen
 from model.weights.checkpoint import Checkpoint
-from train.course import Course, Hyperparameters, ended, sweep
+from train.command import begin, run
+from train.course import Course, Hyperparameters
 from train.data import Row, draw
 from train.eagle import heads
-from train.eagle.judge import DEPTHS, accepted_length, answered, open_decoder
+from train.eagle.judge import DEPTHS, answered, open_decoder
 from train.eagle.lessons import FILE, NEW_TOKENS, Lessons, read_lessons
-from train.eagle.loss import PASSES, Objective, Part, Task, own_part, part_at, task_of, teacher_parts
+from train.eagle.loss import PASSES, Objective, Task, own_part, part_at, task_of, teacher_parts
 from train.eagle.options import CHECKPOINT, check, parser
-from train.eagle.teacher import Teacher, mark
+from train.eagle.teacher import Teacher
 from train.own import make_own
+from train.terms import digest, mark, settings
 
 RECORD = "training.json"
 CPU = Path("/proc/cpuinfo")
@@ -72,27 +72,26 @@ def open_head(args: Namespace, teacher: Teacher, rows: list[Row]) -> tuple[dict[
     return config, heads.begin(teacher, config, own, args.seed)
 
 
-def open_parts(args: Namespace, rows: int, third: bool) -> list[Part]:
+def open_parts(args: Namespace, rows: int, third: bool) -> list[Objective]:
     """What is taught, part by part, for so many conversations and a head of EAGLE-3 or not."""
     first, own = (math.ceil(epochs * rows / args.batch) or 1 for epochs in (args.epochs, args.own_epochs))
     noise = 0.0 if third else args.noise
+    if args.authors and third:
+        return [Objective(args.passes or 7, decay=0.8, steps=first)]
     if args.authors:
-        method = (Objective(args.passes or 7, decay=0.8) if third else
-                  Objective(args.passes or 1, noise=noise, word_weight=args.word_weight))
-        return [Part(first, method)]
+        return [Objective(args.passes or 1, noise=noise, word_weight=args.word_weight, steps=first)]
     last = own_part(own, args.passes or PASSES, args.starts)
     return [last] if args.given else [*teacher_parts(first, noise, args.word_weight), last]
 
 
 def terms(args: Namespace, teacher: Teacher) -> dict[str, Any]:
     """What decides the result: the settings, the base, the head that was given and the data."""
-    settings = {name: value for name, value in vars(args).items() if name not in NOT_TERMS}
-    data = hashlib.sha256(args.data.read_bytes()).hexdigest()[:16]
     given = mark(Checkpoint(args.given), "fc.weight") if args.given else None
-    return {**settings, "model": teacher.mark, "from": given, "data": data}
+    data = digest(args.data.read_bytes())
+    return {**settings(args, NOT_TERMS), "model": teacher.mark, "from": given, "data": data}
 
 
-def hyperparameters(args: Namespace, parts: list[Part], hidden: int, third: bool) -> Hyperparameters:
+def hyperparameters(args: Namespace, parts: list[Objective], hidden: int, third: bool) -> Hyperparameters:
     """Those of a training in these parts, for a head of this size."""
     steps = sum(part.steps for part in parts)
     own = 0 if args.authors else parts[-1].steps
@@ -118,9 +117,7 @@ def look(args: Namespace) -> LlamaConfig:
 def train(args: Namespace) -> None:
     """The whole training: the head and the record of its worth are in OUT_DIR at the end."""
     check(args)
-    sweep(args.out_dir, "config.json", RECORD)
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    begin(args, args.out_dir, "choose another folder", "config.json", RECORD)
     sizes = look(args)
     if args.own:
         args.data = make_own(args, *arithmetic(args))
@@ -131,7 +128,7 @@ def train(args: Namespace) -> None:
     config, head = open_head(args, teacher, rows)
     third = isinstance(head, Eagle3Head)
     parts = open_parts(args, len(rows), third)
-    tasks = [task_of(teacher, head, part.method) for part in parts]
+    tasks = [task_of(teacher, head, part) for part in parts]
     plan = hyperparameters(args, parts, sizes.hidden, third)
     course = Course(plan, head, args.out_dir / CHECKPOINT, terms(args, teacher))
 
@@ -140,7 +137,7 @@ def train(args: Namespace) -> None:
         return tasks[part_at(step, parts)].learn([rows[i] for i in chosen], (args.seed, step))
 
     course.run(lesson)
-    config["unrolled_passes"] = parts[-1].method.passes
+    config["unrolled_passes"] = parts[-1].passes
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
     (args.out_dir / FILE).unlink(missing_ok=True)
@@ -168,34 +165,25 @@ def report(args: Namespace, lessons: Lessons, task: Task, course: Course) -> Non
         **course.terms}
     print(f"{args.out_dir}: {course.step} steps of {args.batch} conversations, {course.seconds:.0f} s")
     if lessons.prompts:
-        figures = measure(args, lessons, task)
-        record.update(figures)
-        show(figures)
+        record.update(judge(args, lessons, task))
     write_json(args.out_dir / RECORD, record)
 
 
-def measure(args: Namespace, lessons: Lessons, task: Task) -> dict[str, Any]:
-    """What the head is worth along the answers that the base itself gives to the questions that were held out."""
+def judge(args: Namespace, lessons: Lessons, task: Task) -> dict[str, Any]:
+    """Print what the head is worth along the answers that the base itself gives to the questions held out."""
     teacher = task.teacher
     decoder = open_decoder(teacher, args.out_dir, min(teacher.config.context, args.length))
-    judged = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
-    agreement = task.agreement([one.row for one in judged], DEPTHS)
+    rows, length = answered(decoder, lessons.prompts, lessons.ends, NEW_TOKENS)
+    agreement = task.agreement(rows, DEPTHS)
+    print("  held out, own guesses that the head stands on  " + " ".join(f"{depth:>5}" for depth in DEPTHS))
+    print("  its best guess is the model's                  " + " ".join(f"{found:5.3f}" for found in agreement))
+    print(f"  mean accepted length                           {length:5.2f}  (with the model's own token; {len(rows)} "
+          "answers, trees of 60 nodes)")
     return {
         "held_out_agreement": {str(depth): round(found, 4) for depth, found in zip(DEPTHS, agreement)},
-        "held_out_accepted_length": round(accepted_length(judged), 3),
-        "held_out_answers": len(judged)}
-
-
-def show(figures: dict[str, Any]) -> None:
-    """Print what `measure` found."""
-    agreement, answers = figures["held_out_agreement"], figures["held_out_answers"]
-    print("  held out, own guesses that the head stands on  " + " ".join(f"{depth:>5}" for depth in agreement))
-    print("  its best guess is the model's                  " + " ".join(f"{x:5.3f}" for x in agreement.values()))
-    print(f"  mean accepted length                           {figures['held_out_accepted_length']:5.2f}  (with the "
-          f"model's own token; {answers} answers, trees of 60 nodes)")
+        "held_out_accepted_length": round(length, 3),
+        "held_out_answers": len(rows)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    return ended("train_eagle", partial(train, args))
-
+    return run(train, "train_eagle", parser().parse_args(argv))

@@ -21,45 +21,33 @@ from model.weights.checkpoint import Checkpoint
 from train.data import Row
 from train.eagle.teacher import Teacher
 
+LAYER = {"model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "tie_word_embeddings": False}
+SIZES = {  # fields of a `config.json`, and what they are called in LlamaConfig
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate",
+    "max_position_embeddings": "context",
+    "rms_norm_eps": "eps",
+    "rope_theta": "theta",
+    "vocab_size": "vocab"}
+
 
 def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:
     """The `config.json` of a head for this base; of EAGLE-3, with `vocab` words of its own, if that is given.
 
     A head is one layer of a LLaMA, whatever the family of its base.
     """
-    architecture = "LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"
-    found: dict[str, Any] = {"architectures": [architecture], "model_type": "llama"}
-    found.update(_sizes(teacher.config))
-    found.update(_facts(teacher))
-    return found if vocab is None else {**found, "draft_vocab_size": vocab}
-
-
-def _sizes(c: LlamaConfig) -> dict[str, Any]:
-    """The fields of a `config.json` that say what the head computes."""
+    c, files = teacher.config, teacher.source.config
+    found = {**LAYER, **{field: getattr(c, size) for field, size in SIZES.items()}}
     form = "llama3" if "low_freq_factor" in c.scaling else "linear"
-    return {
-        "hidden_act": "silu",
-        "hidden_size": c.hidden,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim,
-        "intermediate_size": c.intermediate,
-        "max_position_embeddings": c.context,
-        "rms_norm_eps": c.eps,
-        "rope_theta": c.theta,
-        "rope_scaling": {"rope_type": form, **c.scaling} if c.scaling else None,
-        "vocab_size": c.vocab,
-        "tie_word_embeddings": False}
-
-
-def _facts(teacher: Teacher) -> dict[str, Any]:
-    """The fields of a `config.json` that the head takes over from the files of its base."""
-    given = teacher.source.config
-    return {
-        "bos_token_id": given.get("bos_token_id"),
-        "eos_token_id": given.get("eos_token_id"),
-        "torch_dtype": str(teacher.stored).partition(".")[2]}
+    found["rope_scaling"] = {"rope_type": form, **c.scaling} if c.scaling else None
+    found["torch_dtype"] = str(teacher.stored).partition(".")[2]
+    for name in ("bos_token_id", "eos_token_id"):
+        found[name] = files.get(name)
+    found["architectures"] = ["LlamaForCausalLM" if vocab is None else "LlamaForCausalLMEagle3"]
+    return found if vocab is None else {**found, "draft_vocab_size": vocab}
 
 
 def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
@@ -81,8 +69,7 @@ def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: in
         head = EagleHead(c, bias=True)
     else:
         head = Eagle3Head(c, c.hidden, len(own))
-    dtype = torch.float64 if teacher.dtype == torch.float64 else torch.float32
-    head.to_empty(device="cpu").to(dtype)
+    head.to_empty(device="cpu").to(_learning(teacher))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for part in head.modules():
@@ -94,21 +81,27 @@ def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: in
         if isinstance(head, Eagle3Head) and own is not None:
             head.lm_head.weight.copy_(teacher.lm_head.weight[own])
             if len(own) < c.vocab:
-                shift = own - torch.arange(len(own))
-                head.shift = shift.to(teacher.device)
+                head.shift = (own - torch.arange(len(own))).to(teacher.device)
+    return _learner(head.to(teacher.device))
+
+
+def _learning(teacher: Teacher) -> torch.dtype:
+    """The number type that gradients need."""
+    return torch.float64 if teacher.dtype == torch.float64 else torch.float32
+
+
+def _learner(head: Head) -> Head:
+    """A head of which all but the embedding learns."""
     head.requires_grad_(True)
     head.embed_tokens.requires_grad_(False)
-    return head.to(teacher.device)
+    return head
 
 
 def take(teacher: Teacher, source: Checkpoint) -> Head:
     """A head that somebody taught for this base, to be taught on, in the arithmetic of a new one; its embedding is
     frozen. Raises ValueError if it does not fit."""
-    dtype = torch.float64 if teacher.dtype == torch.float64 else torch.float32
-    head = load_head(source, teacher.source.config, lambda: teacher.embedding, dtype, teacher.device)
-    head.requires_grad_(True)
-    head.embed_tokens.requires_grad_(False)
-    return head
+    head = load_head(source, teacher.source.config, lambda: teacher.embedding, _learning(teacher), teacher.device)
+    return _learner(head)
 
 
 def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:

@@ -5,7 +5,6 @@ It knows nothing about training. The pipeline is the project's own, of one stage
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence
 
@@ -45,29 +44,17 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
     return Decoder(ring, Eagle(head, lm_head, capacity), serial, TREE, Limits(length))
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What the base said to one question, at temperature 0, and in how many passes after the prefill."""
-
-    row: Row
-    tokens: int
-    passes: int
-
-
 @torch.no_grad()
-def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> list[Judged]:
-    """The base's answers to these prompts, of `new` tokens at most."""
-    found = []
+def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> tuple[list[Row], float]:
+    """The base's answers to these prompts, of `new` tokens at most, at temperature 0, and the mean accepted length.
+
+    That is tokens per pass of the base, its own included (EAGLE's tau); the prefill settles the first one.
+    """
+    rows, tokens, passes = [], 0, 0
     for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):
         answer = decoder.whole(Request(prompt, max_new_tokens=new, end=ends))
         ids = torch.tensor([*prompt, *answer.token_ids], dtype=torch.int32)
-        row = Row(ids, torch.arange(len(ids)) >= len(prompt))
-        found.append(Judged(row, answer.new_tokens, answer.target_passes))
-    return found
-
-
-def accepted_length(judged: Sequence[Judged]) -> float:
-    """Tokens per pass of the base, its own included (EAGLE's tau); the prefill settles the first one."""
-    tokens = sum(one.tokens - 1 for one in judged)
-    passes = sum(one.passes for one in judged)
-    return tokens / passes if passes else 1.0
+        rows.append(Row(ids, torch.arange(len(ids)) >= len(prompt)))
+        tokens += answer.new_tokens - 1
+        passes += answer.target_passes
+    return rows, tokens / passes if passes else 1.0

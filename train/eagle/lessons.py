@@ -9,8 +9,8 @@ import hashlib
 import json
 import random
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save
@@ -26,8 +26,7 @@ NEW_TOKENS = 128  # of an answer to a question that is held out
 WORDS = ("template", "limit", "held_out", "judged", "seed")  # of the command, which decide what the lessons are
 
 
-@dataclass(frozen=True)
-class Lessons:
+class Lessons(NamedTuple):
     """The conversations as rows to learn from, and the questions of those that are held out."""
 
     rows: list[Row]

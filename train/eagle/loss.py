@@ -13,14 +13,14 @@ import math
 import sys
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.drafts.eagle import Eagle3Head, EagleHead, Head
+from model.drafts.eagle import Eagle3Head, Head
 from train.data import Row
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
@@ -32,7 +32,7 @@ LIKELIEST = 64  # words of the target that the second part asks for
 
 @dataclass(frozen=True)
 class Objective:
-    """How a head is taught."""
+    """How a head is taught, and for how many steps in a course of several parts."""
 
     passes: int  # the first with the base's features, the others with what the head itself made before
     decay: float = 1.0  # what a pass counts beside the one before
@@ -41,45 +41,35 @@ class Objective:
     likeliest: int = 0  # words of the base that are asked for at each place; 0: all of them
     noise: float = 0.0  # features that the head reads are off by up to so much
     word_weight: float = 0.1  # of the words beside the features, EAGLE-1/2
+    steps: int = 0
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some steps in which a head is taught in one way."""
-
-    steps: int
-    method: Objective
-
-
-def own_part(steps: int, passes: int = PASSES, starts: int = STARTS) -> Part:
+def own_part(steps: int, passes: int = PASSES, starts: int = STARTS) -> Objective:
     """Passes over the head's own outputs, with gradients through all of them."""
-    return Part(steps, Objective(passes, first=FIRST, starts=starts, likeliest=LIKELIEST, word_weight=1.0))
+    return Objective(passes, first=FIRST, starts=starts, likeliest=LIKELIEST, word_weight=1.0, steps=steps)
 
 
-def teacher_parts(steps: int, noise: float, word_weight: float) -> list[Part]:
+def teacher_parts(steps: int, noise: float, word_weight: float) -> list[Objective]:
     """The target's features, in EAGLE's way (section 3.2); in the last quarter words count as much as features."""
     short = steps // 4
-    return [Part(steps - short, Objective(1, noise=noise, word_weight=word_weight)),
-            Part(short, Objective(1, word_weight=1.0))]
+    return [Objective(1, noise=noise, word_weight=word_weight, steps=steps - short),
+            Objective(1, word_weight=1.0, steps=short)]
 
 
-def part_at(step: int, parts: Sequence[Part]) -> int:
+def part_at(step: int, parts: Sequence[Objective]) -> int:
     """The number of the part that a step belongs to."""
     ends = accumulate(part.steps for part in parts)
     return sum(end <= step for end in ends)
 
 
-@dataclass(frozen=True)
-class Mark:
-    """One pass over one row, summed over the words that were asked for: the loss, and how many were the base's."""
+class Mark(NamedTuple):
+    """One pass over one row: the loss, summed over the words that were asked for, and which of them are the base's."""
 
     loss: Tensor
-    right: Tensor
-    asked: int
+    right_M: Tensor
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a head shall predict in a row: at the tokens `place_M` the base's features, likeliest words, and the
     probabilities of the words that the head knows."""
 
@@ -92,12 +82,12 @@ class Wanted:
         """Which of these tokens are asked for, as numbers of them, and what is wanted of those."""
         at_TM = place_T[:, None] == self.place_M
         asked, chosen = at_TM.nonzero(as_tuple=True)
-        columns = (self.place_M, self.feature_MD, self.word_M, self.chance_MV)
-        return asked, Wanted(*(column[chosen] for column in columns))
+        return asked, Wanted(*(column[chosen] for column in self))
 
 
 class Task:
-    """One head, its teacher, and the loss of its kind."""
+    """One head, its teacher, and its loss, which is that of EAGLE-1/2 (section 3.2 of EAGLE): SmoothL1 between
+    features, soft cross-entropy between the words for them."""
 
     def __init__(self, teacher: Teacher, head: Head, method: Objective) -> None:
         self.teacher, self.head = teacher, head
@@ -105,19 +95,24 @@ class Task:
 
     def size(self, row: Row) -> int:
         """What the sum of a row's losses is divided by, together with the other rows of a batch."""
-        raise NotImplementedError
+        return int(row.answers[2:].sum())
 
     def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
         """Those features of the base that the head reads."""
-        raise NotImplementedError
+        return last_ND
 
     def known(self, feature_MD: Tensor) -> Tensor:
         """The base's logits of the words that the head knows."""
-        raise NotImplementedError
+        return self.teacher.lm_head(feature_MD)  # type: ignore[no-any-return]
 
     def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
         """Compare what the head made with what was wanted."""
-        raise NotImplementedError
+        logits_MV = self.known(out_MD.to(self.teacher.dtype)).float()
+        off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
+        features = off_MD.mean(-1).sum()
+        words = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum()
+        right_M = logits_MV.argmax(-1) == wanted.word_M
+        return Mark(features + self.method.word_weight * words, right_M)
 
     def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
         """The mark of each pass, in the arithmetic of the teacher; `seed` is that of the noise and the starts."""
@@ -176,8 +171,8 @@ class Task:
     def learn(self, rows: Sequence[Row], seed: Sequence[int]) -> dict[str, float]:
         """Gradients of a batch, row by row, so that memory is needed for one; `seed` is that of noise and starts."""
         size = sum(self.size(row) for row in rows)
-        loss = right = 0.0
-        asked = 0
+        loss = 0.0
+        right = asked = 0
         for number, row in enumerate(rows):
             marks = self.marks(row, (*seed, number))
             weights = self._weights(row, len(marks))
@@ -185,8 +180,8 @@ class Task:
             total = torch.stack(losses).sum() / size
             total.backward()  # type: ignore[no-untyped-call]
             loss += float(total.detach())
-            right += float(marks[0].right)
-            asked += marks[0].asked
+            right += int(marks[0].right_M.sum())
+            asked += len(marks[0].right_M)
         return {"loss": loss, "agreement": right / asked}
 
     def _noise(self, feature_ND: Tensor, seed: Sequence[int]) -> Tensor:
@@ -202,41 +197,18 @@ class Task:
         """The fraction of words where the head's likeliest is the base's, by the number of its own guesses that the
         head stands on."""
         passes = max(depths) + 1
-        right, asked = [0.0] * passes, [0] * passes
+        right, asked = [0] * passes, [0] * passes
         test = type(self)(self.teacher, self.head, Objective(passes, starts=sys.maxsize))
         for row in rows:
             for number, mark in enumerate(test.marks(row, (0,))):
-                right[number] += float(mark.right)
-                asked[number] += mark.asked
+                right[number] += int(mark.right_M.sum())
+                asked[number] += len(mark.right_M)
         return [right[depth] / max(asked[depth], 1) for depth in depths]
 
 
 def _guessing(row: Row) -> Tensor:
     """The pairs of a row that predict a word of an answer and are followed by another word of it."""
     return (row.answers[2:-1] & row.answers[3:]).nonzero()[:, 0]
-
-
-class FeatureTask(Task):
-    """EAGLE-1/2 (section 3.2 of EAGLE): SmoothL1 between features, soft cross-entropy between the words for them."""
-
-    head: EagleHead
-
-    def size(self, row: Row) -> int:
-        return int(row.answers[2:].sum())
-
-    def given(self, last_ND: Tensor, inner_ND: Tensor | None) -> Tensor:
-        return last_ND
-
-    def known(self, feature_MD: Tensor) -> Tensor:
-        return self.teacher.lm_head(feature_MD)  # type: ignore[no-any-return]
-
-    def judge(self, out_MD: Tensor, wanted: Wanted) -> Mark:
-        logits_MV = self.teacher.lm_head(out_MD.to(self.teacher.dtype)).float()
-        off_MD = F.smooth_l1_loss(out_MD.float(), wanted.feature_MD, reduction="none")
-        features = off_MD.mean(-1).sum()
-        words = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum()
-        right_M = logits_MV.argmax(-1) == wanted.word_M
-        return Mark(features + self.method.word_weight * words, right_M.sum(), len(right_M))
 
 
 class WordTask(Task):
@@ -268,9 +240,9 @@ class WordTask(Task):
         counts_M = torch.isin(wanted.word_M, self._target_V)
         words_M = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum(-1)
         right_M = self._target_V[logits_MV.argmax(-1)] == wanted.word_M
-        return Mark((words_M * counts_M).sum(), right_M.sum(), len(right_M))
+        return Mark((words_M * counts_M).sum(), right_M)
 
 
 def task_of(teacher: Teacher, head: Head, method: Objective) -> Task:
     """The task of a head of this kind."""
-    return WordTask(teacher, head, method) if isinstance(head, Eagle3Head) else FeatureTask(teacher, head, method)
+    return WordTask(teacher, head, method) if isinstance(head, Eagle3Head) else Task(teacher, head, method)

@@ -4,14 +4,12 @@ It knows nothing about heads.
 """
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 
-from config.files import check_folder
-from launch.spec import usable
 from model.text import AUTO, CONVERSATIONS
 from model.weights.checkpoint import SOURCES
-from train.course import check_bounds
+from train.command import Options
 from train.eagle.loss import STARTS
 
 ABOUT = "Trains an EAGLE draft head for a model, on conversations that are like those it shall answer."
@@ -36,29 +34,11 @@ examples:
   again: it goes on from OUT_DIR/training.pt. At the end OUT_DIR/training.json holds how often the head's best guess was
   the model's, and the mean accepted length, on questions that were held out.
 """
-BOUNDS = {  # the least and the greatest value
-    "epochs": (0, 1e6),
-    "own_epochs": (0, 1e6),
-    "batch": (1, 1 << 20),
-    "length": (3, 1 << 30),
-    "limit": (2, 1 << 40),
-    "own": (2, 1 << 40),
-    "rate": (0, 1e3),
-    "passes": (1, 64),
-    "starts": (1, 1 << 20),
-    "noise": (0, 1e3),
-    "word_weight": (0, 1e6),
-    "draft_vocab": (1, 1 << 30),
-    "seed": (0, (1 << 63) - 1),
-    "judged": (0, 1 << 20),
-    "save_every": (1, 1 << 40),
-    "threads": (1, 1 << 10)}
 CHECKPOINT = "training.pt"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m scripts.train_eagle", description=ABOUT, epilog=EXAMPLE,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Options:
+    made = Options("train_eagle", ABOUT, EXAMPLE)
     add = made.add_argument
     add("model_dir", metavar="MODEL_DIR", type=Path, help="the model in Hugging Face form, with its tokenizer")
     add("out_dir", metavar="OUT_DIR", type=Path, help="where the head goes, and the checkpoint of its training")
@@ -66,55 +46,58 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--data", metavar="FILE", type=Path, help="conversations, one JSON object a line")
     source.add_argument("--own", type=int, metavar="N", help="the model makes so many conversations itself, questions "
                         "and answers, which OUT_DIR/own.jsonl then holds")
+    made.bounds["--own"] = (2, 1 << 40)
     add("--keep-features", action="store_true", help="what the model makes of each conversation stays in "
         "OUT_DIR/features until the training ends (about 8 bytes a token and size): it is read once, not every epoch")
     add("--eagle3", action="store_true", help="a head of EAGLE-3 (the model needs 7 layers); else of EAGLE-1/2")
     add("--template", choices=[AUTO, *CONVERSATIONS, "own"], default=AUTO,
         help="how the model wants its questions; auto: own, the tokenizer's chat template, or else vicuna")
     _add_parts(made)
-    add("--batch", type=int, default=4, metavar="N", help="conversations in a step (4)")
-    add("--length", type=int, default=2048, metavar="N", help="longer ones are cut after so many tokens (2048)")
-    add("--limit", type=int, default=68000, metavar="N", help="conversations that are taken, by chance (68000)")
-    add("--held-out", type=float, default=0.05, metavar="SHARE", help="kept back for the figures at the end (0.05)")
-    add("--draft-vocab", type=int, default=32000, metavar="N", help="tokens that a head of EAGLE-3 knows: those that "
-        "answers use most (32000)")
-    add("--seed", type=int, default=0, metavar="N", help="of the beginning, the order and the noise (0)")
-    add("--judged", type=int, default=24, metavar="N", help="held-out questions that are answered at the end with "
-        "trees of 60 nodes, for the figures (24); 0: no figures")
-    add("--save-every", type=int, default=100, metavar="N", help="steps between two checkpoints (100)")
-    add("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
+    _add_data(made)
     add("--dtype", choices=["auto", "float64", "float32", "bfloat16"], default="auto",
         help="of the arithmetic; auto: bfloat16 on cuda and on processors with avx512_bf16 or amx_bf16, where it takes "
         "about half the time, else float32. Weights that learn are float32")
-    add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
+    made.machine(every=100)
     return made
 
 
-def _add_parts(made: argparse.ArgumentParser) -> None:
+def _add_parts(made: Options) -> None:
     """The options that say what is taught, and how long."""
-    add = made.add_argument
-    add("--epochs", type=float, default=4.0, metavar="N", help="how often each conversation is read in the first part "
-        "(4)")
-    add("--own-epochs", type=float, default=1.5, metavar="N", help="the same in the second part (1.5)")
+    add, number = made.add_argument, made.number
+    number("--epochs", (0, 1e6), 4.0, "how often each conversation is read in the first part (4)")
+    number("--own-epochs", (0, 1e6), 1.5, "the same in the second part (1.5)")
     add("--from", dest="given", metavar="HEAD", type=Path, help="the folder of a head for this model that is to be "
         "mended: only the second part, with its weights to begin with")
     add("--authors", action="store_true", help="one part instead of two: all passes at all places from the first step "
         "on")
-    add("--rate", type=float, metavar="R", help="of learning; default: EAGLE's, which is 3e-5 for a model of size "
-        "4096 (EAGLE-3: 5e-5), and in inverse proportion to the size for others")
-    add("--passes", type=int, metavar="N", help="of the second part: the first reads the model's features, each other "
-        "one what the head made in the one before (8; --authors: 1, with --eagle3 7)")
-    add("--starts", type=int, default=STARTS, metavar="N", help="places of a conversation, drawn by chance, where the "
-        "later passes start (10; --authors: all)")
-    add("--noise", type=float, default=0.1, metavar="X", help="on the features in the first part, EAGLE-1/2: at most "
-        "so much (0.1)")
-    add("--word-weight", type=float, default=0.1, metavar="X", help="of words beside features in the first part, "
-        "EAGLE-1/2 (0.1)")
+    number("--rate", (0, 1e3), None, "of learning; default: EAGLE's, which is 3e-5 for a model of size 4096 (EAGLE-3: "
+           "5e-5), and in inverse proportion to the size for others", "R")
+    number("--passes", (1, 64), None, "of the second part: the first reads the model's features, each other one what "
+           "the head made in the one before (8; --authors: 1, with --eagle3 7)")
+    number("--starts", (1, 1 << 20), STARTS, "places of a conversation, drawn by chance, where the later passes start "
+           "(10; --authors: all)")
+    number("--noise", (0, 1e3), 0.1, "on the features in the first part, EAGLE-1/2: at most so much (0.1)", "X")
+    number("--word-weight", (0, 1e6), 0.1, "of words beside features in the first part, EAGLE-1/2 (0.1)", "X")
 
 
-def check(args: argparse.Namespace) -> None:
+def _add_data(made: Options) -> None:
+    """The options that say what is read, and what of it."""
+    number = made.number
+    number("--batch", (1, 1 << 20), 4, "conversations in a step (4)")
+    number("--length", (3, 1 << 30), 2048, "longer ones are cut after so many tokens (2048)")
+    number("--limit", (2, 1 << 40), 68000, "conversations that are taken, by chance (68000)")
+    made.add_argument("--held-out", type=float, default=0.05, metavar="SHARE", help="kept back for the figures at the "
+                      "end (0.05)")
+    number("--draft-vocab", (1, 1 << 30), 32000, "tokens that a head of EAGLE-3 knows: those that answers use most "
+           "(32000)")
+    number("--seed", (0, (1 << 63) - 1), 0, "of the beginning, the order and the noise (0)")
+    number("--judged", (0, 1 << 20), 24, "held-out questions that are answered at the end with trees of 60 nodes, for "
+           "the figures (24); 0: no figures")
+
+
+def check(args: Namespace) -> None:
     """Raise ValueError for what could not end well, before anything long begins."""
-    check_bounds(args, BOUNDS)
+    parser().check(args)
     if not 0 < args.held_out < 1:
         raise ValueError(f"--held-out {args.held_out} is no share; give a number between 0 and 1")
     if args.given and args.authors:
@@ -125,5 +108,3 @@ def check(args: argparse.Namespace) -> None:
     if weights and not (args.out_dir / CHECKPOINT).exists():
         raise ValueError(f"{args.out_dir} holds {weights[0]} already, and no training that could go on; choose another "
                          "folder")
-    check_folder(args.out_dir, "choose another folder")
-    usable(args.device, "--device ")

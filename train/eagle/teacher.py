@@ -21,13 +21,7 @@ from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, translate
 from model.whole import Whole
 from train.eagle.unroll import Causal
-
-
-def mark(source: Checkpoint, name: str = "") -> str:
-    """A hash of some weights of that tensor, or the last, which tells one file from another of the same sizes."""
-    weights = source.read(name or source.names()[-1]).reshape(-1)[:4096]
-    content = weights.double().numpy().tobytes()
-    return hashlib.sha256(content).hexdigest()[:16]
+from train.terms import mark
 
 
 class Teacher(Whole):

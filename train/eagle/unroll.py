@@ -16,33 +16,20 @@ from torch import Tensor
 from model.cache import attend
 from model.drafts.eagle import Head
 
-Seen = tuple[Tensor, Tensor, Tensor]  # keys and values [K, S, E], and for each row which of them it sees [T, S]
 
-
-class Attending:
-    """A cache that is asked for attention, over what it says is seen."""
-
-    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
-        """Keys and values of all that is seen, and the mask."""
-        raise NotImplementedError
-
-    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
-        """The attention `[H, T, E]` of these queries."""
-        return attend(q_HTE, *self.store(layer, k_KTE, v_KTE))
-
-
-class Causal(Attending):
+class Causal:
     """A cache in which every row sees itself and those before it; nothing is kept."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         all_TS = torch.ones(rows, rows, dtype=torch.bool, device=device)
         self._mask = all_TS.tril()
 
-    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
-        return k_KTE, v_KTE, self._mask
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+        """The attention `[H, T, E]` of these queries."""
+        return attend(q_HTE, k_KTE, v_KTE, self._mask)
 
 
-class Unrolled(Attending):
+class Unrolled:
     """A cache that holds the passes of one layer (EAGLE-3, section 3.2).
 
     Row i of pass s is the guess that follows s guesses after the pair `starts_A[i]`. Of the first pass, which holds the
@@ -55,13 +42,12 @@ class Unrolled(Attending):
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def store(self, layer: int, k_KTE: Tensor, v_KTE: Tensor) -> Seen:
+    def attend(self, layer: int, q_HTE: Tensor, k_KTE: Tensor, v_KTE: Tensor) -> Tensor:
+        """Keep a pass; the attention `[H, T, E]` of its queries."""
         self._keys.append(k_KTE)
         self._values.append(v_KTE)
-        rows = k_KTE.shape[1]
-        masks = [self._mask(rows, number) for number in range(len(self._keys))]
-        keys_KSE, values_KSE = torch.cat(self._keys, 1), torch.cat(self._values, 1)
-        return keys_KSE, values_KSE, torch.cat(masks, 1)
+        masks = [self._mask(k_KTE.shape[1], number) for number in range(len(self._keys))]
+        return attend(q_HTE, torch.cat(self._keys, 1), torch.cat(self._values, 1), torch.cat(masks, 1))
 
     def _mask(self, rows: int, number: int) -> Tensor:
         """Which keys of that pass the rows of the last pass see, `[T, S]`."""

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from train.data import draw
-from train.ssm.texts import Batch, Chosen, batch_of
+from train.ssm.texts import Batch, Chosen, batch_of, whole_of
 from train.writer import Text
 
 AT_ONCE = 64  # texts that are read beside each other where nothing is learnt
@@ -70,8 +70,7 @@ def right(model: PreTrainedModel, texts: Sequence[Text]) -> Iterator[Tensor]:
     begins = range(0, len(texts), AT_ONCE)
     for begin in tqdm(begins, desc="which are foreseen", unit="batch", leave=False):
         some = texts[begin:begin + AT_ONCE]
-        every = [torch.ones(len(text.ids), dtype=torch.bool) for text in some]
-        batch = batch_of(some, every, model.device)
+        batch = batch_of(some, whole_of(some), model.device)
         same_T = logits_of(model, batch).argmax(-1) == batch.ids[batch.learnt]
         yield from same_T.cpu().split([len(text.ids) for text in some])
 

@@ -4,34 +4,31 @@ This is the command; what it does is in train/ssm/.
 """
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import write_json
 from eval.pair_keys import Measured
-from eval.pairs import Model, answer, check_pair
+from eval.pairs import answer, check_pair
 from eval.pairs import open_model as open_pair
 from eval.tokens_per_pass import Array, merged_passes, ranks
 from launch.spec import usable
-from launch.split.plan import TEXT_FILES
+from launch.split.write import TEXT_FILES
 from model.sample import Sampler
 from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
-from train.course import Course, Hyperparameters, ended, sweep
-from train.eagle.teacher import mark
+from train.command import begin, run
+from train.course import Course, Hyperparameters
 from train.ssm.boost import Lesson, right, still_left
 from train.ssm.options import check, parser
-from train.ssm.texts import Chosen, prompts_of, texts_of
+from train.ssm.texts import Chosen, prompts_of, texts_of, whole_of
+from train.terms import digest, mark, settings
 from train.writer import Prompts, Text, Writer, open_model
 
 EXPANSIONS = ["1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"]
@@ -40,15 +37,6 @@ NOT_TERMS = ("target", "drafts", "out", "data", "judged", "expansion", "single",
 OF_TEXTS = ("prompts", "template", "new_tokens", "temperature", "seed", "target", "data")  # what decides the texts
 Figures = Dict[str, Dict[str, float]]  # name -> shape of a tree -> tokens per pass
 Ranks = List[Array]  # of the tokens of each text, [N]
-Drafters = Sequence[Ranks]
-
-
-class Task(NamedTuple):
-    """What a drafter learns: texts, which of the tokens of each are left for it, `[N]`, and for how many steps."""
-
-    texts: Sequence[Text]
-    left: Chosen
-    steps: int
 
 
 class Training:
@@ -57,8 +45,7 @@ class Training:
     def __init__(self, args: Namespace) -> None:
         self.args = args
         self.device = usable(args.device, "--device ")
-        place, threads = str(self.device), args.threads or 0
-        self.measured = Measured(dtype="float32", device=place, threads=threads)
+        self.measured = Measured(dtype="float32", device=str(self.device), threads=args.threads or 0)
         self.pair = open_pair(str(args.target), self.measured)
         contexts = [self.pair.whole.config.context]
         for folder in dict.fromkeys(args.drafts):
@@ -67,7 +54,9 @@ class Training:
             contexts.append(drafter.whole.config.context)
         self.held, self.prompts = self._prompts(min(contexts) - args.new_tokens)
         self.target = open_model(args.target, self.device)
-        self.terms = self._terms()
+        data = digest(json.dumps([self.held, self.prompts]).encode())
+        # what decides the result, but the drafter that is begun with
+        self.terms = {**settings(args, NOT_TERMS), "target": mark(self.pair.whole.source), "data": data}
 
     def _prompts(self, room: int) -> tuple[Prompts, Prompts]:
         """The prompts, of at most `room` tokens, that are held out, and those that are learnt from."""
@@ -81,15 +70,6 @@ class Training:
         learnt = fitting[args.judged:]
         return fitting[:args.judged], sorted(learnt, key=len)  # texts beside each other are best equally long
 
-    def _terms(self) -> dict[str, Any]:
-        """What decides the result, but the drafter that is begun with."""
-        settings = vars(self.args).items()
-        terms = {name: value for name, value in settings if name not in NOT_TERMS}
-        terms["target"] = mark(self.pair.whole.source)
-        prompts = json.dumps([self.held, self.prompts])
-        terms["data"] = short_hash(prompts.encode())
-        return terms
-
     def texts(self) -> list[Text]:
         """What the target writes to the prompts that are learnt from."""
         args, ends = self.args, sorted(self.pair.text.end_ids)
@@ -97,18 +77,17 @@ class Training:
         terms = {name: self.terms[name] for name in OF_TEXTS}
         return texts_of(writer, self.prompts, args.out / TEXTS, terms)
 
-    def tune(self, name: str, source: Path, task: Task) -> PreTrainedModel:
-        """Fine-tune the drafter in `source` on a task, write it into the folder `name` of OUT, and read it from there,
-        as the drafting code will."""
+    def tune(self, name: str, source: Path, texts: Sequence[Text], left: Chosen, steps: int) -> PreTrainedModel:
+        """Fine-tune the drafter in `source` on what is left of texts, write it into the folder `name` of OUT, and read
+        it from there, as the drafting code will."""
         args, model = self.args, open_model(source, self.device)
-        lesson = Lesson(model, task.texts, task.left, args.batch, args.seed)
+        lesson = Lesson(model, texts, left, args.batch, args.seed)
         if args.distributions:
             lesson.teacher = self.target
-        file, warm_up = Checkpoint(source), max(1, task.steps // 20)
-        plan = Hyperparameters(name, task.steps, args.rate, warm_up=warm_up, saved_every=args.save_every)
-        terms = {**self.terms, "draft": mark(file), "steps": task.steps}
-        every_N = torch.cat(list(task.left))
-        terms["left"] = short_hash(every_N.numpy().tobytes())
+        file = Checkpoint(source)
+        plan = Hyperparameters(name, steps, args.rate, warm_up=max(1, steps // 20), saved_every=args.save_every)
+        tokens = b"".join(left_N.numpy().tobytes() for left_N in left)
+        terms = {**self.terms, "draft": mark(file), "steps": steps, "left": digest(tokens)}
         Course(plan, model, args.out / f"{name}.pt", terms).run(lesson)
         store(model, file, args.out / name)
         return open_model(args.out / name, self.device)
@@ -121,18 +100,9 @@ class Training:
             if not tokens:
                 print(f"train_ssm: nothing is left for drafter {number}: those before it foresee every stretch")
                 return
-            model = self.tune(f"ssm{number}", source, Task(texts, left, self.args.steps))
+            model = self.tune(f"ssm{number}", source, texts, left, self.args.steps)
             left = still_left(left, right(model, texts), self.args.stretch)
             yield f"ssm{number}", tokens
-
-
-def short_hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def whole_of(texts: Sequence[Text]) -> list[Tensor]:
-    """That all tokens of the texts are left."""
-    return [torch.ones(len(text.ids), dtype=torch.bool) for text in texts]
 
 
 def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
@@ -144,46 +114,16 @@ def store(model: PreTrainedModel, source: Checkpoint, folder: Path) -> None:
             shutil.copyfile(source.folder / name, folder / name)
 
 
-class Judge:
-    """The target's texts, of `limit` tokens at most, and what drafters foresee of them."""
-
-    def __init__(self, target: Model, prompts: Prompts, limit: int, sampler: Sampler,
-                 measured: Measured) -> None:
-        self.measured = measured
-        shown = tqdm(prompts, desc="held out", unit="text", leave=False)
-        self.texts = [Text(prompt, answer(target, prompt, limit, sampler)) for prompt in shown]
-
-    def ranks(self, folder: Path) -> Ranks:
-        """How many tokens the drafter in a folder finds likelier than those of the texts."""
-        whole = open_pair(str(folder), self.measured).whole
-        found = []
-        for prompt, ids in self.texts:
-            read = [*prompt, *ids[:-1]]
-            logits_NV = whole.logits(read, whole.cache(len(read)), len(ids))
-            found.append(ranks(logits_NV, ids))
-        return found
-
-    def verified(self, drafters: Drafters, expansion: str) -> float:
-        """Tokens that a pass verifies with merged trees of these drafters, whose ranks are given."""
-        widths = list(map(int, expansion.split(",")))
-        tokens = sum(len(text.ids) - 1 for text in self.texts)
-        passes = sum(merged_passes(rank_DN, widths) for rank_DN in zip(*drafters))
-        return tokens / passes if passes else 1.0
-
-
 def train(args: Namespace) -> None:
     """The whole of it: drafters in OUT, and the record of what they are worth."""
     check(args)
-    sweep(args.out, TEXTS, RECORD)
+    begin(args, args.out, "choose another --out", TEXTS, RECORD)
     args.template = template_of(args.template, args.target)
-    if args.threads:
-        torch.set_num_threads(args.threads)
     training = Training(args)
     texts = training.texts()
     left = dict(training.boosted(texts))
     if args.single:
-        steps = args.steps * len(args.drafts)
-        training.tune("single", args.drafts[0], Task(texts, whole_of(texts), steps))
+        training.tune("single", args.drafts[0], texts, whole_of(texts), args.steps * len(args.drafts))
     figures = judged(training, list(left))
     record = {"tokens_left": left, "texts": len(texts), "held_out_texts": len(training.held),
               "tokens_per_pass": figures, **training.terms}
@@ -193,22 +133,37 @@ def train(args: Namespace) -> None:
 
 def judged(training: Training, names: Sequence[str]) -> Figures:
     """The tokens per pass by the first drafter as it was, by each of those that were made, and by trees of several."""
-    args = training.args
+    args, pair = training.args, training.pair
     sampler = Sampler(args.temperature, seed=args.seed) if args.temperature else Sampler()
-    judge = Judge(training.pair, training.held, args.new_tokens, sampler, training.measured)
-    own = {name: judge.ranks(args.out / name) for name in names}
-    compared = {f"{args.drafts[0]} as it was": [judge.ranks(args.drafts[0])]}
-    compared.update((name, [own[name]]) for name in names)
-    if args.single:
-        compared["single"] = [judge.ranks(args.out / "single")]
+    shown = tqdm(training.held, desc="held out", unit="text", leave=False)
+    texts = [Text(prompt, answer(pair, prompt, args.new_tokens, sampler)) for prompt in shown]
+    own = {name: ranks_of(texts, args.out / name, training.measured) for name in [*names, *["single"] * args.single]}
+    compared = {f"{args.drafts[0]} as it was": [ranks_of(texts, args.drafts[0], training.measured)]}
+    compared.update((name, [found]) for name, found in own.items())
     for count in range(2, len(names) + 1):
         some = names[:count]
         compared[f"{' and '.join(some)}, merged"] = [own[name] for name in some]
-    found: Figures = {name: {} for name in compared}
-    for name, drafters in compared.items():
-        for shape in args.expansion:
-            found[name][shape] = round(judge.verified(drafters, shape), 3)
+    return {name: {shape: round(verified(drafters, shape), 3) for shape in args.expansion}
+            for name, drafters in compared.items()}
+
+
+def ranks_of(texts: Sequence[Text], folder: Path, measured: Measured) -> Ranks:
+    """How many tokens the drafter in a folder finds likelier than those of the texts."""
+    whole = open_pair(str(folder), measured).whole
+    found = []
+    for prompt, ids in texts:
+        read = [*prompt, *ids[:-1]]
+        logits_NV = whole.logits(read, whole.cache(len(read)), len(ids))
+        found.append(ranks(logits_NV, ids))
     return found
+
+
+def verified(drafters: Sequence[Ranks], expansion: str) -> float:
+    """Tokens that a pass verifies with merged trees of these drafters, whose ranks are given."""
+    widths = list(map(int, expansion.split(",")))
+    tokens = sum(len(rank_N) - 1 for rank_N in drafters[0])
+    passes = sum(merged_passes(rank_DN, widths) for rank_DN in zip(*drafters))
+    return tokens / passes if passes else 1.0
 
 
 def show(record: dict[str, Any]) -> None:
@@ -228,4 +183,4 @@ def show(record: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     args.expansion = args.expansion or EXPANSIONS
-    return ended("train_ssm", partial(train, args))
+    return run(train, "train_ssm", args)

@@ -4,14 +4,12 @@ It knows nothing about models.
 """
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 
-from config.files import check_folder
 from config.trees import wrong_widths
-from launch.spec import usable
 from model.text import AUTO, CONVERSATIONS
-from train.course import check_bounds
+from train.command import Options
 
 ABOUT = "Fine-tunes drafters for a target one after another, each on what those before it get wrong (boost-tuning)."
 EXAMPLE = """\
@@ -33,53 +31,38 @@ examples:
   from what lies in OUT. At the end training.json there says how many tokens a pass of the target verifies along its
   texts to prompts that were held out, by one of the drafters and by trees of several that are merged.
 """
-BOUNDS = {  # the least and the greatest value
-    "prompts": (2, 1 << 30),
-    "judged": (1, 1 << 20),
-    "new_tokens": (2, 1 << 20),
-    "stretch": (1, 1 << 20),
-    "temperature": (0, 1e3),
-    "steps": (1, 1 << 40),
-    "batch": (1, 1 << 20),
-    "rate": (0, 1e3),
-    "seed": (0, (1 << 63) - 1),
-    "save_every": (1, 1 << 40),
-    "threads": (1, 1 << 10)}
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m scripts.train_ssm", description=ABOUT, epilog=EXAMPLE,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = made.add_argument
+def parser() -> Options:
+    made = Options("train_ssm", ABOUT, EXAMPLE)
+    add, number = made.add_argument, made.number
     add("target", metavar="TARGET", type=Path, help="the target in Hugging Face form, with its tokenizer")
     add("drafts", metavar="DRAFT", type=Path, nargs="+", help="the drafters to begin with, with the same tokenizer")
     add("--out", metavar="OUT", type=Path, required=True, help="where the drafters go, and the checkpoints")
     add("--data", metavar="FILE", type=Path, help="prompts; default: the bundled models' grammar")
-    add("--prompts", type=int, default=2000, metavar="N", help="prompts that are taken, by chance (2000)")
+    number("--prompts", (2, 1 << 30), 2000, "prompts that are taken, by chance (2000)")
     add("--template", choices=[AUTO, *CONVERSATIONS, "own", "none"], default=AUTO,
         help="around a prompt; auto: own, the tokenizer's, or else vicuna")
-    add("--new-tokens", type=int, default=64, metavar="N", help="of a text, at most (64)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="at which the target writes; 0: likeliest tokens")
-    add("--stretch", type=int, default=8, metavar="N", help="tokens of a stretch (8)")
-    add("--steps", type=int, default=200, metavar="N", help="of each drafter's training (200)")
-    add("--batch", type=int, default=16, metavar="N", help="texts in a step (16)")
-    add("--rate", type=float, default=5e-4, metavar="R", help="of learning (0.0005)")
+    number("--new-tokens", (2, 1 << 20), 64, "of a text, at most (64)")
+    number("--temperature", (0, 1e3), 0.0, "at which the target writes; 0: likeliest tokens", "T")
+    number("--stretch", (1, 1 << 20), 8, "tokens of a stretch (8)")
+    number("--steps", (1, 1 << 40), 200, "of each drafter's training (200)")
+    number("--batch", (1, 1 << 20), 16, "texts in a step (16)")
+    number("--rate", (0, 1e3), 5e-4, "of learning (0.0005)", "R")
     add("--distributions", action="store_true", help="learn the target's whole distributions instead of its tokens")
     add("--single", action="store_true", help="also fine-tune the first DRAFT on everything for as many steps as all "
         "drafters together, into OUT/single, for comparison")
-    add("--judged", type=int, default=60, metavar="N", help="of the prompts, those held out for the figures (60)")
+    number("--judged", (1, 1 << 20), 60, "of the prompts, those held out for the figures (60)")
     add("--expansion", action="append", metavar="WIDTHS", help="shape of the trees that the figures are counted for; "
         "may be given several times (1,1,1,1,1,1,1,1 and 1,1,3,1,1,1,1,1)")
-    add("--seed", type=int, default=0, metavar="N", help="of the prompts, the texts and the order (0)")
-    add("--save-every", type=int, default=50, metavar="N", help="steps between two checkpoints (50)")
-    add("--device", default="auto", help="cpu or cuda; auto: cuda if there is one")
-    add("--threads", type=int, metavar="N", help="for arithmetic; default: as torch chooses")
+    number("--seed", (0, (1 << 63) - 1), 0, "of the prompts, the texts and the order (0)")
+    made.machine(every=50)
     return made
 
 
-def check(args: argparse.Namespace) -> None:
+def check(args: Namespace) -> None:
     """Raise ValueError for what could not end well."""
-    check_bounds(args, BOUNDS)
+    parser().check(args)
     for expansion in args.expansion:
         wrong = wrong_widths(expansion)
         if wrong:
@@ -89,5 +72,3 @@ def check(args: argparse.Namespace) -> None:
     read = [folder.resolve() for folder in (args.target, *args.drafts)]
     if args.out.resolve() in read:
         raise ValueError(f"--out {args.out} is a model that is read; choose another folder")
-    check_folder(args.out, "choose another --out")
-    usable(args.device, "--device ")

@@ -6,23 +6,24 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from config.files import fits, whole, write_json
 from config.questions import load, read
 from eval.pair_keys import SETS
 from toy.corpus.dialogues import dialogues
+from train.terms import Terms, check
 from train.writer import Prompts, Text, Writer
 
 AT_ONCE = 64  # texts that are written beside each other
 OWN = "flowspec boost"  # seed of the bundled models' grammar, which the bundled questions were not made with
 FORM = {"terms": dict, "texts": [{"prompt": [int], "ids": [int]}]}
 Chosen = Sequence[Tensor]  # which tokens of each text, [N]
-Terms = Mapping[str, Any]
 
 
 def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
@@ -63,11 +64,13 @@ def _kept(path: Path, terms: Terms) -> list[Text]:
     found = whole(path, "delete it to begin again")
     if not fits(found, FORM):
         raise ValueError(f"{path} holds no texts; delete it to begin again")
-    for name in sorted(terms.keys() | found["terms"].keys()):
-        if found["terms"].get(name) != terms.get(name):
-            raise ValueError(f"{path} is of a training with {name}={found['terms'].get(name)!r} instead of "
-                             f"{terms.get(name)!r}; give the same command as then, or another --out")
+    check(path, found["terms"], terms, "another --out")
     return [Text(entry["prompt"], entry["ids"]) for entry in found["texts"]]
+
+
+def whole_of(texts: Sequence[Text]) -> list[Tensor]:
+    """That all tokens of the texts are left."""
+    return [torch.ones(len(text.ids), dtype=torch.bool) for text in texts]
 
 
 class Batch(NamedTuple):
@@ -80,13 +83,8 @@ class Batch(NamedTuple):
 
 def batch_of(texts: Sequence[Text], learnt: Chosen, device: torch.device) -> Batch:
     """Some texts, of whose tokens those are learnt that `learnt` says, `[N]` for each text; short ones end in zeros."""
-    width = max(len(text.prompt) + len(text.ids) for text in texts)
-    ids_BN = torch.zeros(len(texts), width, dtype=torch.long)
-    there_BN = torch.zeros_like(ids_BN)
-    learnt_BN = torch.zeros_like(ids_BN, dtype=torch.bool)
-    for row, (text, learnt_N) in enumerate(zip(texts, learnt)):
-        begin, end = len(text.prompt), len(text.prompt) + len(text.ids)
-        ids_BN[row, :end] = torch.tensor([*text.prompt, *text.ids])
-        there_BN[row, :end] = 1
-        learnt_BN[row, begin:end] = learnt_N
-    return Batch(*(x.to(device) for x in (ids_BN, there_BN, learnt_BN)))
+    ids = [torch.tensor([*text.prompt, *text.ids]) for text in texts]
+    there = [torch.ones_like(ids_N) for ids_N in ids]
+    wanted = [torch.cat([torch.zeros(len(text.prompt), dtype=torch.bool), learnt_N])
+              for text, learnt_N in zip(texts, learnt)]
+    return Batch(*(pad_sequence(rows, batch_first=True).to(device) for rows in (ids, there, wanted)))
