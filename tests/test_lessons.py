@@ -136,4 +136,4 @@ def test_every_word_that_decides_what_the_lessons_are_is_in_their_fingerprint(ar
     for name, value in {"template": "vicuna", "limit": 9, "held_out": 0.5, "judged": 3, "seed": 5}.items():
         setattr(args, name, value)
         marks.append(fingerprint(args, 512))
-    assert len({tuple(mark.tolist()) for mark in marks}) == 7
+    assert len(set(marks)) == 7

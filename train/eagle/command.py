@@ -20,7 +20,7 @@ from model.text import chosen
 from model.weights.checkpoint import Checkpoint
 from train.command import begin, run
 from train.course import Course, Hyperparameters
-from train.data import Row, draw
+from train.data import Row, batch_at
 from train.eagle import heads
 from train.eagle.judge import DEPTHS, answered, open_decoder
 from train.eagle.lessons import FILE, NEW_TOKENS, Lessons, read_lessons
@@ -133,8 +133,8 @@ def train(args: Namespace) -> None:
     course = Course(plan, head, args.out_dir / CHECKPOINT, terms(args, teacher))
 
     def lesson(step: int) -> dict[str, float]:
-        chosen = draw(len(rows), args.seed, step * args.batch, args.batch)
-        return tasks[part_at(step, parts)].learn([rows[i] for i in chosen], (args.seed, step))
+        task = tasks[part_at(step, parts)]
+        return task.learn(batch_at(step, rows, args.batch, args.seed), (args.seed, step))
 
     course.run(lesson)
     config["unrolled_passes"] = parts[-1].passes

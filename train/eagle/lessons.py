@@ -1,11 +1,11 @@
 """The lessons of a training: a file of conversations as rows to learn from, and questions that are held out.
 
-Tokenizing takes minutes, so a safetensors file keeps them for when the training goes on. Only its user may read it,
+Tokenizing takes minutes, so a file keeps them for when the training goes on. Only its user may read it,
 since it holds conversations. One that is broken, or was made of anything else, is not read.
 """
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import random
 from argparse import Namespace
@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save
-from torch import Tensor
 
 from config.files import ANOTHER, ROOM, make_private, replace
 from config.schema.untrusted import read_bytes
 from model.text import SETTINGS, TOKENIZER_FILES, Text
 from train.data import Row, make_rows, read_conversations
+from train.terms import digest
 
-FILE = "lessons.safetensors"
+FILE = "lessons.pt"
 NEW_TOKENS = 128  # of an answer to a question that is held out
 WORDS = ("template", "limit", "held_out", "judged", "seed")  # of the command, which decide what the lessons are
 
@@ -34,51 +33,41 @@ class Lessons(NamedTuple):
     ends: frozenset[int]
 
 
-def fingerprint(args: Namespace, length: int) -> Tensor:
-    """What differs for other data, another tokenizer or other words, `[32]` in uint8."""
-    files = {name: args.model_dir / name for name in (*TOKENIZER_FILES, *SETTINGS)}
-    hashes = {name: _hash(path) for name, path in files.items() if path.is_file()}
+def fingerprint(args: Namespace, length: int) -> str:
+    """What differs for other data, another tokenizer or other words."""
+    files = [args.model_dir / name for name in (*TOKENIZER_FILES, *SETTINGS)]
+    there = [path for path in files if path.is_file()]
+    hashes = {path.name: digest(read_bytes(path, ANOTHER)) for path in there}
     words = [getattr(args, name) for name in WORDS]
-    content = json.dumps([_hash(args.data), hashes, words, length])
-    digest = hashlib.sha256(content.encode()).digest()
-    return torch.tensor(list(digest), dtype=torch.uint8)
+    content = [digest(read_bytes(args.data, ANOTHER)), hashes, words, length]
+    return digest(json.dumps(content).encode())
 
 
-def _hash(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path, ANOTHER)).hexdigest()
-
-
-def _load(path: Path, mark: Tensor) -> Lessons | None:
+def _load(path: Path, mark: str) -> Lessons | None:
     """The lessons of this fingerprint in a file; None if it has none."""
     try:
-        found = load_file(path)
-        if not torch.equal(found["mark"], mark):
-            return None
-        sizes = found["sizes"].tolist()
+        found = torch.load(path, weights_only=True)
+        sizes = found["sizes"]
         rows = map(Row, found["ids"].split(sizes), found["answers"].split(sizes))
-        prompts = found["prompts"].split(found["prompt_sizes"].tolist())
-        ends = frozenset(found["ends"].tolist())
-        return Lessons(list(rows), [prompt.tolist() for prompt in prompts], ends)
-    except Exception:  # what safetensors raises on a broken file is written nowhere
+        lessons = Lessons(list(rows), found["prompts"], frozenset(found["ends"]))
+        return lessons if found["mark"] == mark else None
+    except Exception:  # what torch raises on a broken file is not written anywhere
         return None
 
 
-def _store(path: Path, mark: Tensor, lessons: Lessons) -> None:
+def _store(path: Path, mark: str, lessons: Lessons) -> None:
     """Write the file, whole or not at all. Raises ValueError if that cannot be."""
-    rows, prompts = lessons.rows, lessons.prompts
-    numbers = {
+    rows, content = lessons.rows, io.BytesIO()
+    torch.save({
+        "mark": mark,
         "sizes": [len(row.ids) for row in rows],
-        "prompt_sizes": [len(prompt) for prompt in prompts],
-        "prompts": [token for prompt in prompts for token in prompt],
-        "ends": sorted(lessons.ends)}
-    tensors = {name: torch.tensor(some, dtype=torch.long)
-               for name, some in numbers.items()}
-    tensors["ids"] = torch.cat([row.ids for row in rows])
-    tensors["answers"] = torch.cat([row.answers for row in rows])
-    tensors["mark"] = mark
+        "ids": torch.cat([row.ids for row in rows]),
+        "answers": torch.cat([row.answers for row in rows]),
+        "prompts": lessons.prompts,
+        "ends": sorted(lessons.ends)}, content)
     try:
         make_private(path)
-        replace(path, save(tensors))
+        replace(path, content.getvalue())
     except OSError as error:
         raise ValueError(f"{path} cannot be written ({error.strerror}): {ROOM}") from error
 
