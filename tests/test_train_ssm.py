@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from tests.checkpoints import same
 from tests.saved import here, save_tokenizer
 from train.course import Course
 from train.data import Row, answer_row
-from train.ssm.boost import learn, loss_of, right, still_left
+from train.ssm.boost import learn, loss_of, ranks_of, still_left
 from train.ssm.command import main
 from train.ssm.texts import prompts_of, texts_of
 from train.writer import Writer, open_model
@@ -121,9 +122,9 @@ def test_the_loss_is_the_mean_over_the_tokens_that_are_left(pair, taught):
 
 def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
     left = [torch.tensor([False] + [True] * 5), torch.tensor([False, False, True, True, False, False])]
-    is_right = [torch.tensor([True, True, True, False, True]), torch.tensor([False, True, False, True])]
+    ranked = [np.array([0, 0, 0, 1, 0]), np.array([2, 0, 1, 0])]
     rows = [Row(torch.arange(6), left_N) for left_N in left]
-    assert [found.answers.int().tolist() for found in still_left(rows, is_right, 2)] == [
+    assert [found.answers.int().tolist() for found in still_left(rows, ranked, 2)] == [
         [0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0]]
 
 
@@ -131,12 +132,12 @@ def test_what_is_right_is_what_a_drafter_would_write_there(pair):
     texts = texts_to(pair[0])
     rows = [answer_row(text.prompt, text.ids) for text in texts]
     drafter = open_pair(str(pair[1]), Measured(dtype="float32", threads=1))
-    for text, right_N in zip(texts, right(open_model(pair[1], CPU), rows), strict=True):
+    for text, rank_N in zip(texts, ranks_of(open_model(pair[1], CPU), rows), strict=True):
         read = [*text.prompt, *text.ids[:-1]]
         logits = drafter.whole.logits(read, drafter.whole.cache(len(read)), len(text.ids))
-        assert right_N.tolist() == (ranks(logits, text.ids) == 0).tolist()
-    whole = [found.all() for found in right(open_model(pair[0], CPU), rows)]
-    assert all(whole), "the target foresees itself"
+        assert rank_N.tolist() == ranks(logits, text.ids).tolist()
+    for rank_N in ranks_of(open_model(pair[0], CPU), rows):
+        assert not rank_N.any(), "the target foresees itself"
 
 
 def test_only_what_is_left_is_learnt(pair):

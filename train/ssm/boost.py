@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from eval.tokens_per_pass import Array, ranks
 from train.data import Row
 
 AT_ONCE = 64  # texts that are read beside each other where nothing is learnt
@@ -57,25 +59,26 @@ def learn(model: PreTrainedModel, rows: Sequence[Row], teacher: PreTrainedModel 
 
 
 @torch.no_grad()
-def right(model: PreTrainedModel, rows: Sequence[Row]) -> Iterator[Tensor]:
-    """For each row which tokens of its answer are those that the drafter finds likeliest there."""
+def ranks_of(model: PreTrainedModel, rows: Sequence[Row]) -> Iterator[Array]:
+    """For each row how many tokens the drafter finds likelier than each of its answer."""
     begins = range(0, len(rows), AT_ONCE)
     for begin in tqdm(begins, desc="which are foreseen", unit="batch", leave=False):
         some = rows[begin:begin + AT_ONCE]
-        same_T = logits_of(model, some).argmax(-1).cpu() == words_of(some)
-        yield from same_T.split([int(row.answers.sum()) for row in some])
+        rank_T = ranks(logits_of(model, some), words_of(some).tolist())
+        ends = np.cumsum([int(row.answers.sum()) for row in some])
+        yield from np.split(rank_T, ends[:-1])
 
 
-def still_left(rows: Sequence[Row], right: Iterable[Tensor], stretch: int) -> list[Row]:
+def still_left(rows: Sequence[Row], ranked: Iterable[Array], stretch: int) -> list[Row]:
     """What is left of rows when the stretches are taken out that the drafter has right to their end.
 
-    `right` is about the whole text at the end of each row, of which some may have been taken out before.
+    `ranked` is about the whole text at the end of each row, of which some may have been taken out before.
     """
     found = []
-    for row, right_T in zip(rows, right):
-        parts = right_T.split(stretch)
+    for row, rank_T in zip(rows, ranked):
+        parts = torch.from_numpy(rank_T == 0).split(stretch)
         foreseen = [part.all().expand(len(part)) for part in parts]
         answers = row.answers.clone()
-        answers[-len(right_T):] &= ~torch.cat(foreseen)
+        answers[-len(rank_T):] &= ~torch.cat(foreseen)
         found.append(Row(row.ids, answers))
     return found
