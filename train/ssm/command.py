@@ -28,7 +28,7 @@ from train.course import Course, Hyperparameters
 from train.data import Row, answer_row, batch_at
 from train.ssm.boost import learn, ranks_of, still_left
 from train.ssm.options import check, parser
-from train.ssm.texts import AT_ONCE, prompts_of, texts_of
+from train.ssm.texts import prompts_of, texts_of
 from train.terms import digest, mark, settings
 from train.writer import Prompts, Writer, open_model
 
@@ -140,11 +140,8 @@ def train(args: Namespace) -> None:
 def judged(training: Training, names: Sequence[str]) -> Figures:
     """The tokens per pass by the first drafter as it was, by each of those that were made, and by trees of several."""
     args, held = training.args, training.held
-    begins = range(0, len(held), AT_ONCE)
-    rows: list[Row] = []
-    for begin in tqdm(begins, desc="held out", unit="batch", leave=False):
-        texts = training.writer.write(held[begin:begin + AT_ONCE], begin)
-        rows += [answer_row(*text) for text in texts]
+    texts = tqdm(training.writer.write(held), total=len(held), desc="held out", unit="text", leave=False)
+    rows = [answer_row(*text) for text in texts]
 
     def ranked(folder: Path) -> Ranks:
         return list(ranks_of(open_model(folder, training.device), rows))

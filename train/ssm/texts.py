@@ -14,9 +14,8 @@ from config.questions import load, read
 from eval.pair_keys import SETS
 from toy.corpus.dialogues import dialogues
 from train.terms import Terms, check
-from train.writer import Prompts, Text, Writer
+from train.writer import AT_ONCE, Prompts, Text, Writer
 
-AT_ONCE = 64  # texts that are written beside each other
 OWN = "flowspec boost"  # seed of the bundled models' grammar, which the bundled questions were not made with
 FORM = {"terms": dict, "texts": [{"prompt": [int], "ids": [int]}]}
 
