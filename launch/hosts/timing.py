@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
@@ -119,20 +119,9 @@ def answered(asked: Any) -> dict[str, Any]:
     return {"passes": list(passes(stage, inputs, sizes.layers / asked["layers"], asked["context"]))}
 
 
-@contextmanager
-def _heartbeat() -> Iterator[None]:
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(BEAT):
-            print(flush=True)
-
-    beating = guarded("heartbeat", beat, lambda thread, error: None)
-    try:
-        yield
-    finally:
-        over.set()
-        beating.join()
+def _beat(over: threading.Event) -> None:
+    while not over.wait(BEAT):
+        print(flush=True)
 
 
 def main() -> int:
@@ -141,8 +130,13 @@ def main() -> int:
 
 def _answer(argv: Sequence[str]) -> int:
     asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
-    with _heartbeat():
+    over = threading.Event()
+    beating = guarded("heartbeat", partial(_beat, over), lambda thread, error: None)
+    try:
         answer = answered(asked)
+    finally:
+        over.set()
+        beating.join()
     print(json.dumps(answer), flush=True)
     for _ in sys.stdin:
         print(flush=True)
