@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
+from torch import Tensor
 
 from config.files import fits
 from config.schema.untrusted import parse_json
@@ -45,7 +46,7 @@ class Passed(NamedTuple):
     took: float
 
 
-def passes(stage: Stage, inputs: torch.Tensor | None, scale: float, room: int) -> Iterator[Passed]:
+def passes(stage: Stage, inputs: Tensor | None, scale: float, room: int) -> Iterator[Passed]:
     """Passes of a stage behind short and long texts, as far as `room` tokens hold them.
 
     `inputs` is a row `[1, D]` that the stage gets; None for the first stage, which gets tokens. The model takes `scale`
@@ -67,7 +68,7 @@ def passes(stage: Stage, inputs: torch.Tensor | None, scale: float, room: int) -
         stage.apply(Reset(request))
 
 
-def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch.Tensor | None) -> None:
+def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: Tensor | None) -> None:
     """A segment of text, or of guesses that all stand on its last token; returns once the device is done."""
     ids = list(nodes)
     is_text = ids[0] == 0
@@ -84,7 +85,7 @@ def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch
 
 # --- a board ----------------------------------------------------------------------------------------------------------
 
-def random_stage(sizes: LlamaConfig, layers: int, like: torch.Tensor, quant: str, context: int) -> Stage:
+def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, context: int) -> Stage:
     """So many layers of a model with random weights, none of which embeds or norms."""
     inner = replace(sizes, layers=layers + 2, vocab=1)
     body = Slice(inner, 1, 1 + layers)
@@ -95,7 +96,7 @@ def random_stage(sizes: LlamaConfig, layers: int, like: torch.Tensor, quant: str
     return Stage(body, lambda: inner.cache(layers, context + SPARE, like), OFF, [])
 
 
-def _random(parameter: torch.Tensor) -> torch.Tensor:
+def _random(parameter: Tensor) -> Tensor:
     shape = parameter.shape
     if parameter.dim() == 1:
         return torch.ones(shape)
