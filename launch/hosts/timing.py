@@ -89,18 +89,17 @@ def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, cont
     """So many layers of a model with random weights, none of which embeds or norms."""
     inner = replace(sizes, layers=layers + 2, vocab=1)
     body = Slice(inner, 1, 1 + layers)
-    weights = {name: _random(parameter) for name, parameter in body.named_parameters()}
     probe(quant, like.dtype, like.device)
-    fill(body, weights, like.dtype, like.device)
+    fill(body, random_weights(body), like.dtype, like.device)
     compress(body, quant, like.dtype)
     return Stage(body, lambda: inner.cache(layers, context + SPARE, like), OFF, [])
 
 
-def _random(parameter: Tensor) -> Tensor:
-    shape = parameter.shape
-    if parameter.dim() == 1:
-        return torch.ones(shape)
-    return torch.randn(shape) / shape[-1] ** 0.5
+def random_weights(body: Slice) -> dict[str, Tensor]:
+    """Weights for layers: norms of ones, and matrices that keep a row's length about as it is."""
+    shapes = {name: parameter.shape for name, parameter in body.named_parameters()}
+    return {name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape) / shape[-1] ** 0.5
+            for name, shape in shapes.items()}
 
 
 def answered(asked: Any) -> dict[str, Any]:
