@@ -25,8 +25,7 @@ import torch
 
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
 from config.cli import parse
-from config.command import CommandKeys
-from config.drafts import headless
+from config.command import CommandKeys, headless
 from config.files import fits, open_lock, whole, write_json
 from config.keys import HELP, opened, preset_of, typed
 from config.methods import METHODS
