@@ -21,8 +21,7 @@ from config.run_config import RunConfig
 from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.model_keys import PredictConfig, words
-from eval.dsi.records import Book, Drafter, book_of, sampler_of
+from eval.dsi.records import Book, Drafter, PredictConfig, book_of, sampler_of, words
 from eval.metrics import NAN
 from eval.recorded import Recorded
 from eval.tables import in_columns, number
