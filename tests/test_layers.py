@@ -25,13 +25,13 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
-    "config": 2552,
+    "config": 2544,
     "model": 4284,
     "pipeline": 3634,
     "tp": 888,
     "sim": 1002,
-    "launch": 5513,
-    "eval": 4807,
+    "launch": 5483,
+    "eval": 4801,
     "serve": 1857,
     "eval/dsi": 3071,
     "eval/load": 785,

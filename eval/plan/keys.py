@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
-from config.drafts import headless, needs_head, no_head
+from config.command import headless, needs_head, no_head
 from config.keys import over
 from config.methods import METHODS
 from config.ranges import NUMBER, Range, listed, outside, unknown
