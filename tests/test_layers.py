@@ -27,7 +27,7 @@ TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
     "config": 2552,
     "model": 4286,
-    "pipeline": 3634,
+    "pipeline": 3629,
     "tp": 888,
     "sim": 1002,
     "launch": 5513,
