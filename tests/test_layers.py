@@ -26,7 +26,7 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
     "config": 2544,
-    "model": 4284,
+    "model": 4274,
     "pipeline": 3634,
     "tp": 888,
     "sim": 1002,
