@@ -7,8 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, Sequence, TypeVar, overload
 
-from config.command import CommandKeys
-from config.drafts import headless, needs_head, no_head
+from config.command import CommandKeys, headless, needs_head, no_head
 from config.files import absolute
 from config.keys import HELP, Option, given, key_lines, nearest, opened, options
 from config.methods import METHODS

@@ -65,7 +65,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "planner": "eval.plan.bench:planner",
     "planner_map": "eval.plan.map:planner_map",
     "planner_emulated": "eval.plan.bench:planner_emulated",
-    "thrift": "eval.plan.thrift:thrift",
+    "thrift": "eval.plan.bench:thrift",
 }
 
 

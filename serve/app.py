@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any, AsyncIterator, Callable
+from typing import Any, AsyncIterator, Callable, Mapping
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware import Middleware
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -31,7 +32,11 @@ SLOW = 60.0  # seconds for a body
 
 
 class Service:
-    """What answers at the addresses of a server of one model."""
+    """What answers at the addresses of a server of one model: its methods, by path, and errors by their kind."""
+
+    GETS: Mapping[str, str] = {}
+    POSTS: Mapping[str, str] = {}
+    ERRORS: Mapping[Any, Callable[[Request, Any], Any]] = {}
 
     def __init__(self, engine: Engine, config: ServeConfig, model: str) -> None:
         self.engine, self.config, self.model = engine, config, model
@@ -39,7 +44,18 @@ class Service:
     @property
     def app(self) -> FastAPI:
         """The application, for uvicorn."""
-        raise NotImplementedError
+        config = self.config
+        cors = Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
+                          allow_headers=["*"], expose_headers=["Retry-After"])
+        guard = Middleware(Guard, key=config.api_key, origins=config.origins, host=config.host)
+        around = [Middleware(Framing), *([cors] if config.origins else []), guard]
+        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None, middleware=around,
+                      exception_handlers=dict(self.ERRORS))
+        for path, name in self.GETS.items():
+            app.add_api_route(path, getattr(self, name), methods=["GET", "HEAD"])
+        for path, name in self.POSTS.items():
+            app.add_api_route(path, getattr(self, name), methods=["POST"])
+        return app
 
     def begun(self, url: str) -> None:
         """It listens at this address."""
@@ -80,29 +96,28 @@ class Service:
             raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
 
 
+async def _refuse(request: Request, error: Refused) -> Response:
+    return refusal(error)
+
+
+async def _not_served(request: Request, error: NotServed) -> Response:
+    answer = refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}", code="not_served",
+                           status=error.status_code))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return refusal(Refused("the server has failed; its output says where", code="failed", status=500))
+
+
 class Server(Service):
     """OpenAI's protocol, and a page to chat."""
 
-    @property
-    def app(self) -> FastAPI:
-        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None)
-        gets: dict[str, Callable[..., Any]] = {
-            "/": self.page, "/health": self.health, "/metrics": self.metrics, "/v1/models": self.models,
-            "/v1/models/{name:path}": self.one_model}
-        posts = {"/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/tokenize": self.tokenize}
-        for path, answer in gets.items():
-            app.add_api_route(path, answer, methods=["GET", "HEAD"])
-        for path, answer in posts.items():
-            app.add_api_route(path, answer, methods=["POST"])
-        app.add_exception_handler(Refused, _refuse)
-        app.add_exception_handler(NotServed, _not_served)
-        app.add_exception_handler(Exception, _failed)
-        app.add_middleware(Guard, key=self.config.api_key, origins=self.config.origins, host=self.config.host)
-        if self.config.origins:
-            app.add_middleware(CORSMiddleware, allow_origins=list(self.config.origins), allow_methods=["GET", "POST"],
-                               allow_headers=["*"], expose_headers=["Retry-After"])
-        app.add_middleware(Framing)
-        return app
+    GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
+            "/v1/models/{name:path}": "one_model"}
+    POSTS = {"/v1/chat/completions": "chat", "/v1/completions": "complete", "/tokenize": "tokenize"}
+    ERRORS = {Refused: _refuse, NotServed: _not_served, Exception: _failed}
 
     def begun(self, url: str) -> None:
         print(f"flowspec: {url}/v1", flush=True)
@@ -210,20 +225,3 @@ async def _left(request: Request) -> None:
 def as_json(facts: dict[str, Any], status: int = 200) -> Response:
     """An object as the body of an answer; in ASCII, as `refusal`."""
     return Response(json.dumps(facts), status, media_type="application/json")
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return refusal(error)
-
-
-async def _not_served(request: Request, error: Exception) -> Response:
-    assert isinstance(error, NotServed)
-    answer = refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}", code="not_served",
-                           status=error.status_code))
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(Refused("the server has failed; its output says where", code="failed", status=500))

@@ -20,8 +20,8 @@ from eval.keys import EvalConfig
 from eval.keys import words as evaluation
 from eval.plan import plan as planning
 from eval.plan.candidates import Candidate
-from eval.plan.check import Checked, check
 from eval.plan.keys import PlanConfig
+from eval.plan.measure import Checked, check
 from launch import auto
 from launch.pipeline import Pipeline
 from launch.run import run

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.command import ComparedDrafts
-from config.drafts import FOLDERS, parts, starting
+from config.command import FOLDERS, ComparedDrafts, parts, starting
 from config.files import check_output
 from config.keys import over, typed
 from config.questions import load
