@@ -34,10 +34,11 @@ MARKERS = "osD^vP*Xd<"
 LONG, DENSE = (0, (5, 1)), (0, (1, 1))  # offset, and lengths of strokes and gaps
 MIXED = (0, (3, 1, 1, 1))
 DASHES = ("-", "--", ":", "-.", LONG, DENSE, MIXED, "--", ":", "-.")
-FILLS = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
-         "idle": ("0.9", ""), "other": ("#fde8b0", "....")}  # tone and hatch
-SPENT = {"drafting": ("#e8603c", ""), "verdict": ("#5b6fb5", "...."), "waiting": ("white", "////"),
-         "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
+Fills = Mapping[str, Tuple[str, str]]  # tone and hatch
+FILLS: Fills = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
+                "idle": ("0.9", ""), "other": ("#fde8b0", "....")}
+SPENT: Fills = {"drafting": ("#e8603c", ""), "verdict": ("#5b6fb5", "...."), "waiting": ("white", "////"),
+                "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
 EDGE = {"edgecolor": "black", "linewidth": 0.8}  # of bars
 ABREAST = 8  # contenders in a row of a plot
 LINE_SIZE = (6.4, 3.8)  # inches
@@ -59,6 +60,9 @@ class Series(NamedTuple):
         """Distances from the values to their bounds, `[2, places]`; 0 where there are no bounds."""
         value, low, high = np.array(self.values).T
         return np.maximum(np.nan_to_num([value - low, high - value]), 0)
+
+
+Lines = Sequence[Series]
 
 
 class Grid(NamedTuple):
@@ -87,15 +91,16 @@ def _looks(names: Sequence[str]) -> dict[str, Look]:
     for name in names:
         method = name.partition(", ")[0]
         number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
-        i, j = number % len(HATCHES), (number + 3 * drafts[method]) % len(HATCHES)
+        i = number % len(HATCHES)
+        j = (i + 3 * drafts[method]) % len(HATCHES)
         looks[name] = Look(i, TONES[i], HATCHES[j], MARKERS[i], DASHES[j])
         drafts[method] += 1
     return looks
 
 
 @contextmanager
-def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] = (1, 1), **options: Any
-          ) -> Iterator[Any]:
+def drawn(path: str | Path, size: tuple[float, float],
+          places: tuple[int, int] = (1, 1), **options: Any) -> Iterator[Any]:
     """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(*places, figsize=size, **options)
@@ -108,7 +113,7 @@ def drawn(path: str | Path, size: tuple[float, float], places: tuple[int, int] =
 
 # --- kinds of plots ---------------------------------------------------------------------------------------------------
 
-def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str, labels: Labels) -> None:
+def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: Labels) -> None:
     """Draw groups of bars with whiskers; those of the last group are labelled, all of them if there are few."""
     count = len(series) * len(places)
     width, few = 0.82 / len(series), count <= 16
@@ -117,7 +122,8 @@ def bars(path: Path, series: Sequence[Series], places: Sequence[str], title: str
         for i, one in enumerate(series):
             x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
             look = looks[one.name]
-            axes.bar(x, one.heights, width, label=one.name, color=look.tone, hatch=look.hatch, **EDGE,
+            axes.bar(x, one.heights, width, **EDGE,
+                     label=one.name, color=look.tone, hatch=look.hatch,
                      error_kw={"elinewidth": 0.8}, yerr=one.whiskers, ecolor="black", capsize=2)
             for place, value in zip(x, one.values):
                 if few or place > len(places) - 1.5:
@@ -150,7 +156,7 @@ def _head(axes: Any, title: str) -> None:
                 handlelength=2.2, columnspacing=1.2)
 
 
-def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: str, labels: Labels) -> None:
+def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels: Labels) -> None:
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
     looks = _looks([one.name for one in series])
     with drawn(path, LINE_SIZE) as axes:
@@ -169,7 +175,7 @@ def lines(path: Path, series: Sequence[Series], places: Sequence[float], title: 
         _head(axes, title)
 
 
-def heat(path: Path, series: Sequence[Series], places: Grid, title: str) -> None:
+def heat(path: Path, series: Lines, places: Grid, title: str) -> None:
     """Draw a grid of cells for each series, brighter where the value is larger, which each cell says as well."""
     down, across = len(places.rows), len(places.columns)
     size = max(6.0, (0.62 * across + 1.2) * len(series)), 0.5 * down + 1.4
@@ -193,11 +199,12 @@ def heat(path: Path, series: Sequence[Series], places: Grid, title: str) -> None
         axes.figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
 
 
-def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]], fills: Mapping[str, tuple[str, str]]) -> np.ndarray:
+def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]], fills: Fills,
+           scale: float = 1.0) -> np.ndarray:
     """Draw a bar for each name, stacked of its parts; where the bars end."""
     left = np.zeros(len(parts))
     for part, (tone, hatch) in fills.items():
-        widths = [own[part] for own in parts.values()]
+        widths = [scale * own[part] for own in parts.values()]
         axes.barh(list(parts), widths, left=left, color=tone, hatch=hatch, label=part, **EDGE)
         left += widths
     return left
@@ -271,7 +278,8 @@ def _stages(view: View, path: Path, where: str) -> bool:
     with drawn(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
         first, places = grid[0][0], grid.flatten()
         for axes, (label, ranks) in zip(places, view.ranks.items()):
-            _stack(axes, {str(rank): used._asdict() for rank, used in ranks.items()}, FILLS)
+            spent = {str(rank): used._asdict() for rank, used in ranks.items()}
+            _stack(axes, spent, FILLS)
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
             axes.set_xlabel("% of its time")
@@ -292,8 +300,8 @@ def _account(view: View, path: Path, where: str) -> bool:
     if not seen:
         return False
     with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
-        spent = {label: {share: 1e3 * getattr(own, share) for share in SPENT} for label, own in seen.items()}
-        for place, total in enumerate(_stack(axes, spent, SPENT).tolist()):
+        spent = {label: own._asdict() for label, own in seen.items()}
+        for place, total in enumerate(_stack(axes, spent, SPENT, 1e3).tolist()):
             axes.annotate(f"{total:.0f}", (total, place),
                           (3, 0), textcoords="offset points", fontsize=8, va="center")
         axes.invert_yaxis()

@@ -44,9 +44,12 @@ class _Log:
 
     def _send(self, place: int, facts: Mapping[str, Any]) -> None:
         self.sent.update(dict.fromkeys(facts["nodes"], place))
-        rows = list(zip(facts["nodes"], facts["tokens"], facts["parents"]))
-        self._child.update(((parent, token), node) for node, token, parent in rows if node != parent)
-        self._text_below.update((parent, node) for node, _, parent in rows[:facts["text"]] if node != parent)
+        rows = zip(facts["nodes"], facts["tokens"], facts["parents"])
+        for i, (node, token, parent) in enumerate(rows):
+            if node != parent:  # the root is its own parent
+                self._child[parent, token] = node
+                if i < facts["text"]:
+                    self._text_below[parent] = node
 
     def text(self) -> Iterator[int]:
         """The text that was sent.
@@ -56,7 +59,8 @@ class _Log:
         node = next(iter(self.sent), None)
         while node is not None:
             yield node
-            node = self._child.get((node, self.said.get(node)), self._text_below.get(node))
+            guessed = self._child.get((node, self.said.get(node)))
+            node = self._text_below.get(node) if guessed is None else guessed
 
 
 def replay(spans: Sequence[Span], begin: float, end: float) -> Flight:

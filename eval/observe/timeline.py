@@ -18,6 +18,7 @@ FATE = dict.fromkeys(("score", "segment", "saidAt", "said", "settled", "died", "
 # What a segment's stay on a rank has beside the rows that came; their difference was pruned there. All of them may have
 # died before they were computed.
 STAY: Span = {"from": None, "to": None, "computed": 0, "left": None, "passed": None}
+EVENT = ("at", "kind", "what", "many", "rank")
 OF_SEGMENT = ("send", "forward", "back", "verify")  # events that a segment has; the others have a node or a request
 SHOWN = ("wait", "grow", "verify", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
 SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its own grows
@@ -52,8 +53,9 @@ class Story:
     def _ms(self, seconds: float) -> float:
         return round((seconds - self.start) * 1e3, 4)
 
-    def _note(self, at: float, kind: str, what: int, many: int, rank: int) -> None:
-        self.events.append({"at": at, "kind": kind, "rank": rank, "what": what, "many": many})
+    def _note(self, *facts: Any) -> None:
+        """An event, by the names in EVENT."""
+        self.events.append(dict(zip(EVENT, facts)))
 
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 
@@ -87,7 +89,8 @@ class Story:
                               "nodes": nodes, "text": text, "sent": at,
                               "stops": [], "back": None, "verified": None})
         self._away.append(number)
-        self._number.update(dict.fromkeys([*nodes, *span.get("ids", ())], number))
+        ids = [*nodes, *span.get("ids", ())]
+        self._number.update(dict.fromkeys(ids, number))
         self._note(at, "send", number, len(nodes), self.root)
 
     def _grow(self, span: Span) -> None:
@@ -113,7 +116,8 @@ class Story:
         if number is not None:
             begin = self._ms(span["t0"])
             self.segments[number].update(verified=[begin, at], back=begin)
-            self._note(at, "verify", number, len(span.get("said", ())), self.root)
+            said = span.get("said", ())
+            self._note(at, "verify", number, len(said), self.root)
 
     def _of(self, span: Span) -> int | None:
         """The segment that a span is about, if one of its rows is left to show it."""
@@ -186,14 +190,18 @@ class Story:
     def _stay(self, number: int, came: Span,
               forward: Span | None, left: Span | None) -> None:
         """A segment on a stage; `forward` is None if all of its rows had died before."""
-        stop = {**STAY, "rank": came["rank"], "came": self._ms(came["t1"]), "rows": len(came["nodes"])}
+        stop = {**STAY, "rank": came["rank"], "rows": len(came["nodes"])}
+        stop["came"] = self._ms(came["t1"])
         if forward:
-            stop["from"], stop["to"] = self._ms(forward["t0"]), self._ms(forward["t1"])
-            stop["computed"] = len(forward["nodes"])
+            stop.update(self._bounds(forward), computed=len(forward["nodes"]))
             self._note(stop["from"], "forward", number, stop["computed"], came["rank"])
         if left:
-            stop["left"], stop["passed"] = self._ms(left["t0"]), len(left["nodes"])
+            stop["left"] = self._ms(left["t0"])
+            stop["passed"] = len(left["nodes"])
         self.segments[number]["stops"].append(stop)
+
+    def _bounds(self, span: Span) -> Span:
+        return {"from": self._ms(span["t0"]), "to": self._ms(span["t1"])}
 
     # --- for the page -------------------------------------------------------------------------------------------------
 
@@ -213,22 +221,26 @@ class Story:
         sent = [number for number, segment in enumerate(self.segments) if segment["request"] in requests]
         segments = {number: place for place, number in enumerate(sent)}
         places = {**dict.fromkeys(OF_SEGMENT, segments), "end": requests}
-        events = [event for event in self.events if begin <= event["at"] <= end]
+        def placed(entry: Span) -> Span:
+            """A segment or a node, with the places of its request and segment."""
+            here = {**entry, "request": requests[entry["request"]]}
+            return {**here, "segment": segments.get(entry["segment"])} if "segment" in entry else here
+
+        def shown(event: Span) -> Span:
+            what = event["what"]
+            return {**event, "what": places.get(event["kind"], {}).get(what, what)}
+
         return {
             "ranks": self.ranks,
             "left_out": len(asked) - len(numbers),
             "requests": [{key: request[key] for key in ("from", "to", "answer")} for request in chosen],
-            "segments": [{**self.segments[number], "request": requests[self.segments[number]["request"]]}
-                         for number in sent],
-            "nodes": [{**node, "request": requests[node["request"]], "segment": segments.get(node["segment"])}
-                      for node in self.nodes.values() if node["request"] in requests],
-            "events": [{**event, "what": places.get(event["kind"], {}).get(event["what"], event["what"])}
-                       for event in events],
+            "segments": [placed(self.segments[number]) for number in sent],
+            "nodes": [placed(node) for node in self.nodes.values() if node["request"] in requests],
+            "events": [shown(event) for event in self.events if begin <= event["at"] <= end],
             "spans": [bar for bar in self._bars() if begin <= bar["to"] and bar["from"] <= end]}
 
     def _bars(self) -> Iterator[Span]:
         """The spans that the page draws."""
         for span in self.spans:
             if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES):
-                yield {"rank": span["rank"], "name": span["name"], "from": self._ms(span["t0"]),
-                       "to": self._ms(span["t1"]), "tip": span.get("tip")}
+                yield {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **self._bounds(span)}
