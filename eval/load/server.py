@@ -127,7 +127,8 @@ def server(argv: list[str]) -> int:
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
-        bar = tqdm([*enumerate(said)], unit="question", desc="each alone", file=sys.stderr)
+        asked = [*enumerate(said)]
+        bar = tqdm(asked, unit="question", desc="each alone", file=sys.stderr)
         alone = [asker.ask(*question) for question in bar]
         if failed := next((heard.error for heard in alone if heard.error), ""):
             raise ValueError(f"the server has not answered a question that was asked alone: {failed}")
@@ -237,8 +238,9 @@ class Measured:
         speed = sum(heard.tokens for heard in fine) / self.seconds * scale
         counts = self.clients, len(self.heard), self.errors, self.unequal(texts)
         cells = [*map(str, counts), f"{speed:.1f}"]
-        for seconds in ([heard.first for heard in fine], [heard.seconds for heard in fine]) if fine else ():
-            cells += [f"{value / scale:.2f}" for value in (median(seconds), quantile(seconds, TAIL))]
+        times = [(heard.first / scale, heard.seconds / scale) for heard in fine]
+        for seconds in zip(*times):
+            cells += [f"{value:.2f}" for value in (median(seconds), quantile(seconds, TAIL))]
         return [*cells, *self._held]
 
     @property
