@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Iterator, Mapping, Sequence
 
+from config.keys import preset_of, typed
 from config.methods import METHODS
-from config.profiles import is_file, read
+from config.profiles import is_file
 from config.run_config import DRAWN, RunConfig
-from config.typed import preset_of, typed
 
 AUTO = "auto"
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
@@ -21,6 +21,7 @@ APART = frozenset({
     "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "temperature", "top_p", "top_k", "seed",
     "verify", "max_new_tokens", "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait",
     "master", "hosts", "time", "trace", "output", "debug", "answers"})
+KEPT = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
 RECORD = {"question_end": "1", "max_new_tokens": "32"}  # of each data set, and tokens of an answer
 CHECK = 3  # of the best candidates, those that answer on this machine
 
@@ -53,12 +54,10 @@ def problems(argv: Sequence[str]) -> Iterator[str]:
 
 def relevant(argv: Sequence[str], config: RunConfig) -> dict[str, Any]:
     """All keys that a choice depends on, with the values that a run has for them."""
-    kept = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
     given = typed(argv)
     own = {key: given.get(key, "") for key in ("draft", "draft_dir", "ssm")}
-    cluster = vars(read(config.profile)) if is_file(config.profile) else {}
-    values = {key: getattr(config, key) for key in kept}
-    return {**values, **own, "stages": config.stages, "cluster": cluster}
+    values = {key: getattr(config, key) for key in KEPT}
+    return {**values, **own, "stages": config.stages, "cluster": str(config.cluster)}
 
 
 def question(argv: Sequence[str], config: RunConfig, boards: int, drafts: str) -> list[str]:
@@ -67,9 +66,8 @@ def question(argv: Sequence[str], config: RunConfig, boards: int, drafts: str) -
     `boards` is how many stages the run has if nothing is chosen, `drafts` the drafts that there are; empty: all that
     the plan finds.
     """
-    known = {key.name for key in fields(RunConfig)} - APART - set(CHOSEN)
     given = typed(argv)
-    said = {key: value for key, value in given.items() if key in known}
+    said = {key: value for key, value in given.items() if key in KEPT}
     is_fixed = "stages" in given or bool(config.model_dir)
     said.update(RECORD, splits="given" if is_fixed else "first")
     if "stages" in given:

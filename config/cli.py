@@ -7,16 +7,14 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping, Sequence, TypeVar, overload
 
-from config.command import CommandKeys
-from config.drafts import headless, needs_head, no_head
+from config.command import CommandKeys, headless, needs_head, no_head
 from config.files import absolute
-from config.keys import HELP, Option, given, key_lines, nearest, options
+from config.keys import HELP, Option, given, key_lines, nearest, opened, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
 from config.ranges import listed
 from config.run_config import RunConfig
-from config.typed import opened
 
 Keys = TypeVar("Keys", bound=CommandKeys)
 Names = Sequence[str]

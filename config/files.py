@@ -112,7 +112,8 @@ def check_output(path: Name, remedy: str) -> None:
 
 
 def open_lock(path: Name) -> BinaryIO:
-    """A file to be locked, made if it is not there. A link is not followed, and a pipe is not waited for: OSError."""
+    """A file to be locked, made with its folder. A link is not followed, and a pipe is not waited for: OSError."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     lock = open(os.open(path, how, 0o666), "rb")
     if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
@@ -124,7 +125,6 @@ def open_lock(path: Name) -> BinaryIO:
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
     """Let only one process at a time write into a folder, which is made; the others wait, and then find it done."""
-    folder.mkdir(parents=True, exist_ok=True)
     with open_lock(folder / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""The keys of a command: `key=value ...` becomes a checked dataclass, whose comments are the help of the keys.
+"""The words of a command, `[PRESET] key=value ...`: layers of them, and the checked dataclass that they become.
 
 It knows the keys only from the dataclass: a field `name: TYPE = DEFAULT  # MEANING` with TYPE int, float, bool or str,
 in groups that begin with a comment of their own. What a person got wrong is a ValueError whose sentence names the fix.
@@ -6,13 +6,14 @@ in groups that begin with a comment of their own. What a person got wrong is a V
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
-from config.files import HALF, absolute
+from config import files
 from config.ranges import number, whole
 
 Kind = TypeVar("Kind")
@@ -22,8 +23,51 @@ TITLE = re.compile(r"    # (.+)")  # a line of the dataclass that begins a group
 ENTRY = re.compile(r"    (\w+): \w+ = .+?  # (.+)")  # and one that is a key
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 HELP = ("-h", "--help", "help")
+ENDING = ".json"  # of a file that stands in place of a preset
 ASKS = ("", *HELP)  # the first word of a command that has commands, when its help is what is wanted
 
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+def opened(argv: Sequence[str]) -> list[str]:
+    """The words of a command that begins with a file of keys, as a plan writes it, with those of the file in its place.
+
+    The file says {"preset": NAME, "keys": {KEY: VALUE}}; what was typed comes before it. Raises ValueError if it does
+    not.
+    """
+    if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
+        return list(argv)
+    found = files.whole(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
+    texts = {"preset": str, "keys": lambda keys: isinstance(keys, dict) and files.fits(list(keys.values()), [str])}
+    if not files.fits(found, texts):
+        raise ValueError(f"{argv[0]} is no preset: name a file that a plan has written with preset=FILE")
+    return over([found["preset"], *argv[1:]], found["keys"])
+
+
+def preset_of(argv: Sequence[str]) -> str:
+    """The preset that a command begins with; empty if it names none."""
+    named = bool(argv) and "=" not in argv[0] and not argv[0].startswith("-")
+    return argv[0] if named else ""
+
+
+def typed(argv: Sequence[str]) -> dict[str, str]:
+    """What stands behind each key of a command; nothing, if a word has no `=`."""
+    pairs = (word.partition("=") for word in argv)
+    return {key: value for key, _, value in pairs}
+
+
+def over(argv: Sequence[str], defaults: Mapping[str, str], preset: str = "") -> list[str]:
+    """The words of a command, and those that its defaults add: a preset where none is named, keys that are not given.
+
+    Every word that was typed stays, so that a wrong one is reported in the end as it was typed.
+    """
+    given = typed(argv)
+    added = [f"{key}={value}" for key, value in defaults.items() if key not in given]
+    first = [] if preset_of(argv) or not preset else [preset]
+    return [*first, *argv, *added]
+
+
+# --- a dataclass ------------------------------------------------------------------------------------------------------
 
 class Option(NamedTuple):
     """One key as the help shows it; `kind` is int, float, bool or str."""
@@ -96,7 +140,7 @@ def given(words: Sequence[str], keys: Mapping[str, Option],
         if key in found:
             raise ValueError(f"{key} is given twice: leave one of them out")
         value = _read(keys[key], text)
-        found[key] = absolute(value) if key in paths and value else value
+        found[key] = files.absolute(value) if key in paths and value else value
     return found
 
 
@@ -123,7 +167,7 @@ def _pair(word: str, keys: Mapping[str, Option]) -> tuple[str, str]:
         raise ValueError(f'"{word}" is not key=value: write {name or "key"}=VALUE, without spaces or dashes')
     if key.startswith("-"):
         raise ValueError(f"{key} has dashes: write {name}={value}")
-    if HALF.search(value):
+    if files.HALF.search(value):
         raise ValueError(f"{key} has bytes that are not UTF-8: write it in UTF-8")
     if key not in keys:
         raise ValueError(f"unknown key {key}: {nearest(key, keys) or '--help shows them all'}")

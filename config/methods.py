@@ -24,6 +24,7 @@ class Method:
     sizes: tuple[str, ...] = ()
     look: tuple[str, str] = ("white", "")  # tone and hatch on maps
     measured: bool = False  # whether it has many segments under way, whose size is measured if nothing is said
+    falls_back: bool = False  # whether it decodes plainly where guesses are measured to bring less
     planned: bool = True  # whether plans try it without being asked
 
     @property
@@ -47,7 +48,7 @@ METHODS = {
         tree="whole", sizes=("rows", "init_depth"), look=("#f7e26b", "...."), measured=True),
     "continuous": Method(
         "continuous", "ring", "eagle", "FlowSpec: verify, prune and regrow at every return",
-        sizes=("rows", "depths"), look=("#1b9e77", "---"), measured=True),
+        sizes=("rows", "depths"), look=("#1b9e77", "---"), measured=True, falls_back=True),
     "pipedec": Method(
         "pipedec", "ring", "eagle", "PipeDec: one more layer of the tree at every step",
         sizes=("init_topk_pipedec",), look=("#8ccbea", "\\\\\\\\")),
@@ -56,7 +57,7 @@ METHODS = {
         tree="chain", sizes=("run_pipeinfer",), look=("#cfe8cf", "++"), planned=False),
     "streaming": Method(
         "streaming", "ring", "eagle", "best guesses anywhere, sent just as the first stage gets free",
-        sizes=("stream_rows",), look=("#5b6fb5", "||"), measured=True),
+        sizes=("stream_rows",), look=("#5b6fb5", "||"), measured=True, falls_back=True),
     "dsi": Method(
         "dsi", "replicas", "eagle", "DSI: a drafter that never waits, copies of the model verify by turns",
         tree="chain", sizes=("lookahead",), look=("#20639b", "oo")),

@@ -114,3 +114,4 @@ class TreeConfig:
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
     thrifty: bool = True  # whether streaming sends and drafts only what pays, by recent measurements
+    plain: float = 0.0  # seconds of a token by plain decoding, to which thrift falls back; 0: never

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Sequence
 
 from config.cli import parse
-from config.drafts import parts
+from config.command import parts
 from config.files import check_folder
 from config.keys import ASKS
 from config.questions import BUNDLED, Question, load

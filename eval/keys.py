@@ -9,12 +9,11 @@ from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequen
 
 from config.command import CommandKeys, ComparedDrafts
 from config.files import check_output
-from config.keys import check_name
+from config.keys import check_name, opened, over, preset_of, typed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
 from config.ranges import NUMBER, Range, listed, number, outside
 from config.run_config import RANGES
-from config.typed import opened, over, preset_of, typed
 
 # The trees of the paper, whatever a preset is tuned to.
 TREES = {"min_probability": "0", "expand_depth": "6", "ablate": ""}

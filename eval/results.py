@@ -117,7 +117,6 @@ class Results:
     def _take_lock(self) -> None:
         """Keep other evaluations out. Raises ValueError if one is in, or if the folder cannot be written."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open_lock(self.folder / ".lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

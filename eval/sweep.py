@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from config import files
-from config.keys import ASKS, check_name
+from config.keys import ASKS, check_name, over, typed
 from config.presets import ROOT
 from config.schema.untrusted import plain
-from config.typed import over, typed
 from eval import metrics
 from eval.results_index import GROUP, Found, NoAnswers, provenance, read
 from eval.summary import MEAN, SUMMARY, speeds, summary

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Dict, Tuple
 
 from tqdm import tqdm
@@ -25,7 +26,7 @@ from pipeline.decode import Answer, Job, concurrent
 
 Bar = Any  # of tqdm
 Place = Tuple[int, int]  # of an answer: the number of its question, and its turn
-Done = Tuple[Place, Dict[str, Any], Generation]  # an answer, and what is said about it
+Done = Tuple[Place, Answer, Dict[str, Any]]  # an answer, and what `output` keeps of it
 
 
 def warn_if_full(pipeline: Pipeline, got: Answer) -> None:
@@ -134,12 +135,11 @@ def ask_many(pipeline: Pipeline) -> None:
     try:
         with ExitStack() as shown:
             bar = shown.enter_context(tqdm(total=turns, unit="answer", file=sys.stderr))
-            below = [tqdm(unit="token", file=sys.stderr, position=place, leave=False, disable=config.max_requests == 1)
-                     for place in range(1, config.max_requests + 1)]  # a line for each answer under way
-            bars = [shown.enter_context(each) for each in below]
+            below = partial(tqdm, unit="token", file=sys.stderr, leave=False, disable=config.max_requests == 1)
+            bars = [shown.enter_context(below(position=1 + place)) for place in range(config.max_requests)]
             jobs = (_talk(pipeline, number, question, bars) for number, question in enumerate(asked))
-            for place, about, generation in concurrent(jobs, pipeline.decoder, config.max_requests):
-                done[place] = generation.answer, {**about, **record(config, about["prompt"], generation)}
+            for place, answer, entry in concurrent(jobs, pipeline.decoder, config.max_requests):
+                done[place] = answer, entry
                 if at_once:
                     save(config.output, records())
                 bar.update()
@@ -165,7 +165,8 @@ def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) 
                     yield None
             warn_if_full(pipeline, generation.answer)
             talk += [words, generation.text]
-            yield (number, turn), {"question_id": question.id, "turn": turn, "prompt": words}, generation
+            entry = {"question_id": question.id, "turn": turn, **record(pipeline.config, words, generation)}
+            yield (number, turn), generation.answer, entry
     finally:
         bars.append(bar)
 

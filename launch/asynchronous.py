@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -300,14 +300,11 @@ class AsyncPipeline:
 
     async def _events(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """The events of a job, up to its end, which is a generation."""
-        reports = Reports(self._turning, [Asked(prompt, options)])
-        try:
+        with closing(Reports(self._turning, [Asked(prompt, options)])) as reports:
             event: Any = None
             while not isinstance(event, Generation):
                 _, event = await reports.next()
                 yield event
-        finally:
-            reports.close()
 
     # --- the pipeline's thread ----------------------------------------------------------------------------------------
 

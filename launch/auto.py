@@ -19,23 +19,21 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Optional, Type
 
 import torch
 
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
 from config.cli import parse
-from config.command import CommandKeys
-from config.drafts import headless
+from config.command import CommandKeys, headless
 from config.files import fits, open_lock, whole, write_json
-from config.keys import HELP
+from config.keys import HELP, opened, preset_of, typed
 from config.methods import METHODS
 from config.presets import absent
 from config.ranges import listed
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
-from config.typed import opened, preset_of, typed
-from launch.console import INTERRUPTED, LOST, say
+from launch.console import INTERRUPTED, LOST, Words, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import is_one_rank
@@ -53,9 +51,10 @@ USUAL = "4"  # stages, if nothing says how many
 FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]),
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
+Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 
 
-def settled(argv: Sequence[str], kind: type[CommandKeys] | None = None) -> list[str]:
+def settled(argv: Words, kind: Kind = None) -> list[str]:
     """The words of a command, with words for the keys that they leave open; pipeline_type=auto makes room for a plan's.
 
     What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
@@ -88,7 +87,7 @@ def settled(argv: Sequence[str], kind: type[CommandKeys] | None = None) -> list[
     return with_chosen(words, choice["keys"])
 
 
-def left_open(words: Sequence[str], kind: type[CommandKeys] | None = None) -> tuple[list[str], list[str]]:
+def left_open(words: Words, kind: Kind = None) -> tuple[list[str], list[str]]:
     """Words for the template and the draft, if these leave them open, and the reasons for a model that they name.
 
     Both are judged by the files of the model, as far as they are here.
@@ -115,14 +114,14 @@ def left_open(words: Sequence[str], kind: type[CommandKeys] | None = None) -> tu
     return found, reasons
 
 
-def report_left_open(argv: Sequence[str]) -> None:
+def report_left_open(argv: Words) -> None:
     """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
     _, reasons = left_open(opened(argv))
     if reasons and os.environ.get("RANK", "0") == "0":
         say(plain("; ".join(reasons)))
 
 
-def _checked(argv: Sequence[str], kind: type[CommandKeys] | None) -> RunConfig:
+def _checked(argv: Words, kind: Kind) -> RunConfig:
     """What a run has for all keys that no plan chooses. Raises ValueError for what cannot be planned for, or run."""
     if problem := next(problems(argv), ""):
         raise ValueError(problem)
@@ -142,7 +141,7 @@ def _beginning(config: RunConfig) -> str:
             "model and profile")
 
 
-def _sentence(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str) -> str:
+def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
     against = "which nothing beats" if choice["keys"]["pipeline_type"] == "ar" else f"{theirs:.3g} with ar"
@@ -155,7 +154,7 @@ def _sentence(argv: Sequence[str], config: RunConfig, choice: Choice, kept: str)
 
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
-def _place(argv: Sequence[str], config: RunConfig) -> Path:
+def _place(argv: Words, config: RunConfig) -> Path:
     about = {**relevant(argv, config), "code": code_version(), "files": list(_files(argv, config)),
              "machine": _machine() if config.profile == "none" else []}
     content = json.dumps(about, sort_keys=True, default=str)
@@ -172,7 +171,6 @@ def _alone(path: Path) -> Iterator[None]:
     """
     lock = None
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         lock = open_lock(f"{path}.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,12 +184,12 @@ def _alone(path: Path) -> Iterator[None]:
             lock.close()
 
 
-def _files(argv: Sequence[str], config: RunConfig) -> Iterator[tuple[str, int, int]]:
+def _files(argv: Words, config: RunConfig) -> Iterator[tuple[str, int, int]]:
     given = typed(argv)
-    drafts = [given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")]
-    for folder in (config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)):
-        there = Path(folder).rglob("*") if folder else ()
-        for path in sorted(path for path in there if path.is_file()):
+    drafts = given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")
+    folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
+    for folder in filter(None, folders):
+        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
             about = path.stat()
             yield str(path), about.st_size, about.st_mtime_ns
 
@@ -201,7 +199,7 @@ def _machine() -> list[str]:
     return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
 
 
-def _remembered(path: Path, argv: Sequence[str], kind: type[CommandKeys] | None) -> Choice | None:
+def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
     """The choice that a file holds; None if there is no such file, or if it holds none."""
     if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
         return None
@@ -246,7 +244,7 @@ def _split(config: RunConfig) -> tuple[int, str]:
     return len(part.stages) - 1, drafts
 
 
-def _planned(words: Sequence[str]) -> dict[str, Any]:
+def _planned(words: Words) -> dict[str, Any]:
     """What a plan chooses, made by a process of its own, whose progress is passed on."""
     with private_folder() as folder:
         path = Path(folder) / "chosen.json"

@@ -11,7 +11,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
-from config.drafts import no_head
+from config.command import no_head
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from config.schema.untrusted import shown

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 
@@ -39,29 +39,25 @@ SMALLER = (  # what takes less memory, as keys; that which changes the text leas
 )
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """Bytes that a rank takes beside Python and torch themselves."""
 
-    weights: int
-    cache: int
-    workspace: int
+    weights: int = 0
+    cache: int = 0
+    workspace: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.workspace
-
-    def __add__(self, other: Need) -> Need:
-        weights = self.weights + other.weights
-        cache = self.cache + other.cache
-        return Need(weights, cache, self.workspace + other.workspace)
+        return sum(self)
 
     def __str__(self) -> str:
         return (f"{self.total / GB:.2f} GB (weights {self.weights / GB:.2f}, cache {self.cache / GB:.2f}, workspace "
                 f"{self.workspace / GB:.2f})")
 
 
-NOTHING = Need(0, 0, 0)
+def together(needs: Iterable[Need]) -> Need:
+    """What all of them take."""
+    return Need(*map(sum, zip(*needs)))
 
 
 def need(spec: RankSpec) -> Need:
@@ -72,12 +68,12 @@ def need(spec: RankSpec) -> Need:
     """
     if spec.drafter is not None:
         return _network(spec, spec.small_models[spec.drafter], eagle=False)
-    found = NOTHING
+    found = []
     if spec.layers:
-        found += _stage(spec)
+        found.append(_stage(spec))
     if HEAD in spec.part.weights.names():
-        found += _head(spec)
-    return found
+        found.append(_head(spec))
+    return together(found)
 
 
 def _stage(spec: RankSpec) -> Need:
@@ -102,18 +98,15 @@ def _head(spec: RankSpec) -> Need:
         "model": [spec.draft_folder],
         "ssm": [] if spec.config.drafting_ranks else spec.small_models,
     }
-    found = Need(vocab, 0, max(logits, vocab))
-    for name in spec.sources:
-        for folder in folders.get(name, []):
-            found += _network(spec, folder, name == "eagle")
-    return found
+    drafts = [_network(spec, folder, name == "eagle") for name in spec.sources for folder in folders.get(name, [])]
+    return together([Need(vocab, 0, max(logits, vocab)), *drafts])
 
 
 def _network(spec: RankSpec, folder: Path, eagle: bool) -> Need:
     """The memory of one network; nothing where its folder is missing, which is reported when the draft is built."""
     part = spec.part
     if not (folder / "config.json").is_file():
-        return NOTHING
+        return Need()
     source = Checkpoint(folder)
     sizes = replace(read_sizes(source), context=spec.sizes.context)
     forms = {name: source.form(name) for name in source.names()}
@@ -221,7 +214,7 @@ def check_memory(specs: Sequence[RankSpec], mine: Sequence[RankSpec], report: bo
             if report and spec in mine:
                 print(f"rank {spec.part.rank} needs {need(spec)}; {device} has {has} for {len(there)} {ranks}",
                       file=sys.stderr)
-        total = sum((need(spec) for spec in there), NOTHING)
+        total = together(map(need, there))
         if total.total > left:
             names = ", ".join(str(spec.part.rank) for spec in there[:NAMED])
             if there[NAMED:]:
@@ -234,7 +227,7 @@ def advice(specs: Sequence[RankSpec], left: int) -> str:
     """What would fit into `left` bytes: fewer requests at once, a smaller max_length, smaller weights, more devices."""
     def fits(**change: object) -> bool:
         smaller = [replace(spec, config=replace(spec.config, **change)) for spec in specs]  # type: ignore[arg-type]
-        return sum(need(spec).total for spec in smaller) <= left
+        return together(map(need, smaller)).total <= left
 
     less = []
     for key, least in LEAST.items():
@@ -266,8 +259,8 @@ def _spread(specs: Sequence[RankSpec], left: int) -> str:
     largest = max(specs, key=lambda spec: need(spec).total)
     needed = need(largest)
     if len(specs) > 1 and needed.total <= left:
-        together = sum(need(spec).total for spec in specs)
-        return f"spread these ranks over {math.ceil(together / left)} such devices or more"
+        total = together(map(need, specs)).total
+        return f"spread these ranks over {math.ceil(total / left)} such devices or more"
     of_layers = needed.total - needed.workspace
     room = left - needed.workspace
     if not largest.layers or of_layers // largest.layers > room:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from config.files import one_at_a_time
-from config.keys import HELP
+from config.keys import HELP, opened, preset_of, typed
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
-from config.typed import opened, preset_of, typed
 from launch.console import say
 from launch.hosts.board import is_one_rank
 from launch.split.gguf import MARK, is_gguf, unpack

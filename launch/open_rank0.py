@@ -17,8 +17,7 @@ from launch.hosts.board import Board, find_board
 from launch.hosts.rendezvous import Coordinator
 from launch.prepare import Prepared, prepare
 from launch.processes import await_ends, environment_kept, keep_on_loopback, noted_in, reason_of, start_ranks
-from launch.ranks import Member, Rank, Tracing, as_threads, in_group, join, torch_as_it_was
-from launch.trace import open_trace
+from launch.ranks import Member, Rank, as_threads, in_group, join
 from launch.virtual import as_virtual
 from pipeline.failure import PeerLost, explain, guarded
 
@@ -38,10 +37,9 @@ def rank_0(words: Sequence[str]) -> ContextManager[Rank]:
     return alone(prepared)
 
 
-def alone(prepared: Prepared, tracing: Tracing = open_trace) -> ContextManager[Rank]:
+def alone(prepared: Prepared) -> ContextManager[Rank]:
     """Rank 0, with all others in this process."""
-    start = as_virtual if prepared.config.virtual else as_threads
-    return start(prepared, tracing)
+    return as_virtual(prepared) if prepared.config.virtual else as_threads(prepared)
 
 
 @contextmanager
@@ -49,7 +47,7 @@ def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank
     """Rank 0, beside the others as processes that read the same `words`; this process joins their process group."""
     _begin_groups()
     world = prepared.placement.world
-    with private_folder() as place, torch_as_it_was():
+    with private_folder() as place:
         others = start_ranks(["launch.run", *words], place, world, range(1, world))
         try:
             store = join_beside(others, place, world)
@@ -94,7 +92,7 @@ def _beside_boards(config: RunConfig, board: Board, words: Sequence[str]) -> Ite
                          f"{board.named(0)}, and bash run_jetson.sh here")
     _begin_groups()
     say(f"on each of the other boards: bash run_jetson.sh {shlex.join(words)}")
-    with torch_as_it_was(), ExitStack() as ends:
+    with ExitStack() as ends:
         with environment_kept(*SAYS):
             coordinator = ends.enter_context(closing(Coordinator(board)))
             prepared = coordinator.attend(config)

@@ -267,6 +267,8 @@ class Pipeline:
     def _tree(self, config: RunConfig) -> TreeConfig:
         """The trees that the strategy grows. Sizes of segments that were left open are measured, once."""
         tree = config.tree
+        if tree.thrifty and METHODS[config.pipeline_type].falls_back:
+            tree = replace(tree, plain=self.round_trip)
         if config.subseq_token or not METHODS[config.pipeline_type].measured:
             return tree
         rows = self.segment_rows

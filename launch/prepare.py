@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from config.files import check_folder, check_output
 from config.presets import ROOT, absent
@@ -16,11 +16,13 @@ from config.run_config import RunConfig
 from launch.memory import check_memory, local_ranks
 from launch.spec import RankSpec, usable
 from launch.split.write import Layout, split
+from launch.trace import open_trace
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, Part, plan_stages, read_sizes
 from model.weights.split import is_split_as
-from pipeline.trace import rank_files
+from pipeline.interfaces import REAL, Clock
+from pipeline.trace import NoTrace, rank_files
 from tp.links import Placement
 
 
@@ -30,6 +32,11 @@ class Prepared(NamedTuple):
     config: RunConfig
     folder: Path  # of the split model
     placement: Placement
+    tracing: Callable[[int, Clock], NoTrace] | None = None  # makes the trace of a rank; None: as the keys say
+
+    def trace(self, rank: int, clock: Clock = REAL) -> NoTrace:
+        """The trace of a rank, by its clock."""
+        return self.tracing(rank, clock) if self.tracing else open_trace(self.config, rank, clock)
 
     def spec(self, rank: int) -> RankSpec:
         """What a rank is built from; raises ValueError if its part is not there."""

@@ -21,7 +21,7 @@ from launch.fork_server import LAUNCHER
 from launch.prepare import Prepared, check_split
 from launch.processes import FOLDER, GRACE, keep_on_loopback, launched
 from launch.spec import RankSpec
-from launch.trace import join_traces, learn_time, machine, open_trace, send_time
+from launch.trace import join_traces, learn_time, machine, send_time
 from launch.wiring import Wires, between_processes, between_threads
 from pipeline.drafters import run_drafter
 from pipeline.failure import PeerLost, explain, guarded
@@ -29,8 +29,6 @@ from pipeline.heartbeat import Heartbeat
 from pipeline.interfaces import REAL, Clock
 from pipeline.stage import run_stage
 from pipeline.trace import OFF, NoTrace
-
-Tracing = Callable[[Any, int, Clock], NoTrace]  # from a configuration, a rank's number and its clock to its trace
 
 
 class Rank(NamedTuple):
@@ -123,14 +121,14 @@ class Member:
         self._prepared, self._rank = prepared, rank
         self.heartbeat = Heartbeat(store, rank, prepared.placement.world, prepared.config.timeout, names)
 
-    def connect(self, lost: Callable[[str], None], tracing: Tracing = open_trace) -> Rank:
+    def connect(self, lost: Callable[[str], None]) -> Rank:
         """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of.
 
         Raises ValueError for a part of another split than rank 0's.
         """
-        config, _, placement = self._prepared
+        config, placement = self._prepared.config, self._prepared.placement
         number, store = self._rank, self.heartbeat.store
-        self.trace = tracing(config, number, REAL)
+        self.trace = self._prepared.trace(number)
         self.wires = between_processes(config, placement, number, self.heartbeat, self.trace)
         self.heartbeat.start(lost)
         spec = self._prepared.spec(number)
@@ -165,7 +163,7 @@ class Member:
 @contextmanager
 def in_group(member: Member) -> Iterator[Rank]:
     """Rank 0, inside a program that stays, of a process group that was joined."""
-    with ExitStack() as ends:
+    with torch_as_it_was(), ExitStack() as ends:
         ends.callback(dist.destroy_process_group)
         ends.callback(member.drop)
         rank_0 = member.connect(member.fail)
@@ -178,11 +176,11 @@ def in_group(member: Member) -> Iterator[Rank]:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 @contextmanager
-def as_threads(prepared: Prepared, tracing: Tracing = open_trace) -> Iterator[Rank]:
+def as_threads(prepared: Prepared) -> Iterator[Rank]:
     """Rank 0, beside the others as threads of this process: for a debugger, and where processes are not wanted."""
     torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
-    config, _, placement = prepared
-    traces = [tracing(config, rank, REAL) for rank in range(placement.world)]
+    config, placement = prepared.config, prepared.placement
+    traces = [prepared.trace(rank) for rank in range(placement.world)]
     wires = between_threads(config, placement, traces)
 
     def connected(rank: int) -> Rank:

@@ -29,9 +29,10 @@ from launch.open_rank0 import alone
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE, launched, note, spawn
-from launch.ranks import Member, Rank, Tracing, connect
-from launch.trace import join_traces, open_trace
+from launch.ranks import Member, Rank, connect
+from launch.trace import join_traces
 from pipeline.failure import PeerLost, explain, foreseen
+from pipeline.trace import NoTrace
 
 Main = Callable[[Pipeline], None]
 
@@ -47,7 +48,7 @@ class Command:
     module: str
     main: Callable[..., None]
     kind: type[CommandKeys] | None = None
-    trace: Tracing | None = None  # makes the trace of a rank; None: as the keys of the run say
+    trace: Callable[..., NoTrace] | None = None  # makes that of a rank, by keys, number and clock; None: as keys say
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
@@ -72,8 +73,6 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     keys = parse(words, os.environ.get(COMMAND, "bash run_pipe.sh"), kind=command.kind)
     config = keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
-    traced = command.trace
-    tracing: Tracing = (lambda _, rank, clock: traced(keys, rank, clock)) if traced else open_trace
     board = find_board(config, os.environ)
     rendezvous = None
     if board is None:
@@ -81,20 +80,22 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     else:
         rendezvous = Participant(board) if board.rank else Coordinator(board)
         prepared = rendezvous.attend(keys)
+    if command.trace:
+        prepared = prepared._replace(tracing=partial(command.trace, keys))
     report_left_open(argv)
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
             return spawn([*command.module.split(), *words], prepared.placement.world)
-        with alone(prepared, tracing) as rank_0:
+        with alone(prepared) as rank_0:
             return _lead(rank_0, main)
     if config.virtual:
         raise ValueError("time=virtual computes everything in one process: start it without torchrun, or add time=real")
-    return _be_rank(prepared, rendezvous, main, tracing)
+    return _be_rank(prepared, rendezvous, main)
 
 
 # --- one process for each rank ----------------------------------------------------------------------------------------
 
-def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main, tracing: Tracing) -> NoReturn:
+def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> NoReturn:
     """Be one rank from the rendezvous to the last good-bye. A rank that fails dies at once."""
     number, several_hosts = int(os.environ["RANK"]), rendezvous is not None
     if number == 0 or not several_hosts:  # elsewhere Ctrl-C is for this rank, or as its shell wants it
@@ -104,7 +105,7 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main, trac
         store = rendezvous.connect() if rendezvous else connect(number, prepared.placement.world)
         names = rendezvous.names if rendezvous else ()
         ending.member = Member(prepared, number, store, names)
-        rank = ending.member.connect(ending.lose, tracing)
+        rank = ending.member.connect(ending.lose)
         code = _work(number, rank, main)
         ending.member.leave(outlive=number == 0)
         if number == 0:

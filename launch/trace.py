@@ -18,11 +18,11 @@ from config.files import ROOM, write
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.spec import RankSpec
-from model.text import BROKEN, Text
+from model.text import Text
+from model.token_text import TokenTexts
 from pipeline.interfaces import REAL, Clock
 from pipeline.trace import CLOCK, OFF, NoTrace, Trace, merge, read
 
-SPACE = "\u2581"  # how sentencepiece writes the space before a word
 PINGS = 8
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for all that shares a monotonic clock, containers included
 
@@ -79,14 +79,9 @@ def occurring(spans: Iterable[dict[str, Any]]) -> set[int]:
 
 def texts(tokenizer: Any, tokens: Iterable[int]) -> dict[int, str]:
     """Each token as it reads in the middle of a text; a part of a character as its number in the vocabulary."""
-    found = {}
-    for token in sorted(token for token in tokens if token < len(tokenizer)):
-        name = tokenizer.convert_ids_to_tokens(token)
-        text = tokenizer.decode([token])
-        if name.startswith(SPACE):  # Sentencepiece drops the space before the first word, which a lone token always is
-            text = name.replace(SPACE, " ")
-        found[token] = f"\u27e8{token}\u27e9" if BROKEN in text else text
-    return found
+    known = sorted(token for token in tokens if token < len(tokenizer))
+    found = zip(known, map(TokenTexts(tokenizer), known))
+    return {token: text.name if text.whole else f"\u27e8{token}\u27e9" for token, text in found}
 
 
 # --- one clock for several machines -----------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from typing import Callable, Iterator, Sequence
 from config.profiles import Profile
 from launch.build import build_drafter, load_layers
 from launch.prepare import Prepared
-from launch.ranks import Rank, Tracing, torch_as_it_was
+from launch.ranks import Rank, torch_as_it_was
 from launch.spec import RankSpec
-from launch.trace import join_traces, open_trace
+from launch.trace import join_traces
 from launch.wiring import Wires
 from model.drafts.eagle import inner_layers
 from model.llama import Slice
@@ -34,19 +34,18 @@ def whole_model(stages: Groups) -> Paths:
 
 
 @contextmanager
-def as_virtual(prepared: Prepared, tracing: Tracing = open_trace, own: Own = NOTHING,
+def as_virtual(prepared: Prepared, own: Own = NOTHING,
                answers: Callable[[Groups], Answers] = whole_model) -> Iterator[Rank]:
     """Rank 0, whose link leads to simulated stages; `own` is what Python takes beside what the profile charges.
 
     `answers` makes what the target says out of the stages of one copy of the model.
     """
-    config, _, placement = prepared
+    profile, placement = prepared.config.cluster, prepared.placement
     clock = VirtualClock(EVEN)
     clocks = {rank: VirtualClock(EVEN) for rank in placement.drafters}  # they draft while time passes elsewhere
-    traces = [tracing(config, rank, clocks.get(rank, clock)) for rank in range(placement.world)]
+    traces = [prepared.trace(rank, clocks.get(rank, clock)) for rank in range(placement.world)]
     groups = [[prepared.spec(rank) for rank in ranks] for ranks in placement.groups]
     spec = groups[0][0]
-    profile = config.cluster
     assert profile is not None, "only an emulated cluster has virtual time"
     with torch_as_it_was():
         spec.prepare_torch()

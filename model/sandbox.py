@@ -31,7 +31,7 @@ class Sandbox:
 
     def __init__(self, work: Callable[..., str]) -> None:
         self._work, self._lock = work, Lock()
-        self._close: Callable[[], Any] = _nothing  # ends the process
+        self._close: Callable[[], Any] = lambda: None  # ends the process, once there is one
         self._process: Any = None
 
     def call(self, seconds: float, *given: Any) -> str:
@@ -69,10 +69,6 @@ class Sandbox:
     def _end(self) -> None:
         self._close()
         self._process = None
-
-
-def _nothing() -> None:
-    """There is no process yet."""
 
 
 def _stop(process: Any, link: Connection) -> None:

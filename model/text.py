@@ -233,6 +233,12 @@ def silent(tokenizer: Any) -> set[int]:
     return added.union(tokenizer.all_special_ids)
 
 
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of these tokens as it is, without the special ones."""
+    text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
+
+
 class Stream:
     """Ids in, text out, never half a character; only the last few tokens are decoded again.
 
@@ -248,10 +254,6 @@ class Stream:
         self._printed = 0  # tokens of the window that were printed
         self._before = ""  # their text
 
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
     def add(self, ids: Iterable[int]) -> str:
         """The text that can be printed now, once these ids follow."""
         spoken = [i for i in ids if i not in self._silent and i < self._size]
@@ -259,7 +261,7 @@ class Stream:
 
     def _next(self, i: int) -> str:
         self._window.append(i)
-        text = self._decode(self._window)
+        text = decoded(self._tokenizer, self._window)
         if text.endswith(BROKEN) and len(self._window) - self._printed < MOST_HELD:
             return ""
         return self._print(text)
@@ -268,13 +270,13 @@ class Stream:
         piece = text[len(self._before):]
         if piece.strip(" ") or len(self._window) > MOST_CONTEXT:  # spaces alone would be dropped as a context
             self._window = self._window[self._printed:]
-            text = self._decode(self._window)
+            text = decoded(self._tokenizer, self._window)
         self._before, self._printed = text, len(self._window)
         return piece
 
     def finish(self) -> str:
         """The text that was held back, even if it ends in half a character."""
-        return self._print(self._decode(self._window))
+        return self._print(decoded(self._tokenizer, self._window))
 
 
 class Reader:

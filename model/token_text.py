@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from model.text import BROKEN, silent
+from model.text import BROKEN, decoded, silent
 
 BEFORE = "a"  # what stands before a token, since the first of a text may lose its space
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a byte as sentencepiece writes it
@@ -32,7 +32,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._silent = silent(tokenizer)
         self._context: list[int] = tokenizer(BEFORE, add_special_tokens=False)["input_ids"]
-        self._before = self._decode([])
+        self._before = decoded(tokenizer, self._context)
         self._known: dict[int, TokenText] = {}
 
     def __call__(self, token: int) -> TokenText:
@@ -47,7 +47,7 @@ class TokenTexts:
         name: str = self._tokenizer.convert_ids_to_tokens(token)
         if token in self._silent:
             return TokenText(name, None)
-        text = self._decode([token])
+        text = decoded(self._tokenizer, [*self._context, token])
         if BROKEN not in text and text.startswith(self._before):
             text = text[len(self._before):]
             return TokenText(text, text.encode())
@@ -56,11 +56,6 @@ class TokenTexts:
             return TokenText(data.decode(), data)
         except UnicodeDecodeError:
             return TokenText("".join(f"\\x{byte:02x}" for byte in data), data)
-
-    def _decode(self, more: list[int]) -> str:
-        text: str = self._tokenizer.decode([*self._context, *more], skip_special_tokens=True,
-                                           clean_up_tokenization_spaces=False)
-        return text
 
 
 def _bytes(name: str) -> bytes:

@@ -57,6 +57,7 @@ class Terms(NamedTuple):
     inner: bool = False
     prunes: bool = True
     thrifty: bool = True  # whether only those guesses are sent, and drafted, that pay
+    plain: float = 0.0  # seconds of a token by plain decoding, to which a request alone falls back; 0: never
     priority: float = 1.0  # how much its guesses count beside those of others
     logprobs: LogprobRequest | None = None  # which log-probabilities are wanted
 

@@ -14,6 +14,7 @@ made.
 - `Batcher`: segments of several requests that leave together. The first segments that requests have put in make the
   first message, their second ones the next.
 - `DraftGate`: whether to draft a level now: what it promises, against what would wait for it meanwhile.
+- `Fallback`: whether to guess at all. Where ranks share the cores of one machine, rows cost more than they bring.
 """
 from __future__ import annotations
 
@@ -40,6 +41,11 @@ LAST = 3.0  # seconds; text that settled so long ago counts 1 / e in its rate
 DOUBT = 0.97  # by which a level's time shrinks whenever it speaks against one, so that one is tried now and then
 SURE = 0.99  # no level is foreseen to be right more often
 MARGIN = 2.0  # tokens that a level must promise for each token that would be settled while others wait for it
+LOSS = 2.0  # tokens that guessing may be behind plain decoding before it rests
+REST = 128  # tokens that it rests; twice as many if it was behind again before it had settled as many
+DRAINED = 2  # plain tokens after which no guess is under way any more
+TRIAL = 8  # plain tokens from which on plain decoding is believed to be slower than guessing
+RECENT = 32.0  # tokens over which the pace of either is a mean
 Point = Tuple[float, float]  # rows, seconds
 
 
@@ -379,6 +385,78 @@ class DraftGate:
         return False
 
 
+class Pace:
+    """Seconds of a token, as a mean of which the last `RECENT` tokens are most."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """So many tokens took so many seconds."""
+        fading = math.exp(-tokens / RECENT)
+        self._tokens = self._tokens * fading + tokens
+        self._seconds = self._seconds * fading + seconds
+
+    @property
+    def mean(self) -> float:
+        """0 before anything is known."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+
+class Fallback:
+    """Whether a request that is alone guesses, or decodes plainly for a while because that is quicker.
+
+    It rests once it is `LOSS` tokens behind plain decoding and was slower over the last tokens, so what it may lose is
+    bounded. What plain decoding takes is measured at the start, and again in every rest.
+    """
+
+    def __init__(self) -> None:
+        self.guesses = True
+        self._plain, self._guessing = Pace(), Pace()
+        self._lead = 0.0  # tokens by which guessing is ahead, 0 at most
+        self._rest = REST // 2
+        self._tokens = 0  # settled since it began to guess, or to rest
+        self._since: float | None = None  # when tokens settled last
+
+    def begin(self, plain: float) -> None:
+        """A request begins, or others end beside it; `plain` are the seconds of a token, measured at the start."""
+        self._since = None
+        if plain and not self._plain.mean:
+            self._plain.add(1, plain)
+
+    def settled(self, tokens: int, now: float) -> None:
+        """So many tokens of the request have become text."""
+        since, self._since = self._since, now
+        if since is None or not self._plain.mean:
+            return
+        self._tokens += tokens
+        if self.guesses:
+            self._weigh(tokens, now - since)
+        elif self._tokens > DRAINED:
+            self._recover(tokens, now - since)
+
+    def _weigh(self, tokens: int, seconds: float) -> None:
+        """Rest if guessing has lost too much."""
+        self._guessing.add(tokens, seconds)
+        self._lead = min(0.0, self._lead + tokens - seconds / self._plain.mean)
+        if self._lead < -LOSS and self._guessing.mean > self._plain.mean:
+            self._rest = REST if self._tokens > REST else 2 * self._rest
+            self._turn(guesses=False)
+
+    def _recover(self, tokens: int, seconds: float) -> None:
+        """Guess again after the rest, or as soon as plain decoding proves to be slower."""
+        if self._tokens <= DRAINED + tokens:
+            self._plain = Pace()
+        self._plain.add(tokens, seconds)
+        slower = self._tokens >= TRIAL and self._guessing.mean < self._plain.mean
+        if slower or self._tokens >= self._rest:
+            self._turn(guesses=True)
+
+    def _turn(self, guesses: bool) -> None:
+        self.guesses = guesses
+        self._lead, self._tokens = 0.0, 0
+
+
 class Pacing:
     """All of these, of one ring that so many segments fill."""
 
@@ -388,3 +466,4 @@ class Pacing:
         self.rows = RowAllocator(depth - 1, self.times)
         self.batcher = Batcher()
         self.gate = DraftGate()
+        self.fallback = Fallback()

@@ -47,6 +47,7 @@ class RequestTarget(Target):
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._returned: deque[Returned] = deque()
         self._prompt = self._settled = len(tree.trunk)  # tokens; and when stages heard last where the text ends
+        self._plain_since = 0  # how many guesses had been sent when the last of them had left the stages
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
         self.ended = False  # whether nothing is sent any more
         self.closed = False  # whether every stage has forgotten the request, which has ended
@@ -115,6 +116,11 @@ class RequestTarget(Target):
         pays = pacing.gate.pays(promise, pacing.first_stage.due, self.ring.clock.now())
         return pays or not self.terms.thrifty
 
+    @property
+    def guesses(self) -> bool:
+        """Whether to guess at all: several requests do, and one that is alone while that is quicker than not to."""
+        return not self.terms.plain or len(self.ring.running) > 1 or self.ring.pacing.fallback.guesses
+
     def _level_is_done(self) -> None:
         if self.drafting:
             self.ring.pacing.gate.drafted(self.drafting)
@@ -136,15 +142,23 @@ class RequestTarget(Target):
         self.wakes = None
 
     def prune(self) -> None:
-        text = len(self.tree.trunk)
-        self.ring.pacing.gate.settled(text - self._settled, self.ring.clock.now())
+        pacing, text, now = self.ring.pacing, len(self.tree.trunk), self.ring.clock.now()
+        pacing.gate.settled(text - self._settled, now)
+        if len(self.ring.running) == 1:
+            pacing.fallback.settled(text - self._settled, now)
+        else:
+            pacing.fallback.begin(self.terms.plain)
         self._settled = text
+        if self.tree.guessed == self._plain_since:
+            return
         with self._span("prune"):
             spared = () if self.terms.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)
             self._broadcast(list(keep))
+            if not keep:
+                self._plain_since = self.tree.guessed
             dead = set(chain.from_iterable(self._flying)).difference(keep, [self.tree.tip])
-            self.ring.pacing.first_stage.prune(dead, self.ring.clock.now())
+            pacing.first_stage.prune(dead, self.ring.clock.now())
 
     def end(self, keep: bool = False) -> Sequence[int]:
         """Declare dead what is in flight, and let every stage forget the request; does not wait for that.
@@ -331,6 +345,7 @@ class Ring:
         request = next(self._numbers)
         target = RequestTarget(self, request, tree, sampler, terms)
         self._open[request] = target
+        self.pacing.fallback.begin(terms.plain)
         return target
 
     def evict(self, request: int) -> None:

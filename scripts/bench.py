@@ -1,6 +1,7 @@
 """Measurements of one run: what the pipeline costs beside the model, how well the draft guesses, what forms cost.
 
-Usage: python -m scripts.bench overhead|clocks|load|server|turns|conversation|acceptance|draft [PRESET] [key=value ...]
+Usage: python -m scripts.bench overhead|clocks|real_time|load|server|turns|conversation|acceptance|draft [PRESET]
+                               [key=value ...]
        python -m scripts.bench specinfer [key=value ...]
        python -m scripts.bench stages|tp [--help]
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
@@ -12,6 +13,8 @@ overhead    with trees of 64 nodes: rank 0's own time per turn outside model for
             at the same time and, on a machine with few cores, are in each other's way
 clocks      an emulated cluster in real time beside the same in virtual time, by method and temperature: tokens/s of
             both, and of the latter with Python's own time for a turn, a message and a segment, measured in the former
+real_time   methods on this machine as it is, in 1, 2 and 4 stages by turns: tokens/s over plain decoding, time to the
+            first token, and the memory of all processes
 load        latency, time to the first token and tokens/s of several requests on an emulated cluster: by how many arrive
             in a second, at random or at recorded moments, and by how many are under way at once (see --help)
 server      the same of a server that clients ask over HTTP for some minutes; whether each text is what its question
@@ -49,6 +52,7 @@ from launch.console import run
 COMMANDS = {  # what is typed -> its module and function, which takes the words and returns the exit code
     "overhead": "eval.bench.overhead:overhead",
     "clocks": "eval.bench.clocks:clocks",
+    "real_time": "eval.bench.real_time:real_time",
     "acceptance": "eval.bench.acceptance:acceptance",
     "draft": "eval.bench.draft:draft",
     "stages": "eval.bench.forms:stages",
@@ -61,7 +65,7 @@ COMMANDS = {  # what is typed -> its module and function, which takes the words 
     "planner": "eval.plan.bench:planner",
     "planner_map": "eval.plan.map:planner_map",
     "planner_emulated": "eval.plan.bench:planner_emulated",
-    "thrift": "eval.plan.thrift:thrift",
+    "thrift": "eval.plan.bench:thrift",
 }
 
 

@@ -24,7 +24,7 @@ import tempfile
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from config.presets import ROOT
 from launch.hosts.board import addresses as _addresses
@@ -228,17 +228,15 @@ def room() -> Iterator[Finding]:
 def _available() -> int:
     """Bytes that a new process could have; on boards CPU and GPU share them."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
-    rows = dict(line.split(":") for line in text.splitlines())
-    kilobytes, _ = rows["MemAvailable"].split()
-    return int(kilobytes) * 1024
+    kilobytes = re.search(r"MemAvailable:\s*(\d+)", text)
+    return int(kilobytes[1]) * 1024 if kilobytes else 0
 
 
 def packages() -> Iterator[Finding]:
     """The packages that the commands import."""
     for module, name in PACKAGES:
         try:
-            found: Any = importlib.import_module(module)
-            version = getattr(found, "__version__", "")
+            version = getattr(importlib.import_module(module), "__version__", "")
             yield Finding(f"{name} {version}".strip())
         except (ImportError, OSError, RuntimeError) as error:
             yield Finding(f"{name} cannot be imported ({_line(error)})", INSTALL)
@@ -286,8 +284,8 @@ def main(argv: list[str] | None = None) -> int:
     for finding in examine():
         lacking += bool(finding.remedy) and finding.needed
         print(finding, flush=True)
-    verb = "is" if lacking == 1 else "are"
-    print(f"\n{lacking} of the things that are needed {verb} missing." if lacking else "\nAll that is needed is there.")
+    missing = f"{lacking} of the things that are needed {'is' if lacking == 1 else 'are'} missing."
+    print(f"\n{missing if lacking else 'All that is needed is there.'}")
     return int(lacking > 0)
 
 

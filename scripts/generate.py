@@ -1,4 +1,6 @@
 """Asks a model that is split over a pipeline; run_pipe.sh and run_jetson.sh call it."""
+from __future__ import annotations
+
 import sys
 
 from launch.ask import COMMAND

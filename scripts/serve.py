@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Sequence
 
+from config.keys import typed
 from config.serve_config import ServeConfig
-from config.typed import typed
 from launch import console
 from serve import running
 from serve.app import Server

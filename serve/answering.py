@@ -11,7 +11,7 @@ from typing import Any, AsyncIterator, Callable, Dict, NamedTuple, Sequence
 
 from launch.asynchronous import Reports
 from model.token_text import TokenText
-from serve.engine import Ended, Engine, Event, Job, Sight
+from serve.engine import Ended, Engine, Event, Job
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Piece, Token
 
@@ -172,8 +172,8 @@ async def events(asking: Asking, written: Written, first: tuple[int, Event], wit
 def _chunk(written: Written, news: tuple[int, Event], with_usage: bool) -> bytes:
     number, event = news
     form = written.form
-    if isinstance(event, Sight):
-        return b"event: tree\n" + event_of({"index": number, **event.facts})
+    if isinstance(event, dict):
+        return b"event: tree\n" + event_of({"index": number, **event})
     if isinstance(event, Piece):
         return event_of(written.part(number, form.added(event.text), tokens=event.tokens), with_usage)
     return event_of(written.part(number, form.over, event.finish_reason), with_usage)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any, AsyncIterator, Callable
+from typing import Any, AsyncIterator, Callable, Mapping
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import HTTPException
+from fastapi.middleware import Middleware
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,7 +21,7 @@ from config.serve_config import ServeConfig
 from serve.answering import CHAT, COMPLETION, Asking, Form, Written, events, whole
 from serve.auth import Framing, Guard, refusal
 from serve.engine import Engine
-from serve.protocol import Body, Chat, Choice, Completion, Refused, ToTokenize, read_body
+from serve.protocol import Body, Chat, Choice, Completion, Refused, Renamed, ToTokenize, read_body
 from serve.text_chunks import ids_of
 
 PAGE = Path(__file__).with_name("page") / "chat.html"
@@ -31,8 +31,12 @@ GONE = 499  # of a client that has left, whom nothing reaches
 SLOW = 60.0  # seconds for a body
 
 
-class Server:
-    """What is answered at each address."""
+class Service:
+    """What answers at the addresses of a server of one model: its methods, by path, and errors by their kind."""
+
+    GETS: Mapping[str, str] = {}
+    POSTS: Mapping[str, str] = {}
+    ERRORS: Mapping[Any, Callable[[Request, Any], Any]] = {}
 
     def __init__(self, engine: Engine, config: ServeConfig, model: str) -> None:
         self.engine, self.config, self.model = engine, config, model
@@ -40,28 +44,82 @@ class Server:
     @property
     def app(self) -> FastAPI:
         """The application, for uvicorn."""
-        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None)
-        gets: dict[str, Callable[..., Any]] = {
-            "/": self.page, "/health": self.health, "/metrics": self.metrics, "/v1/models": self.models,
-            "/v1/models/{name:path}": self.one_model}
-        posts = {"/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/tokenize": self.tokenize}
-        for path, answer in gets.items():
-            app.add_api_route(path, answer, methods=["GET", "HEAD"])
-        for path, answer in posts.items():
-            app.add_api_route(path, answer, methods=["POST"])
-        app.add_exception_handler(Refused, _refuse)
-        app.add_exception_handler(NotServed, _not_served)
-        app.add_exception_handler(HTTPException, _not_served)
-        app.add_exception_handler(Exception, _failed)
-        app.add_middleware(Guard, key=self.config.api_key, origins=self.config.origins, host=self.config.host)
-        if self.config.origins:
-            app.add_middleware(CORSMiddleware, allow_origins=list(self.config.origins), allow_methods=["GET", "POST"],
-                               allow_headers=["*"], expose_headers=["Retry-After"])
-        app.add_middleware(Framing)
+        config = self.config
+        cors = Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
+                          allow_headers=["*"], expose_headers=["Retry-After"])
+        guard = Middleware(Guard, key=config.api_key, origins=config.origins, host=config.host)
+        around = [Middleware(Framing), *([cors] if config.origins else []), guard]
+        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None, middleware=around,
+                      exception_handlers=dict(self.ERRORS))
+        for path, name in self.GETS.items():
+            app.add_api_route(path, getattr(self, name), methods=["GET", "HEAD"])
+        for path, name in self.POSTS.items():
+            app.add_api_route(path, getattr(self, name), methods=["POST"])
         return app
 
     def begun(self, url: str) -> None:
         """It listens at this address."""
+        raise NotImplementedError
+
+    async def read(self, request: Request, kind: type[Any], renamed: Renamed = dict) -> Any:
+        """The body of a request as `read_body` gives it, up to so many megabytes as the configuration says."""
+        try:
+            data = await asyncio.wait_for(self._body(request), SLOW)
+        except asyncio.TimeoutError:
+            raise Refused(f"the body was not whole within {SLOW:g} s: send it faster", code="body_too_slow", status=408
+                          ) from None
+        except ClientDisconnect:
+            raise Refused("the client has left before its body was whole", status=GONE) from None
+        return read_body(data, kind, renamed)
+
+    async def _body(self, request: Request) -> bytes:
+        megabytes, data = self.config.body_mb, bytearray()
+        async for piece in request.stream():
+            data += piece
+            if len(data) > int(megabytes * 1e6):
+                raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
+        return bytes(data)
+
+    async def ids(self, choice: Choice) -> list[int]:
+        """The token ids of a choice's prompt; a ValueError is a mistake in its field."""
+        async def read() -> list[int]:
+            begun = self.engine.call(lambda pipeline: self.engine.prompts.submit(ids_of, choice, pipeline))
+            reading = await asyncio.wrap_future(begun)
+            return await asyncio.wrap_future(reading)
+
+        self.engine.check_ready()
+        try:
+            return await asyncio.wait_for(read(), self.config.queue_seconds)
+        except ValueError as error:
+            raise Refused(str(error), choice.field) from None
+        except asyncio.TimeoutError:
+            raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
+
+
+async def _refuse(request: Request, error: Refused) -> Response:
+    return refusal(error)
+
+
+async def _not_served(request: Request, error: NotServed) -> Response:
+    answer = refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}", code="not_served",
+                           status=error.status_code))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return refusal(Refused("the server has failed; its output says where", code="failed", status=500))
+
+
+class Server(Service):
+    """OpenAI's protocol, and a page to chat."""
+
+    GETS = {"/": "page", "/health": "health", "/metrics": "metrics", "/v1/models": "models",
+            "/v1/models/{name:path}": "one_model"}
+    POSTS = {"/v1/chat/completions": "chat", "/v1/completions": "complete", "/tokenize": "tokenize"}
+    ERRORS = {Refused: _refuse, NotServed: _not_served, Exception: _failed}
+
+    def begun(self, url: str) -> None:
         print(f"flowspec: {url}/v1", flush=True)
 
     # --- the pipeline -------------------------------------------------------------------------------------------------
@@ -97,19 +155,17 @@ class Server:
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or of messages."""
-        asked = read_body(await body_of(request, self.config.body_mb), ToTokenize)
-        ids = await ids_read(self.engine, asked.choice(self.config.run), self.config.queue_seconds)
+        asked = await self.read(request, ToTokenize)
+        ids = await self.ids(asked.choice(self.config.run))
         return as_json({"count": len(ids), "max_model_len": self.config.run.max_length, "tokens": ids})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        body = read_body(await body_of(request, self.config.body_mb), Chat)
-        return await self._answer(request, body, CHAT)
+        return await self._answer(request, await self.read(request, Chat), CHAT)
 
     async def complete(self, request: Request) -> Response:
-        body = read_body(await body_of(request, self.config.body_mb), Completion)
-        return await self._answer(request, body, COMPLETION)
+        return await self._answer(request, await self.read(request, Completion), COMPLETION)
 
     async def _answer(self, request: Request, body: Body, form: Form) -> Response:
         """The answer to a body, as a stream or whole; nothing is computed any more for a client that leaves."""
@@ -148,43 +204,6 @@ class EventStream(StreamingResponse):
             self._asking.close()
 
 
-async def ids_read(engine: Engine, choice: Choice, seconds: float) -> list[int]:
-    """The token ids of a choice's prompt, read within so many seconds; a ValueError is a mistake in its field."""
-    async def read() -> list[int]:
-        begun = engine.call(lambda pipeline: engine.prompts.submit(ids_of, choice, pipeline))
-        reading = await asyncio.wrap_future(begun)
-        return await asyncio.wrap_future(reading)
-
-    engine.check_ready()
-    try:
-        return await asyncio.wait_for(read(), seconds)
-    except ValueError as error:
-        raise Refused(str(error), choice.field) from None
-    except asyncio.TimeoutError:
-        raise Refused("the pipeline is busy: come again", code="waited_too_long", status=429, retry=10) from None
-
-
-async def body_of(request: Request, megabytes: float) -> bytes:
-    """The body of a request, up to so many megabytes."""
-    try:
-        return await asyncio.wait_for(_body_of(request, megabytes), SLOW)
-    except asyncio.TimeoutError:
-        raise Refused(f"the body was not whole within {SLOW:g} s: send it faster", code="body_too_slow", status=408
-                      ) from None
-    except ClientDisconnect:
-        raise Refused("the client has left before its body was whole", status=GONE) from None
-
-
-async def _body_of(request: Request, megabytes: float) -> bytes:
-    most = int(megabytes * 1e6)
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > most:
-            raise Refused(f"the body has more than {megabytes:g} MB: send less", code="body_too_large", status=413)
-    return bytes(data)
-
-
 async def unless_gone(request: Request, work: Any) -> Any:
     """What `work` brings; None if the client leaves before."""
     working = asyncio.ensure_future(work)
@@ -206,20 +225,3 @@ async def _left(request: Request) -> None:
 def as_json(facts: dict[str, Any], status: int = 200) -> Response:
     """An object as the body of an answer; in ASCII, as `refusal`."""
     return Response(json.dumps(facts), status, media_type="application/json")
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return refusal(error)
-
-
-async def _not_served(request: Request, error: Exception) -> Response:
-    assert isinstance(error, NotServed)
-    answer = refusal(Refused(f"{request.method} {request.url.path} is not served: {error.detail}", code="not_served",
-                           status=error.status_code))
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(Refused("the server has failed; its output says where", code="failed", status=500))

@@ -8,7 +8,7 @@ import asyncio
 import resource
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,24 +23,17 @@ MOST_ACCEPTED = 2048  # connections that are accepted at once
 EVERY = 60.0  # seconds between two lines that say the same
 
 
-class Room(NamedTuple):
-    """How many connections may be open at once, and how many are accepted before the first of them is counted."""
+def room(config: ServeConfig) -> tuple[int, int]:
+    """How many connections may be open at once, and how many are accepted before the first of them is counted.
 
-    most: int
-    backlog: int
-
-
-def room(config: ServeConfig) -> Room:
-    """The room for connections; the soft limit of open files is raised to the hard one first.
-
-    Connections take a third of the files. Those just accepted take another: the event loop accepts up to four times a
-    backlog before it closes one.
+    The soft limit of open files is raised to the hard one first. Connections take a third of the files. Those just
+    accepted take another: the event loop accepts up to four times a backlog before it closes one.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     wanted = SPARE + 2 * (config.run.max_requests + config.queue)
-    return Room(min(wanted, files // 3), min(MOST_ACCEPTED, files // 12))
+    return min(wanted, files // 3), min(MOST_ACCEPTED, files // 12)
 
 
 class Connection(H11Protocol):

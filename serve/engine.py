@@ -41,13 +41,7 @@ class Ended(NamedTuple):
     cached: int  # of the prompt, those that the stages had already
 
 
-class Sight(NamedTuple):
-    """What is to be seen of the answer under way, for who watches it."""
-
-    facts: dict[str, Any]
-
-
-Event = Any  # Piece, Sight, Ended or Refused
+Event = Any  # Piece, the facts of a sight of the answer under way, Ended or Refused
 
 
 @dataclass(eq=False)
@@ -257,7 +251,7 @@ class Engine(Turning):
         if job.watched and job.generation is not None and now - job.seen >= GLANCE:
             job.seen = now
             ranks = {"busy": self.figures.busy_of_ranks, "plain": round(1 / max(pipeline.round_trip, 1e-9), 2)}
-            job.report(Sight({**sight(job.generation, pipeline.text), **ranks}))
+            job.report({**sight(job.generation, pipeline.text), **ranks})
         super()._hand_out(job, pipeline)
 
     def _report_end(self, job: Job, end: Any) -> None:

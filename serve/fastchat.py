@@ -10,10 +10,10 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
-from typing import Any, AsyncIterator, Callable, Sequence
+from typing import Any, AsyncIterator, Sequence
 
 import httpx
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from fastchat.constants import WORKER_HEART_BEAT_INTERVAL, ErrorCode
 
@@ -23,10 +23,9 @@ from launch import console
 from model.text import conversation_of
 from serve import running
 from serve.answering import Asking, in_completion
-from serve.app import GONE, as_json, body_of, ids_read, unless_gone
-from serve.auth import Framing, Guard
+from serve.app import GONE, Service, as_json, unless_gone
 from serve.engine import Ended, Engine
-from serve.protocol import Choice, Completion, Refused, read_body
+from serve.protocol import Choice, Completion, Refused
 from serve.running import Listener
 from serve.text_chunks import Piece
 
@@ -39,26 +38,28 @@ HEARD = {"exist": bool}  # what a controller answers
 CODES = {429: ErrorCode.ENGINE_OVERLOADED, 503: ErrorCode.INTERNAL_ERROR, 500: ErrorCode.INTERNAL_ERROR}
 
 
-class Worker:
+def error_of(refused: Refused) -> dict[str, Any]:
+    """An error as FastChat sends it."""
+    code = CODES.get(refused.status, ErrorCode.PARAM_OUT_OF_RANGE)
+    if refused.code == "context_length_exceeded":
+        code = ErrorCode.CONTEXT_OVERFLOW
+    return {"text": refused.message, "error_code": int(code)}
+
+
+async def _refuse(request: Request, error: Refused) -> Response:
+    """FastChat reads an error in a body, whatever the status."""
+    body = json.dumps(error_of(error)).encode()
+    return Response(body + b"\0" * request.url.path.endswith("_stream"), media_type="application/octet-stream")
+
+
+class Worker(Service):
     """What is answered at each address of a worker, and what its controller hears."""
 
-    def __init__(self, engine: Engine, config: WorkerConfig, model: str) -> None:
-        self.engine, self.config, self.model = engine, config, model
-        self._beating: asyncio.Task[None] | None = None
-
-    @property
-    def app(self) -> FastAPI:
-        """The application, for uvicorn."""
-        app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None)
-        posts: dict[str, Callable[..., Any]] = {
-            "/worker_generate_stream": self.stream, "/worker_generate": self.whole, "/worker_get_status": self.state,
-            "/count_token": self.count, "/worker_get_conv_template": self.conversation, "/model_details": self.details}
-        for path, answer in posts.items():
-            app.add_api_route(path, answer, methods=["POST"])
-        app.add_exception_handler(Refused, _refuse)
-        app.add_middleware(Guard, key="", origins=(), host=self.config.host)
-        app.add_middleware(Framing)
-        return app
+    POSTS = {"/worker_generate_stream": "stream", "/worker_generate": "whole", "/worker_get_status": "state",
+             "/count_token": "count", "/worker_get_conv_template": "conversation", "/model_details": "details"}
+    ERRORS = {Refused: _refuse}
+    config: WorkerConfig
+    _beating: asyncio.Task[None]  # which nobody else keeps
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class Worker:
         return as_json({"conv": asdict(conversation_of(self.config.run.template))})
 
     async def count(self, request: Request) -> Response:
-        ids = await ids_read(self.engine, await self._choice(request), self.config.queue_seconds)
+        ids = await self.ids(await self._choice(request))
         return as_json({"count": len(ids), "error_code": 0})
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -95,8 +96,8 @@ class Worker:
         return Response(status_code=GONE) if last is None else as_json(last)
 
     async def _choice(self, request: Request) -> Choice:
-        data = await body_of(request, self.config.body_mb)
-        choices = read_body(data, Completion, _as_completion).choices(self.config.run)
+        completion = await self.read(request, Completion, _as_completion)
+        choices = completion.choices(self.config.run)
         if len(choices) > 1:
             raise Refused("a worker answers one prompt at a time: ask for one", "prompt")
         return choices[0]
@@ -127,7 +128,7 @@ class Worker:
     # --- the controller -----------------------------------------------------------------------------------------------
 
     def begun(self, url: str) -> None:
-        """It listens at this address, so the controller may know of it."""
+        """The controller may know of the worker at this address."""
         address = self.config.worker or url
         print(f"flowspec: a worker of {self.config.controller} at {address}", flush=True)
         self._beating = asyncio.get_running_loop().create_task(self.beat(address))
@@ -184,21 +185,6 @@ async def _last(states: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
     async for state in states:
         last = state
     return last
-
-
-def error_of(refused: Refused) -> dict[str, Any]:
-    """An error as FastChat sends it."""
-    code = CODES.get(refused.status, ErrorCode.PARAM_OUT_OF_RANGE)
-    if refused.code == "context_length_exceeded":
-        code = ErrorCode.CONTEXT_OVERFLOW
-    return {"text": refused.message, "error_code": int(code)}
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    """FastChat reads an error in a body, whatever the status."""
-    assert isinstance(error, Refused)
-    body = json.dumps(error_of(error)).encode()
-    return Response(body + b"\0" * request.url.path.endswith("_stream"), media_type="application/octet-stream")
 
 
 def build(argv: Sequence[str]) -> tuple[Engine, Listener]:

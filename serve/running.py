@@ -12,24 +12,23 @@ import time
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Sequence
 
 import uvicorn
-from fastapi import FastAPI
 
 from config.cli import DEFAULT_PRESET, parse
+from config.keys import preset_of, typed
 from config.serve_config import ServeConfig
-from config.typed import preset_of, typed
 from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, die, interrupt, say
 from launch.fork_server import LOOK
 from launch.pipeline import Pipeline
 from launch.processes import kill_all
 from pipeline.failure import guarded
+from serve.app import Service
 from serve.connections import Complaints, Connection, room
 from serve.engine import Engine, Limits
 
-Keys = TypeVar("Keys", bound=ServeConfig)
 PATIENCE = 10.0  # seconds for the pipeline to end in good order
 LEAVE = 3  # seconds for answers under way, once the server is to end
 REPORT = 5  # seconds more to let the others know that it ends
@@ -83,20 +82,9 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-class Service(Protocol):
-    """What is served."""
-
-    @property
-    def app(self) -> FastAPI:
-        """The application, for uvicorn."""
-
-    def begun(self, url: str) -> None:
-        """It listens at this address."""
-
-
-def build(argv: Sequence[str], command: str, kind: type[Keys], service: Callable[[Engine, Keys, str], Service]
+def build(argv: Sequence[str], command: str, kind: type[ServeConfig], service: type[Service]
           ) -> tuple[Engine, Listener]:
-    """The engine and the listener of these words; neither of them runs yet. The service gets the model's name, too."""
+    """The engine and the listener of these words; neither of them runs yet."""
     words = settled(argv, kind)
     config = parse(words, command, kind=kind)
     report_left_open(argv)

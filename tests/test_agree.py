@@ -10,9 +10,8 @@ from config.cli import all_options
 from config.command import flat
 from config.run_config import CHOICES, RunConfig
 from eval.keys import EvalConfig
-from launch.hosts.agreement import GIVEN, LOCAL, judge_facts, settings
+from launch.hosts.agreement import GIVEN, LOCAL, clean, judge_facts, settings
 from launch.hosts.board import Board
-from launch.hosts.entries import clean
 
 BOARD = Board(0, "10.0.0.1", 1, "", 1, ())
 TYPED = {"stages": "0+2+2", "tp_shares": "2,1", "methods": "ar", "sets": "qa", "temperatures": "0",

@@ -33,8 +33,8 @@ def alone(options):
         assert pipeline.chat(TALK, template="vicuna").text == texts[2]
         assert pipeline.chat(TALK[1:2], template="none").text == pipeline.generate("who are you?").text
         for messages, sentence in (([], "are empty"), ([{"role": "fox", "content": "x"}], "has the role 'fox'"),
-                               (TALK[:3], "nothing to answer"), (["hello"], "message 0 has no text"),
-                               ([*TALK, {"role": "user"}], "message 4 has no text")):
+                                   (TALK[:3], "nothing to answer"), (["hello"], "message 0 has no text"),
+                                   ([*TALK, {"role": "user"}], "message 4 has no text")):
             with pytest.raises(ValueError, match=sentence):
                 pipeline.chat(messages)
         return texts

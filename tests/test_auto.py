@@ -20,8 +20,8 @@ from eval.keys import EvalConfig
 from eval.keys import words as evaluation
 from eval.plan import plan as planning
 from eval.plan.candidates import Candidate
-from eval.plan.check import Checked, check
 from eval.plan.keys import PlanConfig
+from eval.plan.measure import Checked, check
 from launch import auto
 from launch.pipeline import Pipeline
 from launch.run import run
@@ -223,7 +223,10 @@ def test_a_plan_in_a_process_of_its_own_chooses_a_method_or_says_why_it_cannot(t
     found = parse(auto.settled(words))
     assert found.stages == "0+8" and found.draft == "suffix"
     capfd.readouterr()
-    with pytest.raises(ValueError, match="did you mean prompt"):
+    (tmp_path / "refusing.py").write_text("import sys\nsys.exit('flowspec: did you mean prompt')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(auto, "PLAN", "refusing")
+    with pytest.raises(ValueError, match="pipeline_type=auto: did you mean prompt"):
         auto._planned(["promt=1"])
     assert capfd.readouterr().err == "", "the one sentence is that of the command"
 

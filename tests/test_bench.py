@@ -10,8 +10,7 @@ from shutil import copytree
 import pytest
 
 from config.cli import parse
-from config.command import flat
-from config.drafts import parts
+from config.command import flat, parts
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question

@@ -13,7 +13,7 @@ from config.serve_config import ServeConfig, WorkerConfig
 from serve import connections, running
 from serve.app import Server
 from serve.auth import Framing
-from serve.connections import Complaints, Room, room
+from serve.connections import Complaints, room
 from serve.engine import Engine, Health, Limits
 from serve.fastchat import Worker
 from serve.running import Listener
@@ -98,7 +98,7 @@ def test_who_sends_nothing_or_half_a_head_is_closed_and_a_long_answer_is_not(app
 
 def test_of_too_many_the_one_whose_client_is_silent_the_longest_is_closed(app, monkeypatch):
     monkeypatch.setattr(connections, "HEAD", 600)
-    monkeypatch.setattr(running, "room", lambda config: Room(4, 16))
+    monkeypatch.setattr(running, "room", lambda config: (4, 16))
     with listening(app) as connect:
         held = connect(REQUEST % b"held")
         assert app.begun.wait(60)

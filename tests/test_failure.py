@@ -19,7 +19,7 @@ from launch.run import Command, run
 from launch.split.write import split
 from model.cache import TreeCache
 from tests import forked
-from tests.saved import command, here, models, save_tokenizer, wait_until
+from tests.saved import here, models, save_tokenizer, wait_until
 
 FIVE = "0+1+1+1+1"
 ENDLESS = ("prompt_ids=5,17,40", "ignore_eos=true", "max_length=30000", "max_new_tokens=30000")
@@ -153,9 +153,9 @@ def test_debug_shows_where_an_error_comes_from(saved, capsys):
     assert "Traceback" in printed and "flowspec: prompt_ids has 53" in printed
 
 
-def test_bad_input_ends_the_real_command_in_one_sentence_too(saved, tmp_path):
+def test_bad_input_ends_all_processes_in_one_sentence_too(saved, tmp_path):
     words = [f"model_dir={saved / '0+2+2'}", "prompt_ids=5,5,5", "max_length=3"]
-    with command(tmp_path, "scripts.generate", *words) as run:
+    with forked.command(tmp_path, "scripts.generate", *words) as run:
         assert run.end(90) == 2  # found by rank 0, when all have started
     assert "the prompt has 3 tokens and the context only 3" in sentence(run.stderr)
 

@@ -9,7 +9,7 @@ import torch
 from config.run_config import RunConfig
 from launch import memory
 from launch.build import build_draft, build_lm_head, build_stage
-from launch.memory import Need, check_memory, local_ranks, need
+from launch.memory import Need, check_memory, local_ranks, need, together
 from launch.spec import RankSpec
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import Part
@@ -98,7 +98,7 @@ def test_the_refusal_names_need_free_and_the_largest_length_that_fits(parts, mon
     config = RunConfig(dtype="float32", max_length=8000)
     left = total(RunConfig(dtype="float32", max_length=1000), parts)
     monkeypatch.setattr(memory, "free", lambda device: left)
-    stated = sum((need(RankSpec(config, part)) for part in parts), Need(0, 0, 0))
+    stated = together(need(RankSpec(config, part)) for part in parts)
     with refused(f"ranks 0, 1, 2 need {stated} of memory on cpu, which has {left / 1e9:.2f} GB free: "
                  "give max_length=1000 or less"):
         check(config, parts, parts)

@@ -169,7 +169,8 @@ def test_json_nested_without_end_is_refused(models, tmp_path, name, what):
     folder = Path(shutil.copytree(models / ("shards" if name.endswith("index.json") else "whole"), tmp_path / "model"))
     content = NESTED[what].encode()
     (folder / name).write_bytes(content if name.endswith("json") else len(content).to_bytes(8, "little") + content)
-    with refused(f"{folder / name} is nested too deeply (more than 64 lists and objects, one in the other)"):
+    deep = "is nested too deeply (more than 64 lists and objects, one in the other)"
+    with refused(f"{folder / name} {deep if name.endswith('json') else 'is cut off, damaged or no safetensors file'}"):
         Checkpoint(folder)
 
 
@@ -277,7 +278,7 @@ def entry(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> di
     *({"a": value} for value in (None, 3, [], "F32", {}, {"dtype": "F32"})),
     *({"a": entry(dtype=dtype)} for dtype in (["F32"], 32, None, "F33", "f32", "C64", "F4")),
     *({"a": entry(shape=shape)} for shape in (
-        "23", 6, None, [2, "3"], [2.0, 3.0], [2.5, 2.4], [-2, -3], [True, 6], [[2], 3], [6, 1, 1, 1, 1, 1, 1, 1, 1],
+        "23", 6, None, [2, "3"], [2.0, 3.0], [2.5, 2.4], [-2, -3], [True, 6], [[2], 3],
         [6, 10 ** 40], {"2": 3})),
     *({"a": entry(offsets=offsets)} for offsets in (
         [0.0, 24.0], ["0", "24"], [-24, 0], [24, 0], [0], [0, 24, 48], 24, None, [False, 24], [0, 10 ** 40])),
@@ -300,12 +301,14 @@ def test_a_sound_header_is_taken_in_any_order_with_tensors_of_no_bytes(model):
         "a": (5,), "none": (0, 7), "b": (1,)}
 
 
-def test_a_file_without_tensors_or_with_a_header_of_gigabytes_is_refused(model, monkeypatch):
+def test_a_file_without_tensors_or_with_a_header_of_gigabytes_is_refused(model):
     write_header(model / "model.safetensors", {}, 0)
     with refused("holds no tensor"):
         Checkpoint(model)
-    monkeypatch.setattr("model.weights.checkpoint.LARGEST", 1)
-    with refused("has a header of 2 bytes, more than any safetensors file"):
+    with (model / "model.safetensors").open("r+b") as file:
+        file.truncate(1 << 31)  # which takes no room on a disk
+        file.write((1 << 30).to_bytes(8, "little"))
+    with refused("is cut off, damaged or no safetensors file"):
         Checkpoint(model)
 
 

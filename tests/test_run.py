@@ -42,35 +42,35 @@ def test_every_method_on_every_split_writes_the_reference_text(saved, tmp_path, 
     assert result(tmp_path / "out.json")["token_ids"] == reference(float(temperature))
 
 
-def over_five(saved, folder, method, temperature):
-    """The words of a command with five ranks, which leaves an output and a trace in the folder."""
-    return [f"model_dir={saved / '0+1+1+1+1'}", f"pipeline_type={method}", f"temperature={temperature}",
+def typed(saved, folder, stages, method, temperature):
+    """The words of a command over these stages, which leaves an output and a trace in the folder."""
+    return [f"model_dir={saved / stages}", f"pipeline_type={method}", f"temperature={temperature}",
             f"output={folder / 'out.json'}", f"trace={folder / 'trace'}", "dtype=float64", *ASK, *FAST]
 
 
-def test_five_processes_write_what_threads_write(saved, tmp_path):
-    with command(tmp_path, "scripts.generate", *over_five(saved, tmp_path, "continuous", "1")) as run:
+def test_the_processes_that_a_person_starts_write_what_threads_write(saved, tmp_path):
+    with command(tmp_path, "scripts.generate", *typed(saved, tmp_path, "0+2+2", "continuous", "1")) as run:
         assert run.end(120) == 0, run.stderr
-    is_whole(tmp_path, "continuous", "1", run.stdout, run.stderr)
+    is_whole(tmp_path, 3, "continuous", "1", run.stdout, run.stderr)
 
 
-@pytest.mark.parametrize(("method", "temperature"), [("ar", "1"), ("continuous", "0")])
+@pytest.mark.parametrize(("method", "temperature"), [("ar", "1"), ("continuous", "0"), ("continuous", "1")])
 def test_five_processes_without_their_launcher_write_the_same(saved, tmp_path, method, temperature):
-    with ranks(tmp_path / "ranks", over_five(saved, tmp_path, method, temperature), 5) as run:
+    with ranks(tmp_path / "ranks", typed(saved, tmp_path, "0+1+1+1+1", method, temperature), 5) as run:
         assert run.codes(120) == [0] * 5, run.text(0)
         assert [run.text(rank) for rank in range(1, 5)] == [""] * 4
-        is_whole(tmp_path, method, temperature, run.text(0, 1), run.text(0))
+        is_whole(tmp_path, 5, method, temperature, run.text(0, 1), run.text(0))
 
 
-def is_whole(tmp_path, method, temperature, stdout, stderr):
-    """Output, trace and what was printed are those of the reference text over five processes."""
+def is_whole(tmp_path, world, method, temperature, stdout, stderr):
+    """Output, trace and what was printed are those of the reference text over so many processes."""
     got = result(tmp_path / "out.json")
     assert got["token_ids"] == reference(float(temperature))
     assert " ".join(map(str, got["token_ids"])) in stdout and "mean accepted length" in stdout
     assert stderr.startswith("trace: ") and len(stderr.splitlines()) == 1
     events = result(tmp_path / "trace" / "trace.json")["traceEvents"]
     named = {(event["pid"], event["name"]) for event in events}
-    for rank in range(1, 5):
+    for rank in range(1, world):
         assert (rank, "forward") in named
         assert (rank, "prune") in named or method == "ar"  # whose one prune may come behind the Reset
     assert {(0, "send"), (0, "recv"), (0, "wait")} <= named and ((0, "grow") in named) == (method != "ar")

@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import threading
-import time
 import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -118,7 +117,7 @@ def test_an_answer_goes_on_while_a_prompt_is_read(engine, monkeypatch):
         in_time.append(ended.wait(60))
         return PROMPT
 
-    going = asked(engine, Heard(**LONG))[0]
+    going = asked(engine, Heard(max_new_tokens=200))[0]
     assert isinstance(going.events.get(timeout=600), Piece)
     monkeypatch.setattr("serve.engine.fitting_ids", slow)
     read = asked(engine, Heard())[0]
@@ -291,10 +290,9 @@ def test_a_rank_that_is_killed_is_named_and_the_server_answers_again(words):
             got[name] = server.chat("hello", max_tokens=tokens)
 
         threads = [threading.Thread(target=ask, args=asked) for asked in (("under way", 1500), ("waiting", 8))]
-        for thread in threads:
+        for number, thread in enumerate(threads, 1):
             thread.start()
-            time.sleep(0.3)
-        assert wait_until(lambda: len(server.engine.jobs) == 2, 30)
+            assert wait_until(lambda number=number: len(server.engine.jobs) == number, 30)
         os.kill(worker_of(2), signal.SIGKILL)
         for thread in threads:
             thread.join()

@@ -11,9 +11,9 @@ import pytest
 import eval.specinfer.flexflow as ff
 from config.cli import parse
 from config.command import flat
+from config.keys import typed
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig
-from config.typed import typed
 from eval.specinfer.command import main, program
 from eval.specinfer.parse import FLAGS, IGNORED, NAMES, OPTIONS, Parser, SpecInferConfig, flags_of, read
 from launch.pipeline import Pipeline

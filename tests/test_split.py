@@ -9,7 +9,6 @@ import re
 import resource
 import shutil
 import subprocess
-import sys
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from model.weights.checkpoint import Checkpoint, Writer, sample
 from model.weights.parts import Part
 from split_and_save_models import main
 from tests.checkpoints import refused, same, save_head, save_llama
+from tests.forked import CONTEXT
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYOUTS = {"safetensors": {}, "shards": {"max_shard_size": "4KB"}, ".bin": {"safe_serialization": False}}
@@ -162,15 +162,16 @@ def test_a_checkpoint_of_thirteen_files_is_split_interrupted_resumed_and_checked
         check(tmp_path / "split")
 
 
-PEAK = """
-import re, sys
-from launch.split.write import split
-def peak():
-    return int(re.search("VmHWM:\\\\s+(\\\\d+)", open("/proc/self/status").read())[1]) / 1024
-before = peak()
-split(sys.argv[1], sys.argv[1] + "/split", "2", progress=False)
-print(peak() - before)
-"""
+def peak() -> float:
+    """The most memory that this process has had, in MB."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def split_alone(folder: Path) -> None:
+    """Split the model in a folder, and leave there by how much that raised the peak of memory."""
+    before = peak()
+    split(folder, folder / "split", "2", progress=False)
+    (folder / "peak").write_text(str(peak() - before))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
@@ -188,8 +189,11 @@ def test_the_peak_of_memory_is_about_the_largest_tensor(tmp_path, kind):
         torch.save(model, tmp_path / "pytorch_model.bin")
     else:
         save_file(model, tmp_path / "model.safetensors")
-    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert float(done.stdout) < 40, f"{done.stdout} MB for 96 MB in tensors of 4 MB {done.stderr}"
+    process = CONTEXT.Process(target=split_alone, args=[tmp_path])
+    process.start()
+    process.join()
+    raised = float((tmp_path / "peak").read_text())
+    assert raised < 40, f"{raised} MB for 96 MB in tensors of 4 MB"
 
 
 # Failure
@@ -320,14 +324,11 @@ def test_an_output_folder_that_cannot_be_written_is_refused(models, tmp_path, mo
         split(models / "base", tmp_path / "split", "3", progress=False)
 
 
-def test_the_command_splits_checks_and_explains_its_errors(models, tmp_path):
-    def run(*args: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "split_and_save_models.py", *map(str, args)], cwd=ROOT,
-                              capture_output=True, text=True)
-
-    done = run(models / "base", tmp_path, "--stages", "2", "--eagle", models / "eagle")
-    assert done.returncode == 0, done.stderr
-    assert "stage_0: drafts" in done.stdout and "stage_2: layers 1 to 2" in done.stdout and "splitting" in done.stderr
+def test_the_command_splits_and_says_what_is_where(models, tmp_path, capsys):
+    words = [models / "base", tmp_path, "--stages", "2", "--eagle", models / "eagle"]
+    assert main(list(map(str, words))) == 0
+    shown = capsys.readouterr()
+    assert "stage_0: drafts" in shown.out and "stage_2: layers 1 to 2" in shown.out and "splitting" in shown.err
 
 
 @pytest.mark.parametrize(("stages", "sentence"), [("0+2+2", "adds up to 4 layers, but the model has 3"),

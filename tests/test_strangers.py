@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.schema.untrusted import plain
-from launch.hosts.agreement import judge_ways, open_door, reaches
-from launch.hosts.entries import Junk, clean
+from launch.hosts.agreement import Junk, clean, judge_ways
+from launch.hosts.rendezvous import open_door, reaches
 from launch.hosts.store import STRANGERS, Entries, Store, StoreClient, StoreServer, hang_up
 from launch.trace import learn_time, send_time
 from pipeline.heartbeat import Heartbeat
@@ -116,7 +116,7 @@ def test_a_reset_connection_and_hundreds_that_say_nothing_keep_nobody_out(keeper
     for way in half:
         way.sendall(b'["flow')
     assert works(keeper)
-    assert len(keeper._strangers) <= STRANGERS
+    assert sum(keeper._ways.values()) <= STRANGERS
     for way in idle + half:
         way.close()
     assert "Traceback" not in capfd.readouterr().err

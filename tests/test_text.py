@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from config.presets import ROOT
 from model.text import LLAMA2_SYSTEM, Reader, Stream, Text, chosen
 from tests.checkpoints import refused
+from tests.forked import CONTEXT
 
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog does not mind.", "  def add(a, b):", "naïve café",
           "How are you today? I am fine, thank you.", "One two three four five six seven eight nine ten."]
@@ -339,22 +340,24 @@ def test_a_chat_template_has_one_process_which_ends_with_its_text(llama3):
     assert set(multiprocessing.active_children()) == before
 
 
-KILLED = """
-import multiprocessing, sys
-from model.text import Text
-text = Text(sys.argv[1])
-text.prompt_ids(["Hi"], "own")
-print(len(multiprocessing.active_children()), flush=True)
-sys.stdin.read()
-"""
+def ask_and_wait(folder, link):
+    """Send the number of the processes that this one has once a template was asked."""
+    text = Text(folder)
+    text.prompt_ids(["Hi"], "own")
+    link.send(len(multiprocessing.active_children()))
+    signal.pause()
 
 
 def test_the_process_of_a_template_ends_with_a_program_that_is_killed(llama3):
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(llama3.folder)], cwd=ROOT, text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        assert program.stdout and program.stdout.readline() == "1\n"
-        program.kill()
-        assert program.stdout.read() == "", "this ends when nobody has the pipe open any more"
+    mine, its = CONTEXT.Pipe()
+    program = CONTEXT.Process(target=ask_and_wait, args=(llama3.folder, its))
+    program.start()
+    its.close()
+    assert mine.recv() == 1
+    program.kill()
+    program.join()
+    with pytest.raises(EOFError):  # comes when nobody has the pipe open any more
+        mine.recv()
 
 
 def test_half_a_character_is_refused(llama):

@@ -185,7 +185,8 @@ def test_the_trace_of_a_run_that_was_lost_can_be_read_and_a_cut_line_at_its_end_
     words = [f"model_dir={saved / '0+2+2'}", *ENDLESS[:-1], f"trace={folder}"]
     with ranks(tmp_path / "run", words, 3) as run:
         assert wait_until(lambda: len(run.text(0, 1)) > 200, 60), run.text(0)
-        time.sleep(2 * trace.OFTEN)
+        for written in (folder / "rank_1.jsonl", folder / "rank_2.jsonl"):
+            assert wait_until(lambda written=written: '"forward"' in written.read_text(), 30)
         run.processes[2].kill()
         assert run.codes() == [75, 75, -9]
     whole = read(folder)

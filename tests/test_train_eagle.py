@@ -226,6 +226,7 @@ def test_a_head_of_any_family_is_taught_with_the_features_of_transformers(name, 
                          ids=["eagle authors", "eagle", "eagle3"])
 def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_path, monkeypatch, third, course, halts):
     base, talks = base_and_talks
+    monkeypatch.setattr(train_eagle, "NEW_TOKENS", 40)
 
     def command(out):
         return ["--data", str(talks), "--template", "vicuna", "--epochs", "2", "--batch", "2", "--save-every", "2",
@@ -253,6 +254,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["unrolled_passes"] == 2
     with refused("is of a training with passes=2 instead of 3"):
         train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
+    if course:
+        return  # that a head drafts does not depend on how it was taught
     split(base, tmp_path / "split", "0+3+4", tmp_path / "whole", progress=False)
     texts = []
     for method in ("ar", "continuous"):

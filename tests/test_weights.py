@@ -101,7 +101,7 @@ def test_a_cut_off_safetensors_file_is_refused(model, length):
 
 def test_a_header_that_makes_no_sense_is_refused(model):
     (model / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"{[]}")
-    with refused("the header of"):
+    with refused("is cut off, damaged or no safetensors file"):
         Checkpoint(model)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Collection, Mapping
 
+from config.files import fits
 from config.schema.untrusted import is_name, read_json, shown
 
 
@@ -21,39 +22,28 @@ class Kind:
 
 def whole(low: int, high: int) -> Kind:
     """The whole numbers from one to another, both of them included."""
-    return Kind(f"a whole number from {low} to {high}", lambda value: is_whole(value) and low <= value <= high)
+    return Kind(f"a whole number from {low} to {high}", lambda value: fits(value, int) and low <= value <= high)
 
 
 def number(low: float, high: float) -> Kind:
     """All numbers from one to another, both of them included; NaN is none of them."""
-    def fits(value: Any) -> bool:
-        return (is_whole(value) or isinstance(value, float)) and low <= value <= high
-
-    return Kind(f"a number from {low:g} to {high:g}", fits)
+    return Kind(f"a number from {low:g} to {high:g}", lambda value: fits(value, float) and low <= value <= high)
 
 
 def one_of(*texts: str) -> Kind:
     """One of some texts."""
-    return Kind(f"one of {', '.join(texts)}", lambda value: isinstance(value, str) and value in texts)
+    return Kind(f"one of {', '.join(texts)}", lambda value: fits(value, str) and value in texts)
 
 
 def list_of(kind: Kind, most: int) -> Kind:
     """A list of at most so many values, all of one kind."""
-    def fits(value: Any) -> bool:
-        short = isinstance(value, list) and len(value) <= most
-        return short and all(map(kind.fits, value))
-
-    return Kind(f"a list of at most {most}, each of them {kind.words}", fits)
+    return Kind(f"a list of at most {most}, each of them {kind.words}",
+                lambda value: fits(value, list) and len(value) <= most and all(map(kind.fits, value)))
 
 
-def is_whole(value: object) -> bool:
-    """Whether a value is a whole number. To Python `true` is one, but not to its author."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+FLAG = Kind("true or false", lambda value: fits(value, bool))
 NAME = Kind("a name", is_name)
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+OBJECT = Kind("an object", lambda value: fits(value, dict))
 
 # What torch can still allot or multiply without an overflow; no model comes near.
 COUNT = whole(1, 1 << 16)

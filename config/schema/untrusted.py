@@ -8,8 +8,9 @@ import json
 import re
 import reprlib
 from collections import Counter
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, Iterable, Union
+from typing import Any, Union
 
 Name = Union[str, Path]
 LARGEST = 100_000_000  # bytes of JSON, as in the header of a safetensors file
@@ -145,11 +146,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _is_deep(content: Any) -> bool:
     level = [content]
     for _ in range(DEEPEST):
-        level = [inner for outer in level for inner in _items(outer)]
+        inner = (outer.values() if isinstance(outer, dict) else outer for outer in level
+                 if isinstance(outer, (dict, list)))
+        level = list(chain.from_iterable(inner))
     return bool(level)
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
+from config.keys import over
 from config.presets import ROOT
-from config.typed import over
 from launch.ask import questions
 from launch.pipeline import Pipeline
 from launch.run import Command, run

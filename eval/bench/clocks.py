@@ -14,9 +14,9 @@ from typing import Dict, Sequence, Tuple
 from tqdm import tqdm
 
 from config.cli import parse
+from config.keys import over, preset_of, typed
 from config.profiles import Profile
 from config.run_config import RunConfig
-from config.typed import over, preset_of, typed
 from eval.bench.overhead import QUESTIONS, Span, request
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -36,10 +36,10 @@ Speeds = Dict[Case, float]
 
 def clocks(argv: list[str]) -> int:
     """The command `python -m scripts.bench clocks`; its exit code."""
-    words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"})
-    options = {key: value for key, value in typed(words).items()
-               if key not in ("time", "trace")}
-    preset = preset_of(words) or "toy"
+    preset = preset_of(argv)
+    words = over(argv[bool(preset):], {"max_new_tokens": "48", "profile": "jetson-7b"})
+    options = {key: value for key, value in typed(words).items() if key not in ("time", "trace")}
+    preset = preset or "toy"
     folder = tempfile.mkdtemp(prefix="flowspec-")
     with Pipeline.open(preset, **options, trace=folder) as pipeline:
         emulated = _speeds(pipeline, "emulated")

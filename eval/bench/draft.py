@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.command import ComparedDrafts
-from config.drafts import FOLDERS, parts, starting
+from config.command import FOLDERS, ComparedDrafts, parts, starting
 from config.files import check_output
+from config.keys import over, typed
 from config.questions import load
 from config.ranges import listed
-from config.typed import over, typed
 from eval.bench.branches import check_form, draw, text_art
 from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled

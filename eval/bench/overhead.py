@@ -10,8 +10,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Callable, Dict, Iterable, Sequence
 
+from config.keys import over, typed
 from config.run_config import RunConfig
-from config.typed import over, typed
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft

@@ -35,14 +35,9 @@ class Runs(NamedTuple):
 
 def runs(record: Record) -> Runs:
     """The runs of one text."""
-    ended, length = [], 0
-    for match in record:
-        if match:
-            length += 1
-        else:
-            ended.append(length)
-            length = 0
-    return Runs(ended, length)
+    signs = "".join(map(str, record))
+    *ended, cut = map(len, signs.split("0"))
+    return Runs(ended, cut)
 
 
 class Sums(NamedTuple):

@@ -11,84 +11,70 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, Union
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from eval.dsi.formulas import Array, Numbers, check_accounting, doubles
 
 ENDLESS = 1 << 40  # more drafts than any text has tokens
 NEGLIGIBLE = 1e-20  # chance of outcomes that change no digit of a double
-Positions = npt.NDArray[np.int64]
-Ahead = Callable[[Positions], Positions]  # at positions [C, R]: the drafts that are right from there on, [C, R]
+Ahead = Callable[[Array], Array]  # at positions [C, R]: the drafts that are right from there on, [C, R]
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """Rounds of draft, then verify. Every field has the shape [C, 1]."""
-
-    target: Array
-    drafter: Array
-    most: Array  # the lookahead
-
-    def cost(self, left: Numbers, accepted: Numbers) -> Array:
-        """The costs [C, R] of rounds in which so many drafts `accepted` [C, R] are right, with `left` tokens to go."""
-        drafts = np.minimum(self.most, np.asarray(left) - 1)
-        return drafts * self.drafter + self.target + 0.0 * accepted
-
-    def iterations(self, left: Numbers, accepted: Numbers) -> Array:
-        """One each, [C, R]."""
-        return np.ones(np.shape(accepted))
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Runs of drafts without end, verified window after window; beside them tokens are decoded plainly.
-
-    Arrays have the shape [C, 1].
-    """
+class Decoding:
+    """Rounds of draft, then verify, or runs of drafts that are verified window after window. Arrays are [C, 1]."""
 
     target: Array
     drafter: Array
     lookahead: Array
-    late: bool  # whether a run whose drafts fill its windows pays for the window after them (original)
-    most: int = ENDLESS
+    runs: bool = False  # that go on until a rejection; beside them tokens are decoded plainly
+    late: bool = False  # whether a run whose drafts fill its windows pays for the window after them (original)
 
-    def cost(self, left: Numbers, accepted: Numbers) -> Array:
-        """The costs [C, R] of runs in which so many drafts `accepted` [C, R] are right, with `left` tokens to go."""
-        accepted = np.asarray(accepted)
-        whole = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
-        windows = np.where(accepted > 0, whole, 0)
-        drafts = np.minimum(windows * self.lookahead, np.asarray(left) - 1)
-        return np.minimum(self.target + drafts * self.drafter, (accepted + 1) * self.target)
+    @property
+    def most(self) -> Array:
+        """The drafts that a round or run can have accepted, as far as the text goes on."""
+        return np.full_like(self.lookahead, ENDLESS) if self.runs else self.lookahead
 
-    def iterations(self, left: Numbers, accepted: Numbers) -> Array:
-        """The windows [C, R] that were drafted until the rejection; at the end of the text one more, without drafts."""
-        ends = np.asarray(accepted) >= np.asarray(left) - 1
+    def cost(self, left: Numbers, accepted: Array) -> Array:
+        """The costs [C, R] of what has so many drafts `accepted` [C, R], with `left` tokens to go."""
+        drafts = self.lookahead
+        if self.runs:
+            windows = accepted // self.lookahead + 1 if self.late else -(-accepted // self.lookahead)
+            drafts = np.where(accepted > 0, windows, 0) * self.lookahead
+        drafts = np.minimum(drafts, np.asarray(left) - 1)
+        cost = self.target + drafts * self.drafter
+        return np.minimum(cost, (accepted + 1) * self.target) if self.runs else cost + 0.0 * accepted
+
+    def iterations(self, left: Numbers, accepted: Array) -> Array:
+        """The windows [C, R] that were drafted: one in a round; in a run those until the rejection, or the text's end.
+
+        At the end of the text a run has one more, without drafts.
+        """
+        if not self.runs:
+            return np.ones(accepted.shape)
+        ends = accepted >= np.asarray(left) - 1
         begun, filled = -(-accepted // self.lookahead), accepted // self.lookahead
         return np.where(ends, begun, filled) + 1.0
 
 
-Decoding = Union[Rounds, Runs]
-
-
-def si(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Rounds:
+def si(target: Numbers, drafter: Numbers, lookahead: Numbers) -> Decoding:
     """SI with C configurations, each argument a number or [C]; plain decoding has the lookahead 0."""
-    return Rounds(*_columns(target, drafter, lookahead))
+    T, d, k = _columns(target, drafter, lookahead)
+    return Decoding(T, d, k)
 
 
-def dsi(target: Numbers, drafter: Numbers, lookahead: Numbers, accounting: str = "corrected") -> Runs:
+def dsi(target: Numbers, drafter: Numbers, lookahead: Numbers, accounting: str = "corrected") -> Decoding:
     """DSI in one of the two accountings. Raises ValueError for another one."""
     check_accounting(accounting)
     T, d, k = _columns(target, drafter, lookahead)
-    return Runs(T, d, k, late=accounting == "original")
+    return Decoding(T, d, k, runs=True, late=accounting == "original")
 
 
-def _columns(*values: Numbers) -> list[Any]:
+def _columns(*values: Numbers) -> list[Array]:
     """Numbers or arrays [C] as arrays [C, 1] of doubles."""
-    alike = np.broadcast_arrays(*values)
-    return [np.reshape(value, (-1, 1)).astype(np.float64) for value in alike]
+    return [doubles(value).reshape(-1, 1) for value in np.broadcast_arrays(*values)]
 
 
 # --- mean and deviation -----------------------------------------------------------------------------------------------
@@ -168,9 +154,9 @@ def simulate(decoding: Decoding, ahead: Ahead, tokens: int, repeats: int) -> Sam
 def drawn(acceptance: Numbers, seed: int) -> Ahead:
     """Drafts that are right by chance, each with `acceptance` (a number or [C]) and independent of all others."""
     rng = np.random.default_rng(seed)
-    a = np.reshape(acceptance, (-1, 1)).astype(np.float64)
+    [a] = _columns(acceptance)
 
-    def ahead(positions: Positions) -> Positions:
+    def ahead(positions: Array) -> Array:
         if np.all((a == 0) | (a == 1)):
             return np.broadcast_to(np.where(a == 1, ENDLESS, 0), positions.shape)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -187,11 +173,11 @@ def counted(decoding: Decoding, texts: Sequence[Iterable[int]], tokens: int, pad
     Where a text ends, `padding` drafts are. A window of SI is a round; a run of DSI goes on until a window is not full.
     """
     ahead: list[Iterator[int]] = [chain(text, repeat(padding)) for text in texts]
-    if isinstance(decoding, Runs):
+    if decoding.runs:
         lookahead = int(decoding.lookahead.item())
         ahead = [_runs(windows, lookahead, tokens) for windows in ahead]
 
-    def following(positions: Positions) -> Positions:
+    def following(positions: Array) -> Array:
         return np.array([list(map(next, ahead))])
 
     return simulate(decoding, following, tokens, len(ahead))

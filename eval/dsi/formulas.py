@@ -16,7 +16,7 @@ drafts runs beside them, and a run costs no more than (n + 1) T.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +63,10 @@ def dsi_rate(target: Numbers, drafter: Numbers, acceptance: Numbers, lookahead: 
     rate = rejection * target + window * windows
     if not bare:
         return rate
-    runs = _Runs(*np.broadcast_arrays(target, window, acceptance, lookahead, rate)[:4])
-    saved = (1 - runs.acceptance) * _saved_by_bare(runs, late=int(original))
-    no_sooner = runs.window >= runs.lookahead * runs.target  # a window takes as long as its tokens one by one
-    return np.where(no_sooner, runs.target, rate - saved)[()]
+    T, w, a, k, _ = np.broadcast_arrays(target, window, acceptance, lookahead, rate)
+    saved = rejection * _saved_by_bare(T, w, a, k, late=int(original))
+    no_sooner = w >= k * T  # a window takes as long as its tokens one by one
+    return np.where(no_sooner, T, rate - saved)[()]
 
 
 def check_accounting(accounting: str) -> None:
@@ -171,49 +171,39 @@ def progress(acceptance: Numbers, positions: Numbers) -> Array:
     return np.where(a == 1, positions, total)[()]
 
 
-class _Runs(NamedTuple):
-    """Arrays of one shape: what runs of DSI depend on. `window` is the time from one verification to the next."""
-
-    target: Array
-    window: Array
-    acceptance: Array
-    lookahead: Array
-
-
-def _saved_by_bare(runs: _Runs, late: int) -> Array:
+def _saved_by_bare(target: Array, window: Array, acceptance: Array, lookahead: Array, late: int) -> Array:
     """What a run saves in the mean where plain decoding is sooner: the sum of P(n) (windows(n) w - n T) where positive.
 
-    `late` is 1 if a run whose n is a multiple of k pays for the window after it (original), else 0. Window after window
-    is summed in closed form. A late window saves nothing, since k T > w: the number of those that do is finite.
+    All arrays have one shape; `window` is the time w from one verification to the next, and `late` is 1 if a run whose
+    n is a multiple of k pays for the window after it (original), else 0. Window after window is summed in closed form.
+    A late window saves nothing, since k T > w: the number of those that do is finite.
     """
-    flat = _Runs(*(np.ravel(value).astype(np.float64) for value in runs))
-    saved = np.zeros(flat.target.shape)
-    by_chance = (flat.acceptance > 0) & (flat.acceptance < 1)
-    sooner = flat.window < flat.lookahead * flat.target
+    runs = np.array([target, window, acceptance, lookahead], dtype=float).reshape(4, -1)
+    by_chance = (runs[2] > 0) & (runs[2] < 1)
+    sooner = runs[1] < runs[3] * runs[0]
+    saved = np.zeros(runs.shape[1])
     left, number = np.flatnonzero(by_chance & sooner), 1
     while left.size:
-        some = _Runs(*(value[left] for value in flat))
-        first = (number - 1) * some.lookahead + 1 - late
-        chance = some.acceptance ** first
-        late_enough = first * some.target < number * some.window
-        likely = chance * some.lookahead > NEGLIGIBLE
-        alive = late_enough & likely
-        left, some = left[alive], _Runs(*(value[alive] for value in some))
-        saved[left] += _saved_in_window(some, number, late)
+        T, w, a, k = runs[:, left]
+        first = (number - 1) * k + 1 - late
+        late_enough = first * T < number * w
+        left = left[late_enough & (a ** first * k > NEGLIGIBLE)]
+        saved[left] += _saved_in_window(runs[:, left], number, late)
         number += 1
-    return saved.reshape(runs.target.shape)
+    return saved.reshape(np.shape(target))
 
 
-def _saved_in_window(runs: _Runs, number: int, late: int) -> Array:
+def _saved_in_window(runs: Array, number: int, late: int) -> Array:
     """The part of that sum that runs of `number` windows have."""
-    a, due = runs.acceptance, number * runs.window
-    low = np.maximum((number - 1) * runs.lookahead + 1 - late, 1)
-    plain_is_sooner = np.ceil(due / runs.target) - 1  # up to so many accepted drafts
-    high = np.minimum(number * runs.lookahead - late, plain_is_sooner)
+    T, w, a, k = runs
+    due = number * w
+    low = np.maximum((number - 1) * k + 1 - late, 1)
+    plain_is_sooner = np.ceil(due / T) - 1  # up to so many accepted drafts
+    high = np.minimum(number * k - late, plain_is_sooner)
     lows, highs = a ** low, a ** (high + 1)
     mass = lows - highs
     mean = low * lows - high * highs + (a * lows - highs) / (1 - a)
-    return np.where(high < low, 0.0, due * mass - mean * runs.target)
+    return np.where(high < low, 0.0, due * mass - mean * T)
 
 
 def doubles(values: Numbers) -> Array:

@@ -6,10 +6,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
+from config.keys import over, preset_of, typed
 from config.presets import TOY
 from config.ranges import WHOLE, Range, listed, outside
 from config.run_config import RunConfig
-from config.typed import over, preset_of, typed
 from eval.dsi.keys import COMMAND
 from eval.keys import AsksSets, problems_of_files
 from eval.pair_keys import COUNT, DRAFTS, TARGET, Measured

@@ -15,9 +15,9 @@ from tqdm import tqdm
 from config.cli import parse
 from config.command import flat
 from config.files import write_json
+from config.keys import preset_of, typed
 from config.methods import METHODS
 from config.run_config import RunConfig
-from config.typed import preset_of, typed
 from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND

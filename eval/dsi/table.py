@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 from tqdm import tqdm
 
 from config.keys import read_keys
 from eval.dsi.acceptance import rate
-from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
+from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND
 from eval.dsi.latency import check_context, paces, passes
 from eval.dsi.model_keys import Pair, TableConfig
@@ -26,6 +27,7 @@ TIMES = ("target_ttft", "target_tpot", "draft_ttft", "draft_tpot")  # millisecon
 COLUMNS = ("target", "drafter", "set", "T ms", "d ms", "d/T %", "a %", "k", "plain/DSI", "SI/DSI", "original",
            "k", "plain/DSI", "SI/DSI", "best")
 Row = Dict[str, Any]  # what was measured of a pair
+Written = Tuple[List[List[int]], List[List[int]]]  # what a target was asked on a data set, and what it wrote
 LOOKAHEADS = 200  # of SI, the best of which is taken; as many as in the paper
 FLAT = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
 ROUNDS = 4  # in which the lookahead of DSI and the time of its verification settle
@@ -66,8 +68,7 @@ def predict(measures: Measures, servers: int, growth: Mapping[int, float] = FLAT
     `growth` it is interpolated; SI tries no lookahead beyond them, and DSI takes the last one for all that are larger.
     """
     target, draft, acceptance = measures
-    rows = sorted(growth)
-    factors = [growth[size] for size in rows]
+    rows, factors = zip(*sorted(growth.items()))
     most = LOOKAHEADS if len(rows) == 1 else max(1, rows[-1] - 1)
     looks = np.arange(1, min(most, LOOKAHEADS) + 1)
     verify = target * np.interp(looks + 1, rows, factors)
@@ -78,19 +79,12 @@ def predict(measures: Measures, servers: int, growth: Mapping[int, float] = FLAT
         lookahead = int(least_lookahead(verification, draft, servers))
         missed = verification / draft + lookahead
         verification = target * float(np.interp(missed, rows, factors))
-    dsi, original = (float(dsi_rate(verification, draft, acceptance, lookahead, accounting=name))
-                     for name in ("corrected", "original"))
+    setting = verification, draft, acceptance, lookahead
+    dsi, original = (float(dsi_rate(*setting, accounting=name)) for name in ACCOUNTINGS)
     return Prediction(lookahead, int(looks[best]), target, float(si[best]), dsi, original)
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
-
-class Written(NamedTuple):
-    """What a target was asked on a data set, and what it wrote."""
-
-    prompts: list[list[int]]
-    texts: list[list[int]]
-
 
 @dataclass
 class Measuring:
@@ -118,14 +112,12 @@ class Measuring:
         records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
         both = [target.whole, drafter.whole]
         found = paces(both, prompts, config.max_new_tokens, sampler, config.repeats)
-        spreads = [spread for own in found for spread in own]
-        times = {name: list(spread[:3]) for name, spread in zip(TIMES, spreads)}
+        times = {name: list(spread[:3]) for name, spread in zip(TIMES, chain(*found))}
         bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
         if not self.growth:
             sizes = sorted({1, *config.chosen_rows})
             took = passes(target.whole, sizes, config.context, sampler, config.repeats)
-            one = took[1].median
-            self.growth = {size: spread.median / one for size, spread in took.items()}
+            self.growth = {size: spread.median / took[1].median for size, spread in took.items()}
         return {**pair._asdict(), **times, "acceptance": bounds, "growth": self.growth,
                 "prompts": len(records), "tokens": sum(map(len, records))}
 
@@ -135,7 +127,7 @@ class Measuring:
             config, sampler = self.config, sampler_of(self.config)
             prompts = prompts_of(name, config, (target, drafter))
             texts = [answer(target, prompt, config.max_new_tokens, sampler) for prompt in prompts]
-            self.written[key] = Written(prompts, texts)
+            self.written[key] = prompts, texts
         return self.written[key]
 
 
@@ -162,19 +154,6 @@ def rows_of(config: TableConfig) -> dict[Pair, Row]:
     return {Pair(*map(row.get, Pair._fields)): row for row in rows}
 
 
-def measures_of(row: Row) -> Measures:
-    """What predictions follow from: the middle of each figure."""
-    target, draft, right = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
-    return Measures(target, draft, right)
-
-
-def predictions(row: Row, servers: int) -> tuple[Prediction, Prediction]:
-    """What decoding costs if a pass over many tokens takes as long as one over a single token, and with T(m)."""
-    measures = measures_of(row)
-    growth = {int(size): factor for size, factor in row["growth"].items()}
-    return predict(measures, servers, FLAT), predict(measures, servers, growth)
-
-
 # --- the table --------------------------------------------------------------------------------------------------------
 
 def table(rows: list[Row], servers: int) -> str:
@@ -184,8 +163,10 @@ def table(rows: list[Row], servers: int) -> str:
              "the published simulator, then with T(m)\n\n")
     lines = []
     for row in rows:
-        flat, grown = predictions(row, servers)
-        target, draft, right = measures_of(row)
+        middles = (row[name][0] for name in ("target_tpot", "draft_tpot", "acceptance"))
+        target, draft, right = measures = Measures(*middles)
+        growth = {int(size): factor for size, factor in row["growth"].items()}
+        flat, grown = (predict(measures, servers, known) for known in (FLAT, growth))
         folders = [Path(row[name]).name for name in ("target", "draft")]
         times = [number(target), number(draft)]
         shares = [number(100 * share, 1) for share in (draft / target, right)]

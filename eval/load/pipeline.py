@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 from tqdm import tqdm
 
 from config.files import check_folder
+from config.keys import over, preset_of
 from config.questions import by_turns
-from config.typed import over, preset_of
 from eval.load.arrivals import Figures, Served, figures, poisson, serve, unequal
 from eval.load.keys import LoadConfig, moments
 from eval.metrics import NAN, Interval

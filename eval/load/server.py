@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from config.cli import parse
+from config.keys import over
 from config.questions import by_turns
-from config.typed import over
 from eval.load.arrivals import TAIL
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.metrics import quantile

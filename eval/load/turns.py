@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from tqdm import tqdm
 
-from config.typed import over, preset_of, typed
+from config.keys import over, preset_of, typed
 from eval.bench.overhead import QUESTIONS
 from eval.load.arrivals import serve
 from eval.load.keys import LoadConfig

@@ -1,4 +1,4 @@
-"""What a plan prints: the table of candidates, a sentence of advice, the chosen keys, and what to split and push."""
+"""What a plan prints: the table of candidates, a sentence of advice, and what to split and push."""
 from __future__ import annotations
 
 from typing import Sequence
@@ -8,9 +8,9 @@ import numpy as np
 from config.methods import METHODS
 from config.profiles import Profile
 from eval.metrics import Interval, bootstrap
-from eval.plan.candidates import PLAIN, Candidate, message
-from eval.plan.check import Checked
+from eval.plan.candidates import Candidate, hops, message
 from eval.plan.keys import PlanConfig
+from eval.plan.measure import Checked
 from eval.plan.plan import Plan
 from eval.plan.search import WORTH
 from eval.plan.trial import Bench, Trial
@@ -22,7 +22,7 @@ COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by'
 
 def speed(trial: Trial) -> Interval:
     """Tokens per second with the bounds of a bootstrap over the recorded questions."""
-    rows = np.array([(one.tokens, one.seconds) for one in trial.spent], dtype=float)
+    rows = np.array(trial.spent)
     return bootstrap([rows], lambda sums: sums[..., 0, 0] / sums[..., 0, 1])
 
 
@@ -30,9 +30,11 @@ def limit(trial: Trial) -> str:
     """What limits a candidate: who is busy for most of the time, or the way of a row where nobody is."""
     busy = trial.busy
     shares = {"drafting": busy.drafting, "verdicts": busy.verdict}
-    shares.update({f"board {rank}" if rank else "rank 0's board": share for rank, share in busy.boards.items()})
-    shares.update({f"link {a}-{b}": share for (a, b), share in busy.wires.items()})
-    name = max(shares, key=lambda each: shares[each])
+    for rank, share in busy.boards.items():
+        shares[f"board {rank}" if rank else "rank 0's board"] = share
+    for (a, b), share in busy.wires.items():
+        shares[f"link {a}-{b}"] = share
+    name = max(shares, key=shares.__getitem__)
     if shares[name] >= LIMIT:
         return f"{name}, busy {shares[name]:.0%}"
     waiting = max(0.0, 1 - busy.drafting - busy.verdict)
@@ -58,9 +60,9 @@ def advice(found: Plan) -> str:
     one = found.chosen.candidate
     if found.checked:
         return _as_measured(one, found.checked)
-    guessing = [trial for trial in found.trials if trial.candidate.method != PLAIN]
+    guessing = [trial for trial in found.trials if not trial.candidate.plain]
     fewer = [trial for trial in guessing if len(trial.candidate.others) < found.boards]
-    if one.method == PLAIN:
+    if one.plain:
         return _plain(found, guessing)
     if len(one.others) < found.boards:
         return _fewer(found)
@@ -77,8 +79,8 @@ def advice(found: Plan) -> str:
 def _as_measured(one: Candidate, spent: Sequence[Checked]) -> str:
     """What this machine says, whose ranks share its cores, whatever was simulated."""
     ours = next(each.speed for each in spent if each.candidate == one)
-    others = [each for each in spent if (each.candidate.method == PLAIN) != (one.method == PLAIN)]
-    if one.method != PLAIN:
+    others = [each for each in spent if each.candidate.plain != one.plain]
+    if not one.plain:
         return (f"of {len(spent)} candidates that answered here {one.method} over {_named(one)} is the fastest, "
                 f"{ours / others[0].speed:.2f} times as fast as plain decoding")
     if not others:
@@ -100,9 +102,10 @@ def _plain(found: Plan, guessing: Sequence[Trial]) -> str:
 def _fewer(found: Plan) -> str:
     """That fewer boards are faster, and what limits more of them."""
     one = found.chosen.candidate
-    wider = max(found.trials, key=lambda trial: (trial.candidate.method == one.method, len(trial.candidate.others)))
+    same = [trial for trial in found.trials if trial.candidate.method == one.method]
+    wider = max(same, key=lambda trial: len(trial.candidate.others))
     most = len(wider.candidate.others)
-    if most <= len(one.others) or wider.candidate.method != one.method:
+    if most <= len(one.others):
         return f"{one.method} was tried over no more boards than {_named(one)}; limited by {limit(found.chosen)}"
     against = _all(found.boards) if most == found.boards else f"{most}, the most of {found.boards} that it can take"
     faster = "faster than" if found.chosen.speed >= WORTH * wider.speed else "as fast as"
@@ -112,14 +115,19 @@ def _fewer(found: Plan) -> str:
 
 def _what_more_cost(site: Profile, one: Candidate, wider: Trial) -> str:
     """A link or a board that only the wider one has, if it is slow, or what limits the wider one."""
-    many = wider.candidate
-    ours, theirs = (set(zip((0, *each.others), (*each.others, 0))) for each in (one, many))
-    a, b = max(theirs - ours, key=lambda pair: message(site, *pair))
-    longest = message(site, a, b)
-    if longest > UNLIKE * max(message(site, *pair) for pair in ours):
+    def takes(pair: tuple[int, int]) -> float:
+        return message(site, *pair)
+
+    def lasts(rank: int) -> float:
+        return site.board(rank).model
+
+    ours, theirs = hops(one.others), hops(wider.candidate.others)
+    a, b = max(set(theirs).difference(ours), key=takes)
+    longest = takes((a, b))
+    if longest > UNLIKE * max(map(takes, ours)):
         return f"the link between {a} and {b} takes {longest:.3g} ms for a message"
-    slowest = max(set(many.others).difference(one.others), key=lambda rank: site.board(rank).model)
-    slower = site.board(slowest).model / max(site.board(rank).model for rank in one.others)
+    slowest = max(set(wider.candidate.others).difference(one.others), key=lasts)
+    slower = lasts(slowest) / max(map(lasts, one.others))
     if slower > 1:
         return f"board {slowest} takes {slower:.3g} times as long for a layer as the slowest of these"
     return f"the limit is {limit(wider)}"
@@ -146,11 +154,6 @@ def _are(one: Candidate) -> str:
 
 # --- what to type -----------------------------------------------------------------------------------------------------
 
-def keys_line(one: Candidate) -> str:
-    """The chosen keys, as they are typed."""
-    return " ".join(f"{key}={value}" for key, value in one.keys.items())
-
-
 def to_do(config: PlanConfig, one: Candidate) -> list[str]:
     """What to split and push."""
     folder, split = "SPLIT", one.split
@@ -159,7 +162,8 @@ def to_do(config: PlanConfig, one: Candidate) -> list[str]:
         form = f"--stages {len(one.layers)}"
     if "tp" in split:
         form = f"{form} --tp {split['tp']}".strip()
-    head = f" --eagle {config.run.eagle_dir}" if "eagle" in one.draft and METHODS[one.method].draft == "eagle" else ""
+    has_head = "eagle" in one.draft and METHODS[one.method].draft == "eagle"
+    head = f" --eagle {config.run.eagle_dir}" if has_head else ""
     boards = _named(one).replace("rank 0's board and ", "")
     hosts = config.write_hosts or (config.run.hosts if one.in_order else "") or "FILE"
     lines = [f"split: python split_and_save_models.py {config.run.base_dir or 'MODEL'} {folder} {form}{head}",

@@ -1,4 +1,7 @@
-"""Whether plans are right: drawn clusters, judged by the best that other questions find, and by real emulation."""
+"""Whether plans are right: drawn clusters, judged by the best that other questions find, and by real emulation.
+
+What streaming gains by sending and drafting only what pays.
+"""
 from __future__ import annotations
 
 import math
@@ -6,7 +9,8 @@ import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterable, Iterator, Sequence, TypeVar
+from itertools import cycle, islice
+from typing import Any, Callable, ClassVar, Dict, Iterable, Iterator, Mapping, Sequence, TypeVar
 
 import numpy as np
 import torch
@@ -15,16 +19,17 @@ from tqdm import tqdm
 from config.cli import parse
 from config.files import check_output, write_json
 from config.keys import read_keys
-from config.profiles import Profile, write
+from config.profiles import PROFILES, Profile, write
 from config.ranges import Checked, Range, outside
-from eval.plan.candidates import families
-from eval.plan.check import seconds
+from eval.plan.candidates import Candidate, families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
+from eval.plan.measure import seconds
 from eval.plan.plan import planned
-from eval.plan.record import Book, made
-from eval.plan.search import Search, choice, nearly_best, plain_of
+from eval.plan.record import Book, Written, made
+from eval.plan.search import Search, candidates, choice, nearly_best, plain_of
 from eval.plan.trial import Bench, Trial
+from eval.tables import in_columns
 from launch.pipeline import Pipeline
 
 Made = TypeVar("Made")
@@ -36,21 +41,42 @@ STAGE, LEVEL, LATENCY = (5, 400), (1, 40), (0.05, 20)  # ms
 RATE = (10, 10_000)  # Mbit/s
 SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
 LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
-WORKERS, TOKENS, SEED = Range(1, 256), Range(8, 512), Range(0, 1 << 32)
-QUESTIONS, BOARDS = Range(1, 19), Range(1, 8)
-RANGES = {
-    "clusters": Range(1, 10_000), "seed": SEED, "tokens": TOKENS,
-    "workers": WORKERS, "questions": QUESTIONS, "judges": QUESTIONS}
-RANGES_EMULATED = {
-    "seed": SEED, "count": Range(1, DRAWN), "least": BOARDS,
-    "boards": BOARDS, "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
+WORKERS, TOKENS = Range(1, 256), Range(8, 512)
+QUESTIONS, BOARDS, SEED = Range(1, 19), Range(1, 8), Range(0, 1 << 32)
 
 
 @dataclass(frozen=True)
-class GridConfig(Checked):
-    """Plans for many drawn clusters, each made with some questions and judged by others, all in virtual time."""
+class Drawn(Checked):
+    """Keys of what is done for drawn clusters, of which the last is the file for all figures."""
 
     PATHS = ("output",)
+    RANGES: ClassVar[Mapping[str, Range]] = {}
+
+    output: str = ""
+
+    def problems(self) -> Iterator[str]:
+        yield from outside(vars(self), self.RANGES)
+        if self.output:
+            check_output(self.output, "choose another output=")
+
+    def collect(self, rows: Iterable[Row], result: Callable[[Row], str]) -> list[Row]:
+        """Print a line for each row as it comes, with what came of it, and keep all in the file."""
+        found = []
+        for row in rows:
+            found.append(row)
+            tqdm.write(line(row, result(row)))
+            if self.output:
+                write_json(self.output, {"keys": vars(self), "clusters": found})
+        return found
+
+
+@dataclass(frozen=True)
+class GridConfig(Drawn):
+    """Plans for many drawn clusters, each made with some questions and judged by others, all in virtual time."""
+
+    RANGES = {
+        "clusters": Range(1, 10_000), "seed": SEED, "tokens": TOKENS,
+        "workers": WORKERS, "questions": QUESTIONS, "judges": QUESTIONS}
 
     # The grid
     clusters: int = 64  # clusters that are drawn
@@ -62,20 +88,17 @@ class GridConfig(Checked):
     workers: int = 2  # processes
     output: str = ""  # JSON file for the figures of every cluster; empty: none
 
-    def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), RANGES)
-        if self.output:
-            check_output(self.output, "choose another output=")
-
 
 @dataclass(frozen=True)
-class EmulatedConfig(Checked):
+class EmulatedConfig(Drawn):
     """Plans for some of the drawn clusters, and their tokens per second in virtual time and in real time.
 
     Real time is a process for each rank, in slow motion, so that this machine is no slower than the cluster.
     """
 
-    PATHS = ("output",)
+    RANGES = {
+        "seed": SEED, "count": Range(1, DRAWN), "least": BOARDS,
+        "boards": BOARDS, "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
 
     # Which clusters
     seed: int = 0  # of the draw, as for planner
@@ -89,11 +112,6 @@ class EmulatedConfig(Checked):
     drafts: str = "suffix,eagle,eagle+suffix"  # those that may be chosen
     output: str = ""  # JSON file for the figures; empty: none
 
-    def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), RANGES_EMULATED)
-        if self.output:
-            check_output(self.output, "choose another output=")
-
 
 def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -> PlanConfig:
     """A plan with the bundled models: so many questions of each set are recorded, and at most so many tokens of each.
@@ -104,8 +122,8 @@ def plan_of(questions: int, tokens: int, drafts: str, profile: str = "server") -
 
 def finalists(bench: Bench, layers: int) -> list[Trial]:
     """The best of all candidates that share out so many layers, plain decoding among them."""
-    site, config = bench.site, bench.config
-    found = families(site, len(site.factors), layers, config.chosen_methods, config.chosen_drafts)
+    config = bench.config
+    found = families(bench.site, layers, config.chosen_methods, config.chosen_drafts)
     return Search(bench, shown=False).run(found)
 
 
@@ -142,7 +160,8 @@ def _cluster(random: np.random.Generator, number: int) -> Profile:
     factors = tuple(drawn(1, SLOWEST) for _ in range(boards))
     rank = int(random.integers(boards + 1))
     longer = latency * drawn(1, 10)
-    slow = rank, (rank + 1) % (boards + 1), longer, rate / drawn(1, 10)
+    behind = (rank + 1) % (boards + 1)
+    slow = rank, behind, longer, rate / drawn(1, 10)
     return replace(site, factors=factors, links=(slow,))
 
 
@@ -158,10 +177,9 @@ def facts(site: Profile) -> Row:
 
 def line(row: Row, result: str) -> str:
     """A cluster and what came of it, in one line."""
-    chosen = " ".join(f"{key}={value}" for key, value in row["chosen"].items())
     return (f"{row['cluster']}: {row['boards']} boards, stage {row['stage_ms']:.3g} ms, row {row['row_ms']:.2g}, level "
             f"{row['level_ms']:.3g}, latency {row['latency_ms']:.3g}, {row['mbps']:.4g} Mbit/s, "
-            f"{'even' if row['even'] else 'uneven'}: {result}; {chosen}")
+            f"{'even' if row['even'] else 'uneven'}: {result}; {typed(row['chosen'])}")
 
 
 # --- judged by other questions ----------------------------------------------------------------------------------------
@@ -173,13 +191,8 @@ def planner(argv: list[str]) -> int:
     later = replace(config.run, question_begin=grid.questions, question_end=grid.questions + grid.judges)
     books = made(config), made(replace(config, run=later))
     jobs = [(site, config, *books) for site in clusters(grid.clusters, grid.seed)]
-    rows = []
-    for row in in_processes(grid.workers, judged, jobs, "cluster"):
-        rows.append(row)
-        if grid.output:
-            write_json(grid.output, {"keys": vars(grid), "clusters": rows})
-        tqdm.write(line(row, f"{row['reached']:.3f} of the best, {_above(row):.2f} x ar"))
-    print(summary(rows))
+    rows = in_processes(grid.workers, judged, jobs, "cluster")
+    print(summary(grid.collect(rows, lambda row: f"{row['reached']:.3f} of the best, {_above(row):.2f} x ar")))
     return 0
 
 
@@ -189,9 +202,10 @@ def judged(site: Profile, config: PlanConfig, mine: Book, others: Book) -> Row:
     The rivals are what this search found, and what it finds with as many of the others. All of the others judge.
     """
     as_many = others._replace(answers=others.answers[:len(mine.answers)])
-    found, rivals = (finalists(Bench(site, config, book), site.layers) for book in (mine, as_many))
+    benches = Bench(site, config, mine), Bench(site, config, as_many)
+    found, rivals = (finalists(bench, site.layers) for bench in benches)
     chosen, plain = choice(found).candidate, plain_of(rivals).candidate
-    near = [trial.candidate for trials in (found, rivals) for trial in nearly_best(trials)]
+    near = candidates([*nearly_best(found), *nearly_best(rivals)])
     bench = Bench(site, config, others)
     speeds = {}
     for one in dict.fromkeys((chosen, plain, *near)):
@@ -227,16 +241,15 @@ def planner_emulated(argv: list[str]) -> int:
     config = read_keys(argv, EmulatedConfig, "python -m scripts.bench planner_emulated")
     plan = plan_of(1, config.tokens, config.drafts)
     book = made(plan)
-    rows: list[Row] = []
-    for site in tqdm(drawn(config), unit="cluster", file=sys.stderr):
-        row = emulated(config, plan, site, book)
-        rows.append(row)
-        reached = row["emulated"] / row["simulated"]
-        tqdm.write(line(row, f"{row['simulated']:.3g} tokens/s simulated, {row['emulated']:.3g} emulated with slowdown "
-                             f"{row['slowdown']:.3g}, {reached:.3f}"))
-        if config.output:
-            write_json(config.output, {"keys": vars(config), "clusters": rows})
+    sites = tqdm(drawn(config), unit="cluster", file=sys.stderr)
+    config.collect((emulated(config, plan, site, book) for site in sites), _reached)
     return 0
+
+
+def _reached(row: Row) -> str:
+    reached = row["emulated"] / row["simulated"]
+    return (f"{row['simulated']:.3g} tokens/s simulated, {row['emulated']:.3g} emulated with slowdown "
+            f"{row['slowdown']:.3g}, {reached:.3f}")
 
 
 def drawn(config: EmulatedConfig) -> list[Profile]:
@@ -268,3 +281,60 @@ def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book
     tokens = sum(one.tokens for one in chosen.spent)
     speeds = {"simulated": chosen.speed, "emulated": tokens / took}
     return {**facts(site), "chosen": keys, "slowdown": slowdown, **speeds}
+
+
+# --- what thrift gains ------------------------------------------------------------------------------------------------
+# Streaming with and without sending and drafting only what pays, in virtual time, on some devices on which guesses are
+# costly, and over some texts on which the draft's guesses are those for another text.
+
+SITE = replace(PROFILES["jetson-7b"], factors=(1.0,) * 4)
+SITES: dict[str, Profile] = {
+    "jetson-7b": SITE,
+    "rows of 2 ms": replace(SITE, row=8.0, free=0),
+    "rows of 12 ms": replace(SITE, model=100.0, row=50.0, free=0),
+    "levels of 60 ms": replace(SITE, level=60.0),
+    "levels of 120 ms": replace(SITE, level=120.0),
+    "levels of 240 ms": replace(SITE, level=240.0),
+    "board 3 is slow": replace(SITE, factors=(1.0, 1.0, 3.0, 1.0)),
+    "board 3 gets slow": replace(SITE, row=10.0, free=0, throttles=((3, 2.5, 3.0),)),
+    "messages of 20 ms": replace(SITE, model=20.0, row=0.2, latency=20.0, level=3.0, verdict=2.0),
+    "10 Mbit/s": replace(SITE, mbps=10.0),
+}
+THRIFT = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
+DRAFT, LONG = "eagle+suffix", 48
+ALL_BOARDS = tuple((rank,) for rank in range(1, 5)), (2, 2, 2, 2)
+SIZE = ("stream_rows", "16")  # of a segment, at most
+COMPARED = [
+    Candidate("ar", DRAFT, *ALL_BOARDS),
+    Candidate("streaming", DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "thrift"))),
+    Candidate("streaming", DRAFT, *ALL_BOARDS, (SIZE, ("ablate", "")))]
+
+
+@dataclass(frozen=True)
+class ThriftConfig:
+    """Streaming on the bundled models with and without ablate=thrift, over plain decoding; all of it is simulated."""
+
+
+def thrift(argv: list[str]) -> int:
+    """The command `python -m scripts.bench thrift`; its exit code."""
+    read_keys(argv, ThriftConfig, "python -m scripts.bench thrift")
+    plan = plan_of(2, LONG, DRAFT)
+    book = made(plan)
+    rows: list[Sequence[str]] = []
+    for name, site in tqdm(SITES.items(), unit="cluster"):
+        bench = Bench(site, plan, book)
+        for kind, answers in (("its own", book.answers), ("another text's", _mistaken(book.answers))):
+            plain, usual, thrifty = (bench.trial(one, answers, LONG).speed for one in COMPARED)
+            rows.append((name, kind, f"{plain:.2f}", f"{usual / plain:.2f}", f"{thrifty / plain:.2f}"))
+    print(in_columns(THRIFT, rows, names=2))
+    return 0
+
+
+def _mistaken(answers: Sequence[Written]) -> list[Written]:
+    """The same texts, each with the guesses that were made for another one."""
+    half = len(answers) // 2
+    found = []
+    for one, other in zip(answers, [*answers[half:], *answers[:half]]):
+        guesses = {name: list(islice(cycle(table), len(one.text))) for name, table in other.guesses.items()}
+        found.append(one._replace(guesses=guesses))
+    return found

@@ -6,20 +6,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Iterator, Sequence, Tuple
+from typing import Iterator, Mapping, Sequence, Tuple
 
 from config.methods import METHODS, SHARINGS
 from config.profiles import Profile
 
 PLAIN = "ar"
 Groups = Tuple[Tuple[int, ...], ...]  # the ranks of boards that share each stage, in the order of the stages
-Keys = Tuple[Tuple[str, str], ...]
+Layers = Tuple[int, ...]  # of each stage of a copy of the model
+Split = Tuple[Groups, Layers]
 FEW = 8  # up to so many boards every number of them is tried …
-COUNTS = (*range(1, FEW + 1), 12, 16, 24, 32, 48, 64, 96, 128)  # … and of more only these
+MANY = (12, 16, 24, 32, 48, 64, 96, 128)  # … and of more only these
 VALUES = {  # the first one is tried first
-    "init_depth": ("6", "3", "1"), "depths": ("6", "3", "1"), "rows": ("16", "32", "64", "8"),
-    "stream_rows": ("16", "32", "64", "8", "4"), "lookahead": ("3", "1", "2", "5", "8", "12"),
-    "run_pipeinfer": ("4", "2", "8"), "init_topk_pipedec": ("16", "8", "4"),
+    "init_depth": ("6", "3", "1"), "depths": ("6", "3", "1"),
+    "rows": ("16", "32", "64", "8"), "run_pipeinfer": ("4", "2", "8"),
+    "stream_rows": ("16", "32", "64", "8", "4"), "init_topk_pipedec": ("16", "8", "4"),
+    "lookahead": ("3", "1", "2", "5", "8", "12"),
     "expansion": ("1,1,3,1,1,1,1,1", "1,1,1,1", "3,2,1", "2,2", "1")}
 MEANT = {"rows": ("subseq_token",), "stream_rows": ("subseq_token",), "depths": ("init_depth", "expand_depth")}
 COPIES = (2, 3, 4, 6, 8)  # of the model, for dsi
@@ -36,8 +38,18 @@ class Candidate:
     method: str
     draft: str
     groups: Groups
-    layers: tuple[int, ...]
+    layers: Layers
     sizes: tuple[tuple[str, str], ...] = ()  # by the names of VALUES
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """The method and its draft."""
+        return self.method, self.draft
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is guessed."""
+        return self.method == PLAIN
 
     @property
     def boards(self) -> tuple[int, ...]:
@@ -73,7 +85,8 @@ class Candidate:
     @property
     def keys(self) -> dict[str, str]:
         """The keys of a run that decodes so."""
-        draft = {} if METHODS[self.method].draft in ("ssm", "none") else {"draft": self.draft}
+        own = METHODS[self.method].draft in ("ssm", "none")
+        draft = {} if own else {"draft": self.draft}
         return {"pipeline_type": self.method, **draft, **self.split, **self.trees}
 
     @property
@@ -84,30 +97,34 @@ class Candidate:
             return sharing or {"tp": "1"}
         if self.copies > 1 or self.method == "dsi":
             return {"replicas": f"{self.copies}x{len(self.layers)}"}
-        return {"stages": "+".join(map(str, (0, *self.layers))), **sharing}
+        stages = "+".join(map(str, self.layers))
+        return {"stages": f"0+{stages}", **sharing}
 
     @property
     def trees(self) -> dict[str, str]:
         """The keys of trees and segments."""
-        return {key: value for name, value in self.sizes for key in MEANT.get(name, (name,))}
+        found = {}
+        for name, value in self.sizes:
+            found.update(dict.fromkeys(MEANT.get(name, (name,)), value))
+        return found
 
     @property
     def about(self) -> str:
         """The candidate in a few words."""
-        drafts = METHODS[self.method].draft
-        draft = "" if drafts == "none" else f" {drafts if drafts == 'ssm' else self.draft}"
-        split = " ".join(f"{key}={value}" for key, value in self.split.items())
-        sizes = " ".join(f"{key}={value}" for key, value in self.trees.items())
+        draft = "" if self.draft == "none" else self.draft
         where = "" if self.in_order else f"on boards {','.join(map(str, self.boards))}"
-        return " ".join(filter(None, (f"{self.method}{draft}", split, where, sizes)))
+        words = self.method, draft, typed(self.split), where, typed(self.trees)
+        return " ".join(filter(None, words))
 
     def memory(self, site: Profile, context: int) -> dict[int, float]:
         """GB of layers and of their keys and values for `context` tokens, by board; an estimate from their sizes."""
         layer_gb = site.weights / site.layers
         cache_gb = 2 * site.row_bytes * context / 1e9
         of_layer = (layer_gb + cache_gb) * site.layers / sum(self.layers)
-        stages = zip(self.groups, self.layers * self.copies)
-        return {rank: layers * of_layer / self.members for ranks, layers in stages for rank in ranks}
+        found = {}
+        for ranks, layers in zip(self.groups, self.layers * self.copies):
+            found.update(dict.fromkeys(ranks, layers * of_layer / self.members))
+        return found
 
     def varied(self) -> Iterator[Candidate]:
         """The same with one size changed."""
@@ -118,78 +135,95 @@ class Candidate:
                     yield replace(self, sizes=tuple({**sizes, name: value}.items()))
 
 
-def families(site: Profile, boards: int, layers: int, methods: Sequence[str], drafts: Sequence[str],
-             given: tuple[int, ...] = ()) -> list[list[Candidate]]:
+def typed(keys: Mapping[str, str]) -> str:
+    """Keys as they are typed."""
+    return " ".join(f"{key}={value}" for key, value in keys.items())
+
+
+def families(site: Profile, layers: int, methods: Sequence[str], drafts: Sequence[str],
+             given: Layers = ()) -> list[list[Candidate]]:
     """Every method with every draft, each over every split that is worth a try, with the sizes that are tried first.
 
     Of a split that is `given`, by the layers of its stages, there are only the pipeline and its copies.
     """
-    pipelines = [*_copies(boards, given, 1)] if given else [*splits(site, boards, layers), *shared(boards, layers)]
+    boards = len(site.factors)
+    whole: list[Split] = []
+    if given:
+        ends = (copies * len(given) for copies in (1, *COPIES))
+        copies = [(_in_line(end), given) for end in ends if end <= boards]
+        pipelines = copies[:1]
+    else:
+        copies = list(copied(boards, layers))
+        pipelines = [*splits(site, layers), *shared(boards, layers)]
+        whole += (((tuple(range(count)),), (layers,)) for count in counts(boards + 1)[1:])
+    places = {"ring": pipelines, "replicas": copies, **dict.fromkeys(SHARINGS, whole)}
     found = []
     for method in methods:
-        target = METHODS[method].target
-        sizes = tuple((name, VALUES[name][0]) for name in METHODS[method].sizes)
-        own = METHODS[method].draft
-        for draft in drafts if own == "eagle" else [own]:
-            places: list[tuple[Groups, tuple[int, ...]]]
-            if method == "dsi" and "suffix" in draft:
-                continue
-            if target in SHARINGS:
-                numbers = counts(boards + 1) if not given else ()
-                places = [((tuple(range(count)),), (layers,)) for count in numbers if count > 1]
-            elif target == "replicas":
-                places = [*(_copies(boards, given) if given else copied(boards, layers))]
-            else:
-                places = pipelines
-            found.append([Candidate(method, draft, where, held, sizes) for where, held in places])
+        about = METHODS[method]
+        sizes = tuple((name, VALUES[name][0]) for name in about.sizes)
+        for draft in drafts if about.draft == "eagle" else [about.draft]:
+            if method != "dsi" or "suffix" not in draft:
+                found.append([Candidate(method, draft, *split, sizes) for split in places[about.target]])
     return found
 
 
 def counts(boards: int) -> list[int]:
     """How many boards may take part."""
-    return [*(count for count in COUNTS if count < boards), boards]
+    few = range(1, FEW + 1)
+    return [*(count for count in (*few, *MANY) if count < boards), boards]
 
 
-def splits(site: Profile, boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]:
+def splits(site: Profile, layers: int) -> Iterator[Split]:
     """Pipelines over some of the boards, with even splits and with those that make all stages last as long.
 
     Boards are left out by their place, by their speed, or so that what is left passes a row on soonest.
     """
-    seen = set()
-    soonest = _soonest(site, boards)
-    fastest = sorted(range(1, boards + 1), key=lambda rank: (site.board(rank).model, rank))
-    for count in counts(min(boards, layers)):
-        for chosen in (tuple(range(1, count + 1)), tuple(sorted(fastest[:count])), soonest[count]):
-            speeds = [1 / site.board(rank).model for rank in chosen]
-            for held in (shares([1.0] * count, layers), shares(speeds, layers), *_filled(site, chosen, layers)):
-                if (chosen, held) not in seen:
-                    seen.add((chosen, held))
-                    yield tuple((rank,) for rank in chosen), held
+    boards = range(1, 1 + len(site.factors))
+    times = {rank: site.board(rank).model for rank in boards}
+    fastest, soonest = sorted(boards, key=times.__getitem__), _soonest(site)
+    found: dict[Split, None] = {}
+    for count in counts(min(len(boards), layers)):
+        for chosen in (boards[:count], sorted(fastest[:count]), soonest[count]):
+            speeds = [1 / times[rank] for rank in chosen]
+            groups = tuple((rank,) for rank in chosen)
+            held = evenly(count, layers), shares(speeds, layers), *_filled(site, chosen, layers)
+            found.update(dict.fromkeys((groups, each) for each in held))
+    yield from found
 
 
-def _filled(site: Profile, chosen: Sequence[int], layers: int) -> Iterator[tuple[int, ...]]:
+def _filled(site: Profile, chosen: Sequence[int], layers: int) -> Iterator[Layers]:
     """The split that fills the fastest boards first, if it is known what fits into them."""
     if not site.memory or not site.weights:
         return
-    room = {rank: int(site.memory[rank - 1] * layers / site.weights) for rank in chosen}
     held = dict.fromkeys(chosen, 1)
     left = layers - len(chosen)
     for rank in sorted(chosen, key=lambda one: site.board(one).model):
-        more = max(0, min(left, room[rank] - 1))
+        room = int(site.memory[rank - 1] * layers / site.weights)
+        more = max(0, min(left, room - 1))
         held[rank] += more
         left -= more
     if not left:
         yield tuple(held[rank] for rank in chosen)
 
 
-def shares(speeds: Sequence[float], layers: int) -> tuple[int, ...]:
+def shares(speeds: Sequence[float], layers: int) -> Layers:
     """Layers in proportion to speeds, at least one each: the next layer goes to whom it takes the least far."""
     held = [1] * len(speeds)
     for _ in range(layers - len(speeds)):
         ends = [(count + 1) / speed for count, speed in zip(held, speeds)]
-        place = min(range(len(speeds)), key=lambda i: (ends[i], -i))
-        held[place] += 1
+        behind = ends[::-1].index(min(ends))  # of equals it is the last one
+        held[-1 - behind] += 1
     return tuple(held)
+
+
+def evenly(stages: int, layers: int) -> Layers:
+    """Layers in equal shares."""
+    return shares([1.0] * stages, layers)
+
+
+def hops(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """The wires once round from rank 0's board over these."""
+    return list(zip((0, *ranks), (*ranks, 0)))
 
 
 def message(site: Profile, sender: int, receiver: int) -> float:
@@ -198,48 +232,42 @@ def message(site: Profile, sender: int, receiver: int) -> float:
     return wire.latency + 1e3 * wire.transfer(wire.row_bytes)
 
 
-def _soonest(site: Profile, boards: int) -> dict[int, tuple[int, ...]]:
+def _soonest(site: Profile) -> dict[int, tuple[int, ...]]:
     """For each number of boards those that are left if again and again the one is left out without which it is soonest.
 
     That is by the milliseconds of one row once round a pipeline whose stages last equally long.
     """
-    chosen = list(range(1, boards + 1))
-    found = {boards: tuple(chosen)}
+    chosen = list(range(1, 1 + len(site.factors)))
     speeds = {rank: 1 / site.board(rank).model for rank in chosen}
+    found = {len(chosen): tuple(chosen)}
     while len(chosen) > 1:
         ring = [0, *chosen, 0]
-        wires = [message(site, a, b) for a, b in zip(ring, ring[1:])]
-        past = [message(site, a, b) for a, b in zip(ring, ring[2:])]
-        fast, stages = sum(speeds[rank] for rank in chosen), len(chosen) - 1
-        saved = [before + behind - beyond for before, behind, beyond in zip(wires, wires[1:], past)]
-        without = [stages / (fast - speeds[rank]) - wire for rank, wire in zip(chosen, saved)]
-        chosen.pop(min(range(len(chosen))[::-1], key=without.__getitem__))
+        wires = [message(site, *pair) for pair in hops(chosen)]
+        past = [message(site, *pair) for pair in zip(ring, ring[2:])]
+        fast, stages = sum(map(speeds.__getitem__, chosen)), len(chosen) - 1
+        without = []
+        for place, rank in enumerate(chosen):
+            saved = wires[place] + wires[place + 1] - past[place]
+            without.append(stages / (fast - speeds[rank]) - saved)
+        behind = without[::-1].index(min(without))  # of equals it is the last one
+        chosen.pop(-1 - behind)
         found[len(chosen)] = tuple(chosen)
     return found
 
 
-def shared(boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]:
+def shared(boards: int, layers: int) -> Iterator[Split]:
     """Pipelines whose stages are groups of boards that share layers."""
     for members in (2, 4):
         for stages in counts(min(boards // members, layers)) if boards >= members else ():
             ranks = iter(range(1, 1 + stages * members))
-            groups = tuple(tuple(next(ranks) for _ in range(members)) for _ in range(stages))
-            yield groups, shares([1.0] * stages, layers)
+            yield tuple(zip(*[ranks] * members)), evenly(stages, layers)
 
 
-def copied(boards: int, layers: int) -> Iterator[tuple[Groups, tuple[int, ...]]]:
+def copied(boards: int, layers: int) -> Iterator[Split]:
     """Copies of the model, each a pipeline."""
     for copies in COPIES:
         for stages in counts(min(boards // copies, layers, FEW)) if boards >= copies else ():
-            yield _in_line(copies * stages), shares([1.0] * stages, layers)
-
-
-def _copies(boards: int, given: tuple[int, ...], most: int = max(COPIES)
-            ) -> Iterator[tuple[Groups, tuple[int, ...]]]:
-    """So many copies of a given split, and fewer."""
-    for copies in (1, *COPIES):
-        if copies <= most and copies * len(given) <= boards:
-            yield _in_line(copies * len(given)), given
+            yield _in_line(copies * stages), evenly(stages, layers)
 
 
 def _in_line(boards: int) -> Groups:

@@ -10,10 +10,11 @@ from typing import Sequence
 
 from config.auto import with_chosen
 from config.cli import DEFAULT_PRESET, parse
+from config.keys import preset_of, typed
 from config.profiles import write
 from config.run_config import RunConfig
-from config.typed import preset_of, typed
-from eval.plan.advice import advice, keys_line, table, to_do
+from eval.plan.advice import advice, table, to_do
+from eval.plan.candidates import typed as as_typed
 from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
@@ -35,7 +36,7 @@ def _plan(argv: Sequence[str]) -> int:
         write_preset(config.preset, preset_of(argv) or DEFAULT_PRESET, _keys(argv, config, found), found)
         hosts = config.write_hosts or config.run.hosts or "FILE"
         print(f"preset: bash run_pipe.sh {config.preset}, or bash run_jetson.sh {config.preset} hosts={hosts}")
-    print(keys_line(found.chosen.candidate))
+    print(as_typed(found.chosen.candidate.keys))
     return 0
 
 
@@ -51,7 +52,7 @@ def report(config: PlanConfig, found: Plan) -> list[str]:
         lines.append(f"measured here: {one.speed:>9.3g} tokens/s  {one.candidate.about}")
     if len(config.chosen_methods) > 1:
         lines.append(f"advice: {advice(found)}")
-    if not found.in_own_layers:
+    if sum(chosen.candidate.layers) != bench.book.layers:
         lines.append(f"note: stages are counted in the {bench.site.layers} layers of the model that the profile stands "
                      f"for; the one that was recorded has {bench.book.layers}")
     return [*lines, *to_do(config, chosen.candidate)]

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from config.files import ROOM, fits, write
 from config.profiles import Profile
 from config.schema.untrusted import parse_json, plain
-from eval.plan.candidates import Candidate
+from eval.plan.candidates import Candidate, typed
 from launch.hosts.board import FOLDER, Line, is_here, read_hosts
 from launch.hosts.timing import Passed
 
@@ -114,9 +114,8 @@ def _last_line(said: IO[str]) -> str:
 class _Board:
     """The program of a board, which answers each line by one; raises TimeoutError if it is silent for too long."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._into, self._out = process.stdin.fileno(), process.stdout.fileno()
+    def __init__(self, into: IO[bytes], out: IO[bytes]) -> None:
+        self._into, self._out = into.fileno(), out.fileno()
         os.set_blocking(self._into, False)
         self._heard = b""
 
@@ -145,10 +144,11 @@ class _Board:
 @contextmanager
 def _started(command: Sequence[str], said: IO[str]) -> Iterator[_Board]:
     """A process that has nothing more to read at the end, and so ends by itself; one that stays is ended."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, bufsize=0)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, bufsize=0)
     assert process.stdin is not None and process.stdout is not None
     try:
-        yield _Board(process)
+        yield _Board(process.stdin, process.stdout)
     finally:
         process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -166,29 +166,34 @@ def _times(board: _Board, asked: dict[str, Any]) -> Measured:
     found = parse_json(line.decode(), "the answer", "")
     if not fits(found, ANSWER) or not found["passes"]:
         raise ValueError("the answer has no times")
-    short, long = (min(_there_and_back(board, text) for _ in range(TRIES)) for text in ("", "x" * LONG))
+    short, long = (_there_and_back(board, text) for text in ("", "x" * LONG))
     rate = 8e-6 * LONG / max(long - short, 1e-9)
-    return Measured([Passed(*one) for one in found["passes"]], 1e3 * short / 2, rate)
+    passes = [Passed(*one) for one in found["passes"]]
+    return Measured(passes, 1e3 * short / 2, rate)
 
 
 def _there_and_back(board: _Board, text: str) -> float:
-    """Seconds until a line is answered."""
-    since = time.perf_counter()
-    board.ask(text)
-    return time.perf_counter() - since
+    """Seconds until a line is answered, the least of some tries."""
+    took = []
+    for _ in range(TRIES):
+        since = time.perf_counter()
+        board.ask(text)
+        took.append(time.perf_counter() - since)
+    return min(took)
 
 
 # --- the chosen ones alone --------------------------------------------------------------------------------------------
 
 def alone(site: Profile, one: Candidate) -> Profile:
     """The cluster of rank 0's board and those of a choice, which are the ranks from 1 on in it."""
-    ranks = {0: 0, **{old: new for new, old in enumerate(one.others, 1)}}
-    links = tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in site.links
-                  if a in ranks and b in ranks)
-    factors = tuple(site.factors[rank - 1] for rank in one.others)
-    memory = tuple(site.memory[rank - 1] for rank in one.others) if site.memory else ()
-    throttles = tuple((ranks[rank], since, slower) for rank, since, slower in site.throttles if rank in ranks)
-    return replace(site, factors=factors, memory=memory, links=links, throttles=throttles)
+    def of_these(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(values[rank - 1] for rank in one.others if values)
+
+    ranks = {old: new for new, old in enumerate((0, *one.others))}
+    links = [(ranks[a], ranks[b], *wire) for a, b, *wire in site.links if {a, b} <= ranks.keys()]
+    throttles = [(ranks[rank], *heat) for rank, *heat in site.throttles if rank in ranks]
+    changes: dict[str, Any] = {"links": tuple(links), "throttles": tuple(throttles)}
+    return replace(site, factors=of_these(site.factors), memory=of_these(site.memory), **changes)
 
 
 def write_hosts(path: str, source: str, one: Candidate) -> None:
@@ -199,5 +204,6 @@ def write_hosts(path: str, source: str, one: Candidate) -> None:
 
 def _text(line: Line) -> str:
     """A board as a hosts file names it."""
-    said = {"user": line.user, "folder": "" if line.folder == FOLDER else line.folder, "interface": line.interface}
-    return " ".join([line.address, *(f"{key}={value}" for key, value in said.items() if value)])
+    folder = "" if line.folder == FOLDER else line.folder
+    keys = {"user": line.user, "folder": folder, "interface": line.interface}
+    return f"{line.address} {typed({key: value for key, value in keys.items() if value})}".rstrip()

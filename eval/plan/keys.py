@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
-from config.drafts import headless, needs_head, no_head
+from config.command import headless, needs_head, no_head
+from config.keys import over
 from config.methods import METHODS
 from config.ranges import NUMBER, Range, listed, outside, unknown
 from config.run_config import CHOICES, RunConfig
-from config.typed import over
 from eval.keys import AsksSets, problems_of_files
 from eval.prompts import problems as problems_of_sets
 
@@ -20,6 +20,7 @@ USUAL = {"max_new_tokens": "48", "question_end": "2"}
 COUNTS = {"boards": Range(1, 1024, {0: "as many as the cluster is said to have, or 4"}),
           "layer_gb": Range(0.000001, 1000, {0: "as the profile says"}),
           "check": Range(1, 64, {0: "none"})}
+OPEN = ("pipeline_type", "draft", "hosts", "question_begin", "question_end")  # keys that a single run has its own of
 SPLITS = {"splits": ("any", "first", "given")}
 
 
@@ -59,14 +60,16 @@ class PlanConfig(AsksSets):
     show: int = 12  # rows of the table
 
     def problems(self) -> Iterator[str]:
-        yield from _unknown_names(self)
+        for key, known in (("methods", tuple(METHODS)), ("drafts", CHOICES["draft"])):
+            for name in listed(getattr(self, key)):
+                if name not in known:
+                    yield f"{key}={getattr(self, key)}: there is no {name}: choose among {', '.join(known)}"
         yield from _problems(self)
 
     def single(self, **changes: Any) -> RunConfig:
         """The configuration of a single run, with these keys in place of the plan's."""
-        usual = RunConfig()
-        values = {"pipeline_type": usual.pipeline_type, "draft": usual.draft, "hosts": "", "question_begin": 0,
-                  "question_end": -1, **changes}
+        usual = {key: getattr(RunConfig, key) for key in OPEN}
+        values = {**usual, **changes}
         if "model" not in values["draft"].split("+"):
             values["draft_dir"] = ""
         return replace(self.run, **values)
@@ -115,13 +118,6 @@ class PlanConfig(AsksSets):
 def words(argv: Sequence[str]) -> list[str]:
     """The words of a plan: those that were typed, and the size of a record where nothing is said."""
     return over(argv, USUAL)
-
-
-def _unknown_names(c: PlanConfig) -> Iterator[str]:
-    for key, known in (("methods", tuple(METHODS)), ("drafts", CHOICES["draft"])):
-        for name in listed(getattr(c, key)):
-            if name not in known:
-                yield f"{key}={getattr(c, key)}: there is no {name}: choose among {', '.join(known)}"
 
 
 def _problems(c: PlanConfig) -> Iterator[str]:

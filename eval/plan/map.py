@@ -5,42 +5,32 @@ that time, or a message takes longer. Everything else is as in a profile.
 """
 from __future__ import annotations
 
-import io
-import sys
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
-import matplotlib
-import torch
-from tqdm import tqdm
+from matplotlib.patches import Patch, Rectangle
 
-matplotlib.use("Agg")  # no screen is needed
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.patches import Patch, Rectangle  # noqa: E402
-
-from config.files import ROOM, check_output, write  # noqa: E402
-from config.keys import read_keys  # noqa: E402
-from config.methods import METHODS  # noqa: E402
-from config.profiles import PROFILES, Profile  # noqa: E402
-from config.ranges import Checked, Range, outside, unknown  # noqa: E402
-from eval.plan.advice import keys_line  # noqa: E402
-from eval.plan.bench import plan_of  # noqa: E402
-from eval.plan.candidates import families  # noqa: E402
-from eval.plan.keys import PlanConfig  # noqa: E402
-from eval.plan.record import Book, made  # noqa: E402
-from eval.plan.search import Search, choice, plain_of  # noqa: E402
-from eval.plan.trial import Bench  # noqa: E402
-from eval.plots import STYLE  # noqa: E402
-from eval.tables import save  # noqa: E402
+from config.files import check_output
+from config.keys import read_keys
+from config.methods import METHODS
+from config.profiles import PROFILES, Profile
+from config.ranges import Checked, Range, outside, unknown
+from eval.plan.bench import TOKENS, WORKERS, finalists, in_processes, plan_of
+from eval.plan.candidates import typed
+from eval.plan.keys import PlanConfig
+from eval.plan.record import Book, made
+from eval.plan.search import choice, plain_of
+from eval.plan.trial import Bench
+from eval.plots import drawn
+from eval.tables import save
 
 STAGES = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0)  # ms of a stage, if each board has one
 ALONG = {"row": (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),  # % of a stage's time that each row takes above the free ones
          "latency": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)}  # ms of a message
 TITLES = {"row": "a row above the free ones, % of the stage's time", "latency": "a message, ms"}
-RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": Range(8, 512), "workers": Range(1, 256)}
+RANGES = {"boards": Range(1, 64), "questions": Range(1, 20), "tokens": TOKENS, "workers": WORKERS}
 INK = "0.35"  # of hatches
 
 
@@ -98,7 +88,7 @@ def planner_map(argv: list[str]) -> int:
         check_output(config.output + ending, "choose another output=")
     cells = planned(config)
     save(Path(f"{config.output}.csv"), Cell._fields, [one._asdict() for one in cells])
-    write(f"{config.output}.png", draw(config, cells), ROOM)
+    draw(config, cells)
     print(f"{summary(cells)}; {config.output}.png")
     return 0
 
@@ -107,9 +97,8 @@ def planned(config: MapConfig) -> list[Cell]:
     """A plan for every cell, each in one of some processes."""
     plan = plan_of(config.questions, config.tokens, config.drafts, config.profile)
     book = made(plan)
-    with ProcessPoolExecutor(config.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        jobs = [pool.submit(cell, *where, plan, book) for where in sites(config)]
-        return [job.result() for job in tqdm(jobs, unit="cell", file=sys.stderr)]
+    jobs = [(*where, plan, book) for where in sites(config)]
+    return list(in_processes(config.workers, cell, jobs, "cell"))
 
 
 def sites(config: MapConfig) -> list[tuple[float, float, Profile]]:
@@ -130,42 +119,40 @@ def sites(config: MapConfig) -> list[tuple[float, float, Profile]]:
 
 def cell(stage: float, along: float, site: Profile, config: PlanConfig, book: Book) -> Cell:
     """Plan for one cluster."""
-    made_of = families(site, len(site.factors), book.layers, config.chosen_methods, config.chosen_drafts)
-    trials = Search(Bench(site, config, book), shown=False).run(made_of)
-    chosen = choice(trials)
+    trials = finalists(Bench(site, config, book), book.layers)
+    chosen, plain = choice(trials), plain_of(trials)
     one = chosen.candidate
-    return Cell(stage, along, one.method, one.keys.get("draft", ""), len(one.boards), keys_line(one), chosen.speed,
-                plain_of(trials).speed)
+    draft = one.keys.get("draft", "")
+    return Cell(stage, along, one.method, draft, len(one.boards), typed(one.keys), chosen.speed, plain.speed)
 
 
 def summary(cells: Sequence[Cell]) -> str:
     """How many cells each method has, and what is gained."""
-    named = ", ".join(f"{name} {count}" for name, count in Counter(one.method for one in cells).most_common())
+    counts = Counter(one.method for one in cells)
+    named = ", ".join(f"{name} {count}" for name, count in counts.most_common())
     gains = [one.gain for one in cells]
     return f"{len(cells)} cells: {named}; {min(gains):.2f} to {max(gains):.2f} times as fast as ar; simulated"
 
 
-def draw(config: MapConfig, cells: Sequence[Cell]) -> bytes:
-    """The map as PNG, readable without colour: every method has a hatch, every cell shows its figures."""
+def draw(config: MapConfig, cells: Sequence[Cell]) -> None:
+    """Write the map, readable without colour: every method has a hatch, every cell shows its figures."""
     along = ALONG[config.axes]
     counts = Counter(one.method for one in cells)
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(7.6, 6.0), layout="constrained")
+    with drawn(f"{config.output}.png", (7.6, 6.0), layout="constrained", dpi=160) as axes:
         for one in cells:
             _fill(axes, one, STAGES.index(one.stage_ms), along.index(one.along))
-        axes.set(xlim=(-0.5, len(STAGES) - 0.5), ylim=(-0.5, len(along) - 0.5), ylabel=TITLES[config.axes],
-                 xlabel=f"a stage, ms, if all {config.boards} boards have one")
-        axes.set_xticks(range(len(STAGES)), [f"{stage:g}" for stage in STAGES])
-        axes.set_yticks(range(len(along)), [f"{value:g}" for value in along])
+        for axis, places in ((axes.xaxis, STAGES), (axes.yaxis, along)):
+            axis.set_ticks(range(len(places)), [f"{place:g}" for place in places])
+            axis.set_view_interval(-0.5, len(places) - 0.5, ignore=True)
+        axes.set_xlabel(f"a stage, ms, if all {config.boards} boards have one")
+        axes.set_ylabel(TITLES[config.axes])
         title = "The fastest method, its boards that hold layers, its speed over ar"
         axes.set_title(f"{title}\n\n", loc="left", fontsize=12)
-        axes.text(0, 1.02, _about(config), transform=axes.transAxes, fontsize=9, color="0.3")
+        small: dict[str, Any] = {"fontsize": 9}
+        axes.text(0, 1.02, _about(config), transform=axes.transAxes, color="0.3", **small)
         looks = [Patch(**_look(name), label=f"{name}: {counts[name]} cells") for name in METHODS if counts[name]]
-        figure.legend(handles=looks, ncols=4, loc="outside lower left", handlelength=1.8, handleheight=1.2, fontsize=9)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=160)
-        plt.close(figure)
-    return picture.getvalue()
+        place = "outside lower left"
+        axes.figure.legend(handles=looks, ncols=4, loc=place, handlelength=1.8, handleheight=1.2, **small)
 
 
 def _about(config: MapConfig) -> str:
@@ -176,7 +163,8 @@ def _about(config: MapConfig) -> str:
 
 
 def _fill(axes: Any, one: Cell, x: int, y: int) -> None:
-    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **_look(one.method)))
+    corner = x - 0.5, y - 0.5
+    axes.add_patch(Rectangle(corner, 1, 1, **_look(one.method)))
     axes.text(x, y, f"{one.boards}\n{one.gain:.1f}×", ha="center", va="center", fontsize=9,
               bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9})
 

@@ -1,5 +1,7 @@
 """What a pipeline's own devices take: stages by rows and context, draft levels, verdicts, messages; kept in a file.
 
+What candidates of a plan take on this machine itself.
+
 Stages are measured one after the other, alone in this process, or on the boards of a hosts file; levels, verdicts and
 messages in a pipeline that runs here.
 """
@@ -9,35 +11,44 @@ import io
 import sys
 import time
 from contextlib import redirect_stderr
+from dataclasses import fields
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Sequence
+from typing import Any, Dict, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
 from config.profiles import Profile, read, write
 from config.run_config import RunConfig
-from eval.plan.check import opened
-from eval.plan.hosts import Measured, boards_of, measured_boards
+from eval.plan.candidates import Candidate
+from eval.plan.hosts import boards_of, measured_boards
 from eval.plan.keys import PlanConfig
+from eval.plan.record import Book, Written
+from eval.plan.trial import values
 from launch.build import build_stage
 from launch.folder import private_folder
 from launch.hosts.timing import Passed, passes
+from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
-from pipeline.decode import Request
+from pipeline.decode import Decoder, Request
+from pipeline.failure import PeerLost
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
 
 FREE = (0, 16, 32, 64)  # rows that may cost nothing
 KEPT = ([0], [0, 1], [0, 2], [0, 1, 2])  # which of a pass, a row and a token may take time
-TOKENS = 24  # of an answer in which levels and messages are measured
+TOKENS = 24  # of an answer
 ALIKE = 0.1  # by which times of one board may differ from one measurement to another
 STEP = 1.4  # ms: by which a step of a collective is longer than a message
+Span = Dict[str, Any]  # of a trace
 RATES = 10.0, 100_000.0  # Mbit/s, between which a measured rate is believed
 PROMPT = list(range(1, 33))
+ANSWERS = 3  # how much of the record is answered by candidates that are tried here
+ROUNDS = 2  # of each answer, of which the shorter counts
 
 
 def measured(config: PlanConfig) -> Profile:
@@ -65,30 +76,31 @@ def measure(config: PlanConfig, model: str) -> Profile:
     world = prepared.placement.world
     parts = [prepared.spec(rank) for rank in range(1, world)]
     sizes, width = parts[0].sizes, parts[0].like.element_size()
-    others: list[Measured] = []
-    if config.run.hosts:
-        others = measured_boards(config.run.hosts, _asked(parts[0], len(boards_of(config.run.hosts))))
-        stages = [other.passes for other in others]
-    else:
-        stages = [_passes(spec) for spec in tqdm(parts, desc="stages", leave=False, file=sys.stderr)]
+    hosts, row_bytes = config.run.hosts, sizes.hidden * width
+    others = measured_boards(hosts, _asked(parts[0], len(boards_of(hosts)))) if hosts else []
+    stages = [other.passes for other in others]
+    if not hosts:
+        stages = list(map(_passes, tqdm(parts, desc="stages", leave=False, file=sys.stderr)))
     with private_folder() as trace:
         levels = _run(config, run, trace)
-        verdict, latency, rate = _messages(read_trace(trace), world, sizes.hidden * width)
-    base = min(stages, key=lambda passes: sum(one.took for one in passes))
-    whole, row, free, token = fit(base)
+        verdict, latency, rate = _messages(read_trace(trace), world, row_bytes)
     links = tuple((0, rank, other.latency, _believed(other.mbps)) for rank, other in enumerate(others, 1))
     if links:
-        latency, rate = (median(link[place] for link in links) for place in (2, 3))
+        _, _, latencies, rates = zip(*links)
+        latency, rate = median(latencies), median(rates)
+    base = min(stages, key=lambda passes: sum(one.took for one in passes))
+    factors = tuple(times_as_long(passes, base) for passes in stages)
+    where, level = "over ssh" if hosts else "here", min(levels.values(), default=0.0)
     return Profile(
-        f"measured {'over ssh' if others else 'here'} with {model}", sizes.layers, sizes.hidden * width, whole, row,
-        free, token, min(levels.values(), default=0.0), verdict, latency, rate, latency + STEP,
-        weights=_gigabytes(parts), factors=tuple(times_as_long(passes, base) for passes in stages),
-        levels=tuple(levels.items()), links=links, model_of=model)
+        f"measured {where} with {model}", sizes.layers, row_bytes, *fit(base), level, verdict, latency, rate,
+        step=latency + STEP, weights=sum(map(_gigabytes, parts)), factors=factors, levels=tuple(levels.items()),
+        links=links, model_of=model)
 
 
-def _gigabytes(parts: Sequence[RankSpec]) -> float:
-    """GB of all layers, as they are kept."""
-    return sum(spec.part.weights.form(name).bytes for spec in parts for name in spec.part.weights.names()) / 1e9
+def _gigabytes(spec: RankSpec) -> float:
+    """GB of a stage's layers, as they are kept."""
+    weights = spec.part.weights
+    return sum(weights.form(name).bytes for name in weights.names()) / 1e9
 
 
 def _believed(rate: float) -> float:
@@ -102,15 +114,15 @@ def _passes(spec: RankSpec) -> list[Passed]:
     """Passes of one stage of this machine."""
     first, last = spec.part.layers
     inputs = spec.like.new_zeros(1, spec.sizes.hidden) if first else None
-    stage = build_stage(spec, OFF)
-    return list(passes(stage, inputs, spec.sizes.layers / (last - first), spec.context))
+    share = spec.sizes.layers / (last - first)
+    return list(passes(build_stage(spec, OFF), inputs, share, spec.context))
 
 
 def _asked(spec: RankSpec, boards: int) -> dict[str, Any]:
     """What boards are asked: the layers that each has if they share the model evenly."""
-    run = spec.config
-    return {"config": spec.part.config, "layers": max(1, spec.sizes.layers // boards), "dtype": run.dtype,
-            "device": run.device, "quant": spec.quant, "threads": run.threads_per_rank, "context": spec.context}
+    run, layers = spec.config, spec.sizes.layers // boards
+    return {"config": spec.part.config, "layers": max(1, layers), "dtype": run.dtype, "device": run.device,
+            "quant": spec.quant, "threads": run.threads_per_rank, "context": spec.context}
 
 
 def fit(passes: Sequence[Passed]) -> tuple[float, float, int, float]:
@@ -118,20 +130,21 @@ def fit(passes: Sequence[Passed]) -> tuple[float, float, int, float]:
 
     They are those of a profile that come closest to all passes, by the share of each, none below zero.
     """
-    took = np.array([one.took for one in passes])
-    context = np.array([one.context for one in passes])
-    best: tuple[float, tuple[float, float, int, float]] | None = None
+    asked, context, took = np.array(passes).T
+    target = np.ones_like(took)
+    found = []
     for free in FREE:
-        rows = np.array([max(0, one.rows - free) for one in passes])
-        columns = np.stack([np.ones_like(took), rows, context], -1) / took[:, None]
+        rows = np.maximum(0, asked - free)
+        columns = np.stack([target, rows, context], -1) / took[:, None]
         for kept in KEPT:
-            found = np.zeros(3)
-            found[kept] = np.linalg.lstsq(columns[:, kept], np.ones_like(took), rcond=None)[0]
-            off = float(np.square(columns @ found - 1).sum())
-            if found.min() >= 0 and (best is None or off < best[0]):
-                best = off, (max(float(found[0]), 1e-3), float(found[1]), free, float(found[2]))
-    assert best is not None, "no pass was measured"
-    return best[1]
+            times = np.zeros(3)
+            times[kept] = np.linalg.lstsq(columns[:, kept], target, rcond=None)[0]
+            off = float(np.square(columns @ times - 1).sum())
+            if times.min() >= 0:
+                whole, row, token = times.tolist()
+                found.append((off, (max(whole, 1e-3), row, free, token)))
+    assert found, "no pass was measured"
+    return min(found, key=itemgetter(0))[1]
 
 
 def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
@@ -147,43 +160,100 @@ def times_as_long(passes: Sequence[Passed], others: Sequence[Passed]) -> float:
 
 def _run(config: PlanConfig, run: RunConfig, trace: str) -> dict[str, float]:
     """Milliseconds of a level of each draft, in a pipeline whose trace goes into a folder."""
-    spent, moments = {}, {}
+    request, moments = Request(PROMPT, Sampler(), TOKENS), {}
     with redirect_stderr(io.StringIO()), opened(run, trace=trace) as pipeline:  # of the trace nobody wants to hear
+        plain = pipeline.decoder_for(config.single(pipeline_type="ar"))
         for kind in config.kinds:
             decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind))
-            for method in (decoder, pipeline.decoder_for(config.single(pipeline_type="ar"))):
-                since = time.monotonic()
-                method.whole(Request(PROMPT, Sampler(), TOKENS))
-                if method is decoder:
-                    for network in decoder.draft.networks:
-                        moments[getattr(network, "source", kind)] = since, time.monotonic()
-    spans = [span for span in read_trace(trace) if span["name"] == "grow" and span["nodes"]]
+            since = time.monotonic()
+            decoder.whole(request)
+            for network in decoder.draft.networks:
+                moments[getattr(network, "source", kind)] = since, time.monotonic()
+            plain.whole(request)
+    grown = [span for span in read_trace(trace) if span["name"] == "grow" and span["nodes"]]
+    spent = {}
     for name, (since, until) in moments.items():
-        took = [span["t1"] - span["t0"] for span in spans if since <= span["t0"] < until]
+        took = [_seconds(span) for span in grown if since <= span["t0"] < until]
         spent[name] = 1e3 * median(took) if took else 0.0
     return spent
 
 
-def _by_first(spans: Sequence[dict[str, Any]], name: str) -> dict[tuple[int, int], dict[str, Any]]:
-    """The spans of this name that have nodes, by their rank and their first node."""
-    named = [span for span in spans if span["name"] == name and span.get("nodes")]
-    return {(span["rank"], span["nodes"][0]): span for span in named}
+def _seconds(span: Span) -> float:
+    took: float = span["t1"] - span["t0"]
+    return took
 
 
-def _messages(spans: Sequence[dict[str, Any]], world: int, row_bytes: int) -> tuple[float, float, float]:
+def _messages(spans: Sequence[Span], world: int, row_bytes: int) -> tuple[float, float, float]:
     """Milliseconds of a verdict and of a message of one row, and Mbit/s."""
-    verdicts = [span["t1"] - span["t0"] for span in spans if span["name"] == "verify" and span["nodes"]]
-    left, came = (_by_first(spans, name) for name in ("send", "recv"))
-    short: list[tuple[float, int]] = []  # seconds and rows of messages of one row …
-    long: list[tuple[float, int]] = []  # … and of more
-    for (rank, node), span in left.items():
-        there = came.get(((rank + 1) % world, node))
-        if there is not None and rank:
-            rows = len(span["nodes"])
-            (short if rows == 1 else long).append((there["t1"] - span["t1"], rows))
-    latency = max(0.0, median(took for took, _ in short)) if short else 0.0
-    slower = median(took for took, _ in long) - latency if long else 0.0
-    more = median(rows for _, rows in long) if long else 0
-    rate = more * row_bytes * 8 / slower / 1e6 if slower > 0 else RATES[1]
+    verdicts, came, trips = [], {}, []
+    filled = [span for span in spans if span.get("nodes")]
+    for span in filled:
+        if span["name"] == "verify":
+            verdicts.append(_seconds(span))
+        elif span["name"] == "recv":
+            came[span["rank"], span["nodes"][0]] = span
+    for span in filled:
+        rank, nodes = span["rank"], span["nodes"]
+        there = came.get(((rank + 1) % world, nodes[0]))
+        if span["name"] == "send" and rank and there:
+            trips.append((len(nodes), there["t1"] - span["t1"]))
+    short = [seconds for rows, seconds in trips if rows == 1]
+    long = [trip for trip in trips if trip[0] > 1]
+    latency, rate = max(0.0, median(short)) if short else 0.0, RATES[1]
+    if long:
+        rows, seconds = map(median, zip(*long))
+        slower = seconds - latency
+        rate = rows * row_bytes * 8 / slower / 1e6 if slower > 0 else rate
     verdict = 1e3 * median(verdicts) if verdicts else 0.0
     return verdict, 1e3 * latency, _believed(rate)
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+# The stages above were timed one after the other, while the ranks of one machine share its cores: what a simulation
+# cannot know is in what the best candidates of a plan take there.
+
+class Checked(NamedTuple):
+    """A candidate, and the tokens per second with which it answered here, prefill included."""
+
+    candidate: Candidate
+    speed: float
+
+
+def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> list[Checked]:
+    """Let candidates answer the first recorded questions in pipelines of this machine.
+
+    One that does not run here, as for want of memory, is left out; plain decoding raises what is wrong.
+    """
+    found = []
+    for one in tqdm(candidates, desc="check", unit="candidate", leave=False, file=sys.stderr):
+        try:
+            found.append(Checked(one, _speed(config, book, one)))
+        except (ValueError, PeerLost):
+            if one.plain:
+                raise
+    return found
+
+
+def _speed(config: PlanConfig, book: Book, one: Candidate) -> float:
+    answers = book.answers[:ANSWERS]
+    with opened(config.single(**values(one.keys))) as pipeline:
+        rounds = [seconds(pipeline.decoder, book, answers, TOKENS) for _ in range(ROUNDS)]
+    tokens = sum(min(TOKENS, len(answer.text)) for answer in answers)
+    return tokens / sum(map(min, zip(*rounds)))
+
+
+def seconds(decoder: Decoder, book: Book, answers: Sequence[Written], tokens: int) -> list[float]:
+    """Seconds of each of these answers of at most so many tokens, prefill included."""
+    ends = frozenset(book.ends)
+    made = (decoder.whole(Request(one.prompt, Sampler(), tokens, ends)) for one in answers)
+    return [answer.prefill_seconds + answer.decode_seconds for answer in made]
+
+
+def opened(run: RunConfig, **more: Any) -> Pipeline:
+    """A pipeline of these keys, whatever a preset says."""
+    usual = RunConfig()
+    differ = {key.name: getattr(run, key.name) for key in fields(RunConfig)
+              if getattr(run, key.name) != getattr(usual, key.name)}
+    if "ssm" not in run.sources:
+        differ.pop("ssm", None)
+    return Pipeline.open("toy", **{**differ, **more})

@@ -2,17 +2,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from config.files import write_json
 from config.profiles import Profile
 from eval.plan.candidates import PLAIN, families
-from eval.plan.check import Checked, check
 from eval.plan.hosts import answered, boards_of
 from eval.plan.keys import PlanConfig
-from eval.plan.measure import measured
+from eval.plan.measure import Checked, check, measured
 from eval.plan.record import Book, book_of
-from eval.plan.search import WORTH, Search, choice, plain_of
+from eval.plan.search import WORTH, Search, candidates, choice, plain_of
 from eval.plan.trial import Bench, Trial
 from launch.prepare import prepare
 
@@ -33,14 +32,9 @@ class Plan(NamedTuple):
     @property
     def speeds(self) -> tuple[float, float]:
         """Tokens per second of the choice and of plain decoding: on this machine, if that was tried, or simulated."""
-        found = self.checked or tuple(Checked(trial.candidate, trial.speed) for trial in self.trials)
-        ours = next(one.speed for one in found if one.candidate == self.chosen.candidate)
-        return ours, max(one.speed for one in found if one.candidate.method == PLAIN)
-
-    @property
-    def in_own_layers(self) -> bool:
-        """Whether splits count the layers of the recorded model, and not of the one that a profile stands for."""
-        return sum(self.chosen.candidate.layers) == self.bench.book.layers
+        tried: Sequence[Checked | Trial] = self.checked or self.trials
+        ours = next(one.speed for one in tried if one.candidate == self.chosen.candidate)
+        return ours, max(one.speed for one in tried if one.candidate.plain)
 
 
 def plan(config: PlanConfig) -> Plan:
@@ -77,7 +71,7 @@ def planned(config: PlanConfig, site: Profile, book: Book) -> Plan:
     if len(given) > boards:
         raise ValueError(f"the split has {len(given)} stages, and there are {boards} boards: give boards={len(given)}, "
                          "or leave splits out")
-    made = families(site, boards, layers, config.chosen_methods, config.chosen_drafts, given)
+    made = families(site, layers, config.chosen_methods, config.chosen_drafts, given)
     if config.splits == "first":
         made = [[one for one in family if one.in_order] for family in made]
     bench = Bench(site, config, book)
@@ -100,17 +94,17 @@ def stages_of(config: PlanConfig) -> tuple[int, ...]:
 def checked(config: PlanConfig, found: Plan) -> Plan:
     """The same plan with the choice that this machine itself makes among the best, and plain decoding."""
     plain = plain_of(found.trials)
-    different: dict[tuple[Any, ...], Trial] = {}
+    different: dict[Any, Trial] = {}
     for trial in found.trials:
         one = trial.candidate
-        different.setdefault((one.method, one.draft, one.groups, one.layers), trial)
-    tried = [*different.values()][:config.check]
-    spent = check(config, found.bench.book, [*dict.fromkeys(trial.candidate for trial in (plain, *tried))])
-    best = max(spent, key=lambda one: one.speed)
+        different.setdefault((one.kind, one.groups, one.layers), trial)
+    tried = candidates([plain, *list(different.values())[:config.check]])
+    spent = check(config, found.bench.book, list(dict.fromkeys(tried)))
+    fastest = sorted(spent, key=lambda one: -one.speed)
     slowest = next(one for one in spent if one.candidate == plain.candidate)
-    chosen = best if best.speed >= WORTH * slowest.speed else slowest
+    chosen = fastest[0] if fastest[0].speed >= WORTH * slowest.speed else slowest
     trial = next(trial for trial in found.trials if trial.candidate == chosen.candidate)
-    return found._replace(chosen=trial, checked=tuple(sorted(spent, key=lambda one: -one.speed)))
+    return found._replace(chosen=trial, checked=tuple(fastest))
 
 
 def write_preset(path: str, base: str, keys: dict[str, str], found: Plan) -> None:

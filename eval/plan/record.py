@@ -1,27 +1,37 @@
 """The record that a plan is made of: what the target writes to some questions, and what each draft foresees of it.
 
 The target writes greedily. Each network reads the texts from every token on with features of its own, as deep as it is
-worth noting; its likeliest guesses at each place are kept, with what they claim.
+worth noting; its likeliest guesses at each place are kept, with what they claim, by how many of its own guesses it
+stands on there. In a trial they take the place of the network, and no model is computed.
+
+Shapes: T rows, W guesses of a row.
 """
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple, Sequence
+from itertools import takewhile
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from config.questions import by_turns
 from eval.plan.keys import PlanConfig
-from eval.plan.replayed import Network, Table
 from eval.recorded import check_room, keep, kept, settings_of
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
+from model.cache import Admitted, TreeCache
+from model.drafts.calibration import Guesses
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
+from model.tree import TokenTree
 from pipeline.decode import Decoder, Request
 
+Listed = Tuple[Sequence[int], Sequence[float]]  # tokens, the likeliest first, and their log-probabilities
+Table = Sequence[Sequence[Listed]]  # by place in the text, then by depth
 DEEPEST = 10  # guesses of its own on which a network's guesses are noted; beyond, they count as those
 WIDE = 16  # guesses at each place
 SETTINGS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "sets", "data", "question_begin", "question_end",
@@ -30,12 +40,20 @@ OTHER = "name another traces="
 APART = {"time": "virtual", "profile": "server"}  # no matter which: nobody asks for the time
 
 
+class Network(NamedTuple):
+    """What a network is to the code that drafts with it; names as those of `TreeDraft`."""
+
+    source: str
+    lag: int
+    drifts: bool
+
+
 class Written(NamedTuple):
     """One answer: token ids, and what each network guesses along them, by its name."""
 
     prompt: list[int]
     text: list[int]
-    guesses: dict[str, Table]
+    guesses: Mapping[str, Table]
 
 
 class Book(NamedTuple):
@@ -80,44 +98,35 @@ def kind_of(network: str) -> str:
 # --- made with the models ---------------------------------------------------------------------------------------------
 
 def made(config: PlanConfig) -> Book:
-    """A record by the models themselves, all in this process."""
-    usual = config.single(pipeline_type="ar", **APART)
+    """A record by the models themselves, all in this process.
+
+    Questions are asked one of each set and then the next of each, so that the first few are of all kinds.
+    """
+    run, usual = config.run, config.single(pipeline_type="ar", **APART)
     with as_virtual(prepare(usual)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         assert pipeline.text is not None, "questions are text"
-        writer = pipeline.decoder
-        readers = _readers(pipeline, config)
-        prompts = _prompts(pipeline, config)
+        ends, sizes = frozenset(pipeline.text.end_ids), pipeline.spec.sizes
+        readers = list(_readers(pipeline, config))
+        asked = by_turns(config.data, config.chosen_sets, run.question_begin, run.question_end)
+        prompts = [pipeline.text.prompt_ids([question], run.template) for question in asked]
+        check_room(prompts, run.max_new_tokens, pipeline.spec.context)
         answers = []
         for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
-            ends = frozenset(pipeline.text.end_ids)
-            text = writer.whole(Request(prompt, Sampler(), config.run.max_new_tokens, ends)).token_ids
-            guesses = {name: _table(decoder, network, prompt, text) for name, (decoder, network) in readers.items()}
+            request = Request(prompt, Sampler(), run.max_new_tokens, ends)
+            text = pipeline.decoder.whole(request).token_ids
+            guesses = {network.source: _table(decoder, network, prompt, text) for decoder, network in readers}
             answers.append(Written(prompt, text, guesses))
-        networks = {name: Network(network.source, network.lag, network.drifts)
-                    for name, (_, network) in readers.items()}
-        sizes = pipeline.spec.sizes
+        networks = {one.source: Network(one.source, one.lag, one.drifts) for _, one in readers}
         return Book(answers, networks, sizes.vocab, sorted(ends), sizes.layers)
 
 
-def _readers(pipeline: Pipeline, config: PlanConfig) -> dict[str, tuple[Decoder, TreeDraft]]:
-    """A decoder for each network that is there, by the name of the network."""
-    found = {}
+def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, TreeDraft]]:
+    """The networks that are there, each with its decoder."""
     for kind in config.kinds:
         decoder = pipeline.decoder_for(config.single(pipeline_type="serial", draft=kind, **APART))
         for network in decoder.draft.networks:
             assert isinstance(network, TreeDraft), network
-            found[network.source] = decoder, network
-    return found
-
-
-def _prompts(pipeline: Pipeline, config: PlanConfig) -> list[list[int]]:
-    """The questions as token ids, one of each set and then the next of each, so that the first few are of all kinds."""
-    text = pipeline.text
-    assert text is not None, "questions are text"
-    asked = by_turns(config.data, config.chosen_sets, config.run.question_begin, config.run.question_end)
-    prompts = [text.prompt_ids([question], config.run.template) for question in asked]
-    check_room(prompts, config.run.max_new_tokens, pipeline.spec.context)
-    return prompts
+            yield decoder, network
 
 
 def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Sequence[int]) -> Table:
@@ -128,7 +137,70 @@ def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Se
     for depth, places, out_TD in unrolled(network, tree, len(prompt), deepest):
         gain_TW, token_TW = network.guess(network.logits(out_TD), WIDE)
         for place, gains, tokens in zip(places, gain_TW.tolist(), token_TW.tolist()):
-            listed_there = found[place + 1 - len(prompt)] if place + 1 < len(prompt) + len(text) else []
-            assert len(listed_there) in (depth, 0), (place, depth)
-            listed_there.append([tokens, gains])
+            at = place + 1 - len(prompt)
+            if at < len(text):
+                assert len(found[at]) == depth, (place, depth)
+                found[at].append([tokens, gains])
     return found
+
+
+# --- in the place of the networks -------------------------------------------------------------------------------------
+
+class Replayed(TreeDraft):
+    """A network that guesses what it guessed along a recorded text; `open` names that of the next request.
+
+    A path that stands on the text gets the guesses of its place and depth, so what is right and what is not is as it
+    was. So does a path beside the text: nothing there is ever right, and only the worth of its guesses counts, by which
+    they compete with others. What it makes of a row are two numbers: on how many of its own guesses the row stands, and
+    its position.
+    """
+
+    def __init__(self, network: Network, slots: int) -> None:
+        self.source, self.lag, self.drifts = network
+        super().__init__(TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
+        self._prompt = 0
+        self._table: Table = []
+
+    def open(self, prompt: int, table: Table) -> None:
+        """The next request has so many tokens of prompt, and these guesses along its text."""
+        self._prompt, self._table = prompt, table
+
+    def known(self, tree: TokenTree, fresh: list[int]) -> list[int]:
+        if self.lag:
+            above = {node: tree.nodes[tree.nodes[node].parent] for node in fresh}
+            return list(takewhile(lambda node: above[node].hidden is not None, fresh))
+        return [] if len(tree.unsent) > 1 else fresh
+
+    def features(self, tree: TokenTree, fresh: list[int]) -> Tensor:
+        return torch.full((len(fresh), 2), -1.0, dtype=torch.float64)
+
+    @property
+    def network(self) -> object:
+        return self
+
+    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+        depth_T = feature_TD[:, 0] + 1 if self.lag else torch.zeros(len(pos_T))  # a small model looks at tokens alone
+        return torch.stack([depth_T.double(), (pos_T + self.lag).double()], -1)
+
+    def logits(self, out_TD: Tensor) -> Tensor:
+        return out_TD  # the record is looked up where logits are read
+
+    def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        listed = self._listed(logits_TV)
+        gains = [gains[:width] for _, gains in listed]
+        tokens = [tokens[:width] for tokens, _ in listed]
+        return torch.tensor(gains, dtype=torch.float64), torch.tensor(tokens)
+
+    def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
+        chances = [(tokens[:width], torch.tensor(gains[:width]).exp().tolist())
+                   for tokens, gains in self._listed(logits_TV)]
+        return [list(zip(tokens, chance)) for tokens, chance in chances]
+
+    def _listed(self, out_TD: Tensor) -> list[Listed]:
+        """The recorded guesses behind each row; those at the end of the record for places and depths beyond it."""
+        found = []
+        for depth, position in out_TD.int().tolist():
+            place = min(position + 1 - self._prompt, len(self._table) - 1)
+            depths = self._table[max(0, place)]
+            found.append(depths[min(depth, len(depths) - 1)])
+        return found

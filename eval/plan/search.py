@@ -9,7 +9,7 @@ from typing import Collection, Iterable, Iterator, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from eval.plan.candidates import PLAIN, Candidate
+from eval.plan.candidates import Candidate
 from eval.plan.trial import Bench, Trial
 
 FIRST = 4  # splits of a family that are tried first
@@ -51,16 +51,16 @@ class Search:
         there = [family for family in there if family]
         if not there:
             raise ValueError(_too_large(self._bench, families))
-        first = self._try((one for family in there for one in _spread(family, FIRST)), FEW, "methods")
-        of_good = {(trial.candidate.method, trial.candidate.draft) for trial in _best(first, FEW)}
-        wider = [one for family in there for one in family if (one.method, one.draft) in of_good]
-        found = _best([*first, *self._try(wider, FEW, "splits")], FEW)
-        varied = self._varied([trial.candidate for trial in found])
-        drafts = {(one.method, one.draft) for family in there for one in family}
-        finalists = self._refined(_best(varied, MORE), drafts)
-        plain = [one for family in there for one in family if one.method == PLAIN]
-        plainest = _best(self._try(plain, FEW, "plain"), FEW)[:2]
-        return _ranked(self._try((trial.candidate for trial in (*finalists, *plainest)), ALL, "finalists"))
+        every = [one for family in there for one in family]
+        spread = [one for family in there for one in _spread(family, FIRST)]
+        first = self._try(spread, FEW, "methods")
+        good = {one.kind for one in candidates(_best(first, FEW))}
+        wider = self._try((one for one in every if one.kind in good), FEW, "splits")
+        varied = self._varied(candidates(_best([*first, *wider], FEW)))
+        finalists = self._refined(_best(varied, MORE), {one.kind for one in every})
+        plain = self._try((one for one in every if one.plain), FEW, "plain")
+        last = candidates([*finalists, *_best(plain, FEW)[:2]])
+        return _ranked(self._try(last, ALL, "finalists"))
 
     def beside(self, trials: Sequence[Trial], chosen: Candidate,
                families: Sequence[Sequence[Candidate]]) -> list[Trial]:
@@ -68,53 +68,57 @@ class Search:
 
         If it is that itself, the best over fewer, unless another method is there that has fewer.
         """
-        same = [replace(one, sizes=chosen.sizes) for family in families for one in family
-                if (one.method, one.draft, one.members) == (chosen.method, chosen.draft, chosen.members)]
+        same = (replace(one, sizes=chosen.sizes) for family in families for one in family
+                if one.kind == chosen.kind and one.members == chosen.members)
         fitting = list(filter(self._bench.fits, same))
         most = max((len(one.boards) for one in fitting), default=0)
         others = [one for one in fitting if len(one.boards) == most]
         if len(chosen.boards) == most:
-            guess = (trial.candidate for trial in trials if trial.candidate.method != PLAIN)
+            guess = (one for one in candidates(trials) if not one.plain)
             there = any(len(one.boards) < most for one in guess)
             others = [] if there else [one for one in fitting if len(one.boards) < most]
         best = _best(self._try(others, FEW, "boards"), FEW)[:1]
-        return _ranked([*trials, *self._try((trial.candidate for trial in best), ALL, "boards")])
+        return _ranked([*trials, *self._try(candidates(best), ALL, "boards")])
 
     def _varied(self, chosen: Sequence[Candidate]) -> list[Trial]:
         """These candidates and those that differ in a size, and the best of them with another size changed."""
         near = [one for each in chosen for one in each.varied()]
         found = _best(self._try(near, FEW, "sizes"), FEW)
-        again = [one for trial in found[:3] for one in trial.candidate.varied()]
+        again = [near for one in candidates(found[:3]) for near in one.varied()]
         found = _best([*found, *self._try(again, FEW, "sizes")], FEW)
-        return self._try([*chosen, *(trial.candidate for trial in found)], MORE, "longer")
+        return self._try([*chosen, *candidates(found)], MORE, "longer")
 
-    def _refined(self, found: Sequence[Trial], drafts: Collection[tuple[str, str]]) -> list[Trial]:
+    def _refined(self, found: Sequence[Trial], kinds: Collection[tuple[str, str]]) -> list[Trial]:
         """Finalists, with a size or the draft of the fastest of each method changed, as long as that is faster.
 
-        `drafts` are the methods with the drafts that they may have.
+        `kinds` are the methods with the drafts that they may have.
         """
         better, seen = list(found), set[Candidate]()
         while True:
-            firsts = {trial.candidate.method: trial.candidate for trial in reversed(better)}
+            firsts = {one.method: one for one in reversed(candidates(better))}
             fresh = [one for one in firsts.values() if one not in seen]
             if not fresh:
                 return better
             seen.update(fresh)
-            others = [replace(one, draft=draft) for one in fresh for method, draft in sorted(drafts)
-                      if method == one.method]
-            sizes = [near for one in fresh for near in one.varied()]
-            better = _best([*better, *self._try([*sizes, *others], MORE, "refined")], MORE)
+            others = [near for one in fresh for near in one.varied()]
+            for one in fresh:
+                drafts = (draft for method, draft in sorted(kinds) if method == one.method)
+                others += [replace(one, draft=draft) for draft in drafts]
+            better = _best([*better, *self._try(others, MORE, "refined")], MORE)
 
     def _try(self, chosen: Iterable[Candidate], rung: Rung, what: str) -> list[Trial]:
         """A trial of each."""
         answers = self._bench.book.answers[:rung.answers]
-        found = []
-        for one in tqdm(dict.fromkeys(chosen), desc=what, unit="candidate", leave=False, disable=not self._shown):
-            key = one, rung
-            if key not in self._trials:
-                self._trials[key] = self._bench.trial(one, answers, rung.tokens, rung.guesses)
-            found.append(self._trials[key])
-        return found
+        once = dict.fromkeys(chosen)
+        for one in tqdm(once, desc=what, unit="candidate", leave=False, disable=not self._shown):
+            if (one, rung) not in self._trials:
+                self._trials[one, rung] = self._bench.trial(one, answers, rung.tokens, rung.guesses)
+        return [self._trials[one, rung] for one in once]
+
+
+def candidates(trials: Iterable[Trial]) -> list[Candidate]:
+    """What was tried."""
+    return [trial.candidate for trial in trials]
 
 
 def nearly_best(trials: Sequence[Trial]) -> list[Trial]:
@@ -124,7 +128,7 @@ def nearly_best(trials: Sequence[Trial]) -> list[Trial]:
 
 def plain_of(finalists: Sequence[Trial]) -> Trial:
     """The fastest plain decoding among finalists, the fastest of which come first."""
-    return next(trial for trial in finalists if trial.candidate.method == PLAIN)
+    return next(trial for trial in finalists if trial.candidate.plain)
 
 
 def choice(finalists: Sequence[Trial]) -> Trial:
@@ -136,7 +140,8 @@ def choice(finalists: Sequence[Trial]) -> Trial:
 def _ranked(trials: Iterable[Trial]) -> list[Trial]:
     """Each candidate once, the fastest first; of equals the one on fewer boards."""
     once = {trial.candidate: trial for trial in trials}
-    return sorted(once.values(), key=lambda trial: (-trial.speed, len(trial.candidate.boards)))
+    fewest = sorted(once.values(), key=lambda trial: len(trial.candidate.boards))
+    return sorted(fewest, key=lambda trial: -trial.speed)
 
 
 def _best(trials: Iterable[Trial], rung: Rung) -> list[Trial]:
@@ -147,27 +152,27 @@ def _best(trials: Iterable[Trial], rung: Rung) -> list[Trial]:
     ranked = _ranked(trials)
     top = ranked[0].speed if ranked else 0.0
     staying = [trial for trial in ranked[:rung.stay] if trial.speed >= rung.slower * top]
-    there = {(trial.candidate.method, trial.candidate.draft) for trial in staying}
+    there = {one.kind for one in candidates(staying)}
     for trial in ranked[rung.stay:]:
-        one = trial.candidate
-        if trial.speed >= NEAR * top and (one.method, one.draft) not in there:
-            there.add((one.method, one.draft))
+        kind = trial.candidate.kind
+        if trial.speed >= NEAR * top and kind not in there:
+            there.add(kind)
             staying.append(trial)
     return staying
 
 
 def _spread(family: Sequence[Candidate], most: int) -> Iterator[Candidate]:
     """At most so many of a family, the first and the last one among them."""
-    last = len(family) - 1
+    last, steps = len(family) - 1, most - 1
     if last < most:
         yield from family
     else:
-        yield from (family[round(i * last / (most - 1))] for i in range(most))
+        yield from (family[round(i * last / steps)] for i in range(most))
 
 
 def _too_large(bench: Bench, families: Sequence[Sequence[Candidate]]) -> str:
     """That nothing fits, with the memory that would."""
-    most = min(max(bench.memory(one).values()) for family in families for one in family)
-    return (f"no split fits: even the smallest part takes {most:.1f} GB on a board, and the boards have "
+    fullest = (max(bench.memory(one).values()) for family in families for one in family)
+    return (f"no split fits: even the smallest part takes {min(fullest):.1f} GB on a board, and the boards have "
             f"{', '.join(f'{size:g}' for size in bench.site.memory)}: add boards, quantize the weights (layer_gb=), or "
             "give a smaller max_length")

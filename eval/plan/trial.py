@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Dict, NamedTuple, Sequence
 
 from config.methods import METHODS
 from config.profiles import Profile
@@ -10,14 +10,13 @@ from config.run_config import RunConfig
 from config.trees import MOST, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
-from eval.plan.record import Book, Written, kind_of
-from eval.plan.replayed import Replayed
+from eval.plan.record import Book, Replayed, Written, kind_of
 from eval.recorded import Recorded
 from model.drafts.batch import read_all
-from model.drafts.draft import Draft, NoDraft
+from model.drafts.draft import NoDraft
 from model.drafts.mixture import Mixture, Suffix
 from model.sample import Sampler
-from pipeline.decode import Answer, Decoder, Limits, Request
+from pipeline.decode import Decoder, Limits, Request
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.strategies import STRATEGIES
@@ -25,8 +24,9 @@ from pipeline.trace import NoTrace
 from sim.clock import Pace, VirtualClock
 from sim.cluster import Cluster
 from sim.devices import SlowHead, SlowPasses
-from sim.stages import Held, work_of
+from sim.stages import Held, Work, work_of
 
+Shares = Dict[Any, float]
 SPARE = 8  # trees of the usual size for which a draft has room beside the text
 
 
@@ -44,8 +44,8 @@ class Busy:
 
     drafting: float
     verdict: float
-    boards: dict[int, float]  # by rank
-    wires: dict[tuple[int, int], float]  # by the ranks at their ends
+    boards: Shares  # by rank
+    wires: Shares  # by the ranks at their ends
 
 
 class Trial(NamedTuple):
@@ -58,7 +58,8 @@ class Trial(NamedTuple):
     @property
     def speed(self) -> float:
         """Tokens per second of all answers together, prefill included."""
-        return sum(one.tokens for one in self.spent) / sum(one.seconds for one in self.spent)
+        tokens, seconds, _ = map(sum, zip(*self.spent))
+        return tokens / seconds
 
     @property
     def first(self) -> float:
@@ -99,6 +100,7 @@ class Bench:
         self.site, self.config, self.book = site, config, book
         self._usual = config.single()
         self._context = config.run.max_length
+        self._ends = frozenset(book.ends)
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """The keys of a run of this candidate, but those of its split."""
@@ -113,87 +115,82 @@ class Bench:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether every board has the memory that it needs."""
-        has = dict(enumerate(self.site.memory, 1))
-        return all(need <= has.get(rank, need) for rank, need in self.memory(candidate).items())
+        needs = self.memory(candidate)
+        return all(needs.get(rank, 0.0) <= size for rank, size in enumerate(self.site.memory, 1))
 
     def trial(self, candidate: Candidate, answers: Sequence[Written], tokens: int, guesses: int = MOST) -> Trial:
         """Answer these questions, each with so many tokens at most, and at most so many guesses in streaming's tree."""
         clock = VirtualClock()
         drafting, judging = Counted(clock), Counted(clock)
+        recorded = Recorded(self.book.vocab)
+        others = 0 if candidate.whole else len(candidate.groups)
+        traces = [Sums() for _ in range(1 + others)]
+        cluster = Cluster(self.site, clock, self._works(candidate), recorded, traces)
+        head = SlowHead(recorded.lm_head, Pace(self.site, judging))
+        stages = 0 if candidate.whole else len(candidate.layers)
         config = self.config_of(candidate)
+        ring = Ring(cluster.links[0], head, 1 + stages, clock=clock)
+        if config.replicated:
+            ring = Replicas(cluster.links, head, stages, clock=clock)
         tree = config.tree
         stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
         tree = replace(tree, stream=stream)
-        leaders, works = self._works(candidate)
-        traces = [Sums() for _ in ([0] if candidate.whole else [0, *leaders])]
-        recorded = Recorded(self.book.vocab)
-        cluster = Cluster(self.site, clock, works, recorded, traces)
-        head = SlowHead(recorded.lm_head, Pace(self.site, judging))
-        depth = 1 if candidate.whole else 1 + len(candidate.layers)
-        ring = Ring(cluster.links[0], head, depth, clock=clock)
-        if config.replicated:
-            ring = Replicas(cluster.links, head, depth - 1, clock=clock)
         networks = self._networks(config, tree)
-        draft = self._draft(config, networks)
+        suffix = Suffix() if "suffix" in config.sources else None
+        draft = NoDraft() if METHODS[candidate.method].draft == "none" else Mixture(networks, suffix)
         passes = SlowPasses(read_all, Pace(self.site, drafting))
         strategy = STRATEGIES[METHODS[candidate.method].strategy]
         decoder = Decoder(ring, draft, strategy, tree, Limits(self._context), passes)
         spent = []
         for one in answers:
             recorded.prompt, recorded.text = one.prompt, one.text
-            for name, network in networks.items():
-                network.open(len(one.prompt), one.guesses[name])
-            most = min(tokens, len(one.text))
-            answer = decoder.whole(Request(one.prompt, Sampler(), most, frozenset(self.book.ends)))
-            assert answer.token_ids == one.text[:most], "the text of a trial is the recorded one"
-            spent.append(_spent(answer))
-        busy = self._busy(candidate, (drafting, judging), traces, clock.now())
+            for network in networks:
+                network.open(len(one.prompt), one.guesses[network.source])
+            text = one.text[:tokens]
+            answer = decoder.whole(Request(one.prompt, Sampler(), len(text), self._ends))
+            assert answer.token_ids == text, "the text of a trial is the recorded one"
+            seconds = answer.prefill_seconds + answer.decode_seconds
+            spent.append(Spent(len(text), seconds, answer.prefill_seconds))
+        whole = clock.now()
+        boards, wires = self._busy(candidate, traces, whole)
+        busy = Busy(drafting.spent / whole, judging.spent / whole, boards, wires)
         return Trial(candidate, tuple(spent), busy)
 
-    def _works(self, candidate: Candidate) -> tuple[list[int], list[list[Any]]]:
-        """The leaders of all stages, and what the stages do, ring by ring."""
+    def _works(self, candidate: Candidate) -> list[list[Work]]:
+        """What the stages do, ring by ring."""
         total, tiles = sum(candidate.layers), candidate.method == "galaxy"
-        stages = zip(candidate.groups, candidate.layers * candidate.copies)
-        parts = [Held(ranks, held / total, 0, 1 / len(ranks), tiles) for ranks, held in stages]
-        works = [work_of(self.site, part) for part in parts]
+        works = []
+        for ranks, held in zip(candidate.groups, candidate.layers * candidate.copies):
+            part = Held(ranks, held / total, 0, 1 / len(ranks), tiles)
+            works.append(work_of(self.site, part))
         depth = len(candidate.layers)
-        rings = [works[i:i + depth] for i in range(0, len(works), depth)]
-        return [ranks[0] for ranks in candidate.groups], rings
+        return [works[first:first + depth] for first in range(0, len(works), depth)]
 
-    def _networks(self, config: RunConfig, tree: TreeConfig) -> dict[str, Replayed]:
+    def _networks(self, config: RunConfig, tree: TreeConfig) -> list[Replayed]:
         """The networks of the draft that a run names."""
-        if METHODS[config.pipeline_type].draft == "none":
-            return {}
         room = self._context + SPARE * max(config.init_total_token, tree.stream.nodes // SPARE)
-        return {name: Replayed(network, room) for name, network in self.book.networks.items()
-                if kind_of(name) in config.sources}
-
-    def _draft(self, config: RunConfig, networks: dict[str, Replayed]) -> Draft:
-        if METHODS[config.pipeline_type].draft == "none":
-            return NoDraft()
-        for number, network in enumerate(networks.values()):
+        named = (network for name, network in self.book.networks.items() if kind_of(name) in config.sources)
+        found = [Replayed(network, room) for network in named]
+        for number, network in enumerate(found):
             network.number = number
-        return Mixture(list(networks.values()), Suffix() if "suffix" in config.sources else None)
+        return found
 
-    def _busy(self, candidate: Candidate, spent: tuple[Counted, Counted], traces: Sequence[Sums], whole: float) -> Busy:
-        """The shares of the whole time."""
-        leaders = [0] if candidate.whole else [ranks[0] for ranks in candidate.groups]
-        ends = [0, *leaders]
-        boards = dict(zip(leaders, (trace.computed / whole for trace in traces[not candidate.whole:])))
-        depth = len(candidate.layers)
+    def _busy(self, candidate: Candidate, traces: Sequence[Sums], whole: float) -> tuple[Shares, Shares]:
+        """The shares of the whole time in which boards and wires were busy."""
+        leaders = [ranks[0] for ranks in candidate.groups]
+        computing = zip(leaders, traces[-len(leaders):])
+        boards = {rank: trace.computed / whole for rank, trace in computing}
         wires = {}
-        for place, trace in enumerate([] if candidate.whole else traces):
-            last = place and place % depth == 0
-            pair = ends[place], 0 if last else ends[place + 1]
-            wires[pair] = self.site.link(*pair).transfer(trace.sent) / whole
-        drafting, verdict = (clock.spent / whole for clock in spent)
-        return Busy(drafting, verdict, boards, wires)
+        if not candidate.whole:
+            depth = len(candidate.layers)
+            behind = [rank if place % depth else 0 for place, rank in enumerate(leaders)]
+            receivers = [leaders[0], *behind[1:], 0]
+            for pair, trace in zip(zip([0, *leaders], receivers), traces):
+                wires[pair] = self.site.link(*pair).transfer(trace.sent) / whole
+        return boards, wires
 
 
 def values(keys: dict[str, str]) -> dict[str, Any]:
     """What these keys of a run are, as they are typed."""
-    return {key: type(getattr(RunConfig, key))(value) for key, value in keys.items()}
-
-
-def _spent(answer: Answer) -> Spent:
-    return Spent(answer.new_tokens, answer.prefill_seconds + answer.decode_seconds, answer.prefill_seconds)
+    usual = vars(RunConfig)
+    return {key: type(usual[key])(value) for key, value in keys.items()}

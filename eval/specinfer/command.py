@@ -9,11 +9,10 @@ from functools import partial
 from typing import Sequence
 
 from config.files import check_output
-from config.keys import ASKS, HELP, check_name
+from config.keys import ASKS, HELP, check_name, typed
 from config.methods import METHODS
 from config.questions import Question
 from config.schema.untrusted import harmless, plain
-from config.typed import typed
 from eval.specinfer.flexflow import ANOTHER, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch import console

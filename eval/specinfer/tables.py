@@ -152,14 +152,10 @@ def report(found: Found, kinds: Sequence[str], config: SpecInferConfig) -> Itera
         tree = config.expansion.replace("k", HEADING[-1])
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{tree}>"
         both = {name: [counts[kind].verified[-1] for kind in (DRAWN, MSS)] for name, counts in found.items()}
-        yield from ratios("ours, drawn texts and guesses", both)
-        yield from ratios("paper, <1,1,5,1,1,1,1,1>", published(3)["stochastic"])
-
-
-def ratios(title: str, by_set: Figures) -> Iterator[str]:
-    """A line for each data set, with both figures and how much the second one is of the first."""
-    found = {name: (*both, both[1] / both[0]) for name, both in by_set.items()}
-    return rows(title, found, 2, ["", "naive", "multi", "ratio"])
+        compared = {"ours, drawn texts and guesses": both, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
+        for title, by_set in compared.items():
+            ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in by_set.items()}
+            yield from rows(title, ratios, 2, ["", "naive", "multi", "ratio"])
 
 
 def rows(title: str, by_set: Figures, digits: int, heading: Sequence[str] = HEADING) -> Iterator[str]:

@@ -1,21 +1,24 @@
-"""What ranks on several hosts exchange before they start, what must agree, and whether they reach each other.
+"""What ranks on several hosts write down for each other: its forms, who may write it, and what of it must agree.
 
-It knows nothing about how they exchange it.
+It knows nothing about how it travels. Boards have no keys, so anybody in their network may have written an entry: what
+has none of these forms is junk, and what people shall read is escaped.
 """
 from __future__ import annotations
 
 import hashlib
-import socket
+import json
+import re
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Dict, Sequence
 
 from config.command import CommandKeys, flat
+from config.files import fits
 from config.presets import ROOT
 from config.run_config import RunConfig
+from config.schema.fields import whole
+from config.schema.untrusted import plain
 from launch.hosts.board import Board
-from launch.hosts.entries import Facts
 
 CODE = ("config", "model", "pipeline", "tp", "sim", "launch", "eval")  # what decides what a rank computes and says
 # What belongs to a board, or to rank 0, whose user asks. All other keys must agree, so a new one is compared too.
@@ -29,7 +32,143 @@ LOCAL = frozenset({
 })
 GIVEN = frozenset({"trace"})  # a folder of each board's own, on all boards or on none
 MIXED = ", and dtype= too where some have CUDA and others do not"
+MOST = 1 << 20  # bytes of an entry
+RANKS = 1 << 10  # the most of one run
+COUNT = 1 << 62  # counters stay below
+DIGITS = 20  # of a whole number
 
+Facts = Dict[str, Any]  # of one rank, by name
+Written = Dict[int, Any]  # what ranks have written about one topic: their facts, or whom they have not reached
+
+
+class Junk(ValueError):
+    """An entry, or a request, that has none of the known forms."""
+
+
+def parse(raw: bytes) -> Any:
+    """What stands in a piece of JSON."""
+    try:
+        return json.loads(raw.decode(), parse_int=_digits)
+    except (ValueError, RecursionError):
+        raise Junk("it is no JSON") from None
+
+
+def _digits(text: str) -> int:
+    if len(text) > DIGITS:  # Python takes its time to read millions of them
+        raise Junk("it has too long a number")
+    return int(text)
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+def _is_address(value: Any) -> bool:
+    parts = value.split(".") if isinstance(value, str) else []
+    numbers = [int(part) for part in parts if re.fullmatch("0|[1-9][0-9]{0,2}", part)]
+    return len(parts) == len(numbers) == 4 and max(numbers) < 256
+
+
+def _is_settings(value: Any) -> bool:
+    """Whether it is the keys of a configuration, each with a value as a person types it."""
+    return isinstance(value, dict) and fits(list(value.values()), [str])
+
+
+RANK = whole(0, RANKS - 1).fits
+ALWAYS = {"host": str, "code": str, "settings": _is_settings}
+FACTS = {**ALWAYS, "world": whole(1, RANKS - 1).fits, "split": str, "address": _is_address, "interface": str,
+         "port": whole(1, (1 << 16) - 1).fits}
+
+
+def _is_facts(value: Any) -> bool:
+    """Whether it is all facts of a rank; or what it knew so far, and the error that ended it."""
+    known = {**FACTS, "error": str}
+    if not isinstance(value, dict) or not value.keys() <= known.keys():
+        return False
+    wanted = ALWAYS if "error" in value else FACTS
+    return fits(value, {**wanted, **{name: known[name] for name in value}})
+
+
+# --- kinds: from the bytes of an entry to the same entry, if it is sound ----------------------------------------------
+
+def _json(form: Any) -> Callable[[bytes], bytes]:
+    def cleaned(raw: bytes) -> bytes:
+        value = parse(raw)
+        if not fits(value, form):
+            raise Junk("it has another form")
+        return json.dumps(_printable(value)).encode()
+
+    return cleaned
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {plain(key): _printable(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_printable(entry) for entry in value]
+    return plain(value) if isinstance(value, str) else value
+
+
+def _line(raw: bytes) -> bytes:
+    return plain(raw.decode(errors="replace")).encode()
+
+
+def _number(raw: bytes) -> bytes:
+    if not re.fullmatch(rb"-?\d{1,19}(\.\d{1,40})?(e-?\d{1,2})?", raw):
+        raise Junk("it is no number")
+    return raw
+
+
+def _count(raw: bytes) -> bytes:
+    if not re.fullmatch(rb"-?\d{1,19}", raw) or abs(int(raw)) >= COUNT:
+        raise Junk("it is no count")
+    return raw
+
+
+OWN = r"(?P<own>\d{1,4})"  # the rank that alone may write the entry
+OF_ROOT = r"(?P<root>)"  # only rank 0 may; where neither is said, the rank that writes first
+BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is given
+KINDS = (  # of a name that a pattern fits as a whole, the first one counts
+    (rf"facts/{OWN}", _json(_is_facts)),
+    (rf"ways/{OWN}", _json([RANK])),
+    (rf"{OF_ROOT}facts/all", _json([(RANK, _is_facts)])),
+    (rf"{OF_ROOT}ways/all", _json([(RANK, [RANK])])),
+    (rf"{OF_ROOT}(?:facts|ways)/verdict", _json((str, bool))),
+    (rf"(?:facts|ways)/heard/{OWN}", _count),
+    (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
+    (rf"{BEFORE}heartbeat/losses", _count),
+    (rf"{BEFORE}heartbeat/lost", _line),
+    (rf"{BEFORE}split/{OWN}", _line),
+    (rf"{BEFORE}clock/{OWN}(?:/ask/\d+)?", _line),
+    (rf"{OF_ROOT}{BEFORE}clock/\d+/time/\d+", _number),
+    (r".*", bytes),  # what torch.distributed itself writes
+)
+
+
+def _kind(key: str) -> tuple[dict[str, str], Callable[[bytes], bytes]]:
+    """What a name says of who may write its entry, and what makes a sound entry of bytes."""
+    found = ((re.fullmatch(pattern, key, re.S), cleaned) for pattern, cleaned in KINDS)
+    return next((match.groupdict(), cleaned) for match, cleaned in found if match)
+
+
+def owner_of(key: str) -> int | None:
+    """The rank that alone may write an entry of this name; None if that is the first to write."""
+    names, _ = _kind(key)
+    if "root" in names:
+        return 0
+    return int(names["own"]) if "own" in names else None
+
+
+def clean(key: str, raw: bytes) -> bytes:
+    """The entry as it may be used; raises Junk."""
+    try:
+        if len(raw) > MOST:
+            raise Junk(f"it has more than {MOST} bytes")
+        _, cleaned = _kind(key)
+        return cleaned(raw)
+    except Junk as junk:
+        raise Junk(f"{plain(key)}: {junk}") from None
+
+
+# --- what must agree --------------------------------------------------------------------------------------------------
 
 def code_version(root: Path = ROOT) -> str:
     """A hash of the program's own files: boards whose code differs, if only a little, do not work together."""
@@ -41,17 +180,23 @@ def code_version(root: Path = ROOT) -> str:
     return digest.hexdigest()[:12]
 
 
-def settings(keys: RunConfig | CommandKeys, **found: Any) -> dict[str, Any]:
+def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
     """The keys that must agree, as they were typed; `found` is what a key turned out to mean on this board."""
     typed = {name: value for name, value in flat(keys).items() if name not in LOCAL}
     if typed["draft"] == "suffix":
         typed["draft"] = RunConfig.draft  # for which it stands in where rank 0, which alone knows, has no head
     for name in GIVEN:
         typed[name] = "FOLDER" if typed[name] else ""
-    return {**typed, **found}
+    return {name: _as_typed(value) for name, value in {**typed, **found}.items()}
 
 
-def judge_facts(written: dict[int, Facts], board: Board) -> str:
+def _as_typed(value: Any) -> str:
+    if value in (None, ""):
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def judge_facts(written: Written, board: Board) -> str:
     """The first thing that does not fit, in words; empty if all fits. `written` may lack ranks if one is wrong."""
     for rank, facts in written.items():
         if facts.get("error"):
@@ -73,21 +218,14 @@ def _difference(facts: Facts, root: Facts) -> str:
                 "does")
     keys = facts["settings"].keys() | root["settings"].keys()
     for key in sorted(keys):
-        own = _typed(facts["settings"].get(key))
-        other = _typed(root["settings"].get(key))
+        own, other = (each["settings"].get(key, "none") for each in (facts, root))
         if own != other:
             mixed = MIXED if key == "dtype" else ""
             return f"was started with {key}={own}, but rank 0 with {other}: type the same keys on all boards{mixed}"
     return ""
 
 
-def _typed(value: Any) -> str:
-    if value in (None, ""):
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def judge_ways(written: dict[int, Facts], ways: dict[int, list[int]], names: list[str]) -> str:
+def judge_ways(written: Written, ways: Written, names: Sequence[str]) -> str:
     """Who cannot be reached by whom; of several, the rank that most others miss. Empty if all reach all.
 
     `ways` has the ranks that each rank has not reached.
@@ -101,21 +239,3 @@ def judge_ways(written: dict[int, Facts], ways: dict[int, list[int]], names: lis
     return (f"{names[worst]} cannot be reached by rank {others} at its interface {interface}: name the interface of "
             "the cable in GLOO_SOCKET_IFNAME on that board, or behind interface= in the hosts file, and look at its "
             "firewall")
-
-
-def open_door(door: socket.socket, rank: int) -> None:
-    """Say to everybody who knocks which rank this is, until the door is closed."""
-    while door.fileno() >= 0:
-        with suppress(OSError):  # the other end has gone already
-            other, _ = door.accept()
-            with other:
-                other.sendall(b"flowspec %d\n" % rank)
-
-
-def reaches(facts: Facts, rank: int) -> bool:
-    """Whether a rank answers, by its number, at the address of its facts."""
-    try:
-        with socket.create_connection((facts["address"], facts["port"]), timeout=5) as way:
-            return way.recv(64) == b"flowspec %d\n" % rank
-    except OSError:
-        return False

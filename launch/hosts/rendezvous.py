@@ -13,9 +13,10 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import torch.distributed as dist
 
@@ -23,9 +24,8 @@ from config.command import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.hosts.agreement import code_version, judge_facts, judge_ways, open_door, reaches, settings
+from launch.hosts.agreement import Facts, Written, code_version, judge_facts, judge_ways, settings
 from launch.hosts.board import Board
-from launch.hosts.entries import Facts
 from launch.hosts.store import Entries, Store, StoreClient, StoreServer, hang_up
 from launch.prepare import Prepared, prepare
 from launch.processes import GRACE
@@ -40,13 +40,14 @@ LATE = ("{} did not come within {:g} seconds: start run_jetson.sh there too, see
         "with wait=")
 SILENT = "{} fell silent during the rendezvous: look at its board and network, then start all again"
 
-Written = Dict[int, Any]  # what ranks have written about one topic
 Judge = Callable[[Written], str]  # the first thing that is wrong, in a sentence; empty if all is well
-Verdict = Tuple[str, bool]  # what rank 0 says is wrong, or nothing; and whether a board is missing, not wrong
 
 
 class Rendezvous:
     """One rank's side of the rendezvous. After `attend`, `names` has each rank as messages name it."""
+
+    _store: Store
+    _client: StoreClient | None = None  # of every rank but 0
 
     def __init__(self, board: Board) -> None:
         self.board = board
@@ -60,7 +61,6 @@ class Rendezvous:
             f"{board.master}:{board.port} (MASTER_ADDR, MASTER_PORT), over {interface} (GLOO_SOCKET_IFNAME), within "
             f"{board.wait:g} seconds (wait=)")
         self._deadline = time.monotonic() + board.wait
-        self._store = self._open()
 
     def attend(self, keys: RunConfig | CommandKeys) -> Prepared:
         """The run, once all ranks are here and belong together; raises ValueError or PeerLost."""
@@ -80,7 +80,10 @@ class Rendezvous:
             written = self._agree("facts", world, judge)
             self._try_ways(written)
             hang_up(door)  # closing it alone would leave it open for as long as its thread waits
-        self._settle(config.timeout)
+        if self._client:
+            self._client.names = self.names[0], self.names[self.board.rank]
+            # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
+            self._client.patience = SOONER * config.timeout
         os.environ.update(GLOO_SOCKET_IFNAME=facts["interface"], WORLD_SIZE=str(world))
         say(f"all {world} ranks are here")
         return prepared
@@ -123,20 +126,26 @@ class Rendezvous:
         self._write("ways", [rank for rank in written if not reached[rank]])
         self._agree("ways", len(written), lambda ways: judge_ways(written, ways, self.names))
 
-    # --- what the coordinator and the participants do each in their own way -------------------------------------------
-
-    def _open(self) -> Store:
-        raise NotImplementedError
-
     def _agree(self, topic: str, world: int, judge: Judge) -> Written:
         """What all ranks have written about a topic, in the order of their numbers.
 
         Raises what rank 0 makes of it: ValueError if anything does not fit, PeerLost if a rank is missing.
         """
-        raise NotImplementedError
+        self._judge(topic, world, judge)
+        while (verdict := self._read(f"{topic}/verdict")) is None:
+            self._wait_for(self._missing("facts", world))
+        written = dict(sorted(self._read(f"{topic}/all")))
+        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
+        reason, is_lost = verdict
+        if reason:
+            raise PeerLost(reason) if is_lost else ValueError(reason)
+        if set(written) != set(range(world)):
+            raise PeerLost(f"{self.board.named(0)} speaks of other ranks than the {world} of this split: look whether "
+                           "all boards were given one address and port")
+        return written
 
-    def _settle(self, timeout: float) -> None:
-        """The ranks have come: from now on a store that is silent for `timeout` seconds is lost."""
+    def _judge(self, topic: str, world: int, judge: Judge) -> None:
+        """On rank 0: write down what is wrong with what all have written, and whether that is a missing board."""
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -161,40 +170,48 @@ class Rendezvous:
         time.sleep(LOOK)
 
 
-def enforce(verdict: Verdict) -> None:
-    """Raise what is wrong, if anything is: PeerLost or ValueError."""
-    reason, is_lost = verdict
-    if reason:
-        raise PeerLost(reason) if is_lost else ValueError(reason)
+def open_door(door: socket.socket, rank: int) -> None:
+    """Say to everybody who knocks which rank this is, until the door is closed."""
+    while door.fileno() >= 0:
+        with suppress(OSError):  # the other end has gone already
+            other, _ = door.accept()
+            with other:
+                other.sendall(b"flowspec %d\n" % rank)
+
+
+def reaches(facts: Facts, rank: int) -> bool:
+    """Whether a rank answers, by its number, at the address of its facts."""
+    try:
+        with socket.create_connection((facts["address"], facts["port"]), timeout=5) as way:
+            return way.recv(64) == b"flowspec %d\n" % rank
+    except OSError:
+        return False
 
 
 class Coordinator(Rendezvous):
     """Rank 0's side: it keeps the store and judges what the others write."""
 
-    def _open(self) -> Store:
-        board = self.board
-        address = board.listen_address()
-        entries = Entries()
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
+        address, entries = board.listen_address(), Entries()
         self._unheard: Sequence[str] = ()  # counts of those who have heard the verdict that ends the rendezvous
         try:
             self._server = StoreServer((address, board.port), entries)
         except OSError as error:
             raise ValueError(f"port {board.port} of {address} cannot be used ({error.strerror}): choose another "
                              "with master=:PORT, the same on all boards") from error
-        return Store(entries.own)
+        self._store = Store(entries.own)
 
-    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
+    def _judge(self, topic: str, world: int, judge: Judge) -> None:
         world = max(world, 1)  # 0: rank 0's own folder could not say
         written, late = self._collect(topic, world)
-        verdict = late or judge(written), bool(late)
+        reason = late or judge(written)
         self._store.set(f"{topic}/all", json.dumps(list(written.items())))
-        self._store.set(f"{topic}/verdict", json.dumps(verdict))
-        if any(verdict):
+        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late))))
+        if reason:
             to_hear = [rank for rank in range(1, world) if rank in written or not late]
             self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]
             atexit.register(self._linger)
-        enforce(verdict)
-        return written
 
     def _collect(self, topic: str, world: int) -> tuple[Written, str]:
         """What the ranks have written once all have or one has an error; or what it says, once it is too late."""
@@ -230,27 +247,10 @@ class Coordinator(Rendezvous):
 class Participant(Rendezvous):
     """The side of every other rank."""
 
-    def _open(self) -> Store:
+    def __init__(self, board: Board) -> None:
+        super().__init__(board)
         self._client = self._reach()
-        return Store(self._client.ask)
-
-    def _settle(self, timeout: float) -> None:
-        self._client.names = self.names[0], self.names[self.board.rank]
-        # A little less than the heartbeat has: this end can tell a cut wire from a program that stands still.
-        self._client.patience = SOONER * timeout
-
-    def _agree(self, topic: str, world: int, judge: Judge) -> Written:
-        verdict = None
-        while verdict is None:
-            verdict = self._read(f"{topic}/verdict")
-            self._wait_for(self._missing("facts", world))
-        written = dict(sorted(self._read(f"{topic}/all")))
-        self._store.add(f"{topic}/heard/{self.board.rank}", 1)
-        enforce(verdict)
-        if set(written) != set(range(world)):
-            raise PeerLost(f"{self._client.names[0]} speaks of other ranks than the {world} of this split: look "
-                           "whether all boards were given one address and port")
-        return written
+        self._store = Store(self._client.ask)
 
     def _reach(self) -> StoreClient:
         """The way to rank 0's store, once its program is there.

@@ -2,7 +2,7 @@
 
 It takes the place of torch's TCPStore, which listens on every interface, lets everybody write and delete, and cannot
 say where an entry came from; before torch 2 there is no other way to know. A request and its reply are a line of JSON
-each. It knows nothing about what entries mean: `entries.py` has their form.
+each. It knows nothing about what entries mean: `agreement.py` has their form.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from config.files import fits
 from config.schema.untrusted import plain
 from launch.console import say
-from launch.hosts.entries import COUNT, MOST, RANKS, Junk, clean, owner_of, parse
+from launch.hosts.agreement import COUNT, MOST, RANKS, Junk, clean, owner_of, parse
 from pipeline.failure import PeerLost
 
 GREETING = "flowspec"  # the first word of a connection; its rank follows
@@ -117,8 +117,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int], entries: Entries) -> None:
         self.entries = entries
         self.seats: dict[int, str] = {}  # of each rank the address from which it came
-        self._connected: set[Any] = set()  # all connections
-        self._strangers: dict[Any, None] = {}  # those that have not said who they are, the oldest first
+        self._ways: dict[Any, bool] = {}  # all connections, the oldest first; whether it has not said who it is
         self._named: set[str] = set()  # addresses of strangers that were reported
         self._lock = threading.Lock()
         super().__init__(address, StoreConnection)
@@ -126,16 +125,16 @@ class StoreServer(socketserver.ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._connected.add(request)
-            self._strangers[request] = None
-            oldest = next(iter(self._strangers)) if len(self._strangers) > STRANGERS else None
-        if oldest is not None and self.forget(oldest):
-            hang_up(oldest)
+            self._ways[request] = True
+            strangers = [way for way, is_stranger in self._ways.items() if is_stranger]
+            for oldest in strangers[:-STRANGERS]:
+                del self._ways[oldest]
+                hang_up(oldest)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._connected.discard(request)
+            self._ways.pop(request, None)
         super().shutdown_request(request)
 
     def close(self, patience: float) -> None:
@@ -146,25 +145,25 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self.shutdown()
         self.server_close()
         with self._lock:
-            left = list(self._connected)
-        for request in left:
-            hang_up(request)
+            for request in self._ways:
+                hang_up(request)
 
     def _ranks(self) -> int:
         with self._lock:
-            return len(self._connected - self._strangers.keys())
+            return sum(not is_stranger for is_stranger in self._ways.values())
 
-    def forget(self, request: Any) -> bool:
-        """Take a connection off the strangers; whether it was one until now."""
-        with self._lock:
-            return self._strangers.pop(request, self) is None
+    def seat(self, request: Any, rank: int, address: str) -> str | None:
+        """Give a rank's seat to a connection, unless it was sent away just now: None.
 
-    def seat(self, rank: int, address: str) -> str:
-        """The address that has a rank's seat already; empty if it is this one's from now on."""
+        Returns the address that has the seat already; empty if it is this one's from now on.
+        """
         with self._lock:
+            if request not in self._ways:
+                return None
+            self._ways[request] = False
             holder = self.seats.get(rank, "")
             self.seats.setdefault(rank, address)
-        return holder
+            return holder
 
     def report(self, address: str, what: str) -> None:
         """Report that a stranger wrote something: once for each address, and of `NAMED` addresses at most."""
@@ -193,19 +192,15 @@ class StoreConnection(socketserver.StreamRequestHandler):
             if not greeting:
                 return
             rank = greeted(greeting)
-            if not self.server.forget(self.request):
-                return  # it was sent away just now, and will come again
-            holder = self.server.seat(rank, address)
+            holder = self.server.seat(self.request, rank, address)
+            if holder is None:
+                return  # it will come again
             self._say("taken" if holder else "welcome", holder)
             if not holder:
                 self.request.settimeout(None)
                 self._serve(rank, address)
         except Junk as junk:
             self.server.report(address, str(junk))
-
-    def finish(self) -> None:
-        self.server.forget(self.request)
-        super().finish()
 
     def _serve(self, rank: int, address: str) -> None:
         while line := self.rfile.readline(LINE):

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from config.files import one_at_a_time, replace
 from config.run_config import USUAL_RANKS
+from config.schema.untrusted import Name
 from launch.split.gguf import is_gguf, unpack
 from model.drafts.eagle import MAPS, borrows_embedding
 from model.llama import LlamaConfig
@@ -106,8 +107,7 @@ class SplitPlan:
         return sum(form.bytes for each in tensors for form in each.forms.values())
 
 
-def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None,
-              layout: Layout) -> SplitPlan:
+def make_plan(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None, layout: Layout) -> SplitPlan:
     """The plan of a split; raises ValueError for a model, a head, `stages` or a layout that do not fit.
 
     Without `stages`, all ranks share all layers.
@@ -128,7 +128,7 @@ def make_plan(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir
     return SplitPlan(source, head, counts, parts, layout, split_id, Path(out_dir))
 
 
-def _draft_head(folder: str | Path) -> Checkpoint:
+def _draft_head(folder: Name) -> Checkpoint:
     """The checkpoint of a draft head; raises ValueError for a tensor of a type that a head does not have."""
     head = Checkpoint(folder)
     for name in head.names():
@@ -238,7 +238,7 @@ def write(plan: SplitPlan, progress: bool) -> None:
             write_rank(plan, rank, bar.update)
 
 
-def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: str | Path | None = None,
+def split(model_dir: Name, out_dir: Name, stages: str, eagle_dir: Name | None = None,
           progress: bool = True, layout: Layout = Layout()) -> list[Path]:
     """Write one folder for each rank, and keep those that an earlier run finished. Returns all folders.
 
@@ -262,7 +262,7 @@ def split(model_dir: str | Path, out_dir: str | Path, stages: str, eagle_dir: st
     return plan.folders
 
 
-def check(out_dir: str | Path) -> list[Part]:
+def check(out_dir: Name) -> list[Part]:
     """Compare all folders of a split with their hashes; on a board there may be one folder only. Returns their parts.
     """
     parts = [Part(manifest.parent) for manifest in sorted(Path(out_dir).glob(f"stage_*/{MANIFEST}"))]

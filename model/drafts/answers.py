@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from pathlib import Path
 from typing import Iterable
 
 from config.files import ROOM, fits, lines, make_private, open_lock, replace
@@ -51,7 +50,6 @@ def add_texts(path: Name, texts: Iterable[list[int]], vocabulary: int, limit: in
     beside it. The time grows with `limit`. Raises ValueError as `load_texts` does, or if the file cannot be written.
     """
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open_lock(f"{path}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             kept = _newest([*load_texts(path, vocabulary, limit), *texts], limit)

@@ -7,37 +7,20 @@ Shapes: T rows that are read, A of them about which is asked, D what a draft mak
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Generator, List, NamedTuple, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Generator, List, NamedTuple, Sequence, TypeVar
 
 import torch
 from torch import Tensor
 
-from model.cache import Admitted, TreeCache, together
+from model.cache import together
 
 Result = TypeVar("Result")
-
-
-class Reads(Protocol):
-    """A draft's network, and the cache of one request."""
-
-    cache: TreeCache
-    source: str  # its name among the drafts of a tree
-
-    @property
-    def network(self) -> object:
-        """What it shares with its twins, which draft for other requests."""
-
-    def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
-        """What the network makes `[T, D]` of rows that were admitted to `cache`."""
-
-    def logits(self, out_TD: Tensor) -> Tensor:
-        """Logits `[T, V]` of what follows each row."""
 
 
 class Reading(NamedTuple):
     """Rows that were admitted to the cache of a draft, and how many of the last of them logits are wanted of."""
 
-    draft: Reads
+    draft: Any  # a TreeDraft (model/drafts/network.py)
     token_T: Tensor
     feature_TD: Tensor
     pos_T: Tensor

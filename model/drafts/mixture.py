@@ -46,7 +46,7 @@ class Suffix:
     def __init__(self, earlier: Sequence[Sequence[int]] = (), keep: Callable[[list[int]], None] | None = None) -> None:
         assert keep or not earlier, "earlier texts are forgotten with the first request, unless texts are kept"
         self._keep = keep
-        self._automaton = SuffixAutomaton()
+        self.automaton = SuffixAutomaton()
         self._text: list[int] = []
         self._earlier = list(earlier)  # which twins share
         self._read = 0  # how many of them the automaton has
@@ -62,10 +62,10 @@ class Suffix:
     def reset(self) -> None:
         """Forget the request, or keep its text as an earlier one."""
         if self._keep is None:
-            self._automaton = SuffixAutomaton()
+            self.automaton = SuffixAutomaton()
         else:
             if self._text:
-                self._automaton.separate()
+                self.automaton.separate()
                 self._keep(self._text)
             self._catch_up()
             if self._text:  # the automaton has it already
@@ -77,23 +77,19 @@ class Suffix:
         """Read the earlier texts that are new."""
         for text in self._earlier[self._read:]:
             for token in text:
-                self._automaton.extend(token)
-            self._automaton.separate()
+                self.automaton.extend(token)
+            self.automaton.separate()
         self._read = len(self._earlier)
 
     def settle(self, tree: TokenTree) -> None:
         """Read the text that is new."""
         for node in tree.trunk[len(self._text):]:
             self._text.append(tree.nodes[node].token)
-            self._automaton.extend(tree.nodes[node].token)
+            self.automaton.extend(tree.nodes[node].token)
 
     def match(self, tree: TokenTree, node: int, above: Match) -> Match:
         """The match of a node, where that of its parent is `above`."""
-        return self._automaton.tip if node == tree.tip else self._automaton.step(above, tree.nodes[node].token)
-
-    def guess(self, match: Match, width: int) -> Guesses:
-        """The tokens that followed a match most often."""
-        return self._automaton.continuations(match, width)
+        return self.automaton.tip if node == tree.tip else self.automaton.step(above, tree.nodes[node].token)
 
 
 class Mixture(Draft):
@@ -266,7 +262,7 @@ class Mixture(Draft):
         if stand is None:
             depth = tree.nodes[node].pos - tree.nodes[tree.tip].pos
             stand = Stand(depth, self._match(tree, node), {}, [])
-            if self._suffix and (guessed := self._suffix.guess(stand.match, width)):
+            if self._suffix and (guessed := self._suffix.automaton.continuations(stand.match, width)):
                 stand.given[SUFFIX] = guessed
         stand.given.update(said)
         if not stand.given:

@@ -1,0 +1,72 @@
+"""Methods on this machine as it is, in real time: speed over plain decoding, first token, and memory, by stages."""
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Iterator, Sequence
+
+from tqdm import tqdm
+
+from config.keys import over, preset_of, typed
+from eval.bench.overhead import QUESTIONS, request
+from eval.tables import in_columns
+from launch.pipeline import Pipeline
+from pipeline.decode import Answer
+
+SPLITS = ("1", "2", "4")  # stages
+METHODS = ("ar", "continuous", "streaming")
+TURNS = 3  # of all methods; in each a method begins without having learned anything
+ASKED = 3  # questions in a turn
+HEAD = ("stages", "method", "tokens/s", "over ar", "first token, s", "memory, MB")
+
+
+def real_time(argv: list[str]) -> int:
+    """The command `python -m scripts.bench real_time`; its exit code."""
+    preset = preset_of(argv)
+    options = typed(over(argv[bool(preset):], {"max_new_tokens": "128", "ignore_eos": "true"}))
+    if {"stages", "profile", "pipeline_type"} & options.keys():
+        raise ValueError("this compares methods and splits on the machine as it is: leave stages, profile and "
+                         "pipeline_type out")
+    rows: list[Sequence[str]] = []
+    for stages in tqdm(SPLITS, unit="split"):
+        with Pipeline.open(preset or "smollm2", **options, stages=stages) as pipeline:
+            answers = _by_turns(pipeline)
+            rows += _rows(stages, answers, f"{memory(os.getpid()):.0f}")
+    print(in_columns(HEAD, rows, names=2))
+    return 0
+
+
+def _by_turns(pipeline: Pipeline) -> dict[str, list[Answer]]:
+    """The answers of each method."""
+    decoders = {method: pipeline.decoder_for(replace(pipeline.config, pipeline_type=method)) for method in METHODS}
+    decoders["ar"].whole(request(pipeline, QUESTIONS[0]))  # warms up
+    answers: dict[str, list[Answer]] = {method: [] for method in METHODS}
+    for _ in range(TURNS):
+        for method, decoder in decoders.items():
+            pipeline.unlearn()
+            answers[method] += [decoder.whole(request(pipeline, question)) for question in QUESTIONS[:ASKED]]
+    return answers
+
+
+def _rows(stages: str, answers: dict[str, list[Answer]], megabytes: str) -> Iterator[Sequence[str]]:
+    plain = _speed(answers["ar"])
+    for method, made in answers.items():
+        first = median(answer.prefill_seconds for answer in made)
+        speed = _speed(made)
+        yield stages, method, f"{speed:.2f}", f"{speed / plain:.3f}", f"{first:.3f}", megabytes
+
+
+def _speed(answers: Sequence[Answer]) -> float:
+    """Tokens per second, prefill included."""
+    seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
+    return sum(answer.new_tokens for answer in answers) / seconds
+
+
+def memory(pid: int) -> float:
+    """Megabytes of a process and of all that it has started; what several share counts once."""
+    process = Path("/proc") / str(pid)
+    taken = next(line for line in (process / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+    children = (process / "task" / str(pid) / "children").read_text().split()
+    return int(taken.split()[1]) / 1024 + sum(memory(int(child)) for child in children)

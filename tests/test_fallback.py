@@ -1,0 +1,100 @@
+"""A request that is alone decodes plainly while that is quicker than guessing; what it loses meanwhile is bounded."""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from config.profiles import PROFILES
+from launch.pipeline import Pipeline
+from model.sample import Sampler
+from pipeline import pacing
+from pipeline.pacing import LOSS, REST, TRIAL, Fallback
+from tests.tiny import TINY, TREE, Oracle, pipeline, write
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def opened(plain: float = 1.0) -> Fallback:
+    fallback = Fallback()
+    fallback.begin(plain)
+    fallback.settled(1, 0.0)
+    return fallback
+
+
+def settle(fallback: Fallback, count: int, guessing: float, plain: float = 1.0, start: float = 0.0
+           ) -> tuple[list[bool], float]:
+    """Settle so many tokens, each in the time that its way takes; whether each was guessed, and when the last came."""
+    ways, now = [], start
+    for _ in range(count):
+        ways.append(fallback.guesses)
+        now += guessing if fallback.guesses else plain
+        fallback.settled(1, now)
+    return ways, now
+
+
+@pytest.mark.parametrize("guessing", [1.01, 1.5, 10.0])
+def test_what_guessing_loses_is_bounded_however_slow_it_is(guessing):
+    ways, seconds = settle(opened(), 1000, guessing)
+    trials = sum(now and not before for before, now in zip([False, *ways], ways))
+    assert trials <= 4
+    assert seconds <= 1000 + trials * (LOSS + guessing)
+
+
+def test_guessing_that_is_quicker_goes_on_through_some_misses():
+    fallback, now = opened(), 0.0
+    for _ in range(100):
+        for tokens in (1, 1, 1, 1, 4, 6):
+            now += 1.2
+            fallback.settled(tokens, now)
+            assert fallback.guesses
+
+
+def test_each_rest_is_twice_as_long_until_guessing_has_gone_well_for_a_while():
+    fallback = opened()
+    ways, now = settle(fallback, 3 * REST + 8, 2.0)
+    assert ways.count(False) == 3 * REST and fallback.guesses
+    _, now = settle(fallback, 2 * REST, 0.5, start=now)
+    ways, _ = settle(fallback, REST + 16, 2.0, start=now)
+    assert ways.count(False) == REST
+
+
+def test_a_machine_on_which_everything_gets_slower_guesses_again_at_once():
+    fallback = opened()
+    _, now = settle(fallback, 40, 0.8)
+    ways, now = settle(fallback, 100, 1.6, plain=4.0, start=now)
+    assert ways.count(False) == TRIAL
+    assert fallback.guesses
+
+
+def test_nothing_is_weighed_before_plain_decoding_was_measured_nor_across_requests():
+    ways, _ = settle(opened(plain=0.0), 100, 50.0)
+    assert all(ways)
+    fallback = opened()
+    for request in range(10):
+        fallback.begin(1.0)
+        fallback.settled(1, 1000.0 * request)
+    assert fallback.guesses
+
+
+@pytest.mark.parametrize("strategy", ["continuous", "streaming"])
+@pytest.mark.parametrize("plain", [1e-12, 1e12])
+def test_the_text_is_the_same_with_guesses_or_without(strategy, plain, monkeypatch):
+    monkeypatch.setattr(pacing, "TRIAL", 1000)  # so that what this machine measures does not end the rest
+    text = TINY.text(PROMPT, 60, Sampler())
+    with pipeline(TINY, 3, strategy, Oracle([*PROMPT, *text]), replace(TREE, plain=plain)) as decoder:
+        assert write(decoder, PROMPT, 60) == text
+        assert decoder.ring.pacing.fallback.guesses == (plain > 1)
+
+
+@pytest.mark.parametrize("method", ["continuous", "streaming"])
+def test_where_rows_cost_much_a_method_is_about_as_fast_as_plain_decoding(method, tmp_path):
+    site = replace(PROFILES["lan-1g"], row=50.0, free=0)
+    (tmp_path / "site.json").write_text(json.dumps(asdict(site)))
+    speeds = {}
+    for name in ("ar", method):
+        with Pipeline.open("toy", pipeline_type=name, time="virtual", profile=str(tmp_path / "site.json"),
+                           draft="suffix", max_new_tokens=200, ignore_eos=True, temperature=1.0) as opened:
+            speeds[name] = opened.generate("What does a baker do?").answer.tokens_per_second
+    assert speeds[method] >= 0.95 * speeds["ar"]
