@@ -17,9 +17,9 @@ import platform
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Type
+from typing import Any, BinaryIO, Iterator, Mapping, Optional, Type
 
 import torch
 
@@ -74,7 +74,9 @@ def settled(argv: Words, kind: Kind = None) -> list[str]:
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
     config = _checked(words, kind)
     path = _place(words, config)
-    with _alone(path):
+    with ExitStack() as alone:
+        with suppress(OSError):  # where its folder takes no lock, nothing is waited for
+            _take(alone.enter_context(open_lock(f"{path}.lock")))
         choice = _remembered(path, words, kind)
         if choice is None:
             asked = question(words, config, *_split(config))
@@ -163,25 +165,13 @@ def _place(argv: Words, config: RunConfig) -> Path:
     return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down.
-
-    Where its folder takes no lock, nothing is waited for.
-    """
-    lock = None
-    with suppress(OSError):
-        lock = open_lock(f"{path}.lock")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("pipeline_type=auto: another start is planning; this one waits for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+def _take(lock: BinaryIO) -> None:
+    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down."""
     try:
-        yield
-    finally:
-        if lock:
-            lock.close()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("pipeline_type=auto: another start is planning; this one waits for it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _files(argv: Words, config: RunConfig) -> Iterator[tuple[str, int, int]]:

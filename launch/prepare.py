@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
@@ -21,7 +22,7 @@ from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, Part, plan_stages, read_sizes
 from model.weights.split import is_split_as
-from pipeline.interfaces import REAL, Clock
+from pipeline.interfaces import Clock
 from pipeline.trace import NoTrace, rank_files
 from tp.links import Placement
 
@@ -32,11 +33,7 @@ class Prepared(NamedTuple):
     config: RunConfig
     folder: Path  # of the split model
     placement: Placement
-    tracing: Callable[[int, Clock], NoTrace] | None = None  # makes the trace of a rank; None: as the keys say
-
-    def trace(self, rank: int, clock: Clock = REAL) -> NoTrace:
-        """The trace of a rank, by its clock."""
-        return self.tracing(rank, clock) if self.tracing else open_trace(self.config, rank, clock)
+    trace: Callable[[int, Clock], NoTrace]  # makes that of a rank
 
     def spec(self, rank: int) -> RankSpec:
         """What a rank is built from; raises ValueError if its part is not there."""
@@ -65,7 +62,7 @@ def prepare(config: RunConfig) -> Prepared:
         _empty_trace(config.trace)
     elif HEAD in part.weights.names() and own.drafter is None:  # rank 0 alone has these files
         _check_files(config)
-    prepared = Prepared(config, folder, own.placement)
+    prepared = Prepared(config, folder, own.placement, partial(open_trace, config))
     _check_memory(prepared, own)
     return prepared
 

@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.presets import TOY
-from eval.dsi.acceptance import DEFINITIONS, _expected, ended_runs, lengths, rate, rate_after, runs
+from eval.dsi.acceptance import DEFINITIONS, AcceptanceConfig, _expected, ended_runs, lengths, rate, rate_after, runs
 from eval.dsi.command import main
-from eval.dsi.model_keys import AcceptanceConfig
 from eval.pairs import answer, check_pair, open_model, record, sampler_of
 from model.sample import Sampler
 from tests.checkpoints import refused

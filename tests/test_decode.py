@@ -12,13 +12,16 @@ from pipeline.strategies import autoregressive
 from tests.tiny import TINY, Oracle, pipeline
 
 PROMPT = [6, 21, 44, 3]
-TEXT = TINY.text(PROMPT, 60, Sampler(1.0, seed=2))
 STRATEGIES = ["autoregressive", "serial", "naive", "pruned", "continuous", "pipedec"]
+
+
+def text():
+    return TINY.text(PROMPT, 60, Sampler(1.0, seed=2))
 
 
 def answers(strategy, **wishes):
     """The answer and the pieces in which it came, with guesses that settle many tokens at once."""
-    with pipeline(TINY, 2, strategy, Oracle(PROMPT + TEXT)) as decoder:
+    with pipeline(TINY, 2, strategy, Oracle(PROMPT + text())) as decoder:
         answer, stream = decoder.decode(Request(PROMPT, Sampler(1.0, seed=2), **wishes))
         pieces = list(stream)
         assert not any(stage.caches for stage in decoder.stages)
@@ -28,9 +31,9 @@ def answers(strategy, **wishes):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_nothing_comes_after_an_end_token(strategy):
-    end = TEXT[25]
+    end = text()[25]
     got = answers(strategy, max_new_tokens=60, end=frozenset([end])).token_ids
-    assert got == TEXT[:TEXT.index(end) + 1]
+    assert got == text()[:text().index(end) + 1]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -41,13 +44,13 @@ def test_nothing_comes_after_the_token_that_completes_a_stop(strategy):
         seen.append(token)
         return len(seen) == 17
 
-    assert answers(strategy, max_new_tokens=60, stop=stop).token_ids == TEXT[:17] == seen
+    assert answers(strategy, max_new_tokens=60, stop=stop).token_ids == text()[:17] == seen
 
 
 @pytest.mark.parametrize("new", [1, 2, 31])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_there_are_never_more_tokens_than_wished(strategy, new):
-    assert answers(strategy, max_new_tokens=new).token_ids == TEXT[:new]
+    assert answers(strategy, max_new_tokens=new).token_ids == text()[:new]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -211,9 +211,8 @@ POLICIES = {"static": TREE.init.shaped(STATIC), "expansion": TREE.init.shaped(ex
 STRATEGIES = ["serial", "naive", "pruned", "continuous", "pipedec", "pipeinfer", "streaming"]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy, policy, temperature", [
+    (*pair, temperature) for pair, temperature in zip(product(STRATEGIES, POLICIES), cycle([0.0, 1.0]))])
 def test_every_strategy_writes_the_reference_text_with_trees_of_every_policy(strategy, policy, temperature):
     sampler = Sampler(temperature, seed=4)
     tree = replace(TREE, init=POLICIES[policy], expand=POLICIES[policy])

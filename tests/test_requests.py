@@ -26,13 +26,12 @@ def by_turns(decoder, prompts=PROMPTS, samplers=SAMPLERS):
     return [answer.token_ids for answer, _ in begun]
 
 
-WANTED = [TINY.text(prompt, NEW, sampler) for prompt, sampler in zip(PROMPTS, SAMPLERS)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_requests_that_run_by_turns_write_what_each_writes_alone(strategy):
     with pipeline(TINY, 3, strategy, TINY.eagle()) as decoder:
-        assert by_turns(decoder) == WANTED
+        assert by_turns(decoder) == [TINY.text(prompt, NEW, sampler) for prompt, sampler in zip(PROMPTS, SAMPLERS)]
         assert not any(stage.caches for stage in decoder.stages)
 
 

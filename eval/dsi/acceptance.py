@@ -7,6 +7,7 @@ the last one.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -15,8 +16,9 @@ from tqdm import tqdm
 from config.files import write_json
 from config.keys import read_keys
 from eval.dsi.keys import COMMAND
-from eval.dsi.model_keys import AcceptanceConfig
+from eval.keys import problems_of_files
 from eval.metrics import NAN, Interval, bootstrap
+from eval.pair_keys import DRAFTS, TARGET, Measured
 from eval.pairs import answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.tables import in_columns, number
 
@@ -24,6 +26,30 @@ Record = Sequence[int]
 Records = Sequence[Record]
 ALL = "all"
 LONGEST = 16  # runs from this length on share one line
+
+
+@dataclass(frozen=True)
+class AcceptanceConfig(Measured):
+    """How often a drafter foresees the next token of a target, along texts that the target writes.
+
+    The drafter reads each text in one pass, and at each place of it the token that it would choose is compared with the
+    target's. The rate has four definitions (docs/dsi.md).
+    """
+
+    EXAMPLES = f"""\
+  {COMMAND} acceptance
+  {COMMAND} acceptance draft=toy/draft_b sets=humaneval,qa num_examples=10
+  {COMMAND} acceptance do_sample=true temperature=0.8 traces=matches.json
+  {COMMAND} acceptance target=DIR draft=DIR sets=mbpp:mbpp.jsonl max_new_tokens=256"""
+
+    # What is compared
+    target: str = TARGET  # folder of the target, a model in Hugging Face form
+    draft: str = DRAFTS[0]  # folder of the drafter
+    traces: str = ""  # JSON file for the matches of each text, lists of 0 and 1, which online reads; empty: none
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from problems_of_files(self, "traces")
 
 
 class Runs(NamedTuple):

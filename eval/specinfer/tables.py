@@ -95,8 +95,7 @@ def of_set(name: str, pair: Pair, config: SpecInferConfig) -> dict[str, Counts]:
     widths = [config.widths(k) for k in range(1, WIDEST + 1)]
     most = max(map(max, widths))
     found: dict[str, list[Counts]] = {}
-    prompts = prompts_of(name, config, pair)
-    bar = tqdm(prompts, desc=name, leave=False, file=sys.stderr)
+    bar = tqdm(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
     for number, prompt in enumerate(bar):
         drawn = Sampler(config.temperature, config.top_p, seed=config.seed + number)
         for sampler in (Sampler(), drawn) if config.do_sample else (Sampler(),):
@@ -151,7 +150,7 @@ def report(found: Found, kinds: Sequence[str], config: SpecInferConfig) -> Itera
     if config.do_sample:
         tree = config.expansion.replace("k", HEADING[-1])
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{tree}>"
-        both = {name: [counts[kind].verified[-1] for kind in (DRAWN, MSS)] for name, counts in found.items()}
+        both: Figures = {name: [counts[kind].verified[-1] for kind in (DRAWN, MSS)] for name, counts in found.items()}
         compared = {"ours, drawn texts and guesses": both, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
         for title, by_set in compared.items():
             ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in by_set.items()}

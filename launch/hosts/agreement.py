@@ -129,9 +129,8 @@ BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is 
 KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"facts/{OWN}", _json(_is_facts)),
     (rf"ways/{OWN}", _json([RANK])),
-    (rf"{OF_ROOT}facts/all", _json([(RANK, _is_facts)])),
-    (rf"{OF_ROOT}ways/all", _json([(RANK, [RANK])])),
-    (rf"{OF_ROOT}(?:facts|ways)/verdict", _json((str, bool))),
+    (rf"{OF_ROOT}facts/verdict", _json((str, bool, [(RANK, _is_facts)]))),
+    (rf"{OF_ROOT}ways/verdict", _json((str, bool, [(RANK, [RANK])]))),
     (rf"(?:facts|ways)/heard/{OWN}", _count),
     (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
     (rf"{BEFORE}heartbeat/losses", _count),
