@@ -26,14 +26,14 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
     "config": 2544,
-    "model": 4284,
+    "model": 4274,
     "pipeline": 3634,
     "tp": 888,
     "sim": 1002,
     "launch": 5483,
     "eval": 4773,
     "serve": 1857,
-    "eval/dsi": 3071,
+    "eval/dsi": 3048,
     "eval/load": 784,
     "eval/plan": 2355,
     "eval/specinfer": 737,
