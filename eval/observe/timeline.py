@@ -221,14 +221,14 @@ class Story:
         sent = [number for number, segment in enumerate(self.segments) if segment["request"] in requests]
         segments = {number: place for place, number in enumerate(sent)}
         places = {**dict.fromkeys(OF_SEGMENT, segments), "end": requests}
+        events = [{**event, "what": places.get(event["kind"], {}).get(event["what"], event["what"])}
+                  for event in self.events if begin <= event["at"] <= end]
+        bars = [bar for bar in self._bars() if begin <= bar["to"] and bar["from"] <= end]
+
         def placed(entry: Span) -> Span:
             """A segment or a node, with the places of its request and segment."""
             here = {**entry, "request": requests[entry["request"]]}
             return {**here, "segment": segments.get(entry["segment"])} if "segment" in entry else here
-
-        def shown(event: Span) -> Span:
-            what = event["what"]
-            return {**event, "what": places.get(event["kind"], {}).get(what, what)}
 
         return {
             "ranks": self.ranks,
@@ -236,8 +236,8 @@ class Story:
             "requests": [{key: request[key] for key in ("from", "to", "answer")} for request in chosen],
             "segments": [placed(self.segments[number]) for number in sent],
             "nodes": [placed(node) for node in self.nodes.values() if node["request"] in requests],
-            "events": [shown(event) for event in self.events if begin <= event["at"] <= end],
-            "spans": [bar for bar in self._bars() if begin <= bar["to"] and bar["from"] <= end]}
+            "events": events,
+            "spans": bars}
 
     def _bars(self) -> Iterator[Span]:
         """The spans that the page draws."""
