@@ -21,7 +21,7 @@ from model.drafts.network import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import BUFFER, Shape
+from model.weights.parts import BUFFER, Shape, check_shapes
 
 OWN_EMBEDDING = "embed_tokens.weight"
 UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
@@ -251,21 +251,9 @@ def _check_names(source: Checkpoint, forms: Mapping[str, Shape], head: Head,
         to_target, known = MAPS
         wanted[to_target] = (head.lm_head.out_features,)
         wanted[known] = (head.config.vocab,)
-    missing = sorted(set(wanted) - set(forms) - free)
-    extra = sorted(set(forms) - set(wanted))
-    said = []
-    if missing:
-        said.append(f"it lacks {', '.join(missing[:4])}")
-    if extra:
-        strange = ", ".join(ascii(name)[1:-1] for name in extra[:4])  # a stranger named them
-        said.append(f"it has {strange}")
-    if said:
-        raise ValueError(f"{source.folder} does not hold an EAGLE head as it is published: {' and '.join(said)}; "
-                         "download the head again")
-    for name, shape in forms.items():
-        if shape != wanted[name]:
-            raise ValueError(f"{name} in {source.folder} has shape {shape} instead of {wanted[name]}; "
-                             "take weights and config.json of one head, made for this model")
+    needed = [item for item in wanted.items() if item[0] in forms or item[0] not in free]
+    check_shapes(source, {name: name for name in forms}, needed,
+                 "download the head again: weights and config.json of one head, as it is published for this model")
 
 
 def load_head(source: Checkpoint, base: Mapping[str, Any], embed: Callable[[], Tensor],

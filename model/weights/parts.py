@@ -8,7 +8,7 @@ import hashlib
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Sequence, Tuple
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -135,15 +135,9 @@ def check_model(source: Checkpoint) -> None:
     names = {translate(name): name for name in source.names() if not BUFFER.search(name)}
     if c.tied:
         names.pop(HEAD, None)
-    for name, shape in shapes(c):
-        if name not in names:
-            raise ValueError(f"{source.folder} lacks {name}; download it again, with the config.json of the same model")
-        check_shape(source, names[name], shape)
-        check_type(source, names.pop(name))
-    if names:
-        stray = next(iter(names.values()))
-        raise ValueError(f"{source.folder} holds {stray}, which its config.json has no place for; "
-                         f"take weights and config.json of one model")
+    check_shapes(source, names, shapes(c), "take weights and config.json of one model")
+    for name in names.values():
+        check_type(source, name)
 
 
 def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
@@ -160,12 +154,20 @@ def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
         yield from ((f"model.layers.{i}.{name}", shape) for name, shape in layer.items())
 
 
-def check_shape(source: Checkpoint, name: str, wanted: Shape) -> None:
-    """Refuse a tensor of another shape than the model's."""
-    found = source.form(name).shape
-    if found != wanted:
-        raise ValueError(f"{name} in {source.folder} has shape {found} instead of {wanted}; "
-                         f"take weights and config.json of one model")
+def check_shapes(source: Checkpoint, names: Mapping[str, str], wanted: Iterable[tuple[str, Shape]],
+                 remedy: str) -> None:
+    """Refuse tensors that are not those that are wanted; `names` leads from the wanted ones to those of the file."""
+    left = dict(names)
+    for name, shape in wanted:
+        if name not in left:
+            raise ValueError(f"{source.folder} lacks {name}; {remedy}")
+        theirs = left.pop(name)
+        found = source.form(theirs).shape
+        if found != shape:
+            raise ValueError(f"{theirs} in {source.folder} has shape {found} instead of {shape}; {remedy}")
+    if left:
+        stray = next(iter(left.values()))
+        raise ValueError(f"{source.folder} holds {stray}, which its config.json has no place for; {remedy}")
 
 
 def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLOATS) -> None:
