@@ -21,7 +21,7 @@ from model.drafts.network import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import BUFFER, Shape, check_shapes
+from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
 
 OWN_EMBEDDING = "embed_tokens.weight"
 UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
@@ -227,10 +227,7 @@ def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaC
     problem = next(iter(head_problems(source.config, third, inner, target.context)), None)
     if problem:
         raise ValueError(f"{source.folder / 'config.json'} {problem}")
-    try:
-        return LlamaConfig.read(source.config)
-    except ValueError as error:
-        raise ValueError(f"the draft head in {source.folder}: {error}") from None
+    return read_sizes(source)
 
 
 def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
