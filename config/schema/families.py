@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
 
-from config.schema.fields import CONFIG, ROPE
+from config.schema.fields import CONFIG, ROPE, check
 from config.schema.untrusted import shown
 
 
@@ -61,9 +61,7 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_others(given, rotary)
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
-    for name in (*SIZES, "intermediate_size", "rms_norm_eps", *ROTARY[given["rope_type"]]):
-        if given.get(name) is None:
-            raise ValueError(f"config.json does not give {name}; copy it again from the model")
+    check(given, {}, "config.json", needed=(*SIZES, "intermediate_size", "rms_norm_eps", *ROTARY[given["rope_type"]]))
     misfit = next(_misfits(given), "")
     if misfit:
         raise ValueError(f"config.json says {misfit}; copy it again from the model")
