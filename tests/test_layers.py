@@ -25,8 +25,8 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
-    "config": 2544,
-    "model": 4274,
+    "config": 2543,
+    "model": 4270,
     "pipeline": 3634,
     "tp": 888,
     "sim": 1002,
@@ -39,7 +39,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
     "eval/specinfer": 737,
     "train": 2048,
     "toy/corpus": 1585,
-    "scripts": 723,
+    "scripts": 720,
     "toy": 439,
     "split_and_save_models": 98,
 }

@@ -52,7 +52,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
 
     What a field may hold by itself was checked when the file was read (`fields.py`).
     """
-    rotary = _rotary(config)
+    # transformers 4 says it beside `rope_scaling`, transformers 5 in `rope_parameters`
+    rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     known = {name: value for name, value in rotary.items() if name in ROPE}
     elsewhere = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # outside of rope_scaling these fields say nothing
     given = {**config, **elsewhere, **known}
@@ -66,12 +67,6 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     if misfit:
         raise ValueError(f"config.json says {misfit}; copy it again from the model")
     return given
-
-
-def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What it says of rotary positions: transformers 4 beside `rope_scaling`, transformers 5 in `rope_parameters`."""
-    scaling, parameters = config.get("rope_scaling"), config.get("rope_parameters")
-    return {**(scaling or {}), **(parameters or {})}
 
 
 def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:
