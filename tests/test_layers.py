@@ -25,14 +25,14 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
-    "config": 2543,
+    "config": 2534,
     "model": 4270,
     "pipeline": 3634,
     "tp": 888,
     "sim": 1002,
     "launch": 5483,
     "eval": 4801,
-    "serve": 1857,
+    "serve": 1852,
     "eval/dsi": 3048,
     "eval/load": 785,
     "eval/plan": 2355,

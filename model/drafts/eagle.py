@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping, Union
 import torch
 from torch import Tensor, nn
 
-from config.schema.heads import head_problems, is_speculators
+from config.schema.heads import SPECULATORS, head_problems
 from model.cache import Admitted, Rows
 from model.drafts.network import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
@@ -206,7 +206,7 @@ def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
 def _is_third(source: Checkpoint, forms: Mapping[str, Shape]) -> bool:
     """Whether it is a head of EAGLE-3, and not one of EAGLE-1 or EAGLE-2; ValueError for whatever is none of them."""
     published = "take the head in the form in which EAGLE, SpecForge or AngelSlim publish it"
-    if is_speculators(source.config):
+    if any(key in source.config for key in SPECULATORS):
         raise ValueError(f"{source.folder} holds a head in the format of the library speculators, which is not "
                          f"supported; {published}")
     if "layers.0.hidden_norm.weight" in forms:
