@@ -25,8 +25,8 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
-    "config": 2534,
-    "model": 4270,
+    "config": 2531,
+    "model": 4259,
     "pipeline": 3634,
     "tp": 888,
     "sim": 1002,
