@@ -171,7 +171,8 @@ class EvalConfig(ComparedDrafts, ComparesMethods):
 def drafted(methods: Sequence[str], drafts: Sequence[str]) -> list[Contender]:
     """These methods with each of the drafts; those that need none, or have their own, once."""
     own = {name: METHODS[name].draft if name in METHODS else "eagle" for name in methods}
-    return [Contender(name, draft) for name, kind in own.items() for draft in (drafts if kind == "eagle" else (kind,))]
+    each = {name: drafts if kind == "eagle" else (kind,) for name, kind in own.items()}
+    return [Contender(name, draft) for name in each for draft in each[name]]
 
 
 def first(group: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ Every title says whether the figures were measured, emulated or simulated.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import textwrap
 from collections import Counter
@@ -33,10 +34,12 @@ MARKERS = "osD^vP*Xd<"
 LONG, DENSE = (0, (5, 1)), (0, (1, 1))  # offset, and lengths of strokes and gaps
 MIXED = (0, (3, 1, 1, 1))
 DASHES = ("-", "--", ":", "-.", LONG, DENSE, MIXED, "--", ":", "-.")
-FILLS = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
-         "idle": ("0.9", ""), "other": ("#fde8b0", "....")}  # tone and hatch
-SPENT = {"drafting": ("#e8603c", ""), "verdict": ("#5b6fb5", "...."), "waiting": ("white", "////"),
-         "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
+Fills = Mapping[str, Tuple[str, str]]  # tone and hatch
+FILLS: Fills = {"computed": ("#5b6fb5", ""), "waited": ("white", "////"),
+                "idle": ("0.9", ""), "other": ("#fde8b0", "....")}
+SPENT: Fills = {"drafting": ("#e8603c", ""), "verdict": ("#5b6fb5", "...."), "waiting": ("white", "////"),
+                "prefill": ("#fde8b0", ""), "other": ("0.8", "xxx")}
+EDGE = {"edgecolor": "black", "linewidth": 0.8}  # of bars
 ABREAST = 8  # contenders in a row of a plot
 LINE_SIZE = (6.4, 3.8)  # inches
 Labels = Tuple[str, str]  # of the x axis and the y axis
@@ -57,6 +60,9 @@ class Series(NamedTuple):
         """Distances from the values to their bounds, `[2, places]`; 0 where there are no bounds."""
         value, low, high = np.array(self.values).T
         return np.maximum(np.nan_to_num([value - low, high - value]), 0)
+
+
+Lines = Sequence[Series]
 
 
 class Grid(NamedTuple):
@@ -87,16 +93,14 @@ def _looks(names: Sequence[str]) -> dict[str, Look]:
         number = list(METHODS).index(method) if method in METHODS else sum(map(ord, method))
         i = number % len(HATCHES)
         j = (i + 3 * drafts[method]) % len(HATCHES)
-        looks[name] = Look(i, TONES[i],
-                           HATCHES[j], MARKERS[i], DASHES[j])
+        looks[name] = Look(i, TONES[i], HATCHES[j], MARKERS[i], DASHES[j])
         drafts[method] += 1
     return looks
 
 
 @contextmanager
 def drawn(path: str | Path, size: tuple[float, float],
-          places: tuple[int, int] = (1, 1),
-          **options: Any) -> Iterator[Any]:
+          places: tuple[int, int] = (1, 1), **options: Any) -> Iterator[Any]:
     """The axes of a figure, a grid of them if it has several `places`; what is drawn there is written to a file."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(*places, figsize=size, **options)
@@ -109,8 +113,7 @@ def drawn(path: str | Path, size: tuple[float, float],
 
 # --- kinds of plots ---------------------------------------------------------------------------------------------------
 
-def bars(path: Path, series: Sequence[Series],
-         places: Sequence[str], title: str, labels: Labels) -> None:
+def bars(path: Path, series: Lines, places: Sequence[str], title: str, labels: Labels) -> None:
     """Draw groups of bars with whiskers; those of the last group are labelled, all of them if there are few."""
     count = len(series) * len(places)
     width, few = 0.82 / len(series), count <= 16
@@ -119,10 +122,9 @@ def bars(path: Path, series: Sequence[Series],
         for i, one in enumerate(series):
             x = np.arange(len(places)) + (i - (len(series) - 1) / 2) * width
             look = looks[one.name]
-            axes.bar(x, one.heights, width,
+            axes.bar(x, one.heights, width, **EDGE,
                      label=one.name, color=look.tone, hatch=look.hatch,
-                     edgecolor="black", linewidth=0.8, error_kw={"elinewidth": 0.8},
-                     yerr=one.whiskers, ecolor="black", capsize=2)
+                     error_kw={"elinewidth": 0.8}, yerr=one.whiskers, ecolor="black", capsize=2)
             for place, value in zip(x, one.values):
                 if few or place > len(places) - 1.5:
                     _annotate(axes, place, value, 0 if few else 90)
@@ -154,8 +156,7 @@ def _head(axes: Any, title: str) -> None:
                 handlelength=2.2, columnspacing=1.2)
 
 
-def lines(path: Path, series: Sequence[Series],
-          places: Sequence[float], title: str, labels: Labels) -> None:
+def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels: Labels) -> None:
     """Draw a line with whiskers for each series; the x axis is logarithmic if the places span a factor of 8."""
     looks = _looks([one.name for one in series])
     with drawn(path, LINE_SIZE) as axes:
@@ -174,23 +175,21 @@ def lines(path: Path, series: Sequence[Series],
         _head(axes, title)
 
 
-def heat(path: Path, series: Sequence[Series], places: Grid, title: str) -> None:
+def heat(path: Path, series: Lines, places: Grid, title: str) -> None:
     """Draw a grid of cells for each series, brighter where the value is larger, which each cell says as well."""
-    shape = len(places.rows), len(places.columns)
-    width, height = (0.62 * shape[1] + 1.2) * len(series), 0.5 * shape[0] + 1.4
-    size = max(6.0, width), height
-    with drawn(path, size, (1, len(series)),
-               squeeze=False, layout="constrained") as grid:
+    down, across = len(places.rows), len(places.columns)
+    size = max(6.0, (0.62 * across + 1.2) * len(series)), 0.5 * down + 1.4
+    with drawn(path, size, (1, len(series)), squeeze=False, layout="constrained") as grid:
         for axes, one in zip(grid[0], series):
-            cells = np.array(one.heights).reshape(shape)
+            cells = np.array(one.heights).reshape(down, across)
             picture = axes.imshow(cells, cmap="cividis", aspect="auto")
             for (row, column), value in np.ndenumerate(cells):
                 if value == value:
                     dark = picture.norm(value) < 0.5
                     axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
                               color="white" if dark else "black")
-            axes.set_xticks(range(shape[1]), places.columns)
-            axes.set_yticks(range(shape[0]), places.rows)
+            axes.set_xticks(range(across), places.columns)
+            axes.set_yticks(range(down), places.rows)
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
             axes.set_title(one.name, fontsize=10)
@@ -200,15 +199,14 @@ def heat(path: Path, series: Sequence[Series], places: Grid, title: str) -> None
         axes.figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
 
 
-def _stack(axes: Any, names: Sequence[str],
-           parts: Mapping[str, Sequence[float]],
-           fills: Mapping[str, tuple[str, str]]) -> np.ndarray:
+def _stack(axes: Any, parts: Mapping[str, Mapping[str, float]], fills: Fills,
+           scale: float = 1.0) -> np.ndarray:
     """Draw a bar for each name, stacked of its parts; where the bars end."""
-    left = np.zeros(len(names))
+    left = np.zeros(len(parts))
     for part, (tone, hatch) in fills.items():
-        axes.barh(names, parts[part], left=left, color=tone,
-                  hatch=hatch, edgecolor="black", linewidth=0.8, label=part)
-        left += parts[part]
+        widths = [scale * own[part] for own in parts.values()]
+        axes.barh(list(parts), widths, left=left, color=tone, hatch=hatch, label=part, **EDGE)
+        left += widths
     return left
 
 
@@ -217,12 +215,10 @@ def _stack(axes: Any, names: Sequence[str],
 def draw(views: Sequence[View]) -> Iterator[str]:
     """Write all plots of a results folder into it; their names."""
     plots = {"speedup": _speed_ups, "progress": _progress, "stages": _stages, "account": _account}
-    for view in views:
-        where = f"temperature {view.temperature:g} {view.where}"
-        for kind, plot in plots.items():
-            path = view.found.folder / f"{kind}-t{view.temperature:g}.png"
-            if plot(view, path, where):
-                yield path.name
+    for view, (kind, plot) in itertools.product(views, plots.items()):
+        path = view.found.folder / f"{kind}-t{view.temperature:g}.png"
+        if plot(view, path, f"temperature {view.temperature:g} {view.where}"):
+            yield path.name
 
 
 def _speed_ups(view: View, path: Path, where: str) -> bool:
@@ -279,13 +275,11 @@ def _stages(view: View, path: Path, where: str) -> bool:
     columns = min(len(view.ranks), ABREAST)
     rows = math.ceil(len(view.ranks) / columns)
     size = 1.75 * columns + 1.2, 2.9 * rows
-    with drawn(path, size, (rows, columns),
-               squeeze=False, sharey=True, layout="constrained") as grid:
+    with drawn(path, size, (rows, columns), squeeze=False, sharey=True, layout="constrained") as grid:
         first, places = grid[0][0], grid.flatten()
         for axes, (label, ranks) in zip(places, view.ranks.items()):
-            parts = {activity: [getattr(used, activity) for used in ranks.values()]
-                     for activity in FILLS}
-            _stack(axes, list(map(str, ranks)), parts, FILLS)
+            spent = {str(rank): used._asdict() for rank, used in ranks.items()}
+            _stack(axes, spent, FILLS)
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 0.5, 1], ["0", "50", "100"])
             axes.set_xlabel("% of its time")
@@ -306,10 +300,8 @@ def _account(view: View, path: Path, where: str) -> bool:
     if not seen:
         return False
     with drawn(path, (7.2, 0.42 * len(seen) + 1.3)) as axes:
-        parts = {share: [1e3 * getattr(own, share)
-                         for own in seen.values()] for share in SPENT}
-        ends = _stack(axes, list(seen), parts, SPENT)
-        for place, total in enumerate(ends.tolist()):
+        spent = {label: own._asdict() for label, own in seen.items()}
+        for place, total in enumerate(_stack(axes, spent, SPENT, 1e3).tolist()):
             axes.annotate(f"{total:.0f}", (total, place),
                           (3, 0), textcoords="offset points", fontsize=8, va="center")
         axes.invert_yaxis()

@@ -23,6 +23,8 @@ from launch.console import run
 
 TOO_LATE = 0.03  # of the time of computing
 SHOWN = 20  # sentences about what is missing
+Lines = Iterator[str]
+Rows = Mapping[str, Iterable[str]]  # cells by the label of a contender
 FLIGHT = ("per cent that each stage computed", "true rows in flight", "ms of a row's stay", "tokens per miss",
           "ms of a token lost after misses")
 WORDS = """\
@@ -61,7 +63,7 @@ def report(folder: str | Path) -> Path:
     return path
 
 
-def _text(found: Found, views: Sequence[View]) -> Iterator[str]:
+def _text(found: Found, views: Sequence[View]) -> Lines:
     where = f"({found.provenance})"
     yield f"# Results {where}\n"
     yield from _about(found)
@@ -81,7 +83,7 @@ def _text(found: Found, views: Sequence[View]) -> Iterator[str]:
 
 # --- above all tables -------------------------------------------------------------------------------------------------
 
-def _about(found: Found) -> Iterator[str]:
+def _about(found: Found) -> Lines:
     """Where the figures come from, and what is not there."""
     config = found.env.get("config", {})
     machine = found.env.get("machine", {})
@@ -99,7 +101,7 @@ def _about(found: Found) -> Iterator[str]:
     yield ""
 
 
-def _emulation(found: Found) -> Iterator[str]:
+def _emulation(found: Found) -> Lines:
     """How much slower than modelled an emulated cluster ran, and whether this machine kept that pace."""
     scales = {answer["scale"] for answer in found.answers} - {1.0}
     if scales:
@@ -112,7 +114,7 @@ def _emulation(found: Found) -> Iterator[str]:
                "nothing else run beside it, or give slowdown=2")
 
 
-def _missing(found: Found) -> Iterator[str]:
+def _missing(found: Found) -> Lines:
     gaps = missing(found)
     if not found.env:
         yield "- env.json is gone, so it is unknown whether anything is missing"
@@ -127,14 +129,15 @@ def _missing(found: Found) -> Iterator[str]:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-def _table(title: str, head: Sequence[str], rows: Mapping[str, Iterable[str]]) -> Iterator[str]:
+def _table(title: str, head: Sequence[str], rows: Rows) -> Lines:
     """A table with the cells of each contender."""
     yield f"{title}:\n"
-    yield from markdown(["method", *head], ([label, *cells] for label, cells in rows.items()))
+    lines = ([label, *cells] for label, cells in rows.items())
+    yield from markdown(["method", *head], lines)
     yield ""
 
 
-def _paper_table(view: View) -> Iterator[str]:
+def _paper_table(view: View) -> Lines:
     """The layout of the FlowSpec paper's table 1: methods by data sets, speed and ratio, the mean at the end."""
     found = view.found
     baseline = next((name for name in BASELINES if name in found.methods), BASELINES[0])
@@ -147,7 +150,7 @@ def _paper_table(view: View) -> Iterator[str]:
     return _table(title, [*found.sets, MEAN], rows)
 
 
-def _ratio_table(view: View) -> Iterator[str]:
+def _ratio_table(view: View) -> Lines:
     """The mean over the sets: both speeds, and a column for each baseline that has answers."""
     drafts = {"baseline": f" with {view.found.baseline_draft}", "same": " with the same draft", "none": ""}
     ratios = {f"SR to {ratio.method}{drafts[ratio.draft]}": ratio for ratio in summary.ratios(view.found)}
@@ -159,13 +162,17 @@ def _ratio_table(view: View) -> Iterator[str]:
     yield ""
 
 
-def _other_tables(view: View) -> Iterator[str]:
+def _other_tables(view: View) -> Lines:
     """What else there is for each contender and data set, a table for each figure."""
-    def grid(title: str, value: Callable[[Row], str]) -> Iterator[str]:
-        return _table(title, view.found.sets, {label: view.cells(label, value, NONE) for label in view.labels})
+    def grid(title: str, value: Callable[[Row], str]) -> Lines:
+        rows = {label: view.cells(label, value, NONE) for label in view.labels}
+        return _table(title, view.found.sets, rows)
 
-    def figures(title: str, *names: str, digits: int = 2, factor: float = 1.0) -> Iterator[str]:
-        return grid(f"{title} {view.where}", lambda row: _joined([factor * row[name] for name in names], digits))
+    def figures(title: str, *names: str, digits: int = 2, factor: float = 1.0) -> Lines:
+        def cell(row: Row) -> str:
+            return _joined([factor * row[name] for name in names], digits)
+
+        return grid(f"{title} {view.where}", cell)
 
     with_ar = "ar" in view.found.methods
     if with_ar:
@@ -181,13 +188,15 @@ def _other_tables(view: View) -> Iterator[str]:
         yield from grid("The same text as ar with the same seed", lambda row: row["equal"] or NONE)
 
 
-def _stage_tables(view: View) -> Iterator[str]:
+def _stage_tables(view: View) -> Lines:
     """How every rank spent its time and what it sent."""
     head = sorted({rank for ranks in view.ranks.values() for rank in ranks})
 
-    def grid(title: str, value: Callable[[Utilization], Sequence[float]], digits: int) -> Iterator[str]:
-        rows = {label: [_joined(value(ranks[rank]), digits) if rank in ranks else NONE for rank in head]
-                for label, ranks in view.ranks.items()}
+    def grid(title: str, value: Callable[[Utilization], Sequence[float]], digits: int) -> Lines:
+        rows = {}
+        for label, ranks in view.ranks.items():
+            cells = {rank: _joined(value(used), digits) for rank, used in ranks.items()}
+            rows[label] = [cells.get(rank, NONE) for rank in head]
         return _table(f"{title} {view.where}", [f"rank {rank}" for rank in head], rows)
 
     if head:
@@ -199,14 +208,16 @@ def _stage_tables(view: View) -> Iterator[str]:
         yield from grid("Per cent by which what was emulated came too late", lambda used: [100 * used.late], 1)
 
 
-def _account_tables(view: View) -> Iterator[str]:
+def _account_tables(view: View) -> Lines:
     """Where the time of a token went on rank 0, and what the rows in flight did for the text."""
     if not view.accounts:
         return
     shares, flights = {}, {}
     for label, own in view.accounts.items():
-        shares[label] = [number(1e3 * seconds, 1) for seconds in (*own[:len(SHARES)], own.whole)]
-        busy = _joined([100 * used.computed for rank, used in view.ranks[label].items() if rank], 0)
+        seconds = (*own[:len(SHARES)], own.whole)
+        shares[label] = [number(1e3 * each, 1) for each in seconds]
+        ranks = view.ranks[label]
+        busy = _joined([100 * ranks[rank].computed for rank in ranks if rank], 0)
         flights[label] = [busy or NONE, number(own.aloft), number(1e3 * own.stay, 0),
                           number(own.tokens_per_miss), number(1e3 * own.lost, 1)]
     yield from _table("Milliseconds of a token, by what rank 0 did; prefill is all until the first token "
@@ -214,7 +225,7 @@ def _account_tables(view: View) -> Iterator[str]:
     yield from _table(f"What was in flight while decoding, and how busy the stages were {view.where}", FLIGHT, flights)
 
 
-def _source_table(view: View) -> Iterator[str]:
+def _source_table(view: View) -> Lines:
     """How much of the text each source of the drafts had guessed; one guess may have several."""
     counts: dict[str, Counter[str]] = {}
     for label, answers in view.answers.items():

@@ -12,7 +12,7 @@ from config.questions import load
 from config.ranges import listed
 from eval.keys import SETS, Contender, drafted
 from eval.metrics import Answer
-from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine
+from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, Tally, TallyLine, by_request
 from eval.results import DELETE, answer_files, read_answers, read_environment
 from pipeline.trace import rank_files
 
@@ -32,7 +32,7 @@ class Found:
     folder: Path
     groups: Mapping[Group, Sequence[Answer]]
     env: Mapping[str, Any]
-    tally: Sequence[TallyLine]
+    tally: Tally
 
     @property
     def starts(self) -> Sequence[Mapping[str, Any]]:
@@ -121,7 +121,7 @@ def read(folder: str | Path) -> Found:
             groups.setdefault(group, []).append(answer)
     if not groups:
         raise NoAnswers(f"{folder} has no answers: make some with bash run_eval.sh results={folder}")
-    tally = [line for start in sorted(folder.glob("tally/*")) for line in _tally(start)]
+    tally = by_request(line for start in sorted(folder.glob("tally/*")) for line in _tally(start))
     return Found(folder, groups, read_environment(folder, GONE), tally)
 
 

@@ -11,14 +11,11 @@ from typing import Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from config.run_config import TreeConfig
-from model.drafts.draft import Draft
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
-from model.tree import TokenTree, verify
+from model.tree import TokenTree
 from pipeline.decode import Decoder, Limits, Request
-from pipeline.interfaces import Progress, Target
-from pipeline.strategies import Strategy
+from pipeline.strategies import autoregressive
 
 ROOM = 64  # tokens that a tree may be deep
 
@@ -90,21 +87,8 @@ def _unroll(draft: TreeDraft, tree: TokenTree, starts: Sequence[int], out_TD: Te
 
 def read_text(decoder: Decoder, text: Sequence[int]) -> TokenTree:
     """A tree whose trunk is this text and the token that the target says behind it, with the target's features."""
-    kept: list[TokenTree] = []
-    reader = Decoder(decoder.ring, decoder.draft, _reading(kept), decoder.cfg, Limits(decoder.max_length))
+    reader = Decoder(decoder.ring, decoder.draft, autoregressive, decoder.cfg, Limits(decoder.max_length))
     _, stream = reader.decode(Request(text, Sampler(), ROOM))
     with closing(stream):  # type: ignore[type-var]
         next(stream)
-    return kept[0]
-
-
-def _reading(kept: list[TokenTree]) -> Strategy:
-    """A strategy that has the target read the prompt, and keeps the tree."""
-    def strategy(tree: TokenTree, target: Target, draft: Draft, cfg: TreeConfig) -> Progress:
-        while segment := tree.cut(None, cfg.chunk):
-            target.send(segment)
-        while target.in_flight:
-            yield from target.wait()
-        kept.append(tree)
-        yield verify(tree)
-    return strategy
+    return stream.tree

@@ -84,7 +84,8 @@ def _row(found: Found, contender: Contender, name: str, temperature: float) -> R
     for column, interval in speeds(found, contender, [name], temperature).items():
         row.update((f"{column}{bound}", value) for bound, value in zip(BOUNDS, interval))
     stages = [used for rank, used in utilization(found.tally, answers).items() if rank]
-    row.update((key, metrics.mean([getattr(used, key) for used in stages])) for key in TIMES)
+    for key in TIMES:
+        row[key] = metrics.mean([getattr(used, key) for used in stages])
     return row
 
 
@@ -114,8 +115,8 @@ def speeds(found: Found, contender: Contender, sets: Sequence[str], temperature:
               "xi_decoding": metrics.decoding_speed(every)}
     for ratio in RATIOS:
         other = baseline(found, ratio, contender.draft)
-        pairs = [metrics.paired(answers, found.of(other, name, temperature)) for name, answers in zip(sets, every)]
-        result[ratio.column] = metrics.speed_up(pairs)
+        others = [found.of(other, name, temperature) for name in sets]
+        result[ratio.column] = metrics.speed_up([metrics.paired(*both) for both in zip(every, others)])
     return result
 
 
@@ -127,11 +128,13 @@ class View:
         self.rows = [row for row in rows if row["temperature"] == temperature]
         self.where = f"({found.provenance})"  # at the end of every title
         self.labels = {found.label(contender): contender for contender in found.contenders}
-        self.answers = {label: found.of_all_sets(one, temperature) for label, one in self.labels.items()}
-        self.means = {label: speeds(found, one, found.sets, temperature) for label, one in self.labels.items()}
+        self.answers: dict[str, list[Answer]] = {}
+        self.means: dict[str, dict[str, Interval]] = {}
         self.ranks: dict[str, dict[int, Utilization]] = {}  # of those that the tally knows
         self.accounts: dict[str, Account] = {}  # of those whose tally has flights
-        for label, answers in self.answers.items():
+        for label, contender in self.labels.items():
+            self.answers[label] = answers = found.of_all_sets(contender, temperature)
+            self.means[label] = speeds(found, contender, found.sets, temperature)
             if used := utilization(found.tally, answers):
                 self.ranks[label] = used
             if spent := account(found.tally, answers):

@@ -11,12 +11,11 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from config import files
-from config.keys import ASKS, check_name
+from config.keys import ASKS, check_name, over, typed
 from config.presets import ROOT
 from config.schema.untrusted import plain
 from eval import metrics
@@ -25,27 +24,33 @@ from eval.summary import MEAN, SUMMARY, speeds, summary
 from eval.tables import markdown, number, save
 from launch.console import STOPPED, WRONG, run, say
 
-QUICK = ("sets=mt_bench,gsm8k", "temperatures=0", "question_end=5", "max_new_tokens=64",
-         "draft=eagle", "baseline_draft=")  # a head alone, whose trees grow as in the papers
-RIVALS = "methods=naive,pipedec,continuous"
+# A head alone, whose trees grow as in the papers.
+QUICK = {"sets": "mt_bench,gsm8k", "temperatures": "0", "question_end": "5", "max_new_tokens": "64", "draft": "eagle",
+         "baseline_draft": ""}
 TIMES = "x"  # between the two numbers in the name of a grid's point
 COLUMNS = ("sweep", "point", *SUMMARY)
 Points = Mapping[str, Found]  # what there is at each point of a sweep
 Speeds = Sequence[metrics.Interval]  # one for each point
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What is varied: `points` are names with the words, as in depth=3, that each of them adds to those of `base`.
+class Sweep(NamedTuple):
+    """What is varied: `points` are names with the keys, as {"depth": "3"}, that each of them adds to those of `base`.
 
     Where two numbers are varied, `down` is what the first of them means, and `axis` the second: a grid, row by row.
     """
 
     about: str
     axis: str
-    points: Mapping[str, Sequence[str]]
-    base: Sequence[str] = field(default=(*QUICK, RIVALS))
+    points: Mapping[str, Mapping[str, str]]
+    methods: str = "naive,pipedec,continuous"
+    profile: str = ""  # if another than usual
     down: str = ""
+
+    @property
+    def base(self) -> dict[str, str]:
+        """The keys of all points."""
+        cluster = {"profile": self.profile} if self.profile else {}
+        return {**QUICK, **cluster, "methods": self.methods}
 
     @property
     def rows(self) -> list[str]:
@@ -66,41 +71,39 @@ class Sweep:
             return []
 
 
-def _values(values: Iterable[Any], *keys: str) -> dict[str, list[str]]:
+def _values(values: Iterable[Any], *keys: str) -> dict[str, dict[str, str]]:
     """A point for each value, which all the keys get."""
-    return {str(value): [f"{key}={value}" for key in keys] for value in values}
+    return {str(value): dict.fromkeys(keys, str(value)) for value in values}
 
 
-def _grid(values: Iterable[Any], row: str,
-          column: str) -> dict[str, list[str]]:
+def _without(parts: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """A point for each name, without these parts."""
+    return {name: {"ablate": left_out} for name, left_out in parts.items()}
+
+
+def _grid(values: Iterable[Any], row: str, column: str) -> dict[str, dict[str, str]]:
     """A point for each pair of values, of which one key gets the first, and another the second."""
-    pairs = itertools.product(list(values), repeat=2)
-    return {f"{a}{TIMES}{b}": [f"{row}={a}", f"{column}={b}"] for a, b in pairs}
+    pairs = itertools.product(map(str, values), repeat=2)
+    return {f"{a}{TIMES}{b}": {row: a, column: b} for a, b in pairs}
 
 
-def _methods(names: str) -> tuple[str, ...]:
-    return (*QUICK, f"methods={names}")
-
-
-OWN, TREES = _methods("continuous"), _methods("serial,naive,pruned,continuous")
-NO_ORDER, NO_PRUNING, NO_GROWTH = "ablate=score_order", "ablate=prune", "ablate=expand,none_expand"
+OWN, TREES = "continuous", "serial,naive,pruned,continuous"
+GROWTH = "expand,none_expand"
 DEPTHS = range(3, 9)
-LATENCIES = {str(ms): (f"wires=,{ms}",) for ms in (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)}
 SWEEPS = {
     "ablation": Sweep(
         "FlowSpec without each of its parts, and without all of them", "left out",
-        {"nothing": (), "score order": (NO_ORDER,), "pruning": (NO_PRUNING,),
-         "expansion": (NO_GROWTH,), "all": ("ablate=score_order,prune,expand,none_expand",)}, OWN),
+        _without({"nothing": "", "score order": "score_order", "pruning": "prune", "expansion": GROWTH,
+                  "all": f"score_order,prune,{GROWTH}"}), OWN),
     "score_order": Sweep(
         "score-ordered segments, or guesses as they were drafted", "best guesses first",
-        {"on": (), "off": (NO_ORDER,)}, _methods("naive,pruned,continuous")),
+        _without({"on": "", "off": "score_order"}), "naive,pruned,continuous"),
     "prune": Sweep(
         "pruning of what died on its way", "pruning",
-        {"on": (), "off": (NO_PRUNING,)}, _methods("pruned,pipedec,continuous")),
+        _without({"on": "", "off": "prune"}), "pruned,pipedec,continuous"),
     "expand": Sweep(
         "expansion of the tree: after a hit, in a turn without news, both, neither", "the tree grows",
-        {"never": (NO_GROWTH,), "in turns without news": ("ablate=expand",), "after a hit": ("ablate=none_expand",),
-         "both": ()}, OWN),
+        _without({"never": GROWTH, "in turns without news": "expand", "after a hit": "none_expand", "both": ""}), OWN),
     "init_total_token": Sweep(
         "guesses in the tree after a miss", "guesses in the first tree",
         _values((16, 32, 48, 64, 80, 112), "init_total_token"), TREES),
@@ -118,17 +121,16 @@ SWEEPS = {
         _grid(range(1, 7), "init_depth", "expand_depth"), OWN, down="levels of the first tree"),
     "segment": Sweep(
         "rows in a segment", "rows in a segment, at most",
-        _values((8, 16, 24, 32, 48, 64), "subseq_token"),
-        _methods("pruned,continuous")),
+        _values((8, 16, 24, 32, 48, 64), "subseq_token"), "pruned,continuous"),
     "stages": Sweep(
         "the same model over more stages", "stages",
-        _values((1, 2, 4, 8), "stages"), _methods("serial,naive,pipedec,continuous")),
+        _values((1, 2, 4, 8), "stages"), "serial,naive,pipedec,continuous"),
     "bandwidth": Sweep(
         "bandwidth of the wires", "Mbit/s", _values((125, 250, 500, 1000), "wires")),
     "latency": Sweep(
         "latency of the wires between fast devices: from where on tensor parallelism wins",
-        "milliseconds of a message", LATENCIES,
-        (*_methods("naive,tp,galaxy,continuous"), "profile=server")),
+        "milliseconds of a message", {f"{ms}": {"wires": f",{ms}"} for ms in (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)},
+        "naive,tp,galaxy,continuous", profile="server"),
     "temperature": Sweep(
         "sampling", "temperature", _values((0, 0.25, 0.5, 0.75, 1), "temperatures")),
 }
@@ -138,10 +140,8 @@ def collect(folder: Path, sweep: Sweep) -> dict[str, Found]:
     """The results of those points that have answers. Raises NoAnswers without any, ValueError for a spoiled line."""
     found = {}
     for name in sweep.points:
-        try:
+        with suppress(NoAnswers):
             found[name] = read(place(folder, name))
-        except NoAnswers:
-            continue
     if not found:
         raise NoAnswers(f"{folder} has no answers at any point of this sweep: start it once more")
     return found
@@ -238,24 +238,17 @@ def _tables(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
 def commands(name: str, sweep: Sweep,
              argv: Sequence[str]) -> tuple[Path, dict[str, list[str]]]:
     """The folder of the sweep, and the words of each point's evaluation. Raises ValueError for words that cannot be."""
-    given = {_key(word): word for word in argv}
-    varied = {_key(word) for keys in sweep.points.values() for word in keys}
+    given = typed(argv)
+    varied = {key for keys in sweep.points.values() for key in keys}
     for key in varied & given.keys():
-        raise ValueError(f"{key} is what {name} varies: leave {given[key]} out")
-    usual = f"results={ROOT / 'results' / 'sweeps' / name}"
-    results = given.get("results", usual).partition("=")[2]
+        raise ValueError(f"{key} is what {name} varies: leave {key}={given[key]} out")
+    results = given.get("results", f"{ROOT / 'results' / 'sweeps' / name}")
     if not results.strip():
         raise ValueError("results is empty: name a folder behind the results=")
     folder = Path(results).expanduser().absolute()
     asked = [word for word in argv if not word.startswith("results=")]
-    base = [word for word in sweep.base if _key(word) not in given.keys() | varied]
-    return folder, {point: [*asked, *base, *keys, f"results={place(folder, point)}"]
+    return folder, {point: over(asked, {**sweep.base, **keys, "results": f"{place(folder, point)}"})
                     for point, keys in sweep.points.items()}
-
-
-def _key(word: str) -> str:
-    """The key of `key=value`."""
-    return word.partition("=")[0]
 
 
 def _sweep(words: Sequence[str]) -> int:

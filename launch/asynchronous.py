@@ -124,8 +124,9 @@ class Turning:
                     job.generation.close()
 
     def drop(self, end: Any) -> None:
-        """End all jobs and questions with the same words, since nobody will answer them."""
+        """End all jobs and questions with the same words, since nobody will answer them, nor later ones."""
         with self._counting:
+            self.ended = end
             jobs, questions = list(self.jobs), list(self._questions)
         for question in questions:
             if question.set_running_or_notify_cancel():
@@ -315,7 +316,7 @@ class AsyncPipeline:
             try:
                 self._turning.work(pipeline)
             except PeerLost as error:
-                self._refuse(error)  # before the pipeline is closed, which may last
+                self._turning.drop(error)  # before the pipeline is closed, which may last
                 raise
         self._end(RuntimeError("the pipeline is closed: ask inside its async with"))
 
@@ -324,10 +325,6 @@ class AsyncPipeline:
             self._ready.set_exception(error)
         self._end(error)
 
-    def _refuse(self, why: BaseException) -> None:
-        self._turning.ended = why
-        self._turning.drop(why)
-
     def _end(self, why: BaseException) -> None:
-        self._refuse(why)
+        self._turning.drop(why)
         self._over.set_result(None)

@@ -17,9 +17,9 @@ import platform
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Type
+from typing import Any, BinaryIO, Iterator, Mapping, Optional, Type
 
 import torch
 
@@ -65,7 +65,7 @@ def settled(argv: Words, kind: Kind = None) -> list[str]:
     compares = hasattr(kind, "methods")  # several methods, which are named
     if any(word in HELP for word in words) or (planned and compares):
         return list(argv)
-    added, _ = left_open(words, kind)
+    added = left_open(words, kind)
     if not planned:
         return [*argv, *added]
     words += added
@@ -74,7 +74,9 @@ def settled(argv: Words, kind: Kind = None) -> list[str]:
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
     config = _checked(words, kind)
     path = _place(words, config)
-    with _alone(path):
+    with ExitStack() as alone:
+        with suppress(OSError):  # where its folder takes no lock, nothing is waited for
+            _take(alone.enter_context(open_lock(f"{path}.lock")))
         choice = _remembered(path, words, kind)
         if choice is None:
             asked = question(words, config, *_split(config))
@@ -87,8 +89,8 @@ def settled(argv: Words, kind: Kind = None) -> list[str]:
     return with_chosen(words, choice["keys"])
 
 
-def left_open(words: Words, kind: Kind = None) -> tuple[list[str], list[str]]:
-    """Words for the template and the draft, if these leave them open, and the reasons for a model that they name.
+def left_open(words: Words, kind: Kind = None) -> dict[str, str]:
+    """Words for the template and the draft, if these leave them open, and why, if that may surprise a person.
 
     Both are judged by the files of the model, as far as they are here.
     """
@@ -96,27 +98,24 @@ def left_open(words: Words, kind: Kind = None) -> tuple[list[str], list[str]]:
     own = [word for word in words if word.partition("=")[0] in JUDGED]
     config = parse([preset, *own] if preset else own)
     model = plain(config.model_dir or config.base_dir)
-    found, reasons = [], []
-    folder = config.first_folder
+    folder, found = config.first_folder, {}
     here = any((folder / name).is_file() for name in VOCABULARIES)
     if config.template == AUTO and "prompt_ids" not in given and here:
         name = chosen(AUTO, folder)
-        found.append(f"template={name}")
-        if {"model_dir", "base_dir"} & given.keys():
-            has = "a chat template" if name == OWN else "no chat template"
-            reasons.append(f"template={name}, since the tokenizer of {model} has {has}")
+        has = "a chat template" if name == OWN else "no chat template"
+        is_named = not given.keys().isdisjoint({"model_dir", "base_dir"})
+        found[f"template={name}"] = f"the tokenizer of {model} has {has}" if is_named else ""
     methods = given.get("methods", getattr(kind, "methods", ""))
     names = listed(methods or given.get("pipeline_type", RunConfig.pipeline_type))
     guesses = any(METHODS[name].draft == "eagle" for name in names if name in METHODS)
     if guesses and headless(config) and not {"draft", "drafts"} & given.keys():
-        found.append("draft=suffix")
-        reasons.append(f"draft=suffix, since {model} has no draft head")
-    return found, reasons
+        found["draft=suffix"] = f"{model} has no draft head"
+    return found
 
 
 def report_left_open(argv: Words) -> None:
     """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
-    _, reasons = left_open(opened(argv))
+    reasons = [f"{word}, since {why}" for word, why in left_open(opened(argv)).items() if why]
     if reasons and os.environ.get("RANK", "0") == "0":
         say(plain("; ".join(reasons)))
 
@@ -163,25 +162,13 @@ def _place(argv: Words, config: RunConfig) -> Path:
     return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down.
-
-    Where its folder takes no lock, nothing is waited for.
-    """
-    lock = None
-    with suppress(OSError):
-        lock = open_lock(f"{path}.lock")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("pipeline_type=auto: another start is planning; this one waits for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+def _take(lock: BinaryIO) -> None:
+    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down."""
     try:
-        yield
-    finally:
-        if lock:
-            lock.close()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("pipeline_type=auto: another start is planning; this one waits for it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _files(argv: Words, config: RunConfig) -> Iterator[tuple[str, int, int]]:

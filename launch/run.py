@@ -81,7 +81,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         rendezvous = Participant(board) if board.rank else Coordinator(board)
         prepared = rendezvous.attend(keys)
     if command.trace:
-        prepared = prepared._replace(tracing=partial(command.trace, keys))
+        prepared = prepared._replace(trace=partial(command.trace, keys))
     report_left_open(argv)
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
@@ -106,7 +106,12 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> N
         names = rendezvous.names if rendezvous else ()
         ending.member = Member(prepared, number, store, names)
         rank = ending.member.connect(ending.lose)
-        code = _work(number, rank, main)
+        code = 0
+        if number:
+            rank.serve()
+        else:
+            code = _lead(rank, main)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
         ending.member.leave(outlive=number == 0)
         if number == 0:
             join_traces(rank.spec)
@@ -172,15 +177,6 @@ class Ending:
             with suppress(OSError, ValueError):
                 self.member.trace.close()
         die(code)
-
-
-def _work(number: int, rank: Rank, main: Main) -> int:
-    if number:
-        rank.serve()
-        return 0
-    code = _lead(rank, main)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
-    return code
 
 
 def _lead(rank_0: Rank, main: Main) -> int:

@@ -5,7 +5,7 @@ What a profile charges is the same as in the emulation in real time (`launch/bui
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from config.profiles import Profile
 from launch.build import build_drafter, load_layers
@@ -55,17 +55,13 @@ def as_virtual(prepared: Prepared, own: Own = NOTHING,
         led = [traces[rank] for rank in placement.leaders]
         cluster = Cluster(profile, clock, [works] * spec.copies, answers(copy), led, own)
         alone = ThreadGroup(Table(1), 0)
-        drafters = []
+        drafters: list[Any] = []
         for rank, its_clock in clocks.items():
             drafter = build_drafter(prepared.spec(rank), traces[rank], its_clock)
             drafters.append(DrafterWay(profile, drafter, clock, its_clock, traces[0]))
 
-        def restart() -> None:
-            cluster.restart()
-            for way in drafters:
-                way.restart()
-
-        yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock, restart=restart)
+        wires, counted = Wires(cluster.links, None, alone, drafters), [cluster, *drafters]
+        yield Rank(spec, wires, traces[0], clock, restart=lambda: [each.restart() for each in counted])
     for trace in traces:
         trace.close()
     join_traces(spec)

@@ -238,9 +238,9 @@ def swap(tensors):
 
 BROKEN = {
     "lacks midlayer.hidden_norm.weight": {"change": lambda t: t.pop("midlayer.hidden_norm.weight")},
-    "it lacks t2d": {"change": lambda t: t.pop("t2d")},
-    "it has fc.bias": {"change": lambda t: t.update({"fc.bias": torch.zeros(CONFIG.hidden)})},
-    "it has layers.0.norm.weight": {"change": lambda t: t.update({"layers.0.norm.weight": t["norm.weight"].clone()})},
+    "lacks t2d": {"change": lambda t: t.pop("t2d")},
+    "holds fc.bias": {"change": lambda t: t.update({"fc.bias": torch.zeros(CONFIG.hidden)})},
+    "holds layers.0.norm.weight": {"change": lambda t: t.update({"layers.0.norm.weight": t["norm.weight"].clone()})},
     "midlayer.mlp.up_proj.weight in": {"change": swap},
     "d2t and t2d": {"change": lambda t: t["t2d"].logical_not_()},
     "has hidden_size 16, but the model has 32": {"hidden_size": 16},
@@ -271,7 +271,7 @@ def test_a_head_of_another_width_needs_an_embedding_of_its_own(tmp_path):
     config = {"hidden_size": 16, "target_hidden_size": 32, "change": lambda t: t.update(
         weights(Eagle3Head(sizes, 32, VOCAB), seed=1))}
     assert fit_head(save_eagle3(tmp_path / "whole", **config), BASE).fc.in_features == 96
-    with refused("it lacks embed_tokens.weight"):
+    with refused("lacks embed_tokens.weight"):
         fit_head(save_eagle3(tmp_path / "bare", **{**config, "change": lambda t: (
             config["change"](t), t.pop("embed_tokens.weight"))}), BASE)
 
@@ -292,9 +292,9 @@ def test_an_older_head_has_the_bias_that_its_file_holds_and_no_other_name_may_di
     qkv = {f"layers.0.self_attn.{name}_proj.bias": torch.zeros(size) for name, size in sizes.items()}
     of_qwen = fit_head(save_eagle(tmp_path / "qwen", change=lambda t: t.update(qkv)), BASE)
     assert of_qwen.layers[0].self_attn.v_proj.bias is not None
-    with refused("it lacks embed_tokens.weight"):
+    with refused("lacks embed_tokens.weight"):
         fit_head(save_eagle(tmp_path / "bare", change=lambda t: t.pop("embed_tokens.weight")), BASE)
-    with refused("it lacks layers.0.self_attn.q_proj.weight and it has layers.0.self_attn.query.weight"):
+    with refused("lacks layers.0.self_attn.q_proj.weight"):
         fit_head(save_eagle(tmp_path / "other", change=lambda t: t.update(
             {"layers.0.self_attn.query.weight": t.pop("layers.0.self_attn.q_proj.weight")})), BASE)
 

@@ -8,8 +8,7 @@ import pytest
 
 from eval.dsi.command import main
 from eval.dsi.formulas import dsi_rate, least_lookahead, si_rate
-from eval.dsi.latency import paces, passes, spread
-from eval.dsi.model_keys import LatencyConfig
+from eval.dsi.latency import LatencyConfig, paces, passes, spread
 from eval.dsi.table import Measures, Measuring, predict
 from eval.pairs import open_model
 from model.sample import Sampler

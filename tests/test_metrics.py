@@ -13,7 +13,7 @@ import torch
 from config.profiles import PROFILES
 from eval import metrics
 from eval.observe.span_sums import Tally
-from eval.observe.time_breakdown import utilization
+from eval.observe.time_breakdown import by_request, utilization
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.trace import NoTrace
 from pipeline.transport import Inbox
@@ -138,12 +138,12 @@ def test_shares_of_time_add_up():
     lines = [line(0, 0, 10.0, grow=2.0, verify=1.0, wait=6.0), line(1, 0, 8.0, forward=5.0, wait=2.5, late=0.1),
              line(0, 1, 10.0, grow=1.0, wait=9.0), line(1, 1, 10.0, forward=3.0, wait=6.0),
              line(0, 2, 99.0), line(1, 0, 99.0, launch="1-tp"), line(0, 3, 5.0)]
-    found = utilization(lines, [answer(requests=[0, 1, 3], tokens=(1, 1, 1), seconds=(1.0, 1.0, 1.0))])
+    found = utilization(by_request(lines), [answer(requests=[0, 1, 3], tokens=(1, 1, 1), seconds=(1.0, 1.0, 1.0))])
     assert found[0][:4] == (0.2, 0.75, 0.0, 0.05) and found[0].control == 80 and found[0].bytes == 1000
     assert found[1][:4] == pytest.approx((0.4, 0.425, 0.1, 0.075)) and found[1].rows == 31
     assert found[1].late == pytest.approx(0.1 / 8)
     assert all(sum(share[:4]) == pytest.approx(1) for share in found.values())
-    assert utilization(lines, []) == {}
+    assert utilization(by_request(lines), []) == {}
 
 
 class Spans(NoTrace):

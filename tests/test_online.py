@@ -10,7 +10,7 @@ from eval.dsi import command as simulate
 from eval.dsi.events import decode
 from eval.dsi.keys import Online
 from eval.dsi.online import drawn, plan_of, published, spread, texts_of
-from eval.dsi.published import Latencies, online_mean
+from eval.dsi.paper import Latencies, online_mean
 
 FAST = ["simul_type=both", "S=12", "num_repeats=2", "c=0.004", "c_sub=0.002", "failure_cost=0.02",
         "failure_cost_sub=0.01", "k=2"]

@@ -7,8 +7,7 @@ import pytest
 from config.presets import ROOT
 from eval.dsi.command import main
 from eval.dsi.keys import Paper
-from eval.dsi.paper import TABLE, recomputed, table
-from eval.dsi.published import Latencies, online_mean
+from eval.dsi.paper import TABLE, Latencies, online_mean, recomputed, table
 
 ONLINE = (1.74, 1.77, 1.61, 1.52, 1.58, 1.53, 1.71, 1.74, 1.68, 1.69)
 OFFLINE = (1.29, 1.30, 1.14, 1.14, 1.17, 1.15, 1.13, 1.14, 1.15, 1.16)

@@ -9,9 +9,8 @@ from config.cli import parse
 from config.presets import TOY
 from eval.dsi import command as simulate
 from eval.dsi.keys import COMMAND
-from eval.dsi.model_keys import METHODS, NARROW, PredictConfig, words
 from eval.dsi.predict import Spent, closed_form, numbers_of, predicted, request_of, speed, spent_on
-from eval.dsi.records import Book, Drafter, Written, book_of
+from eval.dsi.records import CHAINS, NARROW, Book, Drafter, PredictConfig, Written, book_of, words
 from eval.recorded import ASIDE, Recorded
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -45,7 +44,7 @@ def by_models(config, book, method):
     return [spent_on(answer) for answer in answers]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CHAINS)
 @pytest.mark.parametrize("given", [
     ("lookahead=5",), ("lookahead=2", "temperature=0.8", "seed=3", "top_k=40"),
     ("lookahead=3", "profile=lan-1g", "expand_depth=7", "run_pipeinfer=4", "ablate=prune")])

@@ -7,7 +7,7 @@ import pytest
 
 from eval.observe.replay import Flight, Span, replay
 from eval.observe.span_sums import Tally
-from eval.observe.time_breakdown import Account, account
+from eval.observe.time_breakdown import Account, account, by_request
 from tests.test_metrics import answer, line
 
 
@@ -131,15 +131,15 @@ def test_an_account_adds_up_to_the_time_of_a_token():
              flown(7, grow=99.0), flown(0, launch="1-tp", grow=99.0), line(1, 0, 8.0)]
     answers = [answer(tokens=(4, 4), seconds=(9.0, 9.0), requests=[0, 1], scale=2.0),
                answer(tokens=(50,), requests=[3])]  # request 3 has no line
-    seen = account(lines, answers)
+    seen = account(by_request(lines), answers)
     assert seen == Account(drafting=0.25, verdict=0.0625, waiting=0.375, prefill=0.25, other=0.3125,
                            aloft=1.5, stay=0.75, tokens_per_miss=2.0, lost=0.125)
     assert seen.whole == pytest.approx(20.0 / 2 / 8)
-    assert account(lines[-1:], answers) is None
+    assert account(by_request(lines[-1:]), answers) is None
 
 
 def test_a_run_without_misses_has_no_tokens_by_them():
     entry = flown(0)
     entry["flight"].update(rows=0, stay=0.0, misses=0)
-    seen = account([entry], [answer()])
+    seen = account(by_request([entry]), [answer()])
     assert seen.tokens_per_miss != seen.tokens_per_miss and seen.stay != seen.stay

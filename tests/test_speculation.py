@@ -13,7 +13,7 @@ from eval.dsi.cost_model import dsi, moments, si
 from eval.dsi.events import DSI, Forward, Plan, decode
 from eval.dsi.formulas import dsi_rate, si_rate
 from eval.dsi.online import spread
-from eval.dsi.published import Latencies, online_mean
+from eval.dsi.paper import Latencies, online_mean
 
 
 def even(ticks: int) -> Forward:

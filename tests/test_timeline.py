@@ -209,19 +209,19 @@ def test_in_a_browser_the_page_runs_and_steps_through_time(ran, tmp_path):
     page = tmp_path / "page.html"
     assert timeline.main([str(folder), "-o", str(page)]) == 0
     found, nodes = story(folder)
-    request, settles = found["requests"][1], [event for event in found["events"] if event[1] == "settle"]
-    at = [event for event in settles if event[0] > request["from"]][1]
-    got = body(page, tmp_path / "one", f"#t={at[0]}")
+    request, settles = found["requests"][1], [event for event in found["events"] if event["kind"] == "settle"]
+    at = [event for event in settles if event["at"] > request["from"]][1]["at"]
+    got = body(page, tmp_path / "one", f"#t={at}")
     assert got["ready"] == "yes" and "error" not in got
     assert (int(got["segments"]), int(got["nodes"])) == (len(found["segments"]), len(nodes))
     settled = [node for node in nodes.values() if node["request"] == 1 and node["kind"] != "prompt"
-               and node["settled"] is not None and node["settled"] <= at[0]]
+               and node["settled"] is not None and node["settled"] <= at]
     assert got["request"] == "1" and got["answer"] == ",".join(map(str, answers[1][:len(settled)]))
     page.write_text(page.read_text().replace("</body>", KEYS + "</body>"))
     seen = body(page, tmp_path / "two")
     steps = [[int(number) for number in step.split(":")] for step in seen["seen"].split()]
     assert "error" not in seen and seen["lit"] != "null"
-    moments = sorted({event[0] for event in found["events"]})
-    indices = [max(i for i, event in enumerate(found["events"]) if event[0] <= t) for t in moments[:3]]
+    moments = sorted({event["at"] for event in found["events"]})
+    indices = [max(i for i, event in enumerate(found["events"]) if event["at"] <= t) for t in moments[:3]]
     assert [step[0] for step in steps[:4]] == [indices[0], indices[1], indices[2], indices[1]]
     assert steps[4] == [len(found["events"]) - 1, len(answers[1])]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from launch.hosts.timing import random_weights
 from launch.memory import GB, free
 from launch.spec import usable
 from model.cache import TreeCache
@@ -133,7 +134,7 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
     config = LlamaConfig(args.hidden, args.layers + 2,
                          args.heads, args.heads, head_dim, args.intermediate, vocab=1,
                          context=context, eps=1e-6, theta=1e4)
-    weights = {name: _random(parameter) for name, parameter in _slice(config).named_parameters()}
+    weights = random_weights(_slice(config))
     x_TD = torch.randn(max(args.rows), args.hidden)
     made: dict[Form, Stage] = {}
     for form in tqdm(forms, desc="quantizing", leave=False):
@@ -147,12 +148,6 @@ def build(args: Namespace, forms: Sequence[Form]) -> dict[Form, Stage]:
 
 def _slice(config: LlamaConfig) -> Slice:
     return Slice(config, 1, config.layers - 1)
-
-
-def _random(parameter: Tensor) -> Tensor:
-    """Norms of ones, and matrices that keep a row's length about as it is."""
-    shape = parameter.shape
-    return torch.ones(shape) if parameter.dim() == 1 else torch.randn(shape) / shape[-1] ** 0.5
 
 
 def _cache(args: Namespace, config: LlamaConfig, dtype: torch.dtype) -> TreeCache:

@@ -7,20 +7,63 @@ from __future__ import annotations
 
 import platform
 import time
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from config.keys import read_keys
+from config.ranges import WHOLE, Range, listed, outside
 from eval.dsi.keys import COMMAND
-from eval.dsi.model_keys import LatencyConfig, Timed
+from eval.pair_keys import TARGET, Measured
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of
 from eval.tables import LONGEST, short
 from model.sample import Sampler
 from model.whole import Whole
+
+TIMED = {"repeats": Range(1, 1_000_000), "context": Range(0, 1 << 20)}
+ROWS = Range(1, 65536)
+
+
+@dataclass(frozen=True)
+class Timed(Measured):
+    """What every measurement of times takes."""
+
+    # How it is timed
+    repeats: int = 5  # turns that count, behind one that warms up
+    rows: str = "1,2,4,8,16,32,64"  # the m of T(m), the time of a pass over m tokens (commas between)
+    context: int = 256  # tokens of text that such a pass follows
+
+    @property
+    def chosen_rows(self) -> tuple[int, ...]:
+        """The sizes of the passes, in rising order."""
+        return tuple(sorted({int(word) for word in listed(self.rows)}))
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from outside(vars(self), TIMED)
+        if self.max_new_tokens < 2:
+            yield "max_new_tokens=1 leaves no later token to time: give 2 or more"
+        words = listed(self.rows)
+        are_sizes = (WHOLE.fullmatch(word) and ROWS.holds(int(word[:9])) for word in words)
+        if not words or not all(are_sizes):
+            yield f"rows={self.rows} are no sizes: give {ROWS.advice}, or several with commas between"
+
+
+@dataclass(frozen=True)
+class LatencyConfig(Timed):
+    """How long a model takes: to the first token (TTFT), for each later one (TPOT), and for m tokens at once, T(m)."""
+
+    EXAMPLES = f"""\
+  {COMMAND} latency
+  {COMMAND} latency model=toy/draft_a sets=sum max_new_tokens=20 repeats=3
+  {COMMAND} latency model=DIR device=cuda dtype=bfloat16 rows=1,2,4,8,16,32,64 context=1024"""
+
+    # What is timed
+    model: str = TARGET  # folder of a model in Hugging Face form
 
 
 class Spread(NamedTuple):

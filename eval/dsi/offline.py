@@ -1,20 +1,17 @@
 """A text by plain decoding, SI and DSI at one setting: its exact cost beside that of texts that are drawn."""
 from __future__ import annotations
 
-import io
 from itertools import islice
-from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
 
-from config.files import ROOM, write
 from config.keys import read_keys
 from eval.dsi import cost_model
 from eval.dsi.cost_model import Decoding, Moments, Sample, counted, drawn, moments, simulate
 from eval.dsi.keys import COMMAND, Offline
-from eval.dsi.published import offline_draws
+from eval.dsi.paper import offline_draws
 from eval.tables import in_columns
 
 PLAIN = "non-SI"
@@ -93,11 +90,9 @@ def off(exact: Moments, costs: Any) -> str:
 
 def draw(found: Sequence[Result], config: Offline) -> None:
     """Draw histograms of costs and of iterations into a file. Raises ValueError if it cannot be written."""
-    from eval.plots import STYLE, plt
+    from eval.plots import drawn as figure  # which takes long to import
 
-    with plt.rc_context(STYLE):
-        size = 9, 3 * len(found)
-        figure, grid = plt.subplots(len(found), 2, figsize=size, layout="constrained")
+    with figure(config.picture, (9, 3 * len(found)), (len(found), 2), layout="constrained") as grid:
         for row, (name, _, sample) in zip(grid, found):
             for axes, (what, tone), [values] in zip(row, TONES.items(), sample):
                 axes.hist(values, BINS, density=True, color=tone, edgecolor="black", linewidth=0.5)
@@ -105,7 +100,3 @@ def draw(found: Sequence[Result], config: Offline) -> None:
                 axes.set_xlabel(f"{what} of {config.S} tokens by {name}, simulated")
                 axes.set_ylabel("density")
                 axes.legend()
-        picture = io.BytesIO()
-        figure.savefig(picture, format=Path(config.picture).suffix[1:], bbox_inches="tight")
-        plt.close(figure)
-    write(config.picture, picture.getvalue(), ROOM)

@@ -12,7 +12,7 @@ from config.files import fits, whole
 from config.keys import read_keys
 from eval.dsi.events import Forward, Outcome, Plan, decode
 from eval.dsi.keys import COMMAND, Online
-from eval.dsi.published import Latencies, online_mean
+from eval.dsi.paper import Latencies, online_mean
 from eval.tables import in_columns
 
 TICK = 1e-9  # seconds

@@ -6,9 +6,9 @@ real run; only the target's tokens and the drafter's guesses are read out of the
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from dataclasses import fields, replace
-from typing import Any, Dict, NamedTuple, Sequence
+from itertools import product
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -21,8 +21,7 @@ from config.run_config import RunConfig
 from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.model_keys import PredictConfig, words
-from eval.dsi.records import Book, Drafter, book_of, sampler_of
+from eval.dsi.records import Book, Drafter, PredictConfig, book_of, sampler_of, words
 from eval.metrics import NAN
 from eval.recorded import Recorded
 from eval.tables import in_columns, number
@@ -58,6 +57,7 @@ class Row(NamedTuple):
 
 
 Rows = Dict[str, Row]  # by method
+Answers = Dict[str, List[Answer]]  # by method
 
 
 def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Request:
@@ -140,30 +140,29 @@ def closed_form(config: PredictConfig, method: str, numbers: Numbers) -> float:
 
 # --- in real time -----------------------------------------------------------------------------------------------------
 
-def measured(config: PredictConfig, given: Sequence[str], book: Book, other: Counter[str]) -> dict[str, list[Spent]]:
-    """What each answer takes by each method over real processes, in modelled seconds; `other` counts wrong texts.
+def measured(config: PredictConfig, given: Sequence[str], book: Book) -> Answers:
+    """What each method answers over real processes; `given` are the words of the command.
 
-    `given` are the words of the command. Methods of a ring share a start; each question is answered by all by turns.
+    Methods of a ring share a start; each question is answered by all by turns.
     """
-    ring = [name for name in config.chosen_methods if METHODS[name].target == "ring"]
-    copies = [name for name in config.chosen_methods if name not in ring]
     keys = {key.name for key in fields(RunConfig)}.difference(APART)
     options: dict[str, Any] = {key: value for key, value in typed(given).items() if key in keys}
-    found: dict[str, list[Spent]] = {name: [] for name in config.chosen_methods}
-    total = len(config.chosen_methods) * len(book.answers)
+    starts: dict[str, list[str]] = {}
+    for name in config.chosen_methods:
+        starts.setdefault(METHODS[name].target, []).append(name)
+    asked = [request_of(config, book, one.prompt) for one in book.answers]
+    warm = replace(asked[0], max_new_tokens=min(WARM, asked[0].max_new_tokens))
+    found: Answers = {name: [] for name in config.chosen_methods}
+    total = len(found) * len(asked)
     with tqdm(total=total, unit="answer", desc=f"emulated, {config.run.profile}", file=sys.stderr) as bar:
-        for methods in filter(None, (ring, copies)):
+        for methods in starts.values():
             with Pipeline.open(preset_of(given), **options, pipeline_type=methods[-1]) as pipeline:
                 decoders = {name: pipeline.decoder_for(config.single(name, virtual=False)) for name in methods}
-                first = request_of(config, book, book.answers[0].prompt)
                 for decoder in decoders.values():
-                    decoder.whole(replace(first, max_new_tokens=min(WARM, first.max_new_tokens)))
-                for one in book.answers:
-                    for name, decoder in decoders.items():
-                        answer = decoder.whole(request_of(config, book, one.prompt))
-                        found[name].append(spent_on(answer, config.run.slowdown))
-                        other[name] += answer.token_ids != one.text
-                        bar.update()
+                    decoder.whole(warm)
+                for request, (name, decoder) in product(asked, decoders.items()):
+                    found[name].append(decoder.whole(request))
+                    bar.update()
     return found
 
 
@@ -174,13 +173,14 @@ def main(argv: Sequence[str]) -> int:
     config = parse(given, f"{COMMAND} predict", kind=PredictConfig)
     book = book_of(config)
     numbers = numbers_of(config, book)
-    other: Counter[str] = Counter()
-    found = measured(config, given, book, other) if config.measure else {}
-    rows = {}
+    found = measured(config, given, book) if config.measure else {}
+    rows, other = {}, {}
     bar = tqdm(config.chosen_methods, unit="method", desc="predicted", leave=False, file=sys.stderr)
     for name in bar:
-        simulated = speed(predicted(config, book, name))
-        taken = speed(found[name]) if found else NAN
+        simulated, taken = speed(predicted(config, book, name)), NAN
+        if found:
+            taken = speed([spent_on(answer, config.run.slowdown) for answer in found[name]])
+            other[name] = sum(answer.token_ids != one.text for answer, one in zip(found[name], book.answers))
         rows[name] = Row(simulated, taken, closed_form(config, name, numbers))
     tokens = sum(len(one.text) for one in book.answers)
     print(f"{config.run.profile}, {numbers.stages} boards and rank 0; {len(book.answers)} texts of {tokens} tokens, "
@@ -194,7 +194,7 @@ def main(argv: Sequence[str]) -> int:
         if not found:
             speeds = {name: {**figures, "measured": None} for name, figures in speeds.items()}
         write_json(config.run.output, {"predicted": "simulated", "measured": "emulated" if found else None,
-                                   "keys": flat(config), "tokens_per_second": speeds, "other_texts": dict(other)})
+                                       "keys": flat(config), "tokens_per_second": speeds, "other_texts": other})
     return 0
 
 
@@ -202,14 +202,13 @@ def table(rows: Rows) -> str:
     """A line for each method."""
     lines = []
     for name, row in rows.items():
-        speeds = [number(value) for value in row]
-        ratios = [number(value / row.measured, 3) for value in row]
-        formula = speeds[2], ratios[2]
-        lines.append([name, *speeds[:2], ratios[0], *formula])
+        simulated, taken, closed = map(number, row)
+        simulated_ratio, _, closed_ratio = (number(value / row.measured, 3) for value in row)
+        lines.append([name, simulated, taken, simulated_ratio, closed, closed_ratio])
     return in_columns(COLUMNS, lines)
 
 
-def notes(rows: Rows, other: Counter[str]) -> list[str]:
+def notes(rows: Rows, other: dict[str, int]) -> list[str]:
     """The method whose prediction is the furthest off, and what was not answered as recorded."""
     off = {method: row.predicted / row.measured - 1 for method, row in rows.items()}
     method = max(off, key=lambda each: abs(off[each]))

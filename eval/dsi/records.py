@@ -1,4 +1,4 @@
-"""Records for predictions: the texts that a target writes to questions, and which of their tokens a drafter foresees.
+"""What is predicted, and its record: the texts that a target writes, and which of their tokens a drafter foresees.
 
 A drafter reads a text in one pass. Noted is whether each token is the drafter's likeliest, which drafting level by
 level guesses, and whether the drafter would choose it with the noise of its position, as DSI does.
@@ -6,16 +6,23 @@ level guesses, and whether the drafter would choose it with the noise of its pos
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from config.keys import over, preset_of, typed
+from config.presets import TOY
 from config.questions import load
-from eval.dsi.model_keys import PredictConfig
+from config.ranges import WHOLE, listed
+from config.run_config import RunConfig
+from eval.dsi.keys import COMMAND
+from eval.keys import AsksSets, problems_of_files
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
+from eval.prompts import problems as problems_of_sets
 from eval.recorded import Recorded, check_room, keep, kept, settings_of
 from model.cache import Admitted, TreeCache
 from model.drafts.network import ModelDraft
@@ -23,7 +30,92 @@ from model.sample import Sampler
 
 SETTINGS = ("base_dir", "draft_dir", "sets", "data", "question_begin", "question_end", "template", "temperature",
             "top_p", "top_k", "seed", "max_new_tokens", "dtype")  # the keys that decide a record
+CHAINS = ("ar", "serial", "naive", "pruned", "pipedec", "continuous", "pipeinfer", "dsi")
+LOOKAHEAD = "5"  # with four replicas of jetson-7b the least of Eq. 1
+USUAL = {"profile": "jetson-7b", "max_new_tokens": "48", "question_end": "1", "draft": "model"}
+NARROW = {  # of every level the likeliest guess alone, however unlikely it is
+    "width": "1", "init_topk_pipedec": "1", "min_probability": "0"}
+SEGMENTS = ("run_pipeinfer", "subseq_token")
+LEVELS = ("init_depth", "expand_depth")  # after the first
+OPEN = {"lookahead": "auto", "subseq_token": 0}  # keys, and what asks for a measurement
 
+
+@dataclass(frozen=True)
+class PredictConfig(AsksSets):
+    """One prediction and its measurement."""
+
+    REFUSED = ("pipeline_type", "model_dir", "tp", "prompt_ids", "question_file", "stop", "ignore_eos", "time", "trace",
+               "hosts")
+
+    EXAMPLES = f"""\
+  {COMMAND} predict
+  {COMMAND} predict profile=lan-1g slowdown=8 output=lan.json
+  {COMMAND} predict methods=serial,continuous,dsi sets=gsm8k question_end=4 temperature=1 seed=3
+  {COMMAND} predict toy draft_dir=toy/draft_b lookahead=4 traces=draft_b.json"""
+
+    # What is compared
+    methods: str = ",".join(CHAINS)  # those that are predicted and measured (commas between); ar always is
+    measure: bool = True  # run the methods, too, in the time that the cluster would need; false: predict only
+    traces: str = ""  # JSON file for the texts and matches, which are read if it is there; empty: none
+
+    def problems(self) -> Iterator[str]:
+        chosen = listed(self.methods)
+        for name in chosen:
+            if name not in CHAINS:
+                yield (f"methods={self.methods}: {name} drafts no chain, or is no method: choose among "
+                       f"{', '.join(CHAINS)}")
+        if len(set(chosen)) < len(chosen):
+            yield f"methods={self.methods} names something twice: leave one of them out"
+        yield from problems_of_sets(self.chosen_sets)
+        yield from _problems_of_chains(self.run)
+        if self.run.cluster is None:
+            yield "profile=none has no times to predict with: name an emulated cluster, as in profile=jetson-7b"
+        yield from problems_of_files(self.run, "output")
+        yield from problems_of_files(self, "traces")
+
+    @property
+    def chosen_methods(self) -> tuple[str, ...]:
+        """The methods, `ar` first, with which all others are compared."""
+        return ("ar", *(name for name in listed(self.methods) if name != "ar"))
+
+    def single(self, method: str, virtual: bool) -> RunConfig:
+        """The configuration of a single run by one of the methods, in virtual time or as it is measured."""
+        timed: dict[str, Any] = {"time": "virtual", "slowdown": 1.0} if virtual else {}
+        return replace(self.run, pipeline_type=method, output="", **timed)
+
+
+def words(argv: Sequence[str]) -> list[str]:
+    """The words of a prediction: those that were typed, and those that make every method draft one chain.
+
+    A chain has `lookahead` guesses, where it is drafted for a verification or a tree, and so has a segment or a run.
+    """
+    given = typed(argv)
+    lookahead = given.get("lookahead", LOOKAHEAD)
+    if not WHOLE.fullmatch(lookahead) or int(lookahead[:9]) < 1:
+        lookahead = LOOKAHEAD  # what was typed is refused by its own name
+    defaults = {**USUAL, **NARROW, "lookahead": lookahead, **dict.fromkeys(SEGMENTS, lookahead),
+                **dict.fromkeys(LEVELS, str(int(lookahead) - 1))}
+    if preset_of(argv) in ("", "toy") and given.get("draft", "model") == "model":
+        defaults["draft_dir"] = str(TOY / "draft_a")
+    return over(argv, defaults, "toy")
+
+
+def _problems_of_chains(c: RunConfig) -> Iterator[str]:
+    if c.draft != "model":
+        yield (f"draft={c.draft} guesses by more than a record of the text holds: add draft=model draft_dir=FOLDER, a "
+               "small model")
+    elif not c.draft_dir:
+        yield "there is no drafter: give draft_dir=FOLDER, a small model in Hugging Face form"
+    for key, value in NARROW.items():
+        if getattr(c, key) != float(value):
+            yield f"{key}={getattr(c, key):g} drafts no chain of all guesses: leave it out, or give {key}={value}"
+    for key, open_value in OPEN.items():
+        if getattr(c, key) == open_value:
+            yield (f"{key}={open_value} asks for a measurement, of which a prediction knows nothing: give {key} a "
+                   "number from 1")
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
 
 class Written(NamedTuple):
     """One answer: token ids, and for each token of the text 1 or 0."""

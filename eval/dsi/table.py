@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 from tqdm import tqdm
 
 from config.keys import read_keys
+from config.ranges import Range, listed, outside
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.latency import check_context, paces, passes
-from eval.dsi.model_keys import Pair, TableConfig
+from eval.dsi.latency import Timed, check_context, paces, passes
+from eval.keys import problems_of_files
+from eval.pair_keys import COUNT, DRAFTS, TARGET
 from eval.pairs import Model, answer, check_pair, check_sets, open_model, prompts_of, record, sampler_of
 from eval.recorded import keep, kept
 from eval.tables import in_columns, number
@@ -31,6 +33,55 @@ Written = Tuple[List[List[int]], List[List[int]]]  # what a target was asked on 
 LOOKAHEADS = 200  # of SI, the best of which is taken; as many as in the paper
 FLAT = {1: 1.0}  # a pass over many tokens takes as long as one over a single token
 ROUNDS = 4  # in which the lookahead of DSI and the time of its verification settle
+
+
+class Pair(NamedTuple):
+    """A row of the table: the folders of a target and of its drafter, and the data set that both are measured on."""
+
+    target: str
+    draft: str
+    set: str
+
+
+@dataclass(frozen=True)
+class TableConfig(Timed):
+    """Pairs of models measured, and what that makes of DSI: times, acceptance, best lookaheads and speed-ups.
+
+    Each row is a target, a drafter and a data set, on which both are timed and their tokens compared. Out of this
+    follows by formulas what a token costs. Rows that output= already has, measured with the same keys, are kept.
+    """
+
+    EXAMPLES = f"""\
+  {COMMAND} table
+  {COMMAND} table sets=humaneval,qa num_examples=3 output=table.json
+  {COMMAND} table target=DIR drafts=DIR,DIR sets=alpaca:alpaca.json num_target_servers=3"""
+
+    # Which rows there are
+    target: str = TARGET  # folder of the target
+    drafts: str = ",".join(DRAFTS)  # folders of its drafters (commas between)
+    num_target_servers: int = 7  # servers of the target that DSI has
+    output: str = ""  # JSON file for the rows; empty: none
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from outside(vars(self), {"num_target_servers": Range(1, COUNT)})
+        if not listed(self.drafts):
+            yield "drafts is empty: name at least one folder"
+        if self.output and Path(self.output).suffix != ".json":
+            yield f"output={self.output} is no JSON file: name one that ends in .json"
+        yield from problems_of_files(self, "output")
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The rows of the table."""
+        asked = product(listed(self.drafts), self.chosen_sets)
+        return [Pair(self.target, folder, name) for folder, name in asked]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The keys that decide what is measured, beside the rows themselves."""
+        rest = ("target", "drafts", "sets", "output", "num_target_servers")
+        return {name: value for name, value in vars(self).items() if name not in rest}
 
 
 # --- what is predicted ------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ It knows nothing about methods, files or tables. All seconds are those of the pi
 from __future__ import annotations
 
 from contextlib import closing
+from itertools import repeat
 from statistics import median
-from typing import NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -25,16 +26,6 @@ class Served(NamedTuple):
     ended: float  # when its last one had
     tokens: tuple[int, ...]
 
-    @property
-    def latency(self) -> float:
-        """The seconds from its arrival to its last token."""
-        return self.ended - self.arrived
-
-    @property
-    def wait(self) -> float:
-        """The seconds from its arrival to its first token."""
-        return self.first - self.arrived
-
 
 class Figures(NamedTuple):
     """What a load brought: seconds, and tokens per second of all requests together."""
@@ -52,29 +43,26 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
     return [float(moment) for moment in gaps.cumsum()]
 
 
-def arriving(decoder: Decoder, asked: Sequence[Request], moments: Sequence[float], places: int) -> list[Served]:
-    """Serve requests that arrive at these moments, at most `places` of them at once; the others wait in their order."""
+def serve(decoder: Decoder, asked: Sequence[Request], places: int, moments: Sequence[float] = ()) -> list[Served]:
+    """Serve requests, at most `places` of them at once.
+
+    They arrive at these moments, and those that find no place wait in their order. Without any moments the next request
+    comes when one ends.
+    """
     decoder.scheduler.places = places
     start = decoder.ring.clock.now()
-    jobs = (_job(decoder, request, number, start, start + moment)
-            for number, (request, moment) in enumerate(zip(asked, moments)))
-    return sorted(concurrent(jobs, decoder, len(asked)))
+    arrivals: Iterable[float | None] = [start + moment for moment in moments] if moments else repeat(None)
+    jobs = (_job(decoder, number, start, *due) for number, due in enumerate(zip(asked, arrivals)))
+    return sorted(concurrent(jobs, decoder, len(asked) if moments else places))
 
 
-def at_once(decoder: Decoder, asked: Sequence[Request], places: int) -> list[Served]:
-    """Serve requests of which `places` are under way at once, until none is left: the next one comes when one ends."""
-    decoder.scheduler.places = places
-    start = decoder.ring.clock.now()
-    jobs = (_job(decoder, request, number, start) for number, request in enumerate(asked))
-    return sorted(concurrent(jobs, decoder, places))
-
-
-def _job(decoder: Decoder, request: Request, number: int, start: float, arrival: float = 0.0) -> Job[Served]:
+def _job(decoder: Decoder, number: int, start: float,
+         request: Request, arrival: float | None) -> Job[Served]:
     """Serve one request from its arrival on, or at once if that has passed."""
     clock = decoder.ring.clock
-    while clock.now() < arrival:
+    while arrival is not None and clock.now() < arrival:
         yield Until(arrival)
-    arrived = arrival or clock.now()
+    arrived = clock.now() if arrival is None else arrival
     settled: list[float] = []
     answer, stream = decoder.submit(request, waits=False)
     with closing(stream):  # type: ignore[type-var]
@@ -82,20 +70,21 @@ def _job(decoder: Decoder, request: Request, number: int, start: float, arrival:
             if new:
                 settled.append(clock.now() - start)
             yield None
-    yield Served(number, arrived - start, settled[0], settled[-1], tuple(answer.token_ids))
+    tokens = tuple(answer.token_ids)
+    yield Served(number, arrived - start, settled[0], settled[-1], tokens)
 
 
 def figures(served: Sequence[Served], scale: float = 1.0) -> Figures:
     """The figures of a load, which lasts from the first arrival to the last token; `scale` seconds are a modelled one.
     """
-    latencies = [each.latency / scale for each in served]
-    waits = [each.wait / scale for each in served]
+    latencies = [(each.ended - each.arrived) / scale for each in served]
+    waits = [(each.first - each.arrived) / scale for each in served]
     seconds = max(each.ended for each in served) - min(each.arrived for each in served)
     made = sum(len(each.tokens) for each in served)
-    return Figures(median(latencies), quantile(latencies, TAIL), median(waits), quantile(waits, TAIL),
-                   made / seconds * scale)
+    return Figures(median(latencies), quantile(latencies, TAIL),
+                   median(waits), quantile(waits, TAIL), made / seconds * scale)
 
 
-def unequal(served: Sequence[Served], reference: dict[int, tuple[int, ...]]) -> int:
+def unequal(served: Sequence[Served], reference: dict[int, tuple]) -> int:
     """How many texts differ from those of the reference, which learns the texts that it does not have."""
     return sum(reference.setdefault(each.number, each.tokens) != each.tokens for each in served)

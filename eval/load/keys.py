@@ -65,7 +65,8 @@ class LoadConfig(ComparesMethods):
         return 1 if method in listed(self.alone) else self.run.max_requests
 
     def problems(self) -> Iterator[str]:
-        one_target = [name for name, method in METHODS.items() if method.target == METHODS["streaming"].target]
+        target = METHODS["streaming"].target
+        one_target = [name for name, method in METHODS.items() if method.target == target]
         for name in (*self.chosen_methods, *listed(self.alone)):
             if name not in one_target:
                 yield (f"{name} is unknown, or has a pipeline of its own: choose in methods= and alone= among "

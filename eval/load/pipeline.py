@@ -16,7 +16,7 @@ from tqdm import tqdm
 from config.files import check_folder
 from config.keys import over, preset_of
 from config.questions import by_turns
-from eval.load.arrivals import Figures, Served, arriving, at_once, figures, poisson, unequal
+from eval.load.arrivals import Figures, Served, figures, poisson, serve, unequal
 from eval.load.keys import LoadConfig, moments
 from eval.metrics import NAN, Interval
 from eval.plots import Series, lines
@@ -61,10 +61,12 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     """On rank 0: let each method serve each load, and report what came of it."""
     if own.results:
         check_folder(own.results, "choose another results=")
-    decoders = {name: pipeline.decoder_for(replace(own.run, pipeline_type=name)) for name in own.chosen_methods}
+    runs = {name: replace(own.run, pipeline_type=name) for name in own.chosen_methods}
+    decoders = {name: pipeline.decoder_for(run) for name, run in runs.items()}
     arrivals = _arrivals(own)
     most = max([own.requests, *map(len, arrivals.values())])
-    steps = len(decoders) * len(own.chosen_temperatures) * (len(arrivals) + len(own.counts))
+    loads = len(arrivals) + len(own.counts)
+    steps = len(decoders) * len(own.chosen_temperatures) * loads
     tables: Tables = {varied: [] for varied in TABLES}
     with tqdm(total=steps, unit="load", file=sys.stderr) as bar:
         for temperature in own.chosen_temperatures:
@@ -90,7 +92,8 @@ def requests_of(pipeline: Pipeline, own: LoadConfig, count: int, temperature: fl
     """The first turns of so many questions, those of all sets by turns, and from the start again where they end."""
     config = replace(own.run, temperature=temperature)
     asked = by_turns(own.data, own.chosen_sets, config.question_begin, config.question_end)
-    prompts = (pipeline.prompt_ids(question, config.template) for question in islice(cycle(asked), count))
+    questions = islice(cycle(asked), count)
+    prompts = [pipeline.prompt_ids(question, config.template) for question in questions]
     return [pipeline.request(prompt, config, config.stop) for prompt in prompts]
 
 
@@ -110,11 +113,12 @@ class Case:
         places = self.config.places(self.method)
         for rate, moments_ in arrivals.items():
             due = [moment * self.config.run.slowdown for moment in moments_]
-            served = arriving(self.decoder, self.asked[:len(due)], due, places)
+            served = serve(self.decoder, self.asked[:len(due)], places, due)
             yield "rate", self._row(served, rate=rate, places=places)
         alone = NAN
         for count in self.config.counts:
-            row = self._row(at_once(self.decoder, self.asked[:self.config.requests], count), at_once=count)
+            served = serve(self.decoder, self.asked[:self.config.requests], count)
+            row = self._row(served, at_once=count)
             alone = row["tokens_per_second"] if count == 1 else alone
             yield "at_once", {**row, "over_one": row["tokens_per_second"] / alone}
 
@@ -124,8 +128,9 @@ class Case:
         if wrong and run.virtual:
             raise ValueError(f"{self.method} wrote {wrong} of {len(served)} texts otherwise than before, which must "
                              "not be: please report it")
+        found = figures(served, run.slowdown)._asdict()
         return {"temperature": self.temperature, "method": self.method, "requests": len(served), "unequal": wrong,
-                **figures(served, run.slowdown)._asdict(), "kind": run.kind, "profile": run.profile, **facts}
+                **found, "kind": run.kind, "profile": run.profile, **facts}
 
 
 def _report(config: LoadConfig, tables: Tables) -> None:
@@ -134,8 +139,9 @@ def _report(config: LoadConfig, tables: Tables) -> None:
     measured = {varied: rows for varied, rows in tables.items() if rows}
     for varied, rows in measured.items():
         shown = TABLES[varied].columns[:-2]
+        cells = [[_cell(row[column]) for column in shown] for row in rows]
         print(f"\n{TABLES[varied].title} ({where}); seconds, and tokens/s of all requests together\n")
-        print(in_columns(shown, [[_cell(row[column]) for column in shown] for row in rows], 2))
+        print(in_columns(shown, cells, 2))
     every = [row for rows in measured.values() for row in rows]
     wrong = sum(row["unequal"] for row in every)
     print(f"\ntexts that differ from those of the first method: {wrong} of {sum(row['requests'] for row in every)}")
@@ -154,7 +160,8 @@ def _write(folder: Path, varied: str, where: str, rows: Sequence[Row]) -> None:
     save(folder / f"{table.file}.csv", table.columns, rows)
     if len(places) < 2:
         return
-    for temperature, (column, label) in product(dict.fromkeys(row["temperature"] for row in rows), PLOTTED.items()):
+    temperatures = dict.fromkeys(row["temperature"] for row in rows)
+    for temperature, (column, label) in product(temperatures, PLOTTED.items()):
         values: dict[str, list[Interval]] = {}
         for row in sorted(rows, key=lambda row: row[varied]):
             if row["temperature"] == temperature:

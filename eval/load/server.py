@@ -12,16 +12,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
-from urllib.error import HTTPError
-from urllib.parse import urljoin
-from urllib.request import ProxyHandler, Request, build_opener
+from typing import Any, Iterator, NamedTuple, Sequence
+from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
@@ -43,8 +41,7 @@ LOOK = 0.25  # seconds between two looks at a server that comes up
 SAMPLE = 2.0  # seconds between two looks at what its processes hold
 SETTLED = 0.1  # the share of a measurement after which what they hold is noted for the first time
 MIB = 1024.0
-NOTHING: Mapping[str, str] = {}
-DIRECT = build_opener(ProxyHandler({}))  # the server is on this machine
+OK = 200
 
 
 class Heard(NamedTuple):
@@ -102,18 +99,23 @@ class Asker:
         """The data of the server-sent events of an answer, or of the error that came in its place."""
         body = {"seed": self.seed, "messages": [{"role": "user", "content": said}], "stream": True,
                 "stream_options": {"include_usage": True}}
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        try:
-            with self.open("/v1/chat/completions", json.dumps(body).encode(), headers) as response:
-                for line in response:
-                    if line.startswith(b"data: "):
-                        yield line[len(b"data: "):].decode().strip()
-        except HTTPError as refused:
-            yield refused.read().decode(errors="replace")
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        with self.response("POST", "/v1/chat/completions", json.dumps(body), headers) as response:
+            if response.status != OK:
+                yield response.read().decode(errors="replace")
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield line[len(b"data: "):].decode().strip()
 
-    def open(self, path: str, body: bytes | None = None, headers: Mapping[str, str] = NOTHING) -> Any:
-        """The response to a request, which is a POST if it has a body. Raises HTTPError for a refusal."""
-        return DIRECT.open(Request(urljoin(self.url, path), body, headers), timeout=self.patience)
+    @contextmanager
+    def response(self, *request: Any) -> Iterator[HTTPResponse]:
+        """The response to a request: its method, path, body and headers."""
+        address = urlsplit(self.url).netloc
+        with closing(HTTPConnection(address, timeout=self.patience)) as connection:
+            connection.request(*request)
+            yield connection.getresponse()
 
 
 def server(argv: list[str]) -> int:
@@ -125,7 +127,8 @@ def server(argv: list[str]) -> int:
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)
-        bar = tqdm([*enumerate(said)], unit="question", desc="each alone", file=sys.stderr)
+        asked = [*enumerate(said)]
+        bar = tqdm(asked, unit="question", desc="each alone", file=sys.stderr)
         alone = [asker.ask(*question) for question in bar]
         if failed := next((heard.error for heard in alone if heard.error), ""):
             raise ValueError(f"the server has not answered a question that was asked alone: {failed}")
@@ -161,11 +164,10 @@ def _await(asker: Asker, process: subprocess.Popen[str]) -> None:
     """Wait until the server can answer."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end and process.poll() is None:
-        try:
-            asker.open("/health").close()
-            return
-        except HTTPError:
-            time.sleep(LOOK)
+        with asker.response("GET", "/health") as response:
+            if response.status == OK:
+                return
+        time.sleep(LOOK)
     raise ValueError("the server did not come up")
 
 
@@ -234,16 +236,15 @@ class Measured:
         scale = self.config.run.slowdown
         fine = [heard for heard in self.heard if not heard.error]
         speed = sum(heard.tokens for heard in fine) / self.seconds * scale
-        waits = [heard.first / scale for heard in fine]
-        lasted = [heard.seconds / scale for heard in fine]
-        times = [median(waits), quantile(waits, TAIL), median(lasted), quantile(lasted, TAIL)] if fine else []
         counts = self.clients, len(self.heard), self.errors, self.unequal(texts)
-        return [*map(str, counts), f"{speed:.1f}", *(f"{value:.2f}" for value in times), *self._held]
+        cells = [*map(str, counts), f"{speed:.1f}"]
+        times = [(heard.first / scale, heard.seconds / scale) for heard in fine]
+        for seconds in zip(*times):
+            cells += [f"{value:.2f}" for value in (median(seconds), quantile(seconds, TAIL))]
+        return [*cells, *self._held]
 
     @property
     def _held(self) -> list[str]:
         """What was held when the load had settled, and at its end."""
         settled = int(len(self.samples) * SETTLED)
-        early, late = self.samples[settled], self.samples[-1]
-        memory = [f"{before:.0f} to {after:.0f}" for before, after in zip(early[:2], late[:2])]
-        return [*memory, *(f"{before} to {after}" for before, after in zip(early[2:], late[2:]))]
+        return [f"{before:.0f} to {after:.0f}" for before, after in zip(self.samples[settled], self.samples[-1])]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from unittest.mock import patch
 
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from config.keys import over, preset_of, typed
 from eval.bench.overhead import QUESTIONS
-from eval.load.arrivals import at_once
+from eval.load.arrivals import serve
 from eval.load.keys import LoadConfig
 from eval.load.pipeline import OF_TOY, USUAL, requests_of
 from eval.tables import in_columns
@@ -50,7 +50,7 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
         asked = requests_of(pipeline, own, own.requests, temperature)
         for method in own.chosen_methods:
             decoder = pipeline.decoder_for(replace(config, pipeline_type=method))
-            at_once(decoder, asked[:WARM], 1)
+            serve(decoder, asked[:WARM], 1)
             took: dict[int, float] = {}
             for count in own.counts:
                 taken, took[count] = _own(decoder, asked, count)
@@ -65,11 +65,11 @@ def _own(decoder: Decoder, asked: Sequence[Request], count: int) -> tuple[int, f
     """How many turns it takes to serve these, `count` at once, and the seconds of each that are rank 0's own."""
     ring, models, all_of_it = decoder.ring, Stopwatch(), Stopwatch()
     networks = {type(network) for network in decoder.draft.networks}
-    places: list[tuple[Any, str]] = [(link, name) for link in ring.links for name in LINK]
-    places += [(ring, "lm_head"), (decoder.scheduler, "passes")]
-    places += [(network, name) for network in networks for name in NETWORK]
+    places: list[tuple[Any, str]] = [(ring, "lm_head"), (decoder.scheduler, "passes")]
+    places += product(ring.links, LINK)
+    places += product(networks, NETWORK)
     with models.on(places), all_of_it.on([(decoder.scheduler, "turn")]):
-        at_once(decoder, asked, count)
+        serve(decoder, asked, count)
     return all_of_it.calls, (all_of_it.seconds - models.seconds) / all_of_it.calls
 
 
@@ -128,7 +128,8 @@ def _answers(preset: str, options: dict[str, str], reuse: str) -> list[Answer]:
     found: list[Answer] = []
     said: list[str] = []
     with Pipeline.open(preset, **{**options, "reuse": reuse}) as pipeline:
-        for question in tqdm([*islice(cycle(QUESTIONS), TURNS)], unit="turn", desc=f"reuse={reuse}"):
+        questions = [*islice(cycle(QUESTIONS), TURNS)]
+        for question in tqdm(questions, unit="turn", desc=f"reuse={reuse}"):
             generation = pipeline.generate([*said, question])
             said += [question, generation.text]
             found.append(generation.answer)

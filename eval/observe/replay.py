@@ -1,9 +1,7 @@
 """The replay: which rows in flight became text, how long each of them stayed, and when none of them was under way."""
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence
-
-NO_TOKEN = -1  # what the target says of a node that it was not asked about
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 
 class Span(NamedTuple):
@@ -35,7 +33,7 @@ class _Log:
         self.sent: dict[int, int] = {}
         self.heard: dict[int, int] = {}
         self.said: dict[int, int] = {}
-        self._child: dict[tuple[int, int], int] = {}
+        self._child: dict[tuple[int, int | None], int] = {}
         self._text_below: dict[int, int] = {}
         for place, (name, _, _, facts) in enumerate(spans):
             if name == "send" and "parents" in facts:
@@ -45,31 +43,30 @@ class _Log:
                 self.said.update(facts["said"])
 
     def _send(self, place: int, facts: Mapping[str, Any]) -> None:
+        self.sent.update(dict.fromkeys(facts["nodes"], place))
         rows = zip(facts["nodes"], facts["tokens"], facts["parents"])
         for i, (node, token, parent) in enumerate(rows):
-            self.sent[node] = place
             if node != parent:  # the root is its own parent
                 self._child[parent, token] = node
                 if i < facts["text"]:
                     self._text_below[parent] = node
 
-    def text(self) -> list[int]:
+    def text(self) -> Iterator[int]:
         """The text that was sent.
 
         From a node it goes on with the child that the target said, or with the row that was sent as text below it.
         """
-        found, node = [], next(iter(self.sent), -1)
-        while node >= 0:
-            found.append(node)
-            guessed = self._child.get((node, self.said.get(node, NO_TOKEN)))
-            node = self._text_below.get(node, -1) if guessed is None else guessed
-        return found
+        node = next(iter(self.sent), None)
+        while node is not None:
+            yield node
+            guessed = self._child.get((node, self.said.get(node)))
+            node = self._text_below.get(node) if guessed is None else guessed
 
 
 def replay(spans: Sequence[Span], begin: float, end: float) -> Flight:
     """Follow the text of a request through the spans of rank 0, in their order; it decoded from `begin` to `end`."""
     log = _Log(spans)
-    text = log.text()
+    text = list(log.text())
     answered = (i for i, node in enumerate(text) if node in log.said)
     prompt = next(answered, len(text)) + 1
     rows = misses = 0

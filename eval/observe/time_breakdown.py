@@ -5,7 +5,7 @@ account are modelled ones where a cluster was emulated.
 """
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from eval.metrics import NAN, Answer
 
 TallyLine = Mapping[str, Any]
 Place = Tuple[str, int]  # of a request: the start of the pipeline, and how many came before it there
+Tally = Mapping[Place, Mapping[int, TallyLine]]  # by place and rank
 COMPUTING = ("forward", "grow", "verify")  # the spans in which a rank computes
 SHARES = ("drafting", "verdict", "waiting", "prefill", "other")  # of the time of a token; they add up to it
 SPANS = {"drafting": "grow", "verdict": "verify", "waiting": "wait"}  # of rank 0, after the first token
@@ -46,19 +47,23 @@ class Utilization(NamedTuple):
     rows: float  # sent to the next rank, per request
 
 
-def utilization(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> dict[int, Utilization]:
+def by_request(lines: Iterable[TallyLine]) -> Tally:
+    """The lines of each request by rank."""
+    found: dict[Place, dict[int, TallyLine]] = defaultdict(dict)
+    for line in lines:
+        found[line["launch"], line["request"]][line["rank"]] = line
+    return found
+
+
+def utilization(tally: Tally, answers: Iterable[Answer]) -> dict[int, Utilization]:
     """The utilization of each rank while these answers were made.
 
     Only requests count of which every rank wrote that wrote anything.
     """
-    kept = {place for place, _, _ in _requests(answers)}
-    requests: dict[Place, dict[int, TallyLine]] = defaultdict(dict)
-    for line in lines:
-        place = line["launch"], line["request"]
-        if place in kept:
-            requests[place][line["rank"]] = line
-    ranks = sorted({rank for by_rank in requests.values() for rank in by_rank})
-    complete = [by_rank for by_rank in requests.values() if len(by_rank) == len(ranks)]
+    places = dict.fromkeys(place for place, _, _ in _requests(answers))
+    requests = [tally[place] for place in places if place in tally]
+    ranks = sorted({rank for by_rank in requests for rank in by_rank})
+    complete = [by_rank for by_rank in requests if len(by_rank) == len(ranks)]
     durations = [max(line["seconds"] for line in by_rank.values()) for by_rank in complete]
     return {rank: _used([by_rank[rank] for by_rank in complete], durations)
             for rank in ranks if complete}
@@ -101,18 +106,16 @@ class Account(NamedTuple):
         return sum(self[:len(SHARES)])
 
 
-def account(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> Account | None:
-    """The account of these answers, from the lines of rank 0 about flights; None if there are none.
+def account(tally: Tally, answers: Iterable[Answer]) -> Account | None:
+    """The account of these answers, from the lines about flights, which are rank 0's; None if there are none.
 
     The sums over all requests are divided by all their tokens, or by what the field says.
     """
-    flights = {(line["launch"], line["request"]): line for line in lines if "flight" in line}
-    sums: dict[str, float] = defaultdict(float)
+    sums: Counter[str] = Counter()
     for place, tokens, scale in _requests(answers):
-        if place in flights:
-            sums["tokens"] += tokens
-            for name, value in _of_request(flights[place], scale):
-                sums[name] += value
+        for line in tally.get(place, {}).values():
+            if "flight" in line:
+                sums.update(_of_request(line, scale), tokens=tokens)
     if not sums["tokens"]:
         return None
 
@@ -124,21 +127,15 @@ def account(lines: Iterable[TallyLine], answers: Iterable[Answer]) -> Account | 
                    tokens_per_miss=ratio("tokens", "misses"), **of_token)
 
 
-def _of_request(line: TallyLine, scale: float) -> Iterator[tuple[str, float]]:
+def _of_request(line: TallyLine, scale: float) -> dict[str, float]:
     """What one request adds to the sums: seconds, modelled ones, and counts."""
-    flight = line["flight"]
-    left = line["seconds"] - line["first"]
-    yield "decoding", left / scale
-    for share, span in SPANS.items():
-        spent = line["decoding"].get(span, 0.0)
-        left -= spent
-        yield share, spent / scale
-    yield "prefill", line["first"] / scale
-    yield "other", left / scale
-    for name in ("stay", "aloft", "lost"):
-        yield name, flight[name] / scale
-    for name in ("rows", "misses"):
-        yield name, flight[name]
+    flight, decoding = line["flight"], line["seconds"] - line["first"]
+    spent = {share: line["decoding"].get(span, 0.0) for share, span in SPANS.items()}
+    left = decoding - sum(spent.values())
+    seconds = {**spent, "decoding": decoding, "prefill": line["first"], "other": left,
+               **{name: flight[name] for name in ("stay", "aloft", "lost")}}
+    counts = {name: flight[name] for name in ("rows", "misses")}
+    return {**{name: value / scale for name, value in seconds.items()}, **counts}
 
 
 def _requests(answers: Iterable[Answer]) -> Iterator[tuple[Place, int, float]]:

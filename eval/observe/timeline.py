@@ -7,7 +7,8 @@ has died then.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Dict
+from itertools import chain, repeat
+from typing import Any, Dict, Iterator
 
 Span = Dict[str, Any]
 # What a node has beside id, token, parent, kind, request and birth. Its kind: prompt, own (said by the target, guessed
@@ -17,6 +18,7 @@ FATE = dict.fromkeys(("score", "segment", "saidAt", "said", "settled", "died", "
 # What a segment's stay on a rank has beside the rows that came; their difference was pruned there. All of them may have
 # died before they were computed.
 STAY: Span = {"from": None, "to": None, "computed": 0, "left": None, "passed": None}
+EVENT = ("at", "kind", "what", "many", "rank")
 OF_SEGMENT = ("send", "forward", "back", "verify")  # events that a segment has; the others have a node or a request
 SHOWN = ("wait", "grow", "verify", "send", "prune", "reset", "forward")  # spans of rank 0 that the page draws
 SHOWN_ON_STAGES = ("wait", "prune", "grow")  # a small model on a rank of its own grows
@@ -51,12 +53,9 @@ class Story:
     def _ms(self, seconds: float) -> float:
         return round((seconds - self.start) * 1e3, 4)
 
-    def _note(self, at: float, kind: str, what: int,
-              many: int, on: int | None = None) -> None:
-        """An event, on rank 0 if nothing else is said."""
-        here = self.root if on is None else on
-        self.events.append({"at": at, "kind": kind,
-                            "rank": here, "what": what, "many": many})
+    def _note(self, *facts: Any) -> None:
+        """An event, by the names in EVENT."""
+        self.events.append(dict(zip(EVENT, facts)))
 
     # --- rank 0: the tree ---------------------------------------------------------------------------------------------
 
@@ -77,15 +76,13 @@ class Story:
                                   "answer": self._answer, "said": False})
             self._answer = None
         request = self.requests[-1] if self.requests else {}
-        rows = zip(nodes, span["tokens"], span["parents"])
-        for i, (node, token, parent) in enumerate(rows):
-            new = node not in self.nodes
-            entry = self._node(node, token, parent, at)
+        for i, row in enumerate(zip(nodes, span["tokens"], span["parents"])):
+            if i >= text and row[0] not in self.nodes:  # a draft that was not traced
+                self.live.add(row[0])
+            entry = self._node(*row, at)
             entry["segment"] = number
             if i < text and not request["said"]:
                 entry.update(kind="prompt", born=request["from"], settled=request["from"])
-            elif i >= text and new:  # a draft that was not traced
-                self.live.add(node)
         if text and request["said"]:
             self._settle(nodes[text - 1], at)
         self.segments.append({"request": len(self.requests) - 1,
@@ -94,7 +91,7 @@ class Story:
         self._away.append(number)
         ids = [*nodes, *span.get("ids", ())]
         self._number.update(dict.fromkeys(ids, number))
-        self._note(at, "send", number, len(nodes))
+        self._note(at, "send", number, len(nodes), self.root)
 
     def _grow(self, span: Span) -> None:
         at = self._ms(span["t1"])
@@ -107,7 +104,7 @@ class Story:
         for node, token, parent, score in guesses:
             self._node(node, token, parent, at)["score"] = round(score, 4)
             self.live.add(node)
-        self._note(at, "grow", new[0], len(new))
+        self._note(at, "grow", new[0], len(new), self.root)
 
     def _verify(self, span: Span) -> None:
         at = self._ms(span["t1"])
@@ -119,7 +116,8 @@ class Story:
         if number is not None:
             begin = self._ms(span["t0"])
             self.segments[number].update(verified=[begin, at], back=begin)
-            self._note(at, "verify", number, len(span.get("said", ())))
+            said = span.get("said", ())
+            self._note(at, "verify", number, len(said), self.root)
 
     def _of(self, span: Span) -> int | None:
         """The segment that a span is about, if one of its rows is left to show it."""
@@ -139,7 +137,7 @@ class Story:
         self._away.clear()
         if self.requests:
             self.requests[-1]["to"] = self._ms(span["t1"])
-            self._note(at, "end", len(self.requests) - 1, 0)
+            self._note(at, "end", len(self.requests) - 1, 0, self.root)
 
     def _request(self, span: Span) -> None:
         """The settled tokens that are the answer; this span begins before all others."""
@@ -147,10 +145,9 @@ class Story:
 
     def _settle(self, tip: int, at: float) -> None:
         """The text goes on to `tip`: what stands on the way there is settled, and what stands beside it dies."""
-        path = []
-        entry = self.nodes[tip]
+        many, entry = 0, self.nodes[tip]
         while entry["settled"] is None:
-            path.append(entry["id"])
+            many += 1
             entry["settled"] = at
             if entry["id"] not in self.live:
                 entry["kind"] = "own"
@@ -160,8 +157,8 @@ class Story:
             parent = self.nodes[node]["parent"]
             if parent != tip and parent not in self.live:
                 self._die(node, at, "wrong")
-        if path:
-            self._note(at, "settle", tip, len(path))
+        if many:
+            self._note(at, "settle", tip, many, self.root)
 
     def _die(self, node: int, at: float, why: str) -> None:
         if node in self.live:
@@ -175,18 +172,17 @@ class Story:
         for here in self.ranks:
             mine = [span for span in self.spans if span["rank"] == here]
             came = [span for span in mine if span["name"] == "recv" and span["kind"] != "Prune"]
-            left = [span for span in mine if span["name"] == "send"]
+            left = (span for span in mine if span["name"] == "send")
             forwards = {self._of(span): span for span in mine
                         if span["name"] == "forward" and span["nodes"]}
             numbers = iter(range(len(self.segments)))
-            for span, departed in zip(came, [*left, *[None] * len(came)]):
+            for span, departed in zip(came, chain(left, repeat(None))):
                 number = None
                 if span["kind"] == "Segment":
                     number = self._of(span) if self._dealt else next(numbers, None)
                 if number is not None and here == self.root:
-                    self.segments[number]["back"] = self._ms(span["t1"])
-                    self._note(self._ms(span["t1"]),
-                               "back", number, len(span["nodes"]))
+                    self.segments[number]["back"] = at = self._ms(span["t1"])
+                    self._note(at, "back", number, len(span["nodes"]), here)
                 elif number is not None:
                     self._stay(number, span, forwards.get(number), departed)
         self.events.sort(key=lambda event: float(event["at"]))
@@ -194,17 +190,18 @@ class Story:
     def _stay(self, number: int, came: Span,
               forward: Span | None, left: Span | None) -> None:
         """A segment on a stage; `forward` is None if all of its rows had died before."""
-        stop = {"rank": came["rank"], "came": self._ms(came["t1"]),
-                "rows": len(came["nodes"]), **STAY}
+        stop = {**STAY, "rank": came["rank"], "rows": len(came["nodes"])}
+        stop["came"] = self._ms(came["t1"])
         if forward:
-            begin, rows = self._ms(forward["t0"]), len(forward["nodes"])
-            stop.update({"from": begin,
-                         "to": self._ms(forward["t1"]), "computed": rows})
-            self._note(begin, "forward", number, rows, came["rank"])
+            stop.update(self._bounds(forward), computed=len(forward["nodes"]))
+            self._note(stop["from"], "forward", number, stop["computed"], came["rank"])
         if left:
-            stop.update(left=self._ms(left["t0"]),
-                        passed=len(left["nodes"]))
+            stop["left"] = self._ms(left["t0"])
+            stop["passed"] = len(left["nodes"])
         self.segments[number]["stops"].append(stop)
+
+    def _bounds(self, span: Span) -> Span:
+        return {"from": self._ms(span["t0"]), "to": self._ms(span["t1"])}
 
     # --- for the page -------------------------------------------------------------------------------------------------
 
@@ -224,29 +221,26 @@ class Story:
         sent = [number for number, segment in enumerate(self.segments) if segment["request"] in requests]
         segments = {number: place for place, number in enumerate(sent)}
         places = {**dict.fromkeys(OF_SEGMENT, segments), "end": requests}
-
-        def place_of(kind: str, what: int) -> int:
-            return places.get(kind, {}).get(what, what)
-
-        nodes = [{**node, "request": requests[node["request"]], "segment": segments.get(node["segment"])}
-                 for node in self.nodes.values() if node["request"] in requests]
-        events = [{**event, "what": place_of(event["kind"], event["what"])}
+        events = [{**event, "what": places.get(event["kind"], {}).get(event["what"], event["what"])}
                   for event in self.events if begin <= event["at"] <= end]
-        bars = map(self._bar, filter(self._is_shown, self.spans))
+        bars = [bar for bar in self._bars() if begin <= bar["to"] and bar["from"] <= end]
+
+        def placed(entry: Span) -> Span:
+            """A segment or a node, with the places of its request and segment."""
+            here = {**entry, "request": requests[entry["request"]]}
+            return {**here, "segment": segments.get(entry["segment"])} if "segment" in entry else here
+
         return {
             "ranks": self.ranks,
             "left_out": len(asked) - len(numbers),
             "requests": [{key: request[key] for key in ("from", "to", "answer")} for request in chosen],
-            "segments": [{**self.segments[number], "request": requests[self.segments[number]["request"]]}
-                         for number in sent],
-            "nodes": nodes,
+            "segments": [placed(self.segments[number]) for number in sent],
+            "nodes": [placed(node) for node in self.nodes.values() if node["request"] in requests],
             "events": events,
-            "spans": [bar for bar in bars if begin <= bar["to"] and bar["from"] <= end]}
+            "spans": bars}
 
-    def _is_shown(self, span: Span) -> bool:
-        return span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES)
-
-    def _bar(self, span: Span) -> Span:
-        return {"rank": span["rank"], "name": span["name"],
-                "from": self._ms(span["t0"]), "to": self._ms(span["t1"]),
-                "tip": span.get("tip")}
+    def _bars(self) -> Iterator[Span]:
+        """The spans that the page draws."""
+        for span in self.spans:
+            if span["name"] in (SHOWN if span["rank"] == self.root else SHOWN_ON_STAGES):
+                yield {"rank": span["rank"], "name": span["name"], "tip": span.get("tip"), **self._bounds(span)}

@@ -17,7 +17,6 @@ import warnings
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import count
-from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, Union
 
 from config.files import append, check_output
@@ -102,7 +101,7 @@ def answer_to(pipeline: Pipeline, request: Request, show: Show = lambda piece: N
     text, config = pipeline.text, pipeline.config
     if text is None:
         raise ValueError("SpecInfer's programs read texts: leave prompt_ids out")
-    ids = text.prompt_ids([request.prompt], config.template)
+    ids = pipeline.prompt_ids(request.prompt, config.template)
     room = config.max_new_tokens
     if request.max_new_tokens != -1:
         room = request.max_new_tokens
@@ -197,8 +196,7 @@ class LLM:
         self.start_server()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.stop_server()
 
     def generate(self, requests_or_prompts: Any, max_length: int = -1, max_new_tokens: int = -1) -> Any:

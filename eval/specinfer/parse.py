@@ -222,7 +222,8 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 def _words(program: str, found: dict[str, str], own: Sequence[str]) -> list[str]:
     """The words of a run: those that the flags make, those that were typed as keys, and SpecInfer's own defaults."""
     beside = typed(own)
-    root = Path({"models": str(MODELS), **beside, **found}["models"]).expanduser()
+    named = {"models": str(MODELS), **beside, **found}
+    root = Path(named["models"]).expanduser()
     if "ssm" in found:
         folders = [_folder(name, root) for name in found["ssm"].split(",")]
         found["ssm"] = ",".join(folders)

@@ -32,7 +32,7 @@ PUBLISHED = "paper: LLaMA-7B with LLaMA-68M on its own texts, so other models an
 # The paper's figures by table, way of decoding and data set, those of Table 1 in percent. It does not say of which of
 # our three kinds its texts of stochastic decoding are.
 PAPER = Path(__file__).with_name("published.csv")
-WIDTHS = [f"{k}" for k in range(1, WIDEST + 1)]
+HEADING = ("k", *(f"{k}" for k in range(1, WIDEST + 1)))
 Figures = Mapping[str, Sequence[float]]  # data set -> figures, mostly for k from 1 on
 
 
@@ -55,8 +55,9 @@ class Counts(NamedTuple):
 
 
 Pair = Tuple[Model, Model]  # target and drafter
+Written = Tuple[Sequence[int], Sequence[int]]  # a prompt, and the text behind it
 Accepted = Tuple[str, Array]  # a kind, and how probably each token of a text is accepted, [K, N]
-Found = Mapping[str, Mapping[str, Counts]]  # kind -> data set -> what was counted
+Found = Mapping[str, Mapping[str, Counts]]  # data set -> kind -> what was counted
 
 
 def published(table: int) -> dict[str, dict[str, Sequence[float]]]:
@@ -76,15 +77,13 @@ def specinfer(argv: list[str]) -> int:
     check_pair(target, drafter)
     by_set = {name: of_set(name, (target, drafter), config) for name in config.chosen_sets}
     kinds = (GREEDY, BEST, DRAWN, MSS) if config.do_sample else (GREEDY,)
-    found = {kind: {name: counts[kind] for name, counts in by_set.items()} for kind in kinds}
     if len(by_set) > 1:
-        for each in found.values():
-            each[ALL] = total(list(each.values()))
+        by_set[ALL] = {kind: total([counts[kind] for counts in by_set.values()]) for kind in kinds}
     print(f"target {config.target}, drafter {config.draft}, at most {config.max_new_tokens} tokens a text, "
           f"{config.num_examples or 'all'} prompts of each set")
     print(f"drawn: temperature {config.temperature:g}, top-p {config.top_p:g}, seed {config.seed}")
     print(PUBLISHED)
-    print("\n".join(report(found, config)))
+    print("\n".join(report(by_set, kinds, config)))
     return 0
 
 
@@ -96,15 +95,15 @@ def of_set(name: str, pair: Pair, config: SpecInferConfig) -> dict[str, Counts]:
     widths = [config.widths(k) for k in range(1, WIDEST + 1)]
     most = max(map(max, widths))
     found: dict[str, list[Counts]] = {}
-    prompts = prompts_of(name, config, pair)
-    bar = tqdm(prompts, desc=name, leave=False, file=sys.stderr)
+    bar = tqdm(prompts_of(name, config, pair), desc=name, leave=False, file=sys.stderr)
     for number, prompt in enumerate(bar):
         drawn = Sampler(config.temperature, config.top_p, seed=config.seed + number)
         for sampler in (Sampler(), drawn) if config.do_sample else (Sampler(),):
             text = answer(pair[0], prompt, config.max_new_tokens, sampler)
-            for kind, accepted_KN in along(prompt, text, pair, sampler, most):
-                passes_K = [passes(accepted_KN, one) for one in widths]
-                counts = Counts(len(text) - 1, accepted_KN[:WIDEST, 1:].sum(1), np.array(passes_K))
+            for kind, accepted_KN in along((prompt, text), pair, sampler, most):
+                accepted_K = accepted_KN[:WIDEST, 1:].sum(1)
+                passes_K = np.array([passes(accepted_KN, one) for one in widths])
+                counts = Counts(len(text) - 1, accepted_K, passes_K)
                 found.setdefault(kind, []).append(counts)
     totals = {kind: total(counts) for kind, counts in found.items()}
     if not all(counts.tokens for counts in totals.values()):
@@ -118,10 +117,11 @@ def total(counts: Sequence[Counts]) -> Counts:
     return Counts._make(map(sum, zip(*counts)))
 
 
-def along(prompt: Sequence[int], text: Sequence[int], pair: Pair, sampler: Sampler, most: int) -> Iterator[Accepted]:
+def along(written: Written, pair: Pair, sampler: Sampler, most: int) -> Iterator[Accepted]:
     """The kinds that a text of this sampler shows, and how probably its tokens are accepted in each, `[K, N]`."""
     target, drafter = pair
-    theirs_NV = drafter.logits(prompt, text)
+    text = written[1]
+    theirs_NV = drafter.logits(*written)
     best_KN = among_best(ranks(theirs_NV, text), most)
     if not sampler.temperature:
         yield GREEDY, best_KN
@@ -129,38 +129,39 @@ def along(prompt: Sequence[int], text: Sequence[int], pair: Pair, sampler: Sampl
     drawn_NV: Law = laws(sampler, theirs_NV)
     yield BEST, best_KN
     yield DRAWN, among_drawn(drawn_NV, text, most)
-    yield MSS, by_mss(laws(sampler, target.logits(prompt, text)), drawn_NV, text, most)
+    law_NV = laws(sampler, target.logits(*written))
+    yield MSS, by_mss(law_NV, drawn_NV, text, most)
 
 
-def report(found: Found, config: SpecInferConfig) -> Iterator[str]:
+def report(found: Found, kinds: Sequence[str], config: SpecInferConfig) -> Iterator[str]:
     """The lines of the three tables."""
     yield "\nTable 1: the target's token is among k guesses of the drafter, % of the tokens that it wrote"
-    for kind, by_set in found.items():
-        yield from rows(f"ours, {ABOUT[kind]}", {name: counts.percent for name, counts in by_set.items()}, 1)
+    for kind in kinds:
+        percent = {name: counts[kind].percent for name, counts in found.items()}
+        yield from rows(f"ours, {ABOUT[kind]}", percent, 1)
     for way, paper in published(1).items():
         yield from rows(f"paper, {way}", paper, 0)
     yield f"\nTable 2: tokens that a pass of the target verifies, its own included; trees <{config.expansion}>"
-    for kind, by_set in found.items():
-        yield from rows(f"ours, {ABOUT[kind]}", {name: counts.verified for name, counts in by_set.items()}, 2)
+    for kind in kinds:
+        verified = {name: counts[kind].verified for name, counts in found.items()}
+        yield from rows(f"ours, {ABOUT[kind]}", verified, 2)
     for way, paper in published(2).items():
         yield from rows(f"paper, <1,1,k,1,1,1,1,1>, {way}", paper, 2)
     if config.do_sample:
-        tree = config.expansion.replace("k", WIDTHS[-1])
+        tree = config.expansion.replace("k", HEADING[-1])
         yield f"\nTable 3: tokens per pass by naive and by multi-step sampling; trees <{tree}>"
-        ours = {name: (naive.verified[-1], found[MSS][name].verified[-1]) for name, naive in found[DRAWN].items()}
-        yield from ratios("ours, drawn texts and guesses", ours)
-        yield from ratios("paper, <1,1,5,1,1,1,1,1>", published(3)["stochastic"])
+        both: Figures = {name: [counts[kind].verified[-1] for kind in (DRAWN, MSS)] for name, counts in found.items()}
+        compared = {"ours, drawn texts and guesses": both, "paper, <1,1,5,1,1,1,1,1>": published(3)["stochastic"]}
+        for title, by_set in compared.items():
+            ratios = {name: (naive, multi, multi / naive) for name, (naive, multi) in by_set.items()}
+            yield from rows(title, ratios, 2, ["", "naive", "multi", "ratio"])
 
 
-def ratios(title: str, by_set: Figures) -> Iterator[str]:
-    """A line for each data set, with both figures and how much the second one is of the first."""
-    found = {name: (naive, multi, multi / naive) for name, (naive, multi) in by_set.items()}
-    return rows(title, found, 2, ["", "naive", "multi", "ratio"])
-
-
-def rows(title: str, by_set: Figures, digits: int, heading: Sequence[str] = ("k", *WIDTHS)) -> Iterator[str]:
+def rows(title: str, by_set: Figures, digits: int, heading: Sequence[str] = HEADING) -> Iterator[str]:
     """A line for the heading, and one for each data set, with its figures."""
     yield f"  {title}"
-    lines = [[name[-13:], *(f"{figure:.{digits}f}" for figure in figures)] for name, figures in by_set.items()]
-    for name, *cells in (heading, *lines):
+    lines = [heading]
+    for name, figures in by_set.items():
+        lines.append([name[-13:], *(f"{figure:.{digits}f}" for figure in figures)])
+    for name, *cells in lines:
         yield f"    {name:<14}" + "".join(f"{cell:>8}" for cell in cells)

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Sequence
 
 from config.command import CommandKeys, flat
 from config.files import fits
+from config.keys import written
 from config.presets import ROOT
 from config.run_config import RunConfig
 from config.schema.fields import whole
@@ -129,9 +130,8 @@ BEFORE = r"(?:.*/)?"  # what torch.distributed puts before the names that it is 
 KINDS = (  # of a name that a pattern fits as a whole, the first one counts
     (rf"facts/{OWN}", _json(_is_facts)),
     (rf"ways/{OWN}", _json([RANK])),
-    (rf"{OF_ROOT}facts/all", _json([(RANK, _is_facts)])),
-    (rf"{OF_ROOT}ways/all", _json([(RANK, [RANK])])),
-    (rf"{OF_ROOT}(?:facts|ways)/verdict", _json((str, bool))),
+    (rf"{OF_ROOT}facts/verdict", _json((str, bool, [(RANK, _is_facts)]))),
+    (rf"{OF_ROOT}ways/verdict", _json((str, bool, [(RANK, [RANK])]))),
     (rf"(?:facts|ways)/heard/{OWN}", _count),
     (rf"{BEFORE}(?:heartbeat|busy)/{OWN}", _count),
     (rf"{BEFORE}heartbeat/losses", _count),
@@ -187,13 +187,7 @@ def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
         typed["draft"] = RunConfig.draft  # for which it stands in where rank 0, which alone knows, has no head
     for name in GIVEN:
         typed[name] = "FOLDER" if typed[name] else ""
-    return {name: _as_typed(value) for name, value in {**typed, **found}.items()}
-
-
-def _as_typed(value: Any) -> str:
-    if value in (None, ""):
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {name: written(value) or "none" for name, value in {**typed, **found}.items()}
 
 
 def judge_facts(written: Written, board: Board) -> str:

@@ -134,18 +134,18 @@ class Rendezvous:
         self._judge(topic, world, judge)
         while (verdict := self._read(f"{topic}/verdict")) is None:
             self._wait_for(self._missing("facts", world))
-        written = dict(sorted(self._read(f"{topic}/all")))
         self._store.add(f"{topic}/heard/{self.board.rank}", 1)
-        reason, is_lost = verdict
+        reason, is_lost, pairs = verdict
         if reason:
             raise PeerLost(reason) if is_lost else ValueError(reason)
+        written = dict(sorted(pairs))
         if set(written) != set(range(world)):
             raise PeerLost(f"{self.board.named(0)} speaks of other ranks than the {world} of this split: look whether "
                            "all boards were given one address and port")
         return written
 
     def _judge(self, topic: str, world: int, judge: Judge) -> None:
-        """On rank 0: write down what is wrong with what all have written, and whether that is a missing board."""
+        """On rank 0: write down what is wrong, whether that is a missing board, and what all have written."""
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -206,8 +206,7 @@ class Coordinator(Rendezvous):
         world = max(world, 1)  # 0: rank 0's own folder could not say
         written, late = self._collect(topic, world)
         reason = late or judge(written)
-        self._store.set(f"{topic}/all", json.dumps(list(written.items())))
-        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late))))
+        self._store.set(f"{topic}/verdict", json.dumps((reason, bool(late), list(written.items()))))
         if reason:
             to_hear = [rank for rank in range(1, world) if rank in written or not late]
             self._unheard = [f"{topic}/heard/{rank}" for rank in to_hear]

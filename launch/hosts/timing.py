@@ -12,16 +12,17 @@ import os
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
+from torch import Tensor
 
 from config.files import fits
 from config.schema.untrusted import parse_json
 from launch.console import run
-from launch.spec import usable
+from launch.spec import number_type, usable
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress, probe
 from pipeline.failure import guarded
@@ -45,7 +46,7 @@ class Passed(NamedTuple):
     took: float
 
 
-def passes(stage: Stage, inputs: torch.Tensor | None, scale: float, room: int) -> Iterator[Passed]:
+def passes(stage: Stage, inputs: Tensor | None, scale: float, room: int) -> Iterator[Passed]:
     """Passes of a stage behind short and long texts, as far as `room` tokens hold them.
 
     `inputs` is a row `[1, D]` that the stage gets; None for the first stage, which gets tokens. The model takes `scale`
@@ -67,7 +68,7 @@ def passes(stage: Stage, inputs: torch.Tensor | None, scale: float, room: int) -
         stage.apply(Reset(request))
 
 
-def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch.Tensor | None) -> None:
+def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: Tensor | None) -> None:
     """A segment of text, or of guesses that all stand on its last token; returns once the device is done."""
     ids = list(nodes)
     is_text = ids[0] == 0
@@ -84,22 +85,21 @@ def _apply(stage: Stage, request: int, nodes: range, context: int, inputs: torch
 
 # --- a board ----------------------------------------------------------------------------------------------------------
 
-def random_stage(sizes: LlamaConfig, layers: int, like: torch.Tensor, quant: str, context: int) -> Stage:
+def random_stage(sizes: LlamaConfig, layers: int, like: Tensor, quant: str, context: int) -> Stage:
     """So many layers of a model with random weights, none of which embeds or norms."""
     inner = replace(sizes, layers=layers + 2, vocab=1)
     body = Slice(inner, 1, 1 + layers)
-    weights = {name: _random(parameter) for name, parameter in body.named_parameters()}
     probe(quant, like.dtype, like.device)
-    fill(body, weights, like.dtype, like.device)
+    fill(body, random_weights(body), like.dtype, like.device)
     compress(body, quant, like.dtype)
     return Stage(body, lambda: inner.cache(layers, context + SPARE, like), OFF, [])
 
 
-def _random(parameter: torch.Tensor) -> torch.Tensor:
-    shape = parameter.shape
-    if parameter.dim() == 1:
-        return torch.ones(shape)
-    return torch.randn(shape) / shape[-1] ** 0.5
+def random_weights(body: Slice) -> dict[str, Tensor]:
+    """Weights for layers: norms of ones, and matrices that keep a row's length about as it is."""
+    shapes = {name: parameter.shape for name, parameter in body.named_parameters()}
+    return {name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape) / shape[-1] ** 0.5
+            for name, shape in shapes.items()}
 
 
 def answered(asked: Any) -> dict[str, Any]:
@@ -110,29 +110,16 @@ def answered(asked: Any) -> dict[str, Any]:
     torch.set_grad_enabled(False)
     torch.set_num_threads(asked["threads"] or os.cpu_count() or 1)
     device = usable(asked["device"])
-    half = torch.float16 if device.type == "cuda" else torch.float32
-    dtype = half if asked["dtype"] == "auto" else getattr(torch, asked["dtype"])
-    like = torch.empty(0, dtype=dtype, device=device)
+    like = torch.empty(0, dtype=number_type(asked["dtype"], device), device=device)
     sizes = LlamaConfig.read(asked["config"])
     stage = random_stage(sizes, asked["layers"], like, asked["quant"], asked["context"])
     inputs = like.new_zeros(1, sizes.hidden)
     return {"passes": list(passes(stage, inputs, sizes.layers / asked["layers"], asked["context"]))}
 
 
-@contextmanager
-def _heartbeat() -> Iterator[None]:
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(BEAT):
-            print(flush=True)
-
-    beating = guarded("heartbeat", beat, lambda thread, error: None)
-    try:
-        yield
-    finally:
-        over.set()
-        beating.join()
+def _beat(over: threading.Event) -> None:
+    while not over.wait(BEAT):
+        print(flush=True)
 
 
 def main() -> int:
@@ -141,8 +128,13 @@ def main() -> int:
 
 def _answer(argv: Sequence[str]) -> int:
     asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
-    with _heartbeat():
+    over = threading.Event()
+    beating = guarded("heartbeat", partial(_beat, over), lambda thread, error: None)
+    try:
         answer = answered(asked)
+    finally:
+        over.set()
+        beating.join()
     print(json.dumps(answer), flush=True)
     for _ in sys.stdin:
         print(flush=True)

@@ -8,7 +8,7 @@ import hashlib
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Sequence, Tuple
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,8 @@ FIELDS = {  # of a manifest
     "rank": whole(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
     "quant": one_of(*(kind for kind in CHOICES["quant"] if kind != "auto")),
     "shares": list_of(number(1e-9, 1e9), most=1024),
-    "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda value: _are_files(value)),
+    "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda files: fits(files, dict)
+                  and all(map(stays_inside, files)) and fits([*files.values()], [ENTRY])),
 }
 NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
@@ -135,15 +136,9 @@ def check_model(source: Checkpoint) -> None:
     names = {translate(name): name for name in source.names() if not BUFFER.search(name)}
     if c.tied:
         names.pop(HEAD, None)
-    for name, shape in shapes(c):
-        if name not in names:
-            raise ValueError(f"{source.folder} lacks {name}; download it again, with the config.json of the same model")
-        check_shape(source, names[name], shape)
-        check_type(source, names.pop(name))
-    if names:
-        stray = next(iter(names.values()))
-        raise ValueError(f"{source.folder} holds {stray}, which its config.json has no place for; "
-                         f"take weights and config.json of one model")
+    check_shapes(source, names, shapes(c), "take weights and config.json of one model")
+    for name in names.values():
+        check_type(source, name)
 
 
 def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
@@ -160,12 +155,20 @@ def shapes(c: LlamaConfig) -> Iterator[tuple[str, Shape]]:
         yield from ((f"model.layers.{i}.{name}", shape) for name, shape in layer.items())
 
 
-def check_shape(source: Checkpoint, name: str, wanted: Shape) -> None:
-    """Refuse a tensor of another shape than the model's."""
-    found = source.form(name).shape
-    if found != wanted:
-        raise ValueError(f"{name} in {source.folder} has shape {found} instead of {wanted}; "
-                         f"take weights and config.json of one model")
+def check_shapes(source: Checkpoint, names: Mapping[str, str], wanted: Iterable[tuple[str, Shape]],
+                 remedy: str) -> None:
+    """Refuse tensors that are not those that are wanted; `names` leads from the wanted ones to those of the file."""
+    left = dict(names)
+    for name, shape in wanted:
+        if name not in left:
+            raise ValueError(f"{source.folder} lacks {name}; {remedy}")
+        theirs = left.pop(name)
+        found = source.form(theirs).shape
+        if found != shape:
+            raise ValueError(f"{theirs} in {source.folder} has shape {found} instead of {shape}; {remedy}")
+    if left:
+        stray = next(iter(left.values()))
+        raise ValueError(f"{source.folder} holds {stray}, which its config.json has no place for; {remedy}")
 
 
 def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLOATS) -> None:
@@ -174,13 +177,6 @@ def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLO
     if found not in types:
         allowed = " or ".join(NAMES[dtype] for dtype in types)
         raise ValueError(f"{name} in {source.folder} has type {NAMES[found]} instead of {allowed}; download it again")
-
-
-def _are_files(value: Any) -> bool:
-    """Whether a field of a manifest is a table of files, none of them outside of its folder."""
-    if not isinstance(value, dict):
-        return False
-    return all(stays_inside(name) and fits(entry, ENTRY) for name, entry in value.items())
 
 
 class Part:
