@@ -385,19 +385,19 @@ def test_the_bundled_head_is_taught_no_bundled_question(tmp_path):
 def small_batches():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own, "BATCH", 6)
-        patch.setattr(own, "ANSWER", 24)
+        patch.setattr(own, "ANSWER", 12)
         yield
 
 
-def own_talks(out, count=8, template="vicuna"):
+def own_talks(out, count=6, template="vicuna"):
     args = parser().parse_args([str(ROOT / "toy" / "llama"), str(out), "--own", str(count), "--template", template])
     return own.make_own(args, torch.float32, CPU).read_text()
 
 
 def test_a_model_makes_the_same_conversations_after_an_interruption(tmp_path, monkeypatch, small_batches):
     whole = own_talks(tmp_path / "whole")
-    assert len(set(whole.splitlines())) == len(whole.splitlines()) == 8
-    assert len(read_conversations(tmp_path / "whole" / "own.jsonl")) == 8
+    assert len(set(whole.splitlines())) == len(whole.splitlines()) == 6
+    assert len(read_conversations(tmp_path / "whole" / "own.jsonl")) == 6
     batch, made = own.Talker.talks, []
 
     def halting(talker, number):
@@ -423,12 +423,13 @@ def test_a_model_without_a_chat_template_is_not_asked_for_conversations(tmp_path
 def test_a_head_is_taught_what_the_model_said_itself_and_its_features_are_kept(tmp_path, small_batches, monkeypatch):
     read, count = Teacher._read, []
     monkeypatch.setattr(Teacher, "_read", lambda teacher, ids: count.append(1) or read(teacher, ids))
-    for name, more in (("kept", ["--keep-features"]), ("read", [])):
+    said = str(tmp_path / "kept" / "own.jsonl")
+    for name, more in (("kept", ["--own", "8", "--keep-features"]), ("read", ["--data", said])):
         count.clear()
-        assert train_eagle.main([str(ROOT / "toy" / "llama"), str(tmp_path / name), "--own", "8", "--epochs", "3",
+        assert train_eagle.main([str(ROOT / "toy" / "llama"), str(tmp_path / name), "--epochs", "2", "--passes", "2",
                                  "--own-epochs", "1", "--template", "vicuna", "--judged", "0", "--threads", "1",
                                  "--dtype", "float32", *more]) == 0
-        assert len(count) == (7 if more else 4 * 7 + 4)
+        assert len(count) == (7 if name == "kept" else 4 * 4 + 2 * 4)
     kept, again = (tmp_path / name / "model.safetensors" for name in ("kept", "read"))
     assert kept.read_bytes() == again.read_bytes() and not (tmp_path / "kept" / "features").exists()
 

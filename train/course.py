@@ -146,8 +146,8 @@ class Course:
         """Advance to the last step. Raises ValueError if a loss is not finite."""
         plan, begin = self.plan, time.monotonic() - self.seconds
         seen: deque[Mapping[str, float]] = deque(maxlen=SHOWN)
-        with tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step", disable=not self.keeper,
-                  mininterval=1) as bar:
+        with tqdm(total=plan.steps, initial=self.step, desc=plan.name, unit="step",
+                  disable=not self.keeper, mininterval=1) as bar:
             while self.step < plan.steps:
                 seen.append(lesson(self.step))
                 if not math.isfinite(seen[-1]["loss"]):

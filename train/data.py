@@ -18,13 +18,14 @@ from config.files import fits, lines, whole
 from model.text import Text
 
 USER, ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
-SHARED, CHAT = {"from": str, "value": str}, {"role": str, "content": str}  # a turn, as ShareGPT and OpenAI write it
+TURNS = (("from", "value"), ("role", "content"))  # keys of who says what, as ShareGPT and OpenAI write a turn
 AT_ONCE = 64  # conversations; a tokenizer is faster with several, and uses all cores
 LINE = "write one JSON object a line"
 FORMS = ('{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
          '{"messages": [{"role": "user", "content": "..."}, ...]} or {"turns": [...], "reference": [...]}')
 
 Talk = Sequence[str]  # questions and answers by turns
+Talks = Sequence[Talk]
 
 
 class Row(NamedTuple):
@@ -88,17 +89,19 @@ def _said(entry: Any) -> list[tuple[str, str]] | None:
         return said
     named: list[Any] = [entry]
     if isinstance(entry, dict):
-        named = [entry.get(key) for key in ("conversations", "messages")]
+        named = [entry.get("conversations"), entry.get("messages")]
     for place in named:
-        if fits(place, [lambda turn: fits(turn, SHARED) or fits(turn, CHAT)]):
-            return [_turn(turn) for turn in place]
+        if fits(place, [lambda turn: bool(_turn(turn))]):
+            return [pair for turn in place for pair in _turn(turn)]
     return None
 
 
-def _turn(turn: dict[str, str]) -> tuple[str, str]:
-    """Who says a turn, and what."""
-    who, what = SHARED if fits(turn, SHARED) else CHAT
-    return turn[who], turn[what]
+def _turn(turn: Any) -> list[tuple[str, str]]:
+    """Who says a turn, and what; nothing if it is none."""
+    return [(turn[who], turn[what]) for who, what in TURNS if fits(turn, {who: str, what: str})][:1]
+
+
+Rows = Sequence[Row]
 
 
 def answer_row(prompt: Sequence[int], answer: Sequence[int]) -> Row:
@@ -115,7 +118,7 @@ def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
     return next(_rows(text, [talk], template, length))
 
 
-def _rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> Iterator[Row | None]:
+def _rows(text: Text, talks: Talks, template: str, length: int) -> Iterator[Row | None]:
     """The row of each conversation."""
     finished = [text.prompt_text([*talk, "?"], template) for talk in talks]  # "?": so that the last answer ends
     for talk, words, (ids, reach) in zip(talks, finished, text.spans(finished, template)):
@@ -153,7 +156,7 @@ def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int
     return Row(ids[:size].int(), answers[:size])
 
 
-def make_rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> list[Row]:
+def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[Row]:
     """The rows of all conversations that have an answer. Raises ValueError if none has."""
     found: list[Row] = []
     with tqdm(total=len(talks), desc="tokens", unit="talk", leave=False) as bar:
@@ -170,11 +173,12 @@ def make_rows(text: Text, talks: Sequence[Talk], template: str, length: int) -> 
 def draw(count: int, seed: int, first: int, size: int) -> list[int]:
     """Which rows are the `first` and following ones of a training: shuffled again each time all were seen."""
     numbers = range(first, first + size)
-    epochs = {number // count for number in numbers}
-    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
+    orders = {}
+    for epoch in {number // count for number in numbers}:
+        orders[epoch] = np.random.default_rng((seed, epoch)).permutation(count)
     return [int(orders[number // count][number % count]) for number in numbers]
 
 
-def batch_at(step: int, rows: Sequence[Row], size: int, seed: int) -> list[Row]:
+def batch_at(step: int, rows: Rows, size: int, seed: int) -> list[Row]:
     """The rows of a step, so many of them."""
     return [rows[i] for i in draw(len(rows), seed, step * size, size)]

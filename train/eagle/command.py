@@ -20,7 +20,7 @@ from model.text import chosen
 from model.weights.checkpoint import Checkpoint
 from train.command import begin, run
 from train.course import Course, Hyperparameters
-from train.data import Row, batch_at
+from train.data import Rows, batch_at
 from train.eagle import heads
 from train.eagle.judge import DEPTHS, answered, open_decoder
 from train.eagle.lessons import FILES, NEW_TOKENS, Lessons, read_lessons
@@ -60,7 +60,7 @@ def open_teacher(args: Namespace) -> Teacher:
     return Teacher(Checkpoint(args.model_dir), dtype, device, folder)
 
 
-def open_head(args: Namespace, teacher: Teacher, rows: list[Row]) -> tuple[dict[str, Any], Head]:
+def open_head(args: Namespace, teacher: Teacher, rows: Rows) -> tuple[heads.Config, Head]:
     """The `config.json` of the head that learns, and the head: the one that was given, or a new one."""
     if args.given:
         source = Checkpoint(args.given)
@@ -72,7 +72,8 @@ def open_head(args: Namespace, teacher: Teacher, rows: list[Row]) -> tuple[dict[
 
 def open_parts(args: Namespace, rows: int, third: bool) -> list[Objective]:
     """What is taught, part by part, for so many conversations and a head of EAGLE-3 or not."""
-    first, own = (math.ceil(epochs * rows / args.batch) or 1 for epochs in (args.epochs, args.own_epochs))
+    first, own = (math.ceil(epochs * rows / args.batch) or 1
+                  for epochs in (args.epochs, args.own_epochs))
     noise = 0.0 if third else args.noise
     if args.authors and third:
         return [Objective(args.passes or 7, decay=0.8, steps=first)]
@@ -95,7 +96,7 @@ def hyperparameters(args: Namespace, parts: list[Objective], hidden: int, third:
     own = 0 if args.authors else parts[-1].steps
     rate = args.rate or (RATE_EAGLE3 if third else RATE) / hidden
     warm_up = max(1, steps // 20)
-    return Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, seed=args.seed, saved_every=args.save_every)
+    return Hyperparameters("head", steps, rate, warm_up=warm_up, own=own, saved_every=args.save_every)
 
 
 def look(args: Namespace) -> LlamaConfig:
@@ -131,8 +132,8 @@ def train(args: Namespace) -> None:
     course = Course(plan, head, args.out_dir / CHECKPOINT, terms(args, teacher))
 
     def lesson(step: int) -> dict[str, float]:
-        task = tasks[part_at(step, parts)]
-        return task.learn(batch_at(step, rows, args.batch, args.seed), (args.seed, step))
+        some = batch_at(step, rows, args.batch, args.seed)
+        return tasks[part_at(step, parts)].learn(some, (args.seed, step))
 
     course.run(lesson)
     config["unrolled_passes"] = parts[-1].passes
@@ -178,8 +179,9 @@ def judge(args: Namespace, lessons: Lessons, task: Task) -> dict[str, Any]:
     print("  its best guess is the model's                  " + " ".join(f"{found:5.3f}" for found in agreement))
     print(f"  mean accepted length                           {length:5.2f}  (with the model's own token; {len(rows)} "
           "answers, trees of 60 nodes)")
+    by_depth = zip(map(str, DEPTHS), agreement)
     return {
-        "held_out_agreement": {str(depth): round(found, 4) for depth, found in zip(DEPTHS, agreement)},
+        "held_out_agreement": {depth: round(found, 4) for depth, found in by_depth},
         "held_out_accepted_length": round(length, 3),
         "held_out_answers": len(rows)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict
 
 import torch
 from safetensors.torch import save
@@ -21,6 +21,7 @@ from model.weights.checkpoint import Checkpoint
 from train.data import Row
 from train.eagle.teacher import Teacher
 
+Config = Dict[str, Any]  # what a `config.json` says
 LAYER = {"model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "tie_word_embeddings": False}
 SIZES = {  # fields of a `config.json`, and what they are called in LlamaConfig
     "hidden_size": "hidden",
@@ -34,13 +35,15 @@ SIZES = {  # fields of a `config.json`, and what they are called in LlamaConfig
     "vocab_size": "vocab"}
 
 
-def describe(teacher: Teacher, vocab: int | None = None) -> dict[str, Any]:
+def describe(teacher: Teacher, vocab: int | None = None) -> Config:
     """The `config.json` of a head for this base; of EAGLE-3, with `vocab` words of its own, if that is given.
 
     A head is one layer of a LLaMA, whatever the family of its base.
     """
     c, files = teacher.config, teacher.source.config
-    found = {**LAYER, **{field: getattr(c, size) for field, size in SIZES.items()}}
+    found: Config = dict(LAYER)
+    for field, size in SIZES.items():
+        found[field] = getattr(c, size)
     form = "llama3" if "low_freq_factor" in c.scaling else "linear"
     found["rope_scaling"] = {"rope_type": form, **c.scaling} if c.scaling else None
     found["torch_dtype"] = str(teacher.stored).partition(".")[2]
@@ -58,7 +61,7 @@ def vocabulary(rows: Iterable[Row], size: int, known: int) -> Tensor:
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
-def begin(teacher: Teacher, config: dict[str, Any], own: Tensor | None, seed: int) -> Head:
+def begin(teacher: Teacher, config: Config, own: Tensor | None, seed: int) -> Head:
     """A head to train, in the float32 that gradients need (float64 if the base is), with the base's frozen embedding.
 
     A head of EAGLE-3 begins with the base's LM head, as far as it has those words: `own`.
@@ -100,16 +103,17 @@ def _learner(head: Head) -> Head:
 def take(teacher: Teacher, source: Checkpoint) -> Head:
     """A head that somebody taught for this base, to be taught on, in the arithmetic of a new one; its embedding is
     frozen. Raises ValueError if it does not fit."""
-    head = load_head(source, teacher.source.config, lambda: teacher.embedding, _learning(teacher), teacher.device)
-    return _learner(head)
+    base, dtype = teacher.source.config, _learning(teacher)
+    return _learner(load_head(source, base, lambda: teacher.embedding, dtype, teacher.device))
 
 
-def write(head: Head, config: dict[str, Any], folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
+def write(head: Head, config: Config, folder: Path, dtype: torch.dtype, borrows: bool = True) -> None:
     """Write config.json and model.safetensors with the keys of the public heads, each whole or not at all.
 
     A head of EAGLE-3 that `borrows` the embedding of its base is written without it.
     """
-    tensors = {name: p.detach().to("cpu", dtype) for name, p in head.named_parameters()}
+    tensors = {name: p.detach().to("cpu", dtype)
+               for name, p in head.named_parameters()}
     if borrows and not isinstance(head, EagleHead):
         del tensors[OWN_EMBEDDING]
     if isinstance(head, Eagle3Head) and head.shift is not None:

@@ -45,7 +45,8 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
 
 
 @torch.no_grad()
-def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> tuple[list[Row], float]:
+def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int],
+             new: int) -> tuple[list[Row], float]:
     """The base's answers to these prompts, of `new` tokens at most, at temperature 0, and the mean accepted length.
 
     That is tokens per pass of the base, its own included (EAGLE's tau); the prefill settles the first one.

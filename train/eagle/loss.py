@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.drafts.eagle import Eagle3Head, Head
-from train.data import Row
+from train.data import Row, Rows
 from train.eagle.teacher import Teacher
 from train.eagle.unroll import unroll
 
@@ -168,7 +168,7 @@ class Task:
         return Wanted(place_M, feature_MD.float(), word_N[place_M], known_MV.softmax(-1))
 
     @torch.enable_grad()
-    def learn(self, rows: Sequence[Row], seed: Sequence[int]) -> dict[str, float]:
+    def learn(self, rows: Rows, seed: Sequence[int]) -> dict[str, float]:
         """Gradients of a batch, row by row, so that memory is needed for one; `seed` is that of noise and starts."""
         size = sum(self.size(row) for row in rows)
         loss = 0.0
@@ -193,7 +193,7 @@ class Task:
         return (2 * off_ND - 1) * self.method.noise
 
     @torch.no_grad()
-    def agreement(self, rows: Sequence[Row], depths: Sequence[int]) -> list[float]:
+    def agreement(self, rows: Rows, depths: Sequence[int]) -> list[float]:
         """The fraction of words where the head's likeliest is the base's, by the number of its own guesses that the
         head stands on."""
         passes = max(depths) + 1

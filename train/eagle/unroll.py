@@ -46,8 +46,10 @@ class Unrolled:
         """Keep a pass; the attention `[H, T, E]` of its queries."""
         self._keys.append(k_KTE)
         self._values.append(v_KTE)
-        masks = [self._mask(k_KTE.shape[1], number) for number in range(len(self._keys))]
-        return attend(q_HTE, torch.cat(self._keys, 1), torch.cat(self._values, 1), torch.cat(masks, 1))
+        rows = k_KTE.shape[1]
+        masks = [self._mask(rows, number) for number in range(len(self._keys))]
+        seen = (torch.cat(parts, 1) for parts in (self._keys, self._values, masks))
+        return attend(q_HTE, *seen)
 
     def _mask(self, rows: int, number: int) -> Tensor:
         """Which keys of that pass the rows of the last pass see, `[T, S]`."""

@@ -7,7 +7,7 @@ Shapes: B texts, N tokens of each, T tokens that are to be learnt, V vocabulary.
 """
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Sequence
+from typing import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -18,29 +18,30 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from eval.tokens_per_pass import Array, ranks
-from train.data import Row
+from train.data import Row, Rows
 
 AT_ONCE = 64  # texts that are read beside each other where nothing is learnt
 
 
-def logits_of(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+def logits_of(model: PreTrainedModel, rows: Rows) -> Tensor:
     """The logits `[T, V]` at the answers of rows side by side, each of which stands behind another token."""
-    ids_BN = pad_sequence([row.ids.long() for row in rows], batch_first=True)
-    there_BN = pad_sequence([torch.ones(len(row.ids)) for row in rows], batch_first=True)
-    learnt_BN = pad_sequence([row.answers for row in rows], batch_first=True)
-    device = model.device
-    read = model.base_model(input_ids=ids_BN.to(device), attention_mask=there_BN.long().to(device), use_cache=False)
-    hidden_TD = read.last_hidden_state[:, :-1][learnt_BN[:, 1:].to(device)]
+    ids = [row.ids.long() for row in rows]
+    there = [torch.ones_like(ids_N) for ids_N in ids]
+    answers = [row.answers for row in rows]
+    ids_BN, there_BN, learnt_BN = (pad_sequence(some, batch_first=True).to(model.device)
+                                   for some in (ids, there, answers))
+    read = model.base_model(input_ids=ids_BN, attention_mask=there_BN, use_cache=False)
+    hidden_TD = read.last_hidden_state[:, :-1][learnt_BN[:, 1:]]
     logits_TV: Tensor = model.get_output_embeddings()(hidden_TD)
     return logits_TV
 
 
-def words_of(rows: Sequence[Row]) -> Tensor:
+def words_of(rows: Rows) -> Tensor:
     """The tokens `[T]` of the answers."""
     return torch.cat([row.ids[row.answers] for row in rows]).long()
 
 
-def loss_of(model: PreTrainedModel, rows: Sequence[Row], teacher: PreTrainedModel | None) -> Tensor:
+def loss_of(model: PreTrainedModel, rows: Rows, teacher: PreTrainedModel | None) -> Tensor:
     """Mean cross-entropy, in nats, with the target's tokens, or with the whole distributions of a `teacher`."""
     logits_TV = logits_of(model, rows)
     if teacher is None:
@@ -51,7 +52,7 @@ def loss_of(model: PreTrainedModel, rows: Sequence[Row], teacher: PreTrainedMode
 
 
 @torch.enable_grad()
-def learn(model: PreTrainedModel, rows: Sequence[Row], teacher: PreTrainedModel | None) -> dict[str, float]:
+def learn(model: PreTrainedModel, rows: Rows, teacher: PreTrainedModel | None) -> dict[str, float]:
     """The gradients of a step, and its loss."""
     loss = loss_of(model, rows, teacher)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -59,7 +60,7 @@ def learn(model: PreTrainedModel, rows: Sequence[Row], teacher: PreTrainedModel 
 
 
 @torch.no_grad()
-def ranks_of(model: PreTrainedModel, rows: Sequence[Row]) -> Iterator[Array]:
+def ranks_of(model: PreTrainedModel, rows: Rows) -> Iterator[Array]:
     """For each row how many tokens the drafter finds likelier than each of its answer."""
     begins = range(0, len(rows), AT_ONCE)
     for begin in tqdm(begins, desc="which are foreseen", unit="batch", leave=False):
@@ -69,7 +70,7 @@ def ranks_of(model: PreTrainedModel, rows: Sequence[Row]) -> Iterator[Array]:
         yield from np.split(rank_T, ends[:-1])
 
 
-def still_left(rows: Sequence[Row], ranked: Iterable[Array], stretch: int) -> list[Row]:
+def still_left(rows: Rows, ranked: Iterable[Array], stretch: int) -> list[Row]:
     """What is left of rows when the stretches are taken out that the drafter has right to their end.
 
     `ranked` is about the whole text at the end of each row, of which some may have been taken out before.

@@ -25,7 +25,7 @@ from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
 from train.command import begin, run
 from train.course import Course, Hyperparameters
-from train.data import Row, answer_row, batch_at
+from train.data import Rows, answer_row, batch_at
 from train.ssm.boost import learn, ranks_of, still_left
 from train.ssm.options import check, parser
 from train.ssm.texts import prompts_of, texts_of
@@ -55,9 +55,9 @@ class Training:
             contexts.append(drafter.whole.config.context)
         self.held, self.prompts = self._prompts(min(contexts) - args.new_tokens)
         self.target = open_model(args.target, self.device)
-        data = digest(json.dumps([self.held, self.prompts]).encode())
-        # what decides the result, but the drafter that is begun with
-        self.terms = {**settings(args, NOT_TERMS), "target": mark(self.pair.whole.source), "data": data}
+        data = json.dumps([self.held, self.prompts])
+        self.terms = settings(args, NOT_TERMS)  # what decides the result, but the drafter that is begun with
+        self.terms.update(target=mark(self.pair.whole.source), data=digest(data.encode()))
 
     def _prompts(self, room: int) -> tuple[Prompts, Prompts]:
         """The prompts, of at most `room` tokens, that are held out, and those that are learnt from."""
@@ -77,7 +77,7 @@ class Training:
         args, ends = self.args, sorted(self.pair.text.end_ids)
         return Writer(self.target, ends, args.new_tokens, args.temperature, args.seed)
 
-    def tune(self, name: str, source: Path, rows: Sequence[Row], steps: int) -> PreTrainedModel:
+    def tune(self, name: str, source: Path, rows: Rows, steps: int) -> PreTrainedModel:
         """Fine-tune the drafter in `source` on rows, write it into the folder `name` of OUT, and read it from there, as
         the drafting code will."""
         args, model = self.args, open_model(source, self.device)
@@ -96,7 +96,7 @@ class Training:
         store(model, file, args.out / name)
         return open_model(args.out / name, self.device)
 
-    def boosted(self, rows: Sequence[Row]) -> Iterator[tuple[str, int]]:
+    def boosted(self, rows: Rows) -> Iterator[tuple[str, int]]:
         """Tune one drafter after the other; its name, and how many tokens were left for it."""
         left = rows
         for number, source in enumerate(self.args.drafts, 1):
