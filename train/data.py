@@ -159,11 +159,9 @@ def _row(ids: Tensor, begins: Iterable[int], end_ids: Iterable[int], length: int
 def make_rows(text: Text, talks: Talks, template: str, length: int) -> list[Row]:
     """The rows of all conversations that have an answer. Raises ValueError if none has."""
     found: list[Row] = []
-    with tqdm(total=len(talks), desc="tokens", unit="talk", leave=False) as bar:
-        for begin in range(0, len(talks), AT_ONCE):
-            some = talks[begin:begin + AT_ONCE]
-            found += filter(None, _rows(text, some, template, length))
-            bar.update(len(some))
+    for begin in tqdm(range(0, len(talks), AT_ONCE), desc="tokens", unit="batch", leave=False):
+        some = talks[begin:begin + AT_ONCE]
+        found += filter(None, _rows(text, some, template, length))
     if not found:
         raise ValueError(f"no conversation has an answer among its first {length} tokens that ends with an end token: "
                          "raise --length, or choose the --template that the model was trained with")

@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 import zlib
 from argparse import Namespace
-from functools import cache, partial
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Iterator, Tuple
+from typing import Any, Tuple
 
 import torch
 from tqdm import tqdm
@@ -30,13 +30,18 @@ Said = Tuple[str, bool]  # what was said, and whether an end token followed
 
 
 class Talker:
-    """A model that speaks for the user too."""
+    """A model that speaks for the user too; its weights are read when it is first asked."""
 
-    def __init__(self, model: PreTrainedModel, text: Text, template: str, seed: int) -> None:
-        self.model, self.text = model, text
-        self.template, self.seed = template, seed
+    def __init__(self, args: Namespace, dtype: torch.dtype, device: torch.device) -> None:
+        self.template, self.seed = args.template, args.seed
+        self.text = Text(args.model_dir)
+        self.open = partial(open_model, args.model_dir, device, dtype)
 
-    def talks(self, number: int) -> Iterator[dict[str, Any]]:
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        return self.open()
+
+    def talks(self, number: int) -> list[dict[str, Any]]:
         """The conversations of this batch; each second batch has answers of temperature 0."""
         opening, closing = self.text.prompt_text([SLOT], self.template).split(SLOT)
         begin = next(self.text.spans([opening], self.template))[0]
@@ -45,10 +50,12 @@ class Talker:
         questions = list(dict.fromkeys(filter(None, heard)))
         prompts = [self.text.prompt_ids([question], self.template) for question in questions]
         answers = self._written(prompts, ANSWER, float(number % 2), number) if prompts else []
+        found = []
         for question, (answer, _) in zip(questions, answers):
             if answer.strip() and not _repeats(answer):
                 user = {"role": "user", "content": question}
-                yield {"messages": [user, {"role": "assistant", "content": answer.strip()}]}
+                found.append({"messages": [user, {"role": "assistant", "content": answer.strip()}]})
+        return found
 
     def _written(self, prompts: Prompts, limit: int, temperature: float, number: int) -> list[Said]:
         """What the model writes behind each prompt, and whether it ended."""
@@ -86,18 +93,11 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
                          "with --template")
     terms = [mark(Checkpoint(folder)), template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
     batches = args.out_dir / f"own-{digest(json.dumps(terms).encode())[:12]}"
-
-    @cache
-    def talker() -> Talker:
-        return Talker(open_model(folder, device, dtype), Text(folder), template, args.seed)
-
-    def made(number: int) -> list[dict[str, Any]]:
-        return list(talker().talks(number))
-
+    talker = Talker(args, dtype, device)
     found: dict[str, Any] = {}  # by question
     with tqdm(total=wanted, desc="conversations", unit="talk") as bar:
         for number in count():
-            for talk in kept(batches / f"{number}.pt", partial(made, number)):
+            for talk in kept(batches / f"{number}.pt", partial(talker.talks, number)):
                 found.setdefault(talk["messages"][0]["content"], talk)
             bar.update(min(len(found), wanted) - bar.n)
             if len(found) >= wanted:

@@ -22,8 +22,7 @@ class Text(NamedTuple):
     ids: list[int]
 
 
-def open_model(folder: Path, device: torch.device,
-               dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def open_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model without dropout."""
     model = AutoModelForCausalLM.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     return model.to(device=device, dtype=dtype).eval()  # type: ignore[no-any-return, call-arg]

@@ -24,7 +24,7 @@ from train.data import Rows, batch_at
 from train.eagle import heads
 from train.eagle.judge import DEPTHS, answered, open_decoder
 from train.eagle.lessons import FILES, NEW_TOKENS, Lessons, read_lessons
-from train.eagle.loss import PASSES, Objective, Task, own_part, part_at, task_of, teacher_parts
+from train.eagle.loss import PASSES, Objective, Task, WordTask, own_part, part_at, teacher_parts
 from train.eagle.options import CHECKPOINT, check, parser
 from train.eagle.teacher import Teacher
 from train.own import make_own
@@ -127,7 +127,8 @@ def train(args: Namespace) -> None:
     config, head = open_head(args, teacher, rows)
     third = isinstance(head, Eagle3Head)
     parts = open_parts(args, len(rows), third)
-    tasks = [task_of(teacher, head, part) for part in parts]
+    tasks = [WordTask(teacher, head, part) if isinstance(head, Eagle3Head) else Task(teacher, head, part)
+             for part in parts]
     plan = hyperparameters(args, parts, sizes.hidden, third)
     course = Course(plan, head, args.out_dir / CHECKPOINT, terms(args, teacher))
 

@@ -6,7 +6,7 @@ It knows nothing about training. The pipeline is the project's own, of one stage
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Sequence
+from typing import List, Sequence, Tuple
 
 import torch
 from tqdm import tqdm
@@ -27,6 +27,7 @@ TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's pape
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)  # own guesses that a head stands on, which agreement is counted by
 
 Prompts = Sequence[Sequence[int]]
+Answered = Tuple[List[Row], float]
 
 
 def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
@@ -45,8 +46,7 @@ def open_decoder(teacher: Teacher, folder: Path, length: int) -> Decoder:
 
 
 @torch.no_grad()
-def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int],
-             new: int) -> tuple[list[Row], float]:
+def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int) -> Answered:
     """The base's answers to these prompts, of `new` tokens at most, at temperature 0, and the mean accepted length.
 
     That is tokens per pass of the base, its own included (EAGLE's tau); the prefill settles the first one.

@@ -13,7 +13,7 @@ import math
 import sys
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from train.eagle.unroll import unroll
 PASSES, STARTS = 8, 10
 FIRST = 3.0  # what the pass over the target's features counts beside each later one
 LIKELIEST = 64  # words of the target that the second part asks for
+# One pass over a row: the loss, summed over the words that were asked for, and which of them `[M]` are the base's.
+Mark = Tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,6 @@ def part_at(step: int, parts: Sequence[Objective]) -> int:
     """The number of the part that a step belongs to."""
     ends = accumulate(part.steps for part in parts)
     return sum(end <= step for end in ends)
-
-
-class Mark(NamedTuple):
-    """One pass over one row: the loss, summed over the words that were asked for, and which of them are the base's."""
-
-    loss: Tensor
-    right_M: Tensor
 
 
 class Wanted(NamedTuple):
@@ -112,7 +107,7 @@ class Task:
         features = off_MD.mean(-1).sum()
         words = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum()
         right_M = logits_MV.argmax(-1) == wanted.word_M
-        return Mark(features + self.method.word_weight * words, right_M)
+        return features + self.method.word_weight * words, right_M
 
     def marks(self, row: Row, seed: Sequence[int]) -> list[Mark]:
         """The mark of each pass, in the arithmetic of the teacher; `seed` is that of the noise and the starts."""
@@ -171,18 +166,19 @@ class Task:
     def learn(self, rows: Rows, seed: Sequence[int]) -> dict[str, float]:
         """Gradients of a batch, row by row, so that memory is needed for one; `seed` is that of noise and starts."""
         size = sum(self.size(row) for row in rows)
-        loss = 0.0
+        whole = 0.0
         right = asked = 0
         for number, row in enumerate(rows):
             marks = self.marks(row, (*seed, number))
             weights = self._weights(row, len(marks))
-            losses = [mark.loss * weight for mark, weight in zip(marks, weights)]
+            losses = [loss * weight for (loss, _), weight in zip(marks, weights)]
             total = torch.stack(losses).sum() / size
             total.backward()  # type: ignore[no-untyped-call]
-            loss += float(total.detach())
-            right += int(marks[0].right_M.sum())
-            asked += len(marks[0].right_M)
-        return {"loss": loss, "agreement": right / asked}
+            whole += float(total.detach())
+            _, right_M = marks[0]
+            right += int(right_M.sum())
+            asked += len(right_M)
+        return {"loss": whole, "agreement": right / asked}
 
     def _noise(self, feature_ND: Tensor, seed: Sequence[int]) -> Tensor:
         """What these features are off by; it depends on nothing but the seed."""
@@ -200,9 +196,9 @@ class Task:
         right, asked = [0] * passes, [0] * passes
         test = type(self)(self.teacher, self.head, Objective(passes, starts=sys.maxsize))
         for row in rows:
-            for number, mark in enumerate(test.marks(row, (0,))):
-                right[number] += int(mark.right_M.sum())
-                asked[number] += len(mark.right_M)
+            for number, (_, right_M) in enumerate(test.marks(row, (0,))):
+                right[number] += int(right_M.sum())
+                asked[number] += len(right_M)
         return [right[depth] / max(asked[depth], 1) for depth in depths]
 
 
@@ -240,9 +236,4 @@ class WordTask(Task):
         counts_M = torch.isin(wanted.word_M, self._target_V)
         words_M = -(wanted.chance_MV * logits_MV.log_softmax(-1)).sum(-1)
         right_M = self._target_V[logits_MV.argmax(-1)] == wanted.word_M
-        return Mark((words_M * counts_M).sum(), right_M)
-
-
-def task_of(teacher: Teacher, head: Head, method: Objective) -> Task:
-    """The task of a head of this kind."""
-    return WordTask(teacher, head, method) if isinstance(head, Eagle3Head) else Task(teacher, head, method)
+        return (words_M * counts_M).sum(), right_M

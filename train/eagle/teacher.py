@@ -6,7 +6,7 @@ Shapes: N tokens of a row, D model, V vocabulary.
 """
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,13 @@ class Teacher(Whole):
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device,
                  folder: Path | None = None) -> None:
         super().__init__(source, dtype, device)
-        self.folder = folder
+        self.folder, self.mark = folder, mark(source)
         names = {translate(name): name for name in source.names()}
         self.stored = source.form(names[EMBED]).dtype  # how its file holds its weights
 
     @property
     def embedding(self) -> Tensor:
         return self.body.embed_tokens.weight  # type: ignore[return-value]
-
-    @cached_property
-    def mark(self) -> str:
-        """What tells this base from another one of the same sizes."""
-        return mark(self.source)
 
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the base makes of each token: the last hidden state, after the norm, `[N, D]`, the inner features that
