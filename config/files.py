@@ -80,14 +80,11 @@ def fits(value: Any, form: Any) -> bool:
         return as_many and all(map(fits, value, form))
     if not isinstance(form, type):
         return bool(form(value))
-    return _is_a(value, form)
-
-
-def _is_a(value: Any, form: type) -> bool:
-    """Whether a value is of a type, where truth values are no numbers and every finite number is a float."""
-    if isinstance(value, bool) or form is not float:
-        return isinstance(value, form) and (form is bool or not isinstance(value, bool))
-    return isinstance(value, (int, float)) and -LARGE < value < LARGE
+    if isinstance(value, bool):  # which is no number to its author
+        return form is bool
+    if form is float:
+        return isinstance(value, (int, float)) and -LARGE < value < LARGE
+    return isinstance(value, form)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -27,11 +27,6 @@ class Method:
     falls_back: bool = False  # whether it decodes plainly where guesses are measured to bring less
     planned: bool = True  # whether plans try it without being asked
 
-    @property
-    def drafts_whole(self) -> bool:
-        """Whether a whole tree is drafted from the tip before any of it is sent."""
-        return self.tree in ("round", "whole")
-
 
 METHODS = {
     "ar": Method(

@@ -367,7 +367,7 @@ def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
         yield (f"max_requests={c.max_requests} has no meaning with ssm_ranks=true, where small models draft for one "
                "request at a time: leave one of them out")
     method = METHODS[c.pipeline_type]
-    shaped = method.drafts_whole and c.growth_policy in FIXED
+    shaped = method.tree in ("round", "whole") and c.growth_policy in FIXED
     if "ssm" in c.sources and method.draft != "none" and not shaped:
         yield (f"ssm_ranks=true wants trees that are drafted whole, in a shape that is known before, and "
                f"{c.pipeline_type} with policy={c.growth_policy} has none: take pipeline_type=specinfer, or leave it "

@@ -99,7 +99,8 @@ class Text:
         present = [name for name in SETTINGS if (self.folder / name).is_file()]
         self._held = {name: read_json(self.folder / name) for name in present}
         self.tokenizer = self._open()
-        self._sandbox = Sandbox(partial(_wrapped, self.tokenizer))  # of the tokenizer's own template
+        own = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+        self._sandbox = Sandbox(lambda talk, variables: own(talk, **variables))
         configs = ("generation_config.json", "config.json")
         self._configs = [self._held[name] for name in configs if name in self._held]
         has = self._configs[-1].get("vocab_size") if self._configs else None
@@ -341,12 +342,6 @@ def check_messages(messages: Sequence[Any]) -> None:
             raise ValueError(f"message {number} has the role {message.get('role')!a}: give one of {', '.join(ROLES)}")
     if not any(message["content"].strip() for message in messages):
         raise ValueError("the messages are empty: say what to ask in one of the role user")
-
-
-def _wrapped(tokenizer: Any, talk: Sequence[Message], variables: Mapping[str, Any]) -> str:
-    """Messages in the tokenizer's own template, up to where the assistant answers."""
-    text: str = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **variables)
-    return text
 
 
 def _in_conversation(messages: Sequence[Message], template: str) -> str:

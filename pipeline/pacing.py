@@ -45,7 +45,6 @@ LOSS = 2.0  # tokens that guessing may be behind plain decoding before it rests
 REST = 128  # tokens that it rests; twice as many if it was behind again before it had settled as many
 DRAINED = 2  # plain tokens after which no guess is under way any more
 TRIAL = 8  # plain tokens from which on plain decoding is believed to be slower than guessing
-RECENT = 32.0  # tokens over which the pace of either is a mean
 Point = Tuple[float, float]  # rows, seconds
 
 
@@ -339,11 +338,30 @@ def _fits(segment: Segment, message: list[Segment]) -> bool:
     return alike and rows + len(segment.nodes) <= MESSAGE_ROWS
 
 
+class Rate:
+    """How fast text grows, recently."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0  # settled, and passed; what is old counts less
+
+    def add(self, tokens: int, passed: float) -> None:
+        """So many tokens have become text, in so many seconds."""
+        fading = math.exp(-passed / LAST)
+        counts = LAST * (1 - fading) / passed if passed else 1.0  # of what happened meanwhile, and in the mean
+        self._tokens = self._tokens * fading + tokens * counts
+        self._seconds = self._seconds * fading + passed * counts
+
+    @property
+    def mean(self) -> float:
+        """Tokens per second; 0 before any is known."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+
 class DraftGate:
     """How fast the text of all requests grows, and how long a level takes, recently."""
 
     def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0  # settled, and passed; what is old counts less
+        self._rate = Rate()
         self._since: float | None = None
         self._level: float | None = None
 
@@ -361,11 +379,7 @@ class DraftGate:
 
     def settled(self, tokens: int, now: float) -> None:
         """So many tokens have become text."""
-        passed = 0.0 if self._since is None else now - self._since
-        fading = math.exp(-passed / LAST)
-        counts = LAST * (1 - fading) / passed if passed else 1.0  # of what happened since, and in the mean
-        self._tokens = self._tokens * fading + tokens * counts
-        self._seconds = self._seconds * fading + passed * counts
+        self._rate.add(tokens, 0.0 if self._since is None else now - self._since)
         self._since = now
 
     def drafted(self, seconds: float) -> None:
@@ -375,32 +389,13 @@ class DraftGate:
 
     def pays(self, promise: float, due: float, now: float) -> bool:
         """Whether to begin a level that promises so many tokens, if the next answer is due at this moment."""
-        if not self._level or not self._seconds:
+        if not self._level or not self._rate.mean:
             return True
         waits = now + self._level - max(due, now)
-        rate = self._tokens / self._seconds
-        if promise >= MARGIN * rate * waits:
+        if promise >= MARGIN * self._rate.mean * waits:
             return True
         self._level *= DOUBT
         return False
-
-
-class Pace:
-    """Seconds of a token, as a mean of which the last `RECENT` tokens are most."""
-
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """So many tokens took so many seconds."""
-        fading = math.exp(-tokens / RECENT)
-        self._tokens = self._tokens * fading + tokens
-        self._seconds = self._seconds * fading + seconds
-
-    @property
-    def mean(self) -> float:
-        """0 before anything is known."""
-        return self._seconds / self._tokens if self._tokens else 0.0
 
 
 class Fallback:
@@ -412,7 +407,7 @@ class Fallback:
 
     def __init__(self) -> None:
         self.guesses = True
-        self._plain, self._guessing = Pace(), Pace()
+        self._plain, self._guessing = Rate(), Rate()
         self._lead = 0.0  # tokens by which guessing is ahead, 0 at most
         self._rest = REST // 2
         self._tokens = 0  # settled since it began to guess, or to rest
@@ -438,17 +433,17 @@ class Fallback:
     def _weigh(self, tokens: int, seconds: float) -> None:
         """Rest if guessing has lost too much."""
         self._guessing.add(tokens, seconds)
-        self._lead = min(0.0, self._lead + tokens - seconds / self._plain.mean)
-        if self._lead < -LOSS and self._guessing.mean > self._plain.mean:
+        self._lead = min(0.0, self._lead + tokens - seconds * self._plain.mean)
+        if self._lead < -LOSS and self._guessing.mean < self._plain.mean:
             self._rest = REST if self._tokens > REST else 2 * self._rest
             self._turn(guesses=False)
 
     def _recover(self, tokens: int, seconds: float) -> None:
         """Guess again after the rest, or as soon as plain decoding proves to be slower."""
         if self._tokens <= DRAINED + tokens:
-            self._plain = Pace()
+            self._plain = Rate()
         self._plain.add(tokens, seconds)
-        slower = self._tokens >= TRIAL and self._guessing.mean < self._plain.mean
+        slower = self._tokens >= TRIAL and self._guessing.mean > self._plain.mean
         if slower or self._tokens >= self._rest:
             self._turn(guesses=True)
 

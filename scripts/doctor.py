@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
 
 from config.presets import ROOT
+from config.schema.untrusted import reason
 from launch.hosts.board import addresses as _addresses
 
 GIB = 1 << 30
@@ -77,7 +78,7 @@ def torch_itself() -> Iterator[Finding]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield Finding(f"torch cannot be imported ({_line(error)})",
+        yield Finding(f"torch cannot be imported ({reason(error)})",
                       f"{INSTALL}; on a board NVIDIA's own torch wheel comes first")
         return
     major, minor = torch.__version__.split(".")[:2]
@@ -107,7 +108,7 @@ def first_start() -> Iterator[Finding]:
     try:
         yield _disk(Path(tempfile.gettempdir()), " for downloads", DOWNLOADS, CUDA)
     except OSError as error:
-        yield Finding(f"no folder for downloads ({_line(error)})", TMPDIR)
+        yield Finding(f"no folder for downloads ({reason(error)})", TMPDIR)
 
 
 def _pip() -> str:
@@ -137,7 +138,7 @@ def kernels() -> Iterator[Finding]:
             ones = torch.ones(8, 8, device=name)
             wrong = "" if bool((ones @ ones == 8).all()) else "a product of ones is wrong there"
         except RuntimeError as error:
-            wrong = _line(error)
+            wrong = reason(error)
         yield tried(f"a kernel on {name}", wrong,
                     "install the torch wheel that was built for this device, or use device=cpu")
     if not count and any(Path(node).exists() for node in GPU_NODES):
@@ -165,7 +166,7 @@ def all_reduces() -> Iterator[Finding]:
             for world in (1, 2):
                 yield _all_reduce(str(Path(folder) / f"{world}"), world)
     except OSError as error:
-        yield Finding(f"no folder for temporary files ({_line(error)})", TMPDIR)
+        yield Finding(f"no folder for temporary files ({reason(error)})", TMPDIR)
 
 
 def _all_reduce(store: str, world: int) -> Finding:
@@ -177,7 +178,7 @@ def _all_reduce(store: str, world: int) -> Finding:
     except multiprocessing.TimeoutError:
         wrong = f"no answer for {PATIENCE} seconds"
     except (RuntimeError, ValueError) as error:
-        wrong = _line(error)
+        wrong = reason(error)
     return tried(about, wrong, "name a working network interface in GLOO_SOCKET_IFNAME (below), as in "
                  "export GLOO_SOCKET_IFNAME=lo")
 
@@ -239,7 +240,7 @@ def packages() -> Iterator[Finding]:
             version = getattr(importlib.import_module(module), "__version__", "")
             yield Finding(f"{name} {version}".strip())
         except (ImportError, OSError, RuntimeError) as error:
-            yield Finding(f"{name} cannot be imported ({_line(error)})", INSTALL)
+            yield Finding(f"{name} cannot be imported ({reason(error)})", INSTALL)
 
 
 def bitsandbytes() -> Iterator[Finding]:
@@ -252,12 +253,8 @@ def bitsandbytes() -> Iterator[Finding]:
         quantize_4bit(torch.ones(64, 64, dtype=torch.float16, device=device))
         yield Finding("bitsandbytes, with a kernel that works")
     except (ImportError, OSError, RuntimeError, AttributeError, NotImplementedError) as error:
-        yield Finding(f"bitsandbytes, {why} ({_line(error)})", "pip install bitsandbytes (boards: docs/jetson.md)",
+        yield Finding(f"bitsandbytes, {why} ({reason(error)})", "pip install bitsandbytes (boards: docs/jetson.md)",
                       needed=False)
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def examine() -> Iterator[Finding]:

@@ -34,7 +34,6 @@ class Ended(NamedTuple):
     """The answer is whole; the numbers count tokens."""
 
     finish_reason: str
-    prompt: int
     completion: int
     accepted: int  # of the answer, those that were guesses under way
     rejected: int  # guesses that were sent and rejected
@@ -318,4 +317,4 @@ def ended(generation: Generation) -> Ended:
     answer, accepted = generation.answer, generation.accepted
     reason = "stop" if answer.finish_reason == "stop" else "length"
     rejected = max(0, generation.tree.guessed - accepted)
-    return Ended(reason, answer.prompt_tokens, answer.new_tokens, accepted, rejected, answer.reused_tokens)
+    return Ended(reason, answer.new_tokens, accepted, rejected, answer.reused_tokens)

@@ -87,7 +87,8 @@ class Worker(Service):
     async def stream(self, request: Request) -> Response:
         """An answer while it is made."""
         choice = await self._choice(request)
-        return StreamingResponse(_chunks(self._states(choice)), media_type="application/octet-stream")
+        chunks = (json.dumps(state).encode() + b"\0" async for state in self._states(choice))
+        return StreamingResponse(chunks, media_type="application/octet-stream")
 
     async def whole(self, request: Request) -> Response:
         """An answer once it is whole."""
@@ -173,11 +174,6 @@ def _as_completion(given: dict[str, Any]) -> dict[str, Any]:
     given = {**FIELDS, **given}
     given["max_tokens"] = given.pop("max_new_tokens")
     return given
-
-
-async def _chunks(states: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    async for state in states:
-        yield json.dumps(state).encode() + b"\0"
 
 
 async def _last(states: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:

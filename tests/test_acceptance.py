@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.presets import TOY
-from eval.dsi.acceptance import DEFINITIONS, AcceptanceConfig, _expected, ended_runs, lengths, rate, rate_after, runs
+from eval.dsi.acceptance import DEFINITIONS, AcceptanceConfig, _expected, lengths, rate, rate_after, runs
 from eval.dsi.command import main
 from eval.pairs import answer, check_pair, open_model, record, sampler_of
 from model.sample import Sampler
@@ -67,7 +67,7 @@ def drafter(tmp_path_factory):
     (["MM", "", "XM"], 3 / 4, 1 / 2, 0, 1 / 2)])
 def test_each_definition_is_what_a_person_computes(texts, likeliest, prefix, of_runs, original):
     records = [matches(text) for text in texts]
-    found = [rate(records, definition).value for definition in DEFINITIONS.values()]
+    found = [rate(records, definition).value for definition in DEFINITIONS]
     assert found == pytest.approx([likeliest, prefix, of_runs, original], nan_ok=True)
 
 
@@ -95,7 +95,7 @@ def test_runs_that_are_left_out_because_they_are_cut_off_make_the_rate_too_small
     drawn = np.random.default_rng(0).random((400, 20)) < 0.8
     records = drawn.astype(int).tolist()
     likeliest = rate(records)
-    assert rate(records, ended_runs).high < likeliest.low < 0.8 < likeliest.high
+    assert rate(records, "runs").high < likeliest.low < 0.8 < likeliest.high
 
 
 def test_the_bounds_are_those_of_a_bootstrap_over_texts_and_one_text_has_none():

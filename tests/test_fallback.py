@@ -56,7 +56,7 @@ def test_each_rest_is_twice_as_long_until_guessing_has_gone_well_for_a_while():
     ways, now = settle(fallback, 3 * REST + 8, 2.0)
     assert ways.count(False) == 3 * REST and fallback.guesses
     _, now = settle(fallback, 2 * REST, 0.5, start=now)
-    ways, _ = settle(fallback, REST + 16, 2.0, start=now)
+    ways, _ = settle(fallback, REST + 6, 2.0, start=now)
     assert ways.count(False) == REST
 
 

@@ -120,7 +120,7 @@ OTHER = {  # what is reported: of EAGLE-3 or not, and the fields that say so
     r"says '\x1b[2J', of which": (False, {"\x1b[2J": 1}),
     "draft_vocab_size=-3, which should be a whole number from 1": (True, {"draft_vocab_size": -3}),
     "draft_vocab_size='53', which": (True, {"draft_vocab_size": "53"}),
-    "the draft head in": (True, {"hidden_act": "gelu"}),
+    "head: config.json says hidden_act='gelu'": (True, {"hidden_act": "gelu"}),
     "is not supported; take the head in the form in which EAGLE, SpecForge or AngelSlim publish it": (
         True, {"speculators_config": {}}),
     "in the format of the library speculators": (False, {"transformer_layer_config": {}, "hidden_size": None}),

@@ -8,13 +8,15 @@ import socket
 from dataclasses import replace
 from shutil import copytree
 
+import numpy as np
 import pytest
 
 from config.cli import parse
 from config.files import write_json
 from config.profiles import PROFILES, Profile, read, write
+from eval.metrics import speed
 from eval.plan import command
-from eval.plan.advice import advice, limit, speed, table
+from eval.plan.advice import advice, limit, table
 from eval.plan.candidates import PLAIN, Candidate, families, shares, splits, typed
 from eval.plan.hosts import answered, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
@@ -403,7 +405,8 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
     assert lines[-1].startswith("pipeline_type=")
     chosen = plan(config).chosen
     assert lines[-1] == typed(chosen.candidate.keys)
-    assert speed(chosen).low <= speed(chosen).value <= speed(chosen).high
+    found = speed([np.array(chosen.spent)])
+    assert found.low <= found.value <= found.high and f"{found.low:.3g} to {found.high:.3g}" in lines[3]
     assert parse([str(preset)]).pipeline_type == chosen.candidate.method
     assert command.main([*given, "seed=1", "max_new_tokens=9"]) == 2
     assert "was recorded with max_new_tokens=48" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
 
-from config.schema.fields import CONFIG, ROPE
+from config.schema.fields import CONFIG, ROPE, check
 from config.schema.untrusted import shown
 
 
@@ -52,7 +52,8 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
 
     What a field may hold by itself was checked when the file was read (`fields.py`).
     """
-    rotary = _rotary(config)
+    # transformers 4 says it beside `rope_scaling`, transformers 5 in `rope_parameters`
+    rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     known = {name: value for name, value in rotary.items() if name in ROPE}
     elsewhere = dict.fromkeys(ROPE.keys() - CONFIG.keys())  # outside of rope_scaling these fields say nothing
     given = {**config, **elsewhere, **known}
@@ -61,19 +62,11 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_others(given, rotary)
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
-    for name in (*SIZES, "intermediate_size", "rms_norm_eps", *ROTARY[given["rope_type"]]):
-        if given.get(name) is None:
-            raise ValueError(f"config.json does not give {name}; copy it again from the model")
+    check(given, {}, "config.json", needed=(*SIZES, "intermediate_size", "rms_norm_eps", *ROTARY[given["rope_type"]]))
     misfit = next(_misfits(given), "")
     if misfit:
         raise ValueError(f"config.json says {misfit}; copy it again from the model")
     return given
-
-
-def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What it says of rotary positions: transformers 4 beside `rope_scaling`, transformers 5 in `rope_parameters`."""
-    scaling, parameters = config.get("rope_scaling"), config.get("rope_parameters")
-    return {**(scaling or {}), **(parameters or {})}
 
 
 def _refuse_others(given: Mapping[str, Any], rotary: Mapping[str, Any]) -> None:

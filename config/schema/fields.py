@@ -79,10 +79,11 @@ def check(given: Mapping[str, Any], table: Mapping[str, Kind], where: object,
 
     `where` and `remedy` are how the sentence begins and ends.
     """
+    for name in needed:
+        if given.get(name) is None:
+            raise ValueError(f"{where} does not give {name}; {remedy}")
     for name, kind in table.items():
         value = given.get(name)
-        if value is None and name in needed:
-            raise ValueError(f"{where} does not give {name}; {remedy}")
         if value is not None and not kind.fits(value):
             raise ValueError(f"{where} says {name}={shown(value)}, which should be {kind.words}; {remedy}")
 

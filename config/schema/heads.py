@@ -10,6 +10,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from config.schema.untrusted import shown
 
+# Of the library `speculators`, which puts the sizes elsewhere and may norm elsewhere.
 SPECULATORS = ("speculators_config", "speculators_model_type", "speculators_version", "transformer_layer_config")
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 NESTED = "eagle_config"  # where some put what others have at the top
@@ -36,11 +37,6 @@ HARMLESS = frozenset("""
     max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
     num_return_sequences exponential_decay_length_penalty remove_invalid_values""".split())
-
-
-def is_speculators(config: Mapping[str, Any]) -> bool:
-    """Whether it is of the library `speculators`, which puts the sizes elsewhere and may norm elsewhere."""
-    return any(key in config for key in SPECULATORS)
 
 
 def head_problems(config: Mapping[str, Any], third: bool, inner: Sequence[int], context: int) -> Iterator[str]:

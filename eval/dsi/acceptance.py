@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -66,51 +66,32 @@ def runs(record: Record) -> Runs:
     return Runs(ended, cut)
 
 
-class Sums(NamedTuple):
-    """The matches of some runs, and how many runs they are. With n matches in the mean, the rate is 1 - 1 / (1 + n)."""
+def counted(record: Record) -> dict[str, tuple[int, int]]:
+    """The matches of some runs, and how many runs they are, by each definition of the acceptance rate.
 
-    matches: int
-    runs: int
+    With n matches in the mean, the rate is 1 - 1 / (1 + n).
 
-
-def prefix(record: Record) -> Sums:
-    """The paper's definition (appendix F.2): the common prefix of what target and drafter write, the first run.
-
-    A text without a miss counts with its whole length as if a miss followed.
+    likeliest: all matches by all places; of geometric runs, some of them cut off, the rate of the greatest likelihood.
+    prefix: the paper's definition (appendix F.2), the common prefix of what target and drafter write, which is the
+    first run. A text without a miss counts with its whole length as if a miss followed.
+    runs: all runs that a miss ended; the rate is too small, since long runs are cut off more often.
+    original: as a branch of the paper's repository counts. It takes the run that the text's end cuts off for one that
+    ended, and forgets one that the last token ends.
     """
     ended, cut = runs(record)
-    return Sums(ended[0] if ended else cut, 1)
+    first = (*ended, cut)[0]
+    taken = [*ended, cut] if cut else ended[:-1]
+    return {"likeliest": (sum(record), len(ended)), "prefix": (first, 1), "runs": (sum(ended), len(ended)),
+            "original": (sum(taken), len(taken))}
 
 
-def ended_runs(record: Record) -> Sums:
-    """All runs that a miss ended; the rate is too small, since long runs are cut off more often."""
-    ended, _ = runs(record)
-    return Sums(sum(ended), len(ended))
+DEFINITIONS = tuple(counted([]))
 
 
-def original_runs(record: Record) -> Sums:
-    """The runs that a branch of the paper's repository counts.
-
-    It takes the run that the text's end cuts off for one that ended, and forgets one that the last token ends.
-    """
-    ended, cut = runs(record)
-    counted = [*ended, cut] if cut else ended[:-1]
-    return Sums(sum(counted), len(counted))
-
-
-def likeliest(record: Record) -> Sums:
-    """All matches by all places: of geometric runs, some of them cut off, the rate of the greatest likelihood."""
-    return Sums(sum(record), len(record) - sum(record))
-
-
-DEFINITIONS: dict[str, Callable[[Record], Sums]] = {
-    "likeliest": likeliest, "prefix": prefix, "runs": ended_runs, "original": original_runs}
-
-
-def rate(records: Records, definition: Callable[[Record], Sums] = likeliest) -> Interval:
+def rate(records: Records, definition: str = "likeliest") -> Interval:
     """The acceptance rate by a definition, with the bounds of a bootstrap over texts; NaN if no run counts."""
-    counted = [definition(record) for record in records if len(record)]
-    counts = np.array(counted, dtype=float).reshape(-1, 2)
+    sums = [counted(record)[definition] for record in records if len(record)]
+    counts = np.array(sums, dtype=float).reshape(-1, 2)
 
     def of_sums(sums: np.ndarray) -> np.ndarray:
         matches, ended = sums[..., 0, 0], sums[..., 0, 1]
@@ -200,7 +181,7 @@ def table(found: dict[str, list[list[int]]]) -> str:
     for name, records in found.items():
         sizes = [str(len(records)), str(sum(map(len, records)))]
         bounds = []
-        for definition in DEFINITIONS.values():
+        for definition in DEFINITIONS:
             value, low, high = (number(one, 3) for one in rate(records, definition))
             bounds.append(f"{value} [{low}, {high}]")
         after = [number(rate_after(records, match), 3) for match in (1, 0)]

@@ -7,7 +7,7 @@ import numpy as np
 
 from config.methods import METHODS
 from config.profiles import Profile
-from eval.metrics import Interval, bootstrap
+from eval.metrics import speed
 from eval.plan.candidates import Candidate, hops, message
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import Checked
@@ -18,12 +18,6 @@ from eval.plan.trial import Bench, Trial
 UNLIKE = 1.5  # times as long as other links, from which on a link is the reason
 LIMIT = 0.5  # of the time, from which on something is what limits a candidate
 COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by':<26} candidate"
-
-
-def speed(trial: Trial) -> Interval:
-    """Tokens per second with the bounds of a bootstrap over the recorded questions."""
-    rows = np.array(trial.spent)
-    return bootstrap([rows], lambda sums: sums[..., 0, 0] / sums[..., 0, 1])
 
 
 def limit(trial: Trial) -> str:
@@ -45,7 +39,7 @@ def table(bench: Bench, trials: Sequence[Trial]) -> str:
     """A line for each candidate, as fast as it is."""
     lines = [COLUMNS]
     for trial in trials:
-        found, one = speed(trial), trial.candidate
+        found, one = speed([np.array(trial.spent)]), trial.candidate
         bounds = f"{found.low:.3g} to {found.high:.3g}"
         memory = max(bench.memory(one).values())
         lines.append(f"{found.value:>9.3g} {bounds:>15} {trial.first:>8.3g} {memory:>6.2f}  {limit(trial):<26} "

@@ -302,7 +302,7 @@ SITES: dict[str, Profile] = {
 }
 THRIFT = ("simulated", "guesses", "ar", "streaming / ar", "with thrift / ar")
 DRAFT, LONG = "eagle+suffix", 48
-ALL_BOARDS = tuple((rank,) for rank in range(1, 5)), (2, 2, 2, 2)
+ALL_BOARDS = tuple(zip(range(1, 5))), (2, 2, 2, 2)
 SIZE = ("stream_rows", "16")  # of a segment, at most
 COMPARED = [
     Candidate("ar", DRAFT, *ALL_BOARDS),
@@ -334,7 +334,8 @@ def _mistaken(answers: Sequence[Written]) -> list[Written]:
     """The same texts, each with the guesses that were made for another one."""
     half = len(answers) // 2
     found = []
-    for one, other in zip(answers, [*answers[half:], *answers[:half]]):
-        guesses = {name: list(islice(cycle(table), len(one.text))) for name, table in other.guesses.items()}
+    for one, other in zip(answers, islice(cycle(answers), half, None)):
+        guesses = {name: list(islice(cycle(table), len(one.text)))
+                   for name, table in other.guesses.items()}
         found.append(one._replace(guesses=guesses))
     return found

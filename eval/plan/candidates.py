@@ -155,7 +155,8 @@ def families(site: Profile, layers: int, methods: Sequence[str], drafts: Sequenc
     else:
         copies = list(copied(boards, layers))
         pipelines = [*splits(site, layers), *shared(boards, layers)]
-        whole += (((tuple(range(count)),), (layers,)) for count in counts(boards + 1)[1:])
+        groups = (tuple(range(count)) for count in counts(boards + 1)[1:])
+        whole += (((ranks,), (layers,)) for ranks in groups)
     places = {"ring": pipelines, "replicas": copies, **dict.fromkeys(SHARINGS, whole)}
     found = []
     for method in methods:
@@ -185,7 +186,7 @@ def splits(site: Profile, layers: int) -> Iterator[Split]:
     for count in counts(min(len(boards), layers)):
         for chosen in (boards[:count], sorted(fastest[:count]), soonest[count]):
             speeds = [1 / times[rank] for rank in chosen]
-            groups = tuple((rank,) for rank in chosen)
+            groups = tuple(zip(chosen))
             held = evenly(count, layers), shares(speeds, layers), *_filled(site, chosen, layers)
             found.update(dict.fromkeys((groups, each) for each in held))
     yield from found
@@ -272,4 +273,4 @@ def copied(boards: int, layers: int) -> Iterator[Split]:
 
 def _in_line(boards: int) -> Groups:
     """The first boards, each alone."""
-    return tuple((rank,) for rank in range(1, 1 + boards))
+    return tuple(zip(range(1, 1 + boards)))

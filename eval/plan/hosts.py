@@ -190,10 +190,11 @@ def alone(site: Profile, one: Candidate) -> Profile:
         return tuple(values[rank - 1] for rank in one.others if values)
 
     ranks = {old: new for new, old in enumerate((0, *one.others))}
-    links = [(ranks[a], ranks[b], *wire) for a, b, *wire in site.links if {a, b} <= ranks.keys()]
-    throttles = [(ranks[rank], *heat) for rank, *heat in site.throttles if rank in ranks]
-    changes: dict[str, Any] = {"links": tuple(links), "throttles": tuple(throttles)}
-    return replace(site, factors=of_these(site.factors), memory=of_these(site.memory), **changes)
+    between = (link for link in site.links if ranks.keys() >= {*link[:2]})
+    slowed = (throttle for throttle in site.throttles if throttle[0] in ranks)
+    return replace(site, factors=of_these(site.factors), memory=of_these(site.memory),
+                   links=tuple((ranks[a], ranks[b], latency, mbps) for a, b, latency, mbps in between),
+                   throttles=tuple((ranks[rank], since, slower) for rank, since, slower in slowed))
 
 
 def write_hosts(path: str, source: str, one: Candidate) -> None:

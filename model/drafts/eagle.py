@@ -15,13 +15,13 @@ from typing import Any, Callable, Mapping, Union
 import torch
 from torch import Tensor, nn
 
-from config.schema.heads import head_problems, is_speculators
+from config.schema.heads import SPECULATORS, head_problems
 from model.cache import Admitted, Rows
 from model.drafts.network import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear
 from model.tree import TokenTree
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import BUFFER, Shape, check_shapes
+from model.weights.parts import BUFFER, Shape, check_shapes, read_sizes
 
 OWN_EMBEDDING = "embed_tokens.weight"
 UNROLLED = 4  # passes of a training, the one over the target's features included, from which on a head does not drift
@@ -206,7 +206,7 @@ def borrows_embedding(source: Checkpoint, base: Mapping[str, Any]) -> bool:
 def _is_third(source: Checkpoint, forms: Mapping[str, Shape]) -> bool:
     """Whether it is a head of EAGLE-3, and not one of EAGLE-1 or EAGLE-2; ValueError for whatever is none of them."""
     published = "take the head in the form in which EAGLE, SpecForge or AngelSlim publish it"
-    if is_speculators(source.config):
+    if any(key in source.config for key in SPECULATORS):
         raise ValueError(f"{source.folder} holds a head in the format of the library speculators, which is not "
                          f"supported; {published}")
     if "layers.0.hidden_norm.weight" in forms:
@@ -227,10 +227,7 @@ def _read_config(source: Checkpoint, target: LlamaConfig, third: bool) -> LlamaC
     problem = next(iter(head_problems(source.config, third, inner, target.context)), None)
     if problem:
         raise ValueError(f"{source.folder / 'config.json'} {problem}")
-    try:
-        return LlamaConfig.read(source.config)
-    except ValueError as error:
-        raise ValueError(f"the draft head in {source.folder}: {error}") from None
+    return read_sizes(source)
 
 
 def _read_shift(source: Checkpoint, vocab: int) -> Tensor:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from config.schema.fields import read_config
-from config.schema.untrusted import is_name, read_json, shown, stays_inside
+from config.schema.untrusted import is_name, read_json, reason, shown, stays_inside
 
 # safetensors' names of types; a type that this torch does not have is left out
 _TYPES = {
@@ -90,8 +90,7 @@ def _load_bin(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # what torch finds odd is either refused or harmless
             content = torch.load(str(path), **options)
     except Exception as error:  # an unpickler that is given any bytes may raise anything
-        reason = (str(error).splitlines() or ["it ends too early"])[0]
-        raise ValueError(f"{path} cannot be read ({shown(reason)}); {AGAIN}") from None
+        raise ValueError(f"{path} cannot be read ({shown(reason(error))}); {AGAIN}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__} instead of tensors with names; {AGAIN}")
     tensors = {name: x for name, x in content.items() if isinstance(x, Tensor)}

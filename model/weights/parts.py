@@ -41,7 +41,8 @@ FIELDS = {  # of a manifest
     "rank": whole(0, 1 << 16), "stages": LAYERS, "layers": LAYERS, "split_id": NAME,
     "quant": one_of(*(kind for kind in CHOICES["quant"] if kind != "auto")),
     "shares": list_of(number(1e-9, 1e9), most=1024),
-    "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda value: _are_files(value)),
+    "files": Kind("names of files in its folder, with bytes and sha256 of each", lambda files: fits(files, dict)
+                  and all(map(stays_inside, files)) and fits([*files.values()], [ENTRY])),
 }
 NEEDED = ("rank", "stages", "layers", "split_id", "files")
 
@@ -176,13 +177,6 @@ def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLO
     if found not in types:
         allowed = " or ".join(NAMES[dtype] for dtype in types)
         raise ValueError(f"{name} in {source.folder} has type {NAMES[found]} instead of {allowed}; download it again")
-
-
-def _are_files(value: Any) -> bool:
-    """Whether a field of a manifest is a table of files, none of them outside of its folder."""
-    if not isinstance(value, dict):
-        return False
-    return all(stays_inside(name) and fits(entry, ENTRY) for name, entry in value.items())
 
 
 class Part:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from config.schema.untrusted import reason
 from model.llama import fill
 from model.weights.checkpoint import Checkpoint, Form
 
@@ -269,11 +270,10 @@ def probe(kind: str, dtype: torch.dtype, device: torch.device | str) -> None:
         compress(layer, kind, dtype)
         found = layer(x_TD.to(device=device, dtype=dtype)).float().cpu()
         close = bool((found - exact).norm() < ERROR * exact.norm())
-        reason = "" if close else "the result is wrong"
+        wrong = "" if close else "the result is wrong"
     except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
-        said = str(error).strip() or type(error).__name__
-        reason = said.splitlines()[0]
-    if reason:
-        raise ValueError(f"{kind} weights cannot be computed on {device} ({reason}): install the bitsandbytes of "
+        wrong = reason(error)
+    if wrong:
+        raise ValueError(f"{kind} weights cannot be computed on {device} ({wrong}): install the bitsandbytes of "
                          "requirements.txt (boards: docs/jetson.md), or run unquantized weights: quant=none, and a "
                          "split without --quant")
