@@ -1,13 +1,14 @@
 """What a draft may be asked for, and the one that never guesses."""
 from __future__ import annotations
 
-import sys
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from config.trees import Growth
-from model.drafts.batch import Steps
-from model.sample import Sampler
 from model.tree import TokenTree
+
+if TYPE_CHECKING:  # the page of a timeline is made without torch
+    from model.drafts.batch import Steps
+    from model.sample import Sampler
 
 Spares = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
 
@@ -31,7 +32,7 @@ class Draft:
     @property
     def consumed(self) -> int:
         """How many leading nodes of the text have features that this draft does not need any more."""
-        return sys.maxsize
+        return 1 << 62  # all of them
 
     @property
     def held(self) -> int:
