@@ -1,12 +1,13 @@
 """What a draft may be asked for, and the one that never guesses."""
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from config.trees import Growth
 from model.tree import TokenTree
 
-if TYPE_CHECKING:  # the page of a timeline is made without torch
+if TYPE_CHECKING:
     from model.drafts.batch import Steps
     from model.sample import Sampler
 
@@ -32,7 +33,7 @@ class Draft:
     @property
     def consumed(self) -> int:
         """How many leading nodes of the text have features that this draft does not need any more."""
-        return 1 << 62  # all of them
+        return sys.maxsize
 
     @property
     def held(self) -> int:
