@@ -25,14 +25,14 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
-    "config": 2531,
+    "config": 2530,
     "model": 4259,
     "pipeline": 3629,
     "tp": 888,
     "sim": 1002,
     "launch": 5483,
     "eval": 4773,
-    "serve": 1852,
+    "serve": 1851,
     "eval/dsi": 3029,
     "eval/load": 784,
     "eval/plan": 2352,
