@@ -106,7 +106,7 @@ def key_lines(keys: Iterable[Option]) -> list[str]:
         if option.group != group:
             group = option.group
             lines += ["", f"{group}:"]
-        lines.append(f"  {option.name + '=' + _written(option.default):<29} {option.about}")
+        lines.append(f"  {option.name + '=' + written(option.default):<29} {option.about}")
     return lines
 
 
@@ -183,9 +183,9 @@ def _read(option: Option, text: str) -> Any:
             return whole(text) if kind == "int" else number(text)
     except (ValueError, KeyError):
         raise ValueError(f'{key}={text} is not {KINDS[kind]}: write for example '
-                         f'{key}={_written(option.default)}') from None
+                         f'{key}={written(option.default)}') from None
     return text
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,7 +14,7 @@ from config.schema.untrusted import shown
 from eval.pair_keys import Measured
 from eval.prompts import Prompt, draw
 from launch.memory import GB, free
-from launch.spec import usable
+from launch.spec import number_type, usable
 from model.sample import Sampler
 from model.text import Text
 from model.weights.checkpoint import Checkpoint
@@ -48,18 +48,17 @@ def open_model(folder: str, config: Measured) -> Model:
     """The model in a folder. Raises ValueError for one that is damaged, not supported or too large for the device."""
     if not folder or not Path(folder).is_dir():
         raise ValueError(f"there is no folder {shown(folder)}: name the folder of a model in Hugging Face form")
-    place, dtype = usable(config.device), config.dtype
+    place = usable(config.device)
+    number = number_type(config.dtype, place)
     if config.threads:
         torch.set_num_threads(config.threads)
-    if dtype == "auto":
-        dtype = "float16" if place.type == "cuda" else "float32"
-    number: torch.dtype = getattr(torch, dtype)
     text, source = Text(folder), Checkpoint(folder)
     width = torch.empty(0, dtype=number).element_size()
     need = sum(form.bytes // form.width
                for form in map(source.form, source.names())) * width
     if need > free(place):
-        raise ValueError(f"the weights of {folder} take {need / GB:,.1f} GB in {dtype}, and {place} has "
+        name = str(number)[len("torch."):]
+        raise ValueError(f"the weights of {folder} take {need / GB:,.1f} GB in {name}, and {place} has "
                          f"{free(place) / GB:,.1f} GB free: choose a smaller model or another device=")
     return Model(Whole(source, number, place), text)
 

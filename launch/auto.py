@@ -65,7 +65,7 @@ def settled(argv: Words, kind: Kind = None) -> list[str]:
     compares = hasattr(kind, "methods")  # several methods, which are named
     if any(word in HELP for word in words) or (planned and compares):
         return list(argv)
-    added, _ = left_open(words, kind)
+    added = left_open(words, kind)
     if not planned:
         return [*argv, *added]
     words += added
@@ -89,8 +89,8 @@ def settled(argv: Words, kind: Kind = None) -> list[str]:
     return with_chosen(words, choice["keys"])
 
 
-def left_open(words: Words, kind: Kind = None) -> tuple[list[str], list[str]]:
-    """Words for the template and the draft, if these leave them open, and the reasons for a model that they name.
+def left_open(words: Words, kind: Kind = None) -> dict[str, str]:
+    """Words for the template and the draft, if these leave them open, and why, if that may surprise a person.
 
     Both are judged by the files of the model, as far as they are here.
     """
@@ -98,27 +98,24 @@ def left_open(words: Words, kind: Kind = None) -> tuple[list[str], list[str]]:
     own = [word for word in words if word.partition("=")[0] in JUDGED]
     config = parse([preset, *own] if preset else own)
     model = plain(config.model_dir or config.base_dir)
-    found, reasons = [], []
-    folder = config.first_folder
+    folder, found = config.first_folder, {}
     here = any((folder / name).is_file() for name in VOCABULARIES)
     if config.template == AUTO and "prompt_ids" not in given and here:
         name = chosen(AUTO, folder)
-        found.append(f"template={name}")
-        if {"model_dir", "base_dir"} & given.keys():
-            has = "a chat template" if name == OWN else "no chat template"
-            reasons.append(f"template={name}, since the tokenizer of {model} has {has}")
+        has = "a chat template" if name == OWN else "no chat template"
+        is_named = not given.keys().isdisjoint({"model_dir", "base_dir"})
+        found[f"template={name}"] = f"the tokenizer of {model} has {has}" if is_named else ""
     methods = given.get("methods", getattr(kind, "methods", ""))
     names = listed(methods or given.get("pipeline_type", RunConfig.pipeline_type))
     guesses = any(METHODS[name].draft == "eagle" for name in names if name in METHODS)
     if guesses and headless(config) and not {"draft", "drafts"} & given.keys():
-        found.append("draft=suffix")
-        reasons.append(f"draft=suffix, since {model} has no draft head")
-    return found, reasons
+        found["draft=suffix"] = f"{model} has no draft head"
+    return found
 
 
 def report_left_open(argv: Words) -> None:
     """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
-    _, reasons = left_open(opened(argv))
+    reasons = [f"{word}, since {why}" for word, why in left_open(opened(argv)).items() if why]
     if reasons and os.environ.get("RANK", "0") == "0":
         say(plain("; ".join(reasons)))
 

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, Union
 
-from config.keys import given
+from config.keys import given, written
 from config.keys import options as keys_of
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
@@ -75,7 +75,7 @@ class Pipeline:
         somebody starts run_jetson.sh, and this returns once all have come. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
-        typed = [preset, *(_as_word(key, value) for key, value in options.items())]
+        typed = [preset, *(f"{key}={written(value)}" for key, value in options.items())]
         rank = rank_0(settled(typed))
         report_left_open(typed)
         with ExitStack() as started:
@@ -192,7 +192,7 @@ class Pipeline:
             raise ValueError(f"priority={priority} is not above 0")
         if likeliest is not None and not 0 <= likeliest <= self.spec.sizes.vocab:
             raise ValueError(f"logprobs={likeliest} is not possible: give a number from 0 to {self.spec.sizes.vocab}")
-        words = [_as_word(key, value) for key, value in options.items()]
+        words = [f"{key}={written(value)}" for key, value in options.items()]
         config = replace(self.config, **given(words, KEYS))
         request = self.request(self.prompt_ids(prompt, config.template), config, stops)
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
@@ -312,8 +312,3 @@ class Pipeline:
     def round_trip(self) -> float:
         """The seconds of one token by plain decoding, about: one row once round the ring, by a few passes."""
         return round_trip(self.ring)
-
-
-def _as_word(key: str, value: Any) -> str:
-    typed = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{key}={typed}"

@@ -63,7 +63,7 @@ def prepare(config: RunConfig) -> Prepared:
     elif HEAD in part.weights.names() and own.drafter is None:  # rank 0 alone has these files
         _check_files(config)
     prepared = Prepared(config, folder, own.placement, partial(open_trace, config))
-    _check_memory(prepared, own)
+    _check_memory(prepared)
     return prepared
 
 
@@ -130,20 +130,18 @@ def _check_threads(asked: int) -> None:
                          "less, or 0 to share them out among the ranks")
 
 
-def _check_memory(prepared: Prepared, own: RankSpec) -> None:
+def _check_memory(prepared: Prepared) -> None:
     """Refuse to load, before any rank does, what does not fit.
 
     The launcher of the ranks leaves CUDA to them: to look would take some of that memory.
     """
-    config = prepared.config
-    specs = [prepared.spec(rank) for rank in local_ranks(prepared.placement.world)]
+    specs = {rank: prepared.spec(rank) for rank in local_ranks(prepared.placement.world)}
+    mine, report = list(specs.values()), prepared.config.debug
     if "RANK" in os.environ:
-        check_memory(specs, [own], config.debug)
-    elif config.processes:
-        on_cpu = [spec for spec in specs if spec.device.type == "cpu"]
-        check_memory(specs, on_cpu, report=False)
-    else:
-        check_memory(specs, specs, config.debug)
+        mine = [specs[int(os.environ["RANK"])]]
+    elif prepared.config.processes:
+        mine, report = [spec for spec in mine if spec.device.type == "cpu"], False
+    check_memory(list(specs.values()), mine, report)
 
 
 def _split(config: RunConfig, write: bool) -> Path:
@@ -180,17 +178,11 @@ def _replica(stages: int, source: Checkpoint) -> str:
 
 def _name(config: RunConfig, stages: str, quant: str) -> str:
     """The name of a split, by all that makes it: model, layers of each rank, ranks that share a stage, quantization."""
-    words = [Path(config.base_dir).name]
-    if stages:
-        words.append(stages)
     ranks = len(config.speeds)
-    if config.unpiped or ranks > 1:
-        words.append(f"tp{ranks}")
-        if config.tp_shares:
-            words.append(config.tp_shares.replace(",", "+"))
-    if quant != "none":
-        words.append(quant)
-    return "-".join(words)
+    shared = f"tp{ranks}" if config.unpiped or ranks > 1 else ""
+    speeds = config.tp_shares.replace(",", "+")
+    words = Path(config.base_dir).name, stages, shared, speeds, quant if quant != "none" else ""
+    return "-".join(filter(None, words))
 
 
 def open_part(folder: Path, rank: int, config: RunConfig = RunConfig()) -> Part:

@@ -34,6 +34,17 @@ def usable(name: str, key: str = "device=") -> torch.device:
     return torch.device(name)
 
 
+def number_type(name: str, device: torch.device) -> torch.dtype:
+    """The number type of that name.
+
+    `auto` keeps float32 on a CPU, although some are faster in bfloat16: there a text shall not depend on the method
+    (docs/performance.md).
+    """
+    if name == "auto":
+        name = "float16" if device.type == "cuda" else "float32"
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class RankSpec:
     """What a rank is built from. Everything else follows, and is worked out once."""
@@ -93,14 +104,8 @@ class RankSpec:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The number type in which the rank computes.
-
-        `auto` keeps float32 on a CPU, although some are faster in bfloat16: there a text shall not depend on the method
-        (docs/performance.md).
-        """
-        if self.config.dtype != "auto":
-            return getattr(torch, self.config.dtype)  # type: ignore[no-any-return]
-        return torch.float16 if self.device.type == "cuda" else torch.float32
+        """The number type in which the rank computes."""
+        return number_type(self.config.dtype, self.device)
 
     @property
     def like(self) -> Tensor:

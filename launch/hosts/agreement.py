@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Sequence
 
 from config.command import CommandKeys, flat
 from config.files import fits
+from config.keys import written
 from config.presets import ROOT
 from config.run_config import RunConfig
 from config.schema.fields import whole
@@ -186,13 +187,7 @@ def settings(keys: RunConfig | CommandKeys, **found: str) -> dict[str, str]:
         typed["draft"] = RunConfig.draft  # for which it stands in where rank 0, which alone knows, has no head
     for name in GIVEN:
         typed[name] = "FOLDER" if typed[name] else ""
-    return {name: _as_typed(value) for name, value in {**typed, **found}.items()}
-
-
-def _as_typed(value: Any) -> str:
-    if value in (None, ""):
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {name: written(value) or "none" for name, value in {**typed, **found}.items()}
 
 
 def judge_facts(written: Written, board: Board) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor
 from config.files import fits
 from config.schema.untrusted import parse_json
 from launch.console import run
-from launch.spec import usable
+from launch.spec import number_type, usable
 from model.llama import LlamaConfig, Slice, fill
 from model.weights.quant import compress, probe
 from pipeline.failure import guarded
@@ -110,9 +110,7 @@ def answered(asked: Any) -> dict[str, Any]:
     torch.set_grad_enabled(False)
     torch.set_num_threads(asked["threads"] or os.cpu_count() or 1)
     device = usable(asked["device"])
-    half = torch.float16 if device.type == "cuda" else torch.float32
-    dtype = half if asked["dtype"] == "auto" else getattr(torch, asked["dtype"])
-    like = torch.empty(0, dtype=dtype, device=device)
+    like = torch.empty(0, dtype=number_type(asked["dtype"], device), device=device)
     sizes = LlamaConfig.read(asked["config"])
     stage = random_stage(sizes, asked["layers"], like, asked["quant"], asked["context"])
     inputs = like.new_zeros(1, sizes.hidden)
