@@ -25,19 +25,19 @@ FLOORS = {"config": 0, "model": 1, "pipeline": 2, "tp": 3, "sim": 4, "launch": 5
 LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is one subject, deleted by its folder
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
-    "config": 2531,
+    "config": 2530,
     "model": 4261,
     "pipeline": 3629,
     "tp": 888,
     "sim": 1002,
     "launch": 5465,
     "eval": 4754,
-    "serve": 1852,
-    "eval/dsi": 3029,
+    "serve": 1851,
+    "eval/dsi": 3023,
     "eval/load": 781,
     "eval/plan": 2352,
     "eval/specinfer": 737,
-    "train": 2048,
+    "train": 2009,
     "toy/corpus": 1585,
     "scripts": 720,
     "toy": 439,

@@ -42,7 +42,7 @@ RATE = (10, 10_000)  # Mbit/s
 SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
 LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
 WORKERS, TOKENS = Range(1, 256), Range(8, 512)
-QUESTIONS, BOARDS, SEED = Range(1, 19), Range(1, 8), Range(0, 1 << 32)
+QUESTIONS, SEED = Range(1, 19), Range(0, 1 << 32)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class EmulatedConfig(Drawn):
     """
 
     RANGES = {
-        "seed": SEED, "count": Range(1, DRAWN), "least": BOARDS,
-        "boards": BOARDS, "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
+        "seed": SEED, "count": Range(1, DRAWN), "least": Range(1, 8),
+        "boards": Range(1, 8), "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
 
     # Which clusters
     seed: int = 0  # of the draw, as for planner
