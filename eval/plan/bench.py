@@ -17,10 +17,11 @@ import torch
 from tqdm import tqdm
 
 from config.cli import parse
-from config.files import check_output, write_json
+from config.files import write_json
 from config.keys import read_keys
 from config.profiles import PROFILES, Profile, write
 from config.ranges import Checked, Range, outside
+from eval.keys import problems_of_files
 from eval.plan.candidates import Candidate, families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
@@ -56,8 +57,7 @@ class Drawn(Checked):
 
     def problems(self) -> Iterator[str]:
         yield from outside(vars(self), self.RANGES)
-        if self.output:
-            check_output(self.output, "choose another output=")
+        yield from problems_of_files(self, "output")
 
     def collect(self, rows: Iterable[Row], result: Callable[[Row], str]) -> list[Row]:
         """Print a line for each row as it comes, with what came of it, and keep all in the file."""
