@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from config.trees import Growth
-from model.drafts.batch import Steps
-from model.sample import Sampler
 from model.tree import TokenTree
+
+if TYPE_CHECKING:
+    from model.drafts.batch import Steps
+    from model.sample import Sampler
 
 Spares = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
 
