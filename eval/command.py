@@ -43,7 +43,7 @@ def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
     if _apart(own):
         announce(own)
     evaluation = Evaluation(own, pipeline)
-    with closing(Results(own.results).open(own, pipeline.scale, pipeline.spec.part.split_id)) as results:
+    with closing(Results(own.results).open(own, pipeline.config.slowdown, pipeline.spec.part.split_id)) as results:
         evaluation.run(_sets(own), results, lambda: _check_pace(own))
 
 

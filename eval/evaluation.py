@@ -107,7 +107,7 @@ class Evaluation:
     """Methods that answer questions over one pipeline, which serves those of one group of the configuration."""
 
     def __init__(self, config: EvalConfig, pipeline: Pipeline) -> None:
-        self.config, self.pipeline, self.scale = config, pipeline, pipeline.scale
+        self.config, self.pipeline, self.scale = config, pipeline, pipeline.config.slowdown
         self.methods = next(group for group in config.groups if config.run.pipeline_type in group)
         self.decoders = {contender: self._decoder(contender) for contender in config.contenders(self.methods)}
         assert pipeline.text, "an evaluation asks questions"

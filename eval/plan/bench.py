@@ -17,10 +17,11 @@ import torch
 from tqdm import tqdm
 
 from config.cli import parse
-from config.files import check_output, write_json
+from config.files import write_json
 from config.keys import read_keys
 from config.profiles import PROFILES, Profile, write
 from config.ranges import Checked, Range, outside
+from eval.keys import problems_of_files
 from eval.plan.candidates import Candidate, families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
@@ -56,8 +57,7 @@ class Drawn(Checked):
 
     def problems(self) -> Iterator[str]:
         yield from outside(vars(self), self.RANGES)
-        if self.output:
-            check_output(self.output, "choose another output=")
+        yield from problems_of_files(self, "output")
 
     def collect(self, rows: Iterable[Row], result: Callable[[Row], str]) -> list[Row]:
         """Print a line for each row as it comes, with what came of it, and keep all in the file."""
@@ -277,7 +277,7 @@ def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book
         write(path, alone(site, chosen.candidate))
         run: dict[str, Any] = {**keys, "profile": path, "slowdown": slowdown, "timeout": 120}
         with Pipeline.open("toy", **run) as pipeline:
-            took = sum(seconds(pipeline.decoder, book, book.answers, config.tokens)) / pipeline.scale
+            took = sum(seconds(pipeline.decoder, book, book.answers, config.tokens)) / pipeline.config.slowdown
     tokens = sum(one.tokens for one in chosen.spent)
     speeds = {"simulated": chosen.speed, "emulated": tokens / took}
     return {**facts(site), "chosen": keys, "slowdown": slowdown, **speeds}
