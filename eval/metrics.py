@@ -117,15 +117,14 @@ def total_speed(answers: Answers) -> float:
 
     The seconds are those from the beginning of the first answer to the end of the last one, of each start and repeat.
     """
-    batches: dict[Any, list[Answer]] = defaultdict(list)
+    spans: dict[Any, list[Sequence[float]]] = defaultdict(list)
+    made = 0
     for answer in answers:
         if "span" in answer:
-            batches[answer["launch"], answer["repeat"]].append(answer)
-    spent = 0.0
-    for batch in batches.values():
-        begun, ended = zip(*(answer["span"] for answer in batch))
-        spent += max(ended) - min(begun)
-    made = sum(whole(answer)[0] for batch in batches.values() for answer in batch)
+            spans[answer["launch"], answer["repeat"]].append(answer["span"])
+            made += whole(answer)[0]
+    bounds = [(min(begun), max(ended)) for begun, ended in (zip(*batch) for batch in spans.values())]
+    spent = sum(end - begin for begin, end in bounds)
     return made / spent if spent else NAN
 
 

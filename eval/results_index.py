@@ -92,10 +92,6 @@ class Found:
         """The answers of a contender to the data set `name` at a temperature."""
         return self.groups.get((*contender, name, temperature), ())
 
-    def of_all_sets(self, contender: Contender, temperature: float) -> list[Answer]:
-        """The answers of a contender to all data sets at a temperature."""
-        return [answer for name in self.sets for answer in self.of(contender, name, temperature)]
-
 
 def provenance(answers: Sequence[Answer]) -> str:
     """Whether answers were measured, emulated or simulated, and on which cluster: every table and plot says so."""

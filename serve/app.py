@@ -186,7 +186,7 @@ class Server(Service):
         if first is None:
             asking.close()
             return Response(status_code=GONE)
-        return EventStream(asking, events(asking, written, first, body.wants_usage))
+        return EventStream(asking, events(asking, written, first, body.stream_options.include_usage))
 
 
 class EventStream(StreamingResponse):

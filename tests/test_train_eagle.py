@@ -244,7 +244,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     monkeypatch.setattr(Course, "advance", interrupted)
     while halts:
         assert train_eagle.main(command("halves")) == 130
-        assert sorted(path.name for path in (tmp_path / "halves").iterdir()) == ["lessons.safetensors", "training.pt"]
+        left = sorted(path.name.partition("-")[0] for path in (tmp_path / "halves").iterdir())
+        assert left == ["lessons", "training.pt"]
         halts = halts[1:]
     assert train_eagle.main(command("halves")) == 0
     for name in ("model.safetensors", "config.json"):
@@ -254,8 +255,12 @@ def test_an_interrupted_training_ends_with_the_same_bits(base_and_talks, tmp_pat
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["unrolled_passes"] == 2
     with refused("is of a training with passes=2 instead of 3"):
         train_eagle.train(train_eagle.parser().parse_args([*command("halves"), "--passes", "3"]))
-    if course:
-        return  # that a head drafts does not depend on how it was taught
+    if not course:  # which changes nothing about how a head drafts
+        drafts_the_text_of_ar(base, tmp_path)
+
+
+def drafts_the_text_of_ar(base, tmp_path):
+    """The pipeline writes with the head in the folder `whole` what it writes without."""
     split(base, tmp_path / "split", "0+3+4", tmp_path / "whole", progress=False)
     texts = []
     for method in ("ar", "continuous"):

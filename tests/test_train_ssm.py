@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,10 @@ from model.sample import Sampler
 from tests.checkpoints import same
 from tests.saved import here, save_tokenizer
 from train.course import Course
-from train.ssm.boost import Lesson, loss_of, right, still_left
+from train.data import Row, answer_row
+from train.ssm.boost import learn, loss_of, ranks_of, still_left
 from train.ssm.command import main
-from train.ssm.texts import batch_of, prompts_of, texts_of
+from train.ssm.texts import prompts_of, texts_of
 from train.writer import Writer, open_model
 
 CPU = torch.device("cpu")
@@ -78,6 +80,12 @@ def texts_to(folder, count=5):
     return list(writer.write([[1, *range(5, 9 + i)] for i in range(count)], 0))
 
 
+def row_of(text, left_N):
+    """The row of a text of which only that is left to learn."""
+    whole = answer_row(text.prompt, text.ids)
+    return Row(whole.ids, torch.cat([torch.zeros(len(text.prompt), dtype=torch.bool), left_N]))
+
+
 def test_texts_beside_each_other_are_those_that_the_target_writes_alone(pair):
     target = open_pair(str(pair[0]), Measured(dtype="float32", threads=1))
     found = texts_to(pair[0])
@@ -100,6 +108,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_are_left(pair, taught):
     texts = texts_to(pair[0])
     teacher, model = (open_model(folder, CPU) for folder in pair[:2])
     left = [torch.arange(len(text.ids)) % 3 > 0 for text in texts]
+    rows = [row_of(text, left_N) for text, left_N in zip(texts, left)]
     each = []
     for text, left_N in zip(texts, left):
         ids = torch.tensor([[*text.prompt, *text.ids]])
@@ -107,39 +116,39 @@ def test_the_loss_is_the_mean_over_the_tokens_that_are_left(pair, taught):
         mine, theirs = (held(input_ids=ids).logits[0, begin:-1][left_N] for held in (model, teacher))
         wanted = theirs.softmax(-1) if taught == "distributions" else ids[0, begin + 1:][left_N]
         each.append(F.cross_entropy(mine, wanted, reduction="none"))
-    found = loss_of(model, batch_of(texts, left, CPU), teacher if taught == "distributions" else None)
+    found = loss_of(model, rows, teacher if taught == "distributions" else None)
     torch.testing.assert_close(found, torch.cat(each).mean())
 
 
 def test_a_stretch_is_taken_out_when_every_token_of_it_is_right():
-    left = [torch.tensor([True] * 5), torch.tensor([True, True, False, False])]
-    is_right = [torch.tensor([True, True, True, False, True]), torch.tensor([False, True, False, True])]
-    assert [found.tolist() for found in still_left(left, is_right, 2)] == [
-        [False, False, True, True, False], [True, True, False, False]]
+    left = [torch.tensor([False] + [True] * 5), torch.tensor([False, False, True, True, False, False])]
+    ranked = [np.array([0, 0, 0, 1, 0]), np.array([2, 0, 1, 0])]
+    rows = [Row(torch.arange(6), left_N) for left_N in left]
+    assert [found.answers.int().tolist() for found in still_left(rows, ranked, 2)] == [
+        [0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0]]
 
 
 def test_what_is_right_is_what_a_drafter_would_write_there(pair):
     texts = texts_to(pair[0])
+    rows = [answer_row(text.prompt, text.ids) for text in texts]
     drafter = open_pair(str(pair[1]), Measured(dtype="float32", threads=1))
-    for text, right_N in zip(texts, right(open_model(pair[1], CPU), texts), strict=True):
+    for text, rank_N in zip(texts, ranks_of(open_model(pair[1], CPU), rows), strict=True):
         read = [*text.prompt, *text.ids[:-1]]
         logits = drafter.whole.logits(read, drafter.whole.cache(len(read)), len(text.ids))
-        assert right_N.tolist() == (ranks(logits, text.ids) == 0).tolist()
-    whole = [found.all() for found in right(open_model(pair[0], CPU), texts)]
-    assert all(whole), "the target foresees itself"
+        assert rank_N.tolist() == ranks(logits, text.ids).tolist()
+    for rank_N in ranks_of(open_model(pair[0], CPU), rows):
+        assert not rank_N.any(), "the target foresees itself"
 
 
 def test_only_what_is_left_is_learnt(pair):
     texts, model = texts_to(pair[0]), open_model(pair[1], CPU)
     left = [torch.zeros(len(text.ids), dtype=torch.bool) for text in texts]
     left[2][:4] = True
-    lesson = Lesson(model, texts, left, batch=2, seed=0)
-    assert lesson.texts == [texts[2]]
-    lesson(0)
+    rows = [row_of(text, left_N) for text, left_N in zip(texts, left)]
+    learn(model, rows, None)
     gradient = model.get_input_embeddings().weight.grad.clone()
     model.zero_grad()
-    with torch.enable_grad():
-        loss_of(model, batch_of([texts[2]], [left[2]], CPU), None).backward()
+    learn(model, rows[2:3], None)
     torch.testing.assert_close(gradient, model.get_input_embeddings().weight.grad)
 
 

@@ -5,10 +5,9 @@ It knows nothing about models. What a conversation looks like to the model is sa
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -28,8 +27,7 @@ FORMS = ('{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", 
 Talk = Sequence[str]  # questions and answers by turns
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Token ids `[N]` in int32, and which of them are an answer's, its end token included, `[N]` in bool."""
 
     ids: Tensor
@@ -103,6 +101,12 @@ def _turn(turn: dict[str, str]) -> tuple[str, str]:
     return turn[who], turn[what]
 
 
+def answer_row(prompt: Sequence[int], answer: Sequence[int]) -> Row:
+    """The row of a prompt and the answer to it, as token ids."""
+    ids = torch.tensor([*prompt, *answer], dtype=torch.int32)
+    return Row(ids, torch.arange(len(ids)) >= len(prompt))
+
+
 def make_row(text: Text, talk: Talk, template: str, length: int) -> Row | None:
     """A conversation as the model would have written it, cut after `length` tokens; None if no answer is left.
 
@@ -169,3 +173,8 @@ def draw(count: int, seed: int, first: int, size: int) -> list[int]:
     epochs = {number // count for number in numbers}
     orders = {epoch: np.random.default_rng((seed, epoch)).permutation(count) for epoch in epochs}
     return [int(orders[number // count][number % count]) for number in numbers]
+
+
+def batch_at(step: int, rows: Sequence[Row], size: int, seed: int) -> list[Row]:
+    """The rows of a step, so many of them."""
+    return [rows[i] for i in draw(len(rows), seed, step * size, size)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import zlib
 from argparse import Namespace
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Iterator, Tuple
@@ -15,14 +16,13 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from config.files import lines
-from launch.split.write import store
+from config.files import replace
 from model.text import AUTO, OWN, Text, chosen
 from model.weights.checkpoint import Checkpoint
-from train.terms import digest, mark
-from train.writer import Prompts, Writer, open_model
+from train.terms import digest, kept, mark
+from train.writer import AT_ONCE, Prompts, Writer, open_model
 
-BATCH = 64  # conversations; a step of a processor takes little longer for many
+BATCH = AT_ONCE  # conversations
 QUESTION, ANSWER = 64, 192  # tokens at most; a longer question is dropped, a longer answer is cut
 REPEATING = 0.2  # a text that is compressed below this part of its size says one thing again and again
 SLOT = "\u241f"  # in place of the user's turn in the template
@@ -86,30 +86,26 @@ def make_own(args: Namespace, dtype: torch.dtype, device: torch.device) -> Path:
                          "with --template")
     terms = [mark(Checkpoint(folder)), template, args.seed, str(dtype), BATCH, QUESTION, ANSWER]
     batches = args.out_dir / f"own-{digest(json.dumps(terms).encode())[:12]}"
-    batches.mkdir(parents=True, exist_ok=True)
-    talker: Talker | None = None
-    kept: dict[str, Any] = {}  # by question
+
+    @cache
+    def talker() -> Talker:
+        return Talker(open_model(folder, device, dtype), Text(folder), template, args.seed)
+
+    def made(number: int) -> list[dict[str, Any]]:
+        return list(talker().talks(number))
+
+    found: dict[str, Any] = {}  # by question
     with tqdm(total=wanted, desc="conversations", unit="talk") as bar:
         for number in count():
-            place = batches / f"{number}.jsonl"
-            if not place.exists():
-                if talker is None:
-                    talker = Talker(open_model(folder, device, dtype), Text(folder), template, args.seed)
-                _store(place, talker.talks(number))
-            for _, talk in lines(place):
-                kept.setdefault(talk["messages"][0]["content"], talk)
-            bar.update(min(len(kept), wanted) - bar.n)
-            if len(kept) >= wanted:
+            for talk in kept(batches / f"{number}.pt", partial(made, number)):
+                found.setdefault(talk["messages"][0]["content"], talk)
+            bar.update(min(len(found), wanted) - bar.n)
+            if len(found) >= wanted:
                 break
-            if number > 3 and len(kept) < number:
+            if number > 3 and len(found) < number:
                 raise ValueError(f"the model in {folder} writes no conversations in the template {template}; give "
                                  "--data, or the --template that it was trained with")
     path: Path = args.out_dir / "own.jsonl"
-    _store(path, list(kept.values())[:wanted])
+    talks = list(found.values())[:wanted]
+    replace(path, "".join(json.dumps(talk, ensure_ascii=False) + "\n" for talk in talks).encode())
     return path
-
-
-def _store(path: Path, talks: Any) -> None:
-    """Write a file with a conversation a line, there whole or not at all."""
-    content = "".join(json.dumps(talk, ensure_ascii=False) + "\n" for talk in talks)
-    store(path, content.encode())

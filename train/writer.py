@@ -10,6 +10,7 @@ from typing import Any, Iterator, List, NamedTuple, Sequence
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+AT_ONCE = 64  # texts; a step of a processor takes little longer for many
 ABSENT = -1  # in place of a token before a prompt that is shorter than others
 Prompts = Sequence[List[int]]
 
@@ -41,9 +42,14 @@ class Writer:
         self.how = GenerationConfig(max_new_tokens=limit, bos_token_id=begin, eos_token_id=sorted(ends),
                                     pad_token_id=0, **chosen)
 
-    @torch.no_grad()
-    def write(self, prompts: Prompts, first: int) -> Iterator[Text]:
+    def write(self, prompts: Prompts, first: int = 0) -> Iterator[Text]:
         """The texts to some prompts, the `first` and following ones of all; they are drawn by their place there."""
+        for begin in range(0, len(prompts), AT_ONCE):
+            yield from self._write(prompts[begin:begin + AT_ONCE], first + begin)
+
+    @torch.no_grad()
+    def _write(self, prompts: Prompts, first: int) -> Iterator[Text]:
+        """Those that are written beside each other."""
         torch.manual_seed((self.seed + first) % (1 << 63))
         width = max(map(len, prompts))
         device = self.model.device

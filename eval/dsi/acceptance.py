@@ -81,8 +81,9 @@ def counted(record: Record) -> dict[str, tuple[int, int]]:
     ended, cut = runs(record)
     first = (*ended, cut)[0]
     taken = [*ended, cut] if cut else ended[:-1]
-    return {"likeliest": (sum(record), len(ended)), "prefix": (first, 1), "runs": (sum(ended), len(ended)),
-            "original": (sum(taken), len(taken))}
+    return {
+        "likeliest": (sum(record), len(ended)), "prefix": (first, 1),
+        "runs": (sum(ended), len(ended)), "original": (sum(taken), len(taken))}
 
 
 DEFINITIONS = tuple(counted([]))

@@ -79,7 +79,9 @@ def main(argv: Sequence[str]) -> int:
     if words and "=" not in words[0] and not words[0].startswith("-") and words[0] not in HELP:
         words[0] = f"file={words[0]}"
     asked = read_keys(words, Cases, f"{COMMAND} cases")
-    groups = {group: [compared(case, group) for case in cases] for group, cases in read(asked.file).items()}
+    groups = {}
+    for group, cases in read(asked.file).items():
+        groups[group] = [compared(case, group) for case in cases]
     every = list(chain(*groups.values()))
     for group, results in groups.items():
         print(plain(line(group, results)))
@@ -234,10 +236,11 @@ def output_tokens(target_latency: float, drafter_latency: float, lookahead: int,
     target, drafter = Forward(TICKS, TICKS), Forward(draft, draft)
     plan = Plan(tokens, lookahead, int(servers), target, drafter)
     methods = {"nonsi": "non-SI", "si": "SI", "dsi": "DSI"}
-    return {"expected": {
-        name: {key: list(map(decode(method, plan, [right] * tokens).settled, moments))
-               for key, method in methods.items()}
-        for name, right in (("worst", False), ("best", True))}}
+    found = {}
+    for name, right in (("worst", [False] * tokens), ("best", [True] * tokens)):
+        outcomes = {key: decode(method, plan, right) for key, method in methods.items()}
+        found[name] = {key: list(map(outcome.settled, moments)) for key, outcome in outcomes.items()}
+    return {"expected": found}
 
 
 def forwards(target_latency: float, drafter_latency: float, lookahead: int, mean_accepted: float, N: int) -> Results:

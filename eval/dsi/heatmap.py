@@ -188,11 +188,13 @@ def _winners(shown: Axes, names: Sequence[str], is_fastest: Array) -> None:
     The legend also names those that are as fast there, unless in a few of all cells.
     """
     first = is_fastest.argmax(0)
-    shown.fill(first, [LOOKS[name][0] for name in names], np.arange(len(names) + 1) - 0.5)
+    tones = [LOOKS[name][0] for name in names]
+    shown.fill(first, tones, np.arange(len(names) + 1) - 0.5)
     for i, name in enumerate(names):
         own = first == i
         if own.any():
-            shares = zip(names[i + 1:], (own & is_fastest[i + 1:]).mean((1, 2)))
-            draws = ", ".join(f"{other} {share:.1%}" for other, share in shares if share > RARE)
+            shares = (own & is_fastest).mean((1, 2))
+            others = list(zip(names, shares))[i + 1:]
+            draws = ", ".join(f"{other} {share:.1%}" for other, share in others if share > RARE)
             beside = f" (as fast: {draws})" if draws else ""
             shown.hatch(own, LOOKS[name], f"{name}: {own.mean():.1%} of the cells{beside}")

@@ -151,9 +151,10 @@ def table(config: Heatmap, found: Bests) -> str:
     drafters, acceptances, _ = grid(config)
     si_wins = (found["SI"].cost < found["DSI"].cost).astype(int)
     rows: list[Iterable[Any]] = [COLUMNS]
-    for i, j in np.ndindex(si_wins.shape):
+    for cell in np.ndindex(si_wins.shape):
+        axes = drafters[cell[0]], acceptances[cell[1]]
         for name, (cost, chosen) in found.items():
-            rows.append((drafters[i], acceptances[j], name, chosen[i, j], cost[i, j], si_wins[i, j]))
+            rows.append((*axes, name, chosen[cell], cost[cell], si_wins[cell]))
     body = "".join(f"{','.join(map(str, row))}\n" for row in rows)
     about = {"schema": SCHEMA, "config": config.origin}
     return f"# {json.dumps({**about, 'sha256': _digest(about, body)})}\n{body}"

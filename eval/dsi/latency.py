@@ -84,18 +84,12 @@ def spread(seconds: Sequence[float]) -> Spread:
     return Spread(float(median), float(low), float(high), len(seconds))
 
 
-class Pace(NamedTuple):
-    """The time to the first token of an answer (TTFT), and that of each later one (TPOT), in milliseconds."""
-
-    first: Spread
-    later: Spread
-
-
 def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int,
-          sampler: Sampler, repeats: int) -> list[Pace]:
-    """The pace of each model with answers of `new` tokens, at least 2; they go on behind an end token, to be as long.
+          sampler: Sampler, repeats: int) -> list[tuple[Spread, Spread]]:
+    """The time to the first token of an answer (TTFT), and that of each later one (TPOT), in milliseconds, by models.
 
-    TPOT is one figure per answer: the time behind its first token, by the number of tokens that follow.
+    Answers have `new` tokens, at least 2; they go on behind an end token, to be as long. TPOT is one figure per answer:
+    the time behind its first token, by the number of tokens that follow.
     """
     first: list[list[float]] = [[] for _ in models]
     later: list[list[float]] = [[] for _ in models]
@@ -112,7 +106,7 @@ def paces(models: Sequence[Whole], prompts: Sequence[Sequence[int]], new: int,
                 if turn:
                     firsts.append(begun - start)
                     laters.append((ended - begun) / (new - 1))
-    return list(map(Pace, map(spread, first), map(spread, later)))
+    return list(zip(map(spread, first), map(spread, later)))
 
 
 def passes(model: Whole, rows: Sequence[int], context: int, sampler: Sampler,
@@ -144,8 +138,8 @@ def main(argv: list[str]) -> int:
           f"an answer, {config.repeats} turns; ms: median, quartiles\n")
     for name in tqdm(config.chosen_sets, desc="sets", leave=False):
         prompts = prompts_of(name, config, [model])
-        [pace] = paces([model.whole], prompts, config.max_new_tokens, sampler, config.repeats)
-        tqdm.write(f"{short(name):<{LONGEST}}  TTFT {pace.first}   TPOT {pace.later}")
+        [(first, later)] = paces([model.whole], prompts, config.max_new_tokens, sampler, config.repeats)
+        tqdm.write(f"{short(name):<{LONGEST}}  TTFT {first}   TPOT {later}")
     took = passes(model.whole, config.chosen_rows, config.context, sampler, config.repeats)
     print(f"\nT(m) behind {config.context} tokens, and how many times as long as T({min(took)})")
     least = took[min(took)].median

@@ -17,10 +17,11 @@ import torch
 from tqdm import tqdm
 
 from config.cli import parse
-from config.files import check_output, write_json
+from config.files import write_json
 from config.keys import read_keys
 from config.profiles import PROFILES, Profile, write
 from config.ranges import Checked, Range, outside
+from eval.keys import problems_of_files
 from eval.plan.candidates import Candidate, families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
@@ -42,7 +43,7 @@ RATE = (10, 10_000)  # Mbit/s
 SLOWEST = 4.0  # times as long: the slowest board of an uneven cluster
 LONG_STAGE, LONG_LEVEL = 30.0, 30.0  # ms, at least, in real emulation: shorter ones this machine cannot keep up with
 WORKERS, TOKENS = Range(1, 256), Range(8, 512)
-QUESTIONS, BOARDS, SEED = Range(1, 19), Range(1, 8), Range(0, 1 << 32)
+QUESTIONS, SEED = Range(1, 19), Range(0, 1 << 32)
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class Drawn(Checked):
 
     def problems(self) -> Iterator[str]:
         yield from outside(vars(self), self.RANGES)
-        if self.output:
-            check_output(self.output, "choose another output=")
+        yield from problems_of_files(self, "output")
 
     def collect(self, rows: Iterable[Row], result: Callable[[Row], str]) -> list[Row]:
         """Print a line for each row as it comes, with what came of it, and keep all in the file."""
@@ -97,8 +97,8 @@ class EmulatedConfig(Drawn):
     """
 
     RANGES = {
-        "seed": SEED, "count": Range(1, DRAWN), "least": BOARDS,
-        "boards": BOARDS, "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
+        "seed": SEED, "count": Range(1, DRAWN), "least": Range(1, 8),
+        "boards": Range(1, 8), "tokens": TOKENS, "slowdown": Range(0.001, 1000)}
 
     # Which clusters
     seed: int = 0  # of the draw, as for planner

@@ -20,10 +20,10 @@ from model.text import chosen
 from model.weights.checkpoint import Checkpoint
 from train.command import begin, run
 from train.course import Course, Hyperparameters
-from train.data import Row, draw
+from train.data import Row, batch_at
 from train.eagle import heads
 from train.eagle.judge import DEPTHS, answered, open_decoder
-from train.eagle.lessons import FILE, NEW_TOKENS, Lessons, read_lessons
+from train.eagle.lessons import FILES, NEW_TOKENS, Lessons, read_lessons
 from train.eagle.loss import PASSES, Objective, Task, own_part, part_at, task_of, teacher_parts
 from train.eagle.options import CHECKPOINT, check, parser
 from train.eagle.teacher import Teacher
@@ -54,12 +54,10 @@ def arithmetic(args: Namespace) -> tuple[torch.dtype, torch.device]:
 def open_teacher(args: Namespace) -> Teacher:
     """The base, in the arithmetic that was asked for."""
     dtype, device = arithmetic(args)
-    kept = args.out_dir / FEATURES if args.keep_features else None
-    if kept:
-        kept.mkdir(exist_ok=True)
+    folder = args.out_dir / FEATURES if args.keep_features else None
     name = str(dtype).partition(".")[2]
     print(f"{args.model_dir}: template {args.template}, {name} on {device}", flush=True)
-    return Teacher(Checkpoint(args.model_dir), dtype, device, kept)
+    return Teacher(Checkpoint(args.model_dir), dtype, device, folder)
 
 
 def open_head(args: Namespace, teacher: Teacher, rows: list[Row]) -> tuple[dict[str, Any], Head]:
@@ -133,14 +131,15 @@ def train(args: Namespace) -> None:
     course = Course(plan, head, args.out_dir / CHECKPOINT, terms(args, teacher))
 
     def lesson(step: int) -> dict[str, float]:
-        chosen = draw(len(rows), args.seed, step * args.batch, args.batch)
-        return tasks[part_at(step, parts)].learn([rows[i] for i in chosen], (args.seed, step))
+        task = tasks[part_at(step, parts)]
+        return task.learn(batch_at(step, rows, args.batch, args.seed), (args.seed, step))
 
     course.run(lesson)
     config["unrolled_passes"] = parts[-1].passes
     write(args, tasks[-1], config)
     report(args, lessons, tasks[-1], course)
-    (args.out_dir / FILE).unlink(missing_ok=True)
+    for path in args.out_dir.glob(FILES):
+        path.unlink()
     rmtree(args.out_dir / FEATURES, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import serial
 from tp.links import Loop
-from train.data import Row
+from train.data import Row, answer_row
 from train.eagle.teacher import Teacher
 
 TREE = TreeConfig(init=Growth(nodes=59, depth=5, width=10))  # of EAGLE-2's paper: 60 nodes with the root, six levels
@@ -53,8 +53,7 @@ def answered(decoder: Decoder, prompts: Prompts, ends: frozenset[int], new: int)
     rows, tokens, passes = [], 0, 0
     for prompt in tqdm(prompts, desc="drafting", unit="answer", leave=False):
         answer = decoder.whole(Request(prompt, max_new_tokens=new, end=ends))
-        ids = torch.tensor([*prompt, *answer.token_ids], dtype=torch.int32)
-        rows.append(Row(ids, torch.arange(len(ids)) >= len(prompt)))
+        rows.append(answer_row(prompt, answer.token_ids))
         tokens += answer.new_tokens - 1
         passes += answer.target_passes
     return rows, tokens / passes if passes else 1.0

@@ -6,31 +6,28 @@ Shapes: N tokens of a row, D model, V vocabulary.
 """
 from __future__ import annotations
 
-import hashlib
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor
 
-from launch.split.write import store
 from model.drafts.eagle import inner_layers
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import EMBED, translate
 from model.whole import Whole
 from train.eagle.unroll import Causal
-from train.terms import mark
+from train.terms import digest, kept, mark
 
 
 class Teacher(Whole):
-    """The base of a head, in `dtype` on `device`; what it makes of a row is kept in the folder `kept`, if given."""
+    """The base of a head, in `dtype` on `device`; what it makes of a row is kept in `folder`, if given."""
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device,
-                 kept: Path | None = None) -> None:
+                 folder: Path | None = None) -> None:
         super().__init__(source, dtype, device)
-        self.kept = kept
+        self.folder = folder
         names = {translate(name): name for name in source.names()}
         self.stored = source.form(names[EMBED]).dtype  # how its file holds its weights
 
@@ -46,14 +43,12 @@ class Teacher(Whole):
     def read(self, ids_N: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the base makes of each token: the last hidden state, after the norm, `[N, D]`, the inner features that
         EAGLE-3 wants, `[N, 3D]`, or None if the model is too small for them, and the likeliest next word, `[N]`."""
-        if self.kept is None:
+        if self.folder is None:
             made = self._read(ids_N)
         else:
             content = f"{self.mark} {self.dtype} {ids_N.tolist()}"
-            path = self.kept / f"{hashlib.sha256(content.encode()).hexdigest()}.safetensors"
-            if not path.exists():
-                store(path, save(self._read(ids_N)))
-            made = load_file(path, str(self.device))
+            path = self.folder / f"{digest(content.encode())}.pt"
+            made = kept(path, partial(self._read, ids_N))
         return made["last"], made.get("inner"), made["word"]
 
     @torch.no_grad()

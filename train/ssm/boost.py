@@ -9,77 +9,76 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from train.data import draw
-from train.ssm.texts import Batch, Chosen, batch_of, whole_of
-from train.writer import Text
+from eval.tokens_per_pass import Array, ranks
+from train.data import Row
 
 AT_ONCE = 64  # texts that are read beside each other where nothing is learnt
 
 
-def logits_of(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """The logits `[T, V]` at the tokens that are to be learnt, which stand behind at least one other token each."""
-    hidden_BND = model.base_model(input_ids=batch.ids, attention_mask=batch.there, use_cache=False).last_hidden_state
-    head = model.get_output_embeddings()
-    hidden_TD = hidden_BND[:, :-1][batch.learnt[:, 1:]]
-    logits_TV: Tensor = head(hidden_TD)
+def logits_of(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+    """The logits `[T, V]` at the answers of rows side by side, each of which stands behind another token."""
+    ids_BN = pad_sequence([row.ids.long() for row in rows], batch_first=True)
+    there_BN = pad_sequence([torch.ones(len(row.ids)) for row in rows], batch_first=True)
+    learnt_BN = pad_sequence([row.answers for row in rows], batch_first=True)
+    device = model.device
+    read = model.base_model(input_ids=ids_BN.to(device), attention_mask=there_BN.long().to(device), use_cache=False)
+    hidden_TD = read.last_hidden_state[:, :-1][learnt_BN[:, 1:].to(device)]
+    logits_TV: Tensor = model.get_output_embeddings()(hidden_TD)
     return logits_TV
 
 
-def loss_of(model: PreTrainedModel, batch: Batch, teacher: PreTrainedModel | None) -> Tensor:
+def words_of(rows: Sequence[Row]) -> Tensor:
+    """The tokens `[T]` of the answers."""
+    return torch.cat([row.ids[row.answers] for row in rows]).long()
+
+
+def loss_of(model: PreTrainedModel, rows: Sequence[Row], teacher: PreTrainedModel | None) -> Tensor:
     """Mean cross-entropy, in nats, with the target's tokens, or with the whole distributions of a `teacher`."""
-    logits_TV = logits_of(model, batch)
-    wanted = batch.ids[batch.learnt]
-    if teacher is not None:
-        with torch.no_grad():
-            wanted = torch.softmax(logits_of(teacher, batch), -1)
-    return F.cross_entropy(logits_TV, wanted)
+    logits_TV = logits_of(model, rows)
+    if teacher is None:
+        return F.cross_entropy(logits_TV, words_of(rows).to(logits_TV.device))
+    with torch.no_grad():
+        wanted_TV = torch.softmax(logits_of(teacher, rows), -1)
+    return F.cross_entropy(logits_TV, wanted_TV)
 
 
-class Lesson:
-    """The steps of one drafter's training: texts with a stretch that is left, in an order that the seed gives."""
-
-    def __init__(self, model: PreTrainedModel, texts: Sequence[Text], left: Chosen,
-                 batch: int, seed: int) -> None:
-        self.model, self.batch, self.seed = model, batch, seed
-        self.teacher: PreTrainedModel | None = None  # whose distributions are learnt in place of tokens
-        some = [place for place, left_N in enumerate(left) if left_N.any()]
-        self.texts = [texts[place] for place in some]
-        self.left = [left[place] for place in some]
-
-    @torch.enable_grad()
-    def __call__(self, step: int) -> dict[str, float]:
-        """The gradients of a step, and its loss."""
-        chosen = draw(len(self.texts), self.seed, step * self.batch, self.batch)
-        texts = [self.texts[i] for i in chosen]
-        left = [self.left[i] for i in chosen]
-        batch = batch_of(texts, left, self.model.device)  # type: ignore[arg-type]
-        loss = loss_of(self.model, batch, self.teacher)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return {"loss": float(loss.detach())}
+@torch.enable_grad()
+def learn(model: PreTrainedModel, rows: Sequence[Row], teacher: PreTrainedModel | None) -> dict[str, float]:
+    """The gradients of a step, and its loss."""
+    loss = loss_of(model, rows, teacher)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return {"loss": float(loss.detach())}
 
 
 @torch.no_grad()
-def right(model: PreTrainedModel, texts: Sequence[Text]) -> Iterator[Tensor]:
-    """For each text which of its tokens are those that the drafter finds likeliest there, `[N]`."""
-    begins = range(0, len(texts), AT_ONCE)
+def ranks_of(model: PreTrainedModel, rows: Sequence[Row]) -> Iterator[Array]:
+    """For each row how many tokens the drafter finds likelier than each of its answer."""
+    begins = range(0, len(rows), AT_ONCE)
     for begin in tqdm(begins, desc="which are foreseen", unit="batch", leave=False):
-        some = texts[begin:begin + AT_ONCE]
-        batch = batch_of(some, whole_of(some), model.device)
-        same_T = logits_of(model, batch).argmax(-1) == batch.ids[batch.learnt]
-        yield from same_T.cpu().split([len(text.ids) for text in some])
+        some = rows[begin:begin + AT_ONCE]
+        rank_T = ranks(logits_of(model, some), words_of(some).tolist())
+        ends = np.cumsum([int(row.answers.sum()) for row in some])
+        yield from np.split(rank_T, ends[:-1])
 
 
-def still_left(left: Chosen, right: Iterable[Tensor], stretch: int) -> list[Tensor]:
-    """What is left of the tokens when the stretches are taken out that the drafter has right to their end."""
+def still_left(rows: Sequence[Row], ranked: Iterable[Array], stretch: int) -> list[Row]:
+    """What is left of rows when the stretches are taken out that the drafter has right to their end.
+
+    `ranked` is about the whole text at the end of each row, of which some may have been taken out before.
+    """
     found = []
-    for left_N, right_N in zip(left, right):
-        parts = right_N.split(stretch)
+    for row, rank_T in zip(rows, ranked):
+        parts = torch.from_numpy(rank_T == 0).split(stretch)
         foreseen = [part.all().expand(len(part)) for part in parts]
-        found.append(left_N & ~torch.cat(foreseen))
+        answers = row.answers.clone()
+        answers[-len(rank_T):] &= ~torch.cat(foreseen)
+        found.append(Row(row.ids, answers))
     return found

@@ -10,26 +10,27 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
+import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from config.files import write_json
 from eval.pair_keys import Measured
-from eval.pairs import answer, check_pair
+from eval.pairs import check_pair
 from eval.pairs import open_model as open_pair
-from eval.tokens_per_pass import Array, merged_passes, ranks
+from eval.tokens_per_pass import Array, merged_passes
 from launch.spec import usable
 from launch.split.write import TEXT_FILES
-from model.sample import Sampler
 from model.text import chosen as template_of
 from model.weights.checkpoint import Checkpoint
 from train.command import begin, run
 from train.course import Course, Hyperparameters
-from train.ssm.boost import Lesson, right, still_left
+from train.data import Row, answer_row, batch_at
+from train.ssm.boost import learn, ranks_of, still_left
 from train.ssm.options import check, parser
-from train.ssm.texts import Chosen, prompts_of, texts_of, whole_of
+from train.ssm.texts import prompts_of, texts_of
 from train.terms import digest, mark, settings
-from train.writer import Prompts, Text, Writer, open_model
+from train.writer import Prompts, Writer, open_model
 
 EXPANSIONS = ["1,1,1,1,1,1,1,1", "1,1,3,1,1,1,1,1"]
 RECORD, TEXTS = "training.json", "texts.json"
@@ -45,11 +46,11 @@ class Training:
     def __init__(self, args: Namespace) -> None:
         self.args = args
         self.device = usable(args.device, "--device ")
-        self.measured = Measured(dtype="float32", device=str(self.device), threads=args.threads or 0)
-        self.pair = open_pair(str(args.target), self.measured)
+        measured = Measured(dtype="float32", device=str(self.device))
+        self.pair = open_pair(str(args.target), measured)
         contexts = [self.pair.whole.config.context]
         for folder in dict.fromkeys(args.drafts):
-            drafter = open_pair(str(folder), self.measured)
+            drafter = open_pair(str(folder), measured)
             check_pair(self.pair, drafter)
             contexts.append(drafter.whole.config.context)
         self.held, self.prompts = self._prompts(min(contexts) - args.new_tokens)
@@ -70,38 +71,41 @@ class Training:
         learnt = fitting[args.judged:]
         return fitting[:args.judged], sorted(learnt, key=len)  # texts beside each other are best equally long
 
-    def texts(self) -> list[Text]:
-        """What the target writes to the prompts that are learnt from."""
+    @property
+    def writer(self) -> Writer:
+        """What writes the target's texts."""
         args, ends = self.args, sorted(self.pair.text.end_ids)
-        writer = Writer(self.target, ends, args.new_tokens, args.temperature, args.seed)
-        terms = {name: self.terms[name] for name in OF_TEXTS}
-        return texts_of(writer, self.prompts, args.out / TEXTS, terms)
+        return Writer(self.target, ends, args.new_tokens, args.temperature, args.seed)
 
-    def tune(self, name: str, source: Path, texts: Sequence[Text], left: Chosen, steps: int) -> PreTrainedModel:
-        """Fine-tune the drafter in `source` on what is left of texts, write it into the folder `name` of OUT, and read
-        it from there, as the drafting code will."""
+    def tune(self, name: str, source: Path, rows: Sequence[Row], steps: int) -> PreTrainedModel:
+        """Fine-tune the drafter in `source` on rows, write it into the folder `name` of OUT, and read it from there, as
+        the drafting code will."""
         args, model = self.args, open_model(source, self.device)
-        lesson = Lesson(model, texts, left, args.batch, args.seed)
-        if args.distributions:
-            lesson.teacher = self.target
-        file = Checkpoint(source)
-        plan = Hyperparameters(name, steps, args.rate, warm_up=max(1, steps // 20), saved_every=args.save_every)
-        tokens = b"".join(left_N.numpy().tobytes() for left_N in left)
-        terms = {**self.terms, "draft": mark(file), "steps": steps, "left": digest(tokens)}
+        some = [row for row in rows if row.answers.any()]
+        teacher = self.target if args.distributions else None
+
+        def lesson(step: int) -> dict[str, float]:
+            return learn(model, batch_at(step, some, args.batch, args.seed), teacher)
+
+        file, warm_up = Checkpoint(source), max(1, steps // 20)
+        plan = Hyperparameters(name, steps, args.rate, warm_up=warm_up, saved_every=args.save_every)
+        terms = {**self.terms, "draft": mark(file), "steps": steps}
+        every_N = torch.cat([row.answers for row in rows])
+        terms["left"] = digest(every_N.numpy().tobytes())
         Course(plan, model, args.out / f"{name}.pt", terms).run(lesson)
         store(model, file, args.out / name)
         return open_model(args.out / name, self.device)
 
-    def boosted(self, texts: Sequence[Text]) -> Iterator[tuple[str, int]]:
+    def boosted(self, rows: Sequence[Row]) -> Iterator[tuple[str, int]]:
         """Tune one drafter after the other; its name, and how many tokens were left for it."""
-        left = whole_of(texts)
+        left = rows
         for number, source in enumerate(self.args.drafts, 1):
-            tokens = sum(int(left_N.sum()) for left_N in left)
+            tokens = sum(int(row.answers.sum()) for row in left)
             if not tokens:
                 print(f"train_ssm: nothing is left for drafter {number}: those before it foresee every stretch")
                 return
-            model = self.tune(f"ssm{number}", source, texts, left, self.args.steps)
-            left = still_left(left, right(model, texts), self.args.stretch)
+            model = self.tune(f"ssm{number}", source, left, self.args.steps)
+            left = still_left(left, ranks_of(model, rows), self.args.stretch)
             yield f"ssm{number}", tokens
 
 
@@ -120,12 +124,14 @@ def train(args: Namespace) -> None:
     begin(args, args.out, "choose another --out", TEXTS, RECORD)
     args.template = template_of(args.template, args.target)
     training = Training(args)
-    texts = training.texts()
-    left = dict(training.boosted(texts))
+    terms = {name: training.terms[name] for name in OF_TEXTS}
+    texts = texts_of(training.writer, training.prompts, args.out / TEXTS, terms)
+    rows = [answer_row(*text) for text in texts]
+    left = dict(training.boosted(rows))
     if args.single:
-        training.tune("single", args.drafts[0], texts, whole_of(texts), args.steps * len(args.drafts))
+        training.tune("single", args.drafts[0], rows, args.steps * len(args.drafts))
     figures = judged(training, list(left))
-    record = {"tokens_left": left, "texts": len(texts), "held_out_texts": len(training.held),
+    record = {"tokens_left": left, "texts": len(rows), "held_out_texts": len(training.held),
               "tokens_per_pass": figures, **training.terms}
     write_json(args.out / RECORD, record)
     show(record)
@@ -133,29 +139,22 @@ def train(args: Namespace) -> None:
 
 def judged(training: Training, names: Sequence[str]) -> Figures:
     """The tokens per pass by the first drafter as it was, by each of those that were made, and by trees of several."""
-    args, pair = training.args, training.pair
-    sampler = Sampler(args.temperature, seed=args.seed) if args.temperature else Sampler()
-    shown = tqdm(training.held, desc="held out", unit="text", leave=False)
-    texts = [Text(prompt, answer(pair, prompt, args.new_tokens, sampler)) for prompt in shown]
-    own = {name: ranks_of(texts, args.out / name, training.measured) for name in [*names, *["single"] * args.single]}
-    compared = {f"{args.drafts[0]} as it was": [ranks_of(texts, args.drafts[0], training.measured)]}
+    args, held = training.args, training.held
+    texts = tqdm(training.writer.write(held), total=len(held), desc="held out", unit="text", leave=False)
+    rows = [answer_row(*text) for text in texts]
+
+    def ranked(folder: Path) -> Ranks:
+        return list(ranks_of(open_model(folder, training.device), rows))
+
+    made = [*names, "single"] if args.single else names
+    own = {name: ranked(args.out / name) for name in made}
+    compared = {f"{args.drafts[0]} as it was": [ranked(args.drafts[0])]}
     compared.update((name, [found]) for name, found in own.items())
     for count in range(2, len(names) + 1):
         some = names[:count]
         compared[f"{' and '.join(some)}, merged"] = [own[name] for name in some]
     return {name: {shape: round(verified(drafters, shape), 3) for shape in args.expansion}
             for name, drafters in compared.items()}
-
-
-def ranks_of(texts: Sequence[Text], folder: Path, measured: Measured) -> Ranks:
-    """How many tokens the drafter in a folder finds likelier than those of the texts."""
-    whole = open_pair(str(folder), measured).whole
-    found = []
-    for prompt, ids in texts:
-        read = [*prompt, *ids[:-1]]
-        logits_NV = whole.logits(read, whole.cache(len(read)), len(ids))
-        found.append(ranks(logits_NV, ids))
-    return found
 
 
 def verified(drafters: Sequence[Ranks], expansion: str) -> float:

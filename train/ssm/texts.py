@@ -6,11 +6,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import NamedTuple, Sequence
 
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from config.files import fits, whole, write_json
@@ -18,12 +14,10 @@ from config.questions import load, read
 from eval.pair_keys import SETS
 from toy.corpus.dialogues import dialogues
 from train.terms import Terms, check
-from train.writer import Prompts, Text, Writer
+from train.writer import AT_ONCE, Prompts, Text, Writer
 
-AT_ONCE = 64  # texts that are written beside each other
 OWN = "flowspec boost"  # seed of the bundled models' grammar, which the bundled questions were not made with
 FORM = {"terms": dict, "texts": [{"prompt": [int], "ids": [int]}]}
-Chosen = Sequence[Tensor]  # which tokens of each text, [N]
 
 
 def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
@@ -66,25 +60,3 @@ def _kept(path: Path, terms: Terms) -> list[Text]:
         raise ValueError(f"{path} holds no texts; delete it to begin again")
     check(path, found["terms"], terms, "another --out")
     return [Text(entry["prompt"], entry["ids"]) for entry in found["texts"]]
-
-
-def whole_of(texts: Sequence[Text]) -> list[Tensor]:
-    """That all tokens of the texts are left."""
-    return [torch.ones(len(text.ids), dtype=torch.bool) for text in texts]
-
-
-class Batch(NamedTuple):
-    """Texts side by side, `[B, N]`: ids of prompts and texts, which of them are there, and which are to be learnt."""
-
-    ids: Tensor
-    there: Tensor
-    learnt: Tensor
-
-
-def batch_of(texts: Sequence[Text], learnt: Chosen, device: torch.device) -> Batch:
-    """Some texts, of whose tokens those are learnt that `learnt` says, `[N]` for each text; short ones end in zeros."""
-    ids = [torch.tensor([*text.prompt, *text.ids]) for text in texts]
-    there = [torch.ones_like(ids_N) for ids_N in ids]
-    wanted = [torch.cat([torch.zeros(len(text.prompt), dtype=torch.bool), learnt_N])
-              for text, learnt_N in zip(texts, learnt)]
-    return Batch(*(pad_sequence(rows, batch_first=True).to(device) for rows in (ids, there, wanted)))
