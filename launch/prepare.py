@@ -51,7 +51,8 @@ def prepare(config: RunConfig) -> Prepared:
     if all_ranks:
         _check_files(config)
     folder = Path(config.model_dir) if config.model_dir else _split(config, all_ranks)
-    own = RankSpec(config, open_part(folder, int(os.environ.get("RANK", "0")), config))
+    number = int(os.environ.get("RANK", "0"))
+    own = RankSpec(config, open_part(folder, number, config))
     part = own.part
     _check_form(config, part)
     _check_world(own)
