@@ -89,7 +89,7 @@ def announce(config: EvalConfig) -> None:
     check_folder(config.results, OTHER)
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
-    done = sum(job.key in results.texts for job in jobs)
+    done = len(jobs.keys() & results.texts.keys())
     answers = f"{len(jobs)} of at most {run.max_new_tokens} tokens a turn"
     if done:
         answers += f", of which {done} are there"

@@ -120,8 +120,7 @@ class Eagle(TreeDraft):
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor],
-                 capacity: int) -> None:
+    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
         self.head, self.lm_head = head, lm_head
         self.inner = isinstance(head, Eagle3Head)
         self.drifts = head.drifts
@@ -240,8 +239,7 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     return shift
 
 
-def _check_names(source: Checkpoint, forms: Mapping[str, Shape], head: Head,
-                 free: set[str]) -> None:
+def _check_names(source: Checkpoint, forms: Mapping[str, Shape], head: Head, free: set[str]) -> None:
     """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
     wanted: dict[str, Shape] = {name: tuple(p.shape) for name, p in head.named_parameters()}
     if isinstance(head, Eagle3Head):
