@@ -131,8 +131,7 @@ class GgufFile:
         left = self._tensors.keys() - {tensor.name for tensor in found.values()} - {FACTORS}
         if left:
             raise ValueError(f"it holds {min(left)}, which no {self._architecture} model has")
-        need = sum(form.bytes for form in forms.values())
-        free = shutil.disk_usage(path.parent).free
+        need, free = sum(form.bytes for form in forms.values()), shutil.disk_usage(path.parent).free
         if need > free:
             raise ValueError(f"it unpacks to {need / 1e9:.2f} GB, but the disk of {path.parent} has {free / 1e9:.2f}")
         bar = tqdm(total=need, unit="B", unit_scale=True, desc=f"unpacking {self.path.name}", disable=not progress)
