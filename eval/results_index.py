@@ -12,7 +12,7 @@ from config.questions import load
 from config.ranges import listed
 from eval.keys import SETS, Contender, drafted
 from eval.metrics import Answer
-from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, Tally, TallyLine, by_request
+from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine, TallyLines, by_request
 from eval.results import DELETE, answer_files, read_answers, read_environment
 from pipeline.trace import rank_files
 
@@ -32,7 +32,7 @@ class Found:
     folder: Path
     groups: Mapping[Group, Sequence[Answer]]
     env: Mapping[str, Any]
-    tally: Tally
+    tally: TallyLines
 
     @property
     def starts(self) -> Sequence[Mapping[str, Any]]:
