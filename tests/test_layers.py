@@ -26,7 +26,7 @@ LABORATORIES = [room for room, floor in FLOORS.items() if floor == 7]  # each is
 TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
     "config": 2530,
-    "model": 4261,
+    "model": 4260,
     "pipeline": 3629,
     "tp": 888,
     "sim": 1002,
