@@ -71,8 +71,7 @@ def _check_pace(config: EvalConfig) -> None:
     """End this start if the machine does not keep the pace of the emulated cluster."""
     late = lateness(_tallies(config))
     if config.run.cluster and late > TOO_LATE and config.run.slowdown < SLOWEST:
-        print(f"flowspec: what is emulated comes {late:.0%} too late on this machine: once more, and slower",
-              file=sys.stderr)
+        say(f"what is emulated comes {late:.0%} too late on this machine: once more, and slower")
         raise SystemExit(TOO_FAST)
 
 

@@ -22,6 +22,7 @@ from config.questions import Question
 from eval.keys import Contender, EvalConfig
 from eval.metrics import divergence
 from eval.results import Key, Results
+from launch.console import say
 from launch.pipeline import Pipeline
 from model.sample import Sampler, gumbel, warp
 from model.text import Reader
@@ -117,7 +118,7 @@ class Evaluation:
         ready()
         limit = self.config.run.max_new_tokens
         seconds = [len(question.turns) * limit / speeds[key.contender] for key, question in left.items()]
-        print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
+        say(f"{len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less")
         done = len(jobs) - len(left)
         with tqdm(total=len(jobs), initial=done,
                   unit="answer", file=sys.stderr) as bar:

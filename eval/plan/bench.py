@@ -10,7 +10,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Any, Callable, ClassVar, Dict, Iterable, Iterator, Mapping, Sequence, TypeVar
+from typing import Any, Callable, ClassVar, Dict, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -33,8 +33,6 @@ from eval.plan.trial import Bench, Trial
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 
-Made = TypeVar("Made")
-Job = Sequence[Any]  # arguments of a function
 Row = Dict[str, Any]  # a cluster and what came of it
 DRAWN = 64  # clusters, of which some are emulated
 LAYERS, ROW_BYTES = 32, 8192
@@ -127,8 +125,8 @@ def finalists(bench: Bench, layers: int) -> list[Trial]:
     return Search(bench, shown=False).run(found)
 
 
-def in_processes(workers: int, make: Callable[..., Made], jobs: Iterable[Job], unit: str) -> Iterator[Made]:
-    """What a function makes of each job, in so many processes of one thread each."""
+def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], unit: str) -> Iterator[Any]:
+    """What a function makes of the arguments of each job, in so many processes of one thread each."""
     with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(make, *job) for job in jobs]
         for task in tqdm(tasks, unit=unit, file=sys.stderr):
