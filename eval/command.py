@@ -43,7 +43,7 @@ def answer_all(pipeline: Pipeline, own: EvalConfig) -> None:
     if _apart(own):
         announce(own)
     evaluation = Evaluation(own, pipeline)
-    with closing(Results(own.results).open(own, pipeline.scale, pipeline.spec.part.split_id)) as results:
+    with closing(Results(own.results).open(own, pipeline.config.slowdown, pipeline.spec.part.split_id)) as results:
         evaluation.run(_sets(own), results, lambda: _check_pace(own))
 
 
@@ -71,8 +71,7 @@ def _check_pace(config: EvalConfig) -> None:
     """End this start if the machine does not keep the pace of the emulated cluster."""
     late = lateness(_tallies(config))
     if config.run.cluster and late > TOO_LATE and config.run.slowdown < SLOWEST:
-        print(f"flowspec: what is emulated comes {late:.0%} too late on this machine: once more, and slower",
-              file=sys.stderr)
+        say(f"what is emulated comes {late:.0%} too late on this machine: once more, and slower")
         raise SystemExit(TOO_FAST)
 
 
@@ -89,7 +88,7 @@ def announce(config: EvalConfig) -> None:
     check_folder(config.results, OTHER)
     results.check(config)
     jobs = all_jobs(config, sets, config.chosen_methods)
-    done = sum(job.key in results.texts for job in jobs)
+    done = len(jobs.keys() & results.texts.keys())
     answers = f"{len(jobs)} of at most {run.max_new_tokens} tokens a turn"
     if done:
         answers += f", of which {done} are there"

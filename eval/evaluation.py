@@ -22,14 +22,15 @@ from config.questions import Question
 from eval.keys import Contender, EvalConfig
 from eval.metrics import divergence
 from eval.results import Key, Results
+from launch.console import say
 from launch.pipeline import Pipeline
 from model.sample import Sampler, gumbel, warp
 from model.text import Reader
-from pipeline.decode import Answer, Decoder, Request, concurrent
-from pipeline.decode import Job as Work
+from pipeline.decode import Answer, Decoder, Job, Request, concurrent
 
 WARM_UP = 16  # tokens, at most
 Sets = Mapping[str, Sequence[Question]]  # the questions of each data set
+Jobs = Mapping[Key, Question]  # the questions that methods have to answer
 Texts = Sequence[Sequence[int]]  # the token ids of each turn
 Turn = Mapping[str, Any]  # the fields of one turn
 Line = dict  # an answer as it is written
@@ -41,23 +42,6 @@ BESIDE = ("sources", "requests", "prompt_tokens", "token_ids", "finish_reason", 
 OF_ANSWER = ("new_tokens", "sources", "prompt_tokens", "token_ids", "finish_reason", "target_passes", "segments")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # to a result; it yields where it waits for the pipeline
-
-
-@dataclass(frozen=True)
-class Job:
-    """One question that a method has to answer with a draft, at a temperature and for the repeat-th time."""
-
-    contender: Contender
-    set: str
-    temperature: float
-    repeat: int
-    question: Question
-
-    @property
-    def key(self) -> Key:
-        assert self.question.id is not None, f"a question of {self.set} has no id"
-        return Key(*self.contender, self.set,
-                   self.temperature, self.repeat, self.question.id)
 
 
 @dataclass(frozen=True)
@@ -81,23 +65,25 @@ class Recorder(Sampler):
         return float(row_V[token] - row_V[other])
 
 
-def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> list[Job]:
+def all_jobs(config: EvalConfig, sets: Sets, methods: Sequence[str]) -> Jobs:
     """All jobs in their order: each question goes to all methods with all drafts by turns, so that what changes in a
     machine's speed meets them all. Where several questions are answered at once, a method answers those of a set."""
-    jobs, contenders = [], config.contenders(methods)
+    jobs, contenders = {}, config.contenders(methods)
     for repeat in range(config.repeats):
         for name, temperature in itertools.product(config.chosen_sets, config.chosen_temperatures):
             pairs = list(itertools.product(sets[name], contenders))
             if config.concurrency > 1:
                 pairs.sort(key=lambda pair: contenders.index(pair[1]))
-            jobs += [Job(contender, name, temperature, repeat, question) for question, contender in pairs]
+            for question, contender in pairs:
+                assert question.id is not None, f"a question of {name} has no id"
+                jobs[Key(*contender, name, temperature, repeat, question.id)] = question
     return jobs
 
 
-def _batches(jobs: Sequence[Job], concurrency: int) -> Iterator[list[Job]]:
+def _batches(jobs: Iterable[Key], concurrency: int) -> Iterator[list[Key]]:
     """The jobs that may be done at once: those of a method with one draft, for one set, temperature and repeat."""
-    def shared(job: Job) -> Key:
-        return job.key if concurrency == 1 else job.key._replace(question=0)
+    def shared(key: Key) -> Key:
+        return key if concurrency == 1 else key._replace(question=0)
 
     for _, batch in itertools.groupby(jobs, shared):
         yield list(batch)
@@ -107,7 +93,7 @@ class Evaluation:
     """Methods that answer questions over one pipeline, which serves those of one group of the configuration."""
 
     def __init__(self, config: EvalConfig, pipeline: Pipeline) -> None:
-        self.config, self.pipeline, self.scale = config, pipeline, pipeline.scale
+        self.config, self.pipeline, self.scale = config, pipeline, pipeline.config.slowdown
         self.methods = next(group for group in config.groups if config.run.pipeline_type in group)
         self.decoders = {contender: self._decoder(contender) for contender in config.contenders(self.methods)}
         assert pipeline.text, "an evaluation asks questions"
@@ -124,31 +110,31 @@ class Evaluation:
         first answer if a question and its answers do not fit into the context.
         """
         jobs = all_jobs(self.config, sets, self.methods)
-        left = [job for job in jobs if job.key not in results.texts]
+        left = {key: question for key, question in jobs.items() if key not in results.texts}
         if not left:
             return
         self._check(left)
         speeds = self._warm_up(left)
         ready()
         limit = self.config.run.max_new_tokens
-        seconds = [len(job.question.turns) * limit / speeds[job.contender] for job in left]
-        print(f"flowspec: {len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less", file=sys.stderr)
+        seconds = [len(question.turns) * limit / speeds[key.contender] for key, question in left.items()]
+        say(f"{len(left)} answers, in {sum(seconds) / 60:.1f} minutes or less")
         done = len(jobs) - len(left)
         with tqdm(total=len(jobs), initial=done,
                   unit="answer", file=sys.stderr) as bar:
             for batch in _batches(left, self.config.concurrency):
-                job = batch[0]
-                bar.set_description(f"{job.set} t={job.temperature:g} {' '.join(job.contender)}")
+                first = batch[0]
+                bar.set_description(f"{first.set} t={first.temperature:g} {' '.join(first.contender)}")
                 self.pipeline.unlearn()  # so that figures do not depend on the order of answers
-                works = (self._answer(each, results.texts) for each in batch)
-                for line in concurrent(works, self.decoders[job.contender], self.config.concurrency):
+                works = (self._answer(key, left[key], results.texts) for key in batch)
+                for line in concurrent(works, self.decoders[first.contender], self.config.concurrency):
                     results.add(line)
                     bar.update()
 
-    def _check(self, jobs: Iterable[Job]) -> None:
+    def _check(self, jobs: Jobs) -> None:
         """Raise ValueError if a question and its answers may not fit into the context: better now than in an hour."""
         room = min(decoder.max_length for decoder in self.decoders.values())
-        for name, question in dict.fromkeys((job.set, job.question) for job in jobs):
+        for name, question in dict.fromkeys((key.set, question) for key, question in jobs.items()):
             messages = [message for turn in question.turns for message in (turn, "")]
             least = len(self.text.prompt_ids(messages[:-1], self.config.run.template))
             need = least + (len(question.turns) - 1) * self.config.run.max_new_tokens
@@ -157,47 +143,48 @@ class Evaluation:
                                  f"but the context has {room}: leave it out with question_begin and question_end, "
                                  "leave the set out with sets=, or give less max_new_tokens or more max_length")
 
-    def _warm_up(self, jobs: Sequence[Job]) -> dict[Contender, float]:
+    def _warm_up(self, jobs: Jobs) -> dict[Contender, float]:
         """Let each contender give a short answer, which is not recorded; their speeds in tokens/s, as they passed."""
-        request = self._request(jobs[0], jobs[0].question.turns[:1])
+        key, question = next(iter(jobs.items()))
+        request = self._request(key, question.turns[:1])
         short = replace(request, max_new_tokens=min(WARM_UP, request.max_new_tokens))
-        contenders = dict.fromkeys(job.contender for job in jobs)
+        contenders = dict.fromkeys(key.contender for key in jobs)
         return {contender: self.decoders[contender].whole(short).tokens_per_second for contender in contenders}
 
-    def _request(self, job: Job, messages: Sequence[str]) -> Request:
+    def _request(self, key: Key, messages: Sequence[str]) -> Request:
         """The request of an answer to the last of these messages."""
         config = self.config.run
         prompt = self.pipeline.prompt_ids(messages, config.template)
-        return replace(self.pipeline.request(prompt, config, config.stop), sampler=self._sampler(job))
+        return replace(self.pipeline.request(prompt, config, config.stop), sampler=self._sampler(key))
 
-    def _sampler(self, job: Job) -> Sampler:
+    def _sampler(self, key: Key) -> Sampler:
         config = self.config.run
-        return Sampler(job.temperature, config.top_p, config.top_k,
-                       config.seed + job.repeat, config.verify)
+        return Sampler(key.temperature, config.top_p, config.top_k,
+                       config.seed + key.repeat, config.verify)
 
-    def _answer(self, job: Job, known: Mapping[Key, Texts]) -> Work[Line]:
+    def _answer(self, key: Key, question: Question, known: Mapping[Key, Texts]) -> Job[Line]:
         """Answer a question; the line to be written. `known` has the token ids of `ar` for each turn, if any."""
         clock = self.pipeline.ring.clock
         begun = clock.now()
-        turns = yield from self._conversation(job)
-        line = self._line(job, turns)
+        turns = yield from self._conversation(key, question)
+        line = self._line(key, question, turns)
         if self.config.concurrency > 1:
             span = [begun / self.scale, clock.now() / self.scale]
             line.update(concurrency=self.config.concurrency, span=span)
-        reference = known.get(job.key._replace(method="ar", draft="none"))
-        one_text = self.config.run.verify == "match" or not job.temperature
-        if reference is not None and one_text and job.contender.method != "ar":
-            difference = self._first_difference(job, turns, reference)
+        reference = known.get(key._replace(method="ar", draft="none"))
+        one_text = self.config.run.verify == "match" or not key.temperature
+        if reference is not None and one_text and key.method != "ar":
+            difference = self._first_difference(key, turns, reference)
             line.update(same_as_ar=difference is None, first_difference=difference)
         yield line
 
-    def _conversation(self, job: Job) -> Steps[list[Turn]]:
+    def _conversation(self, key: Key, question: Question) -> Steps[list[Turn]]:
         """All turns of a question, each with the method's own answers before it; yields where it waits."""
         messages: list[str] = []
         turns = []
-        for words in job.question.turns:
+        for words in question.turns:
             messages.append(words)
-            turn = yield from self._turn(job.contender, self._request(job, messages))
+            turn = yield from self._turn(key.contender, self._request(key, messages))
             messages.append(turn["turns"])
             turns.append(turn)
         return turns
@@ -230,28 +217,28 @@ class Evaluation:
         """The modelled seconds of an answer so far, prefill included."""
         return (answer.prefill_seconds + answer.decode_seconds) / self.scale
 
-    def _line(self, job: Job, turns: Sequence[Turn]) -> Line:
+    def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> Line:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""
         def by_turn(names: Sequence[str]) -> Line:
             return {name: [turn[name] for turn in turns] for name in names}
 
         config = self.config.run
         model = Path(config.model_dir or config.base_dir).name
-        method, draft = job.contender
-        trial = f"{job.set}-t{job.temperature:g}-r{job.repeat}-{job.question.id}"
+        method, draft = key.contender
+        trial = f"{key.set}-t{key.temperature:g}-r{key.repeat}-{key.question}"
         lengths = [count for turn in turns for count in turn["accept_lengths"]]
         line: Line = {
-            "question_id": job.question.id, "category": job.question.category,
+            "question_id": key.question, "category": question.category,
             "answer_id": f"{method}-{draft}-{trial}", "model_id": f"{model}-{method}-{draft}",
             "choices": [{"index": 0, **by_turn(CHOICE), "accept_lengths": lengths}], "tstamp": time.time()}
-        line.update(method=method, draft=draft, set=job.set, temperature=job.temperature,
-                    repeat=job.repeat, seed=config.seed + job.repeat)
+        line.update(method=method, draft=draft, set=key.set, temperature=key.temperature,
+                    repeat=key.repeat, seed=config.seed + key.repeat)
         line.update(profile=config.profile, emulated=config.cluster is not None, simulated=config.virtual,
                     scale=self.scale, launch=self.config.launch)
         line.update(by_turn(BESIDE), same_as_ar=None, first_difference=None)
         return line
 
-    def _first_difference(self, job: Job, turns: Sequence[Turn],
+    def _first_difference(self, key: Key, turns: Sequence[Turn],
                           reference: Texts) -> dict[str, Any] | None:
         """Where the answer leaves that of `ar`, and by how much the target itself prefers the token of `ar`."""
         for number, (turn, others) in enumerate(zip(turns, reference)):
@@ -263,15 +250,15 @@ class Evaluation:
             margin = None
             if token is not None and other is not None:
                 before = [*turn["prompt"], *others[:position]]
-                margin = self._margin(job, before, other, token)
+                margin = self._margin(key, before, other, token)
             return {"turn": number, "position": position, "token": token, "ar_token": other, "margin": margin}
         return None
 
-    def _margin(self, job: Job, before: list[int],
+    def _margin(self, key: Key, before: list[int],
                 token: int, other: int) -> float:
         """Ask the target once more what follows the tokens `before`, which the prefill of a new request shows."""
-        recorder = Recorder(**vars(self._sampler(job)))
-        _, stream = self.decoders[job.contender].decode(Request(before, recorder, 1))
+        recorder = Recorder(**vars(self._sampler(key)))
+        _, stream = self.decoders[key.contender].decode(Request(before, recorder, 1))
         with closing(stream):  # type: ignore[type-var]
             next(stream)
         return recorder.margin(len(before), token, other)

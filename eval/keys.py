@@ -225,18 +225,16 @@ def words(protocol: str, argv: Sequence[str]) -> list[str]:
     all_words = opened(argv)
     given, named = typed(all_words), preset_of(all_words)
     defaults = dict(keys)
-    if protocol in EMULATED:
-        other_preset = named in PRESETS and named != preset
-        if other_preset or "model_dir" in given or "base_dir" in given:
-            suits_toy = {**QUICK, **TOY}.items()
-            defaults = dict(defaults.items() - suits_toy)
-    elif "data" in given and not HELD_OUT.keys() & given:
-        defaults.update(HELD_OUT)
+    other_model = named in PRESETS and named != preset or {"model_dir", "base_dir"} & given.keys()
     in_real_time = given.get("time") == "real" or "slowdown" in given
+    if protocol in EMULATED and other_model:
+        suits_toy = {**QUICK, **TOY}.items()
+        defaults = dict(defaults.items() - suits_toy)
+    elif protocol not in EMULATED and "data" in given and not HELD_OUT.keys() & given:
+        defaults.update(HELD_OUT)
     if given.get("profile") == "none":
         defaults.pop("time", None)
-    elif in_real_time and "time" in defaults:
-        del defaults["time"]
+    elif in_real_time and defaults.pop("time", ""):
         defaults["slowdown"] = HURRY
     if {"drafts", "draft"} & given.keys():
         defaults.pop("drafts", None)

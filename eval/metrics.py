@@ -11,8 +11,6 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from config.files import fits
-
 Answer = Mapping[str, Any]
 Answers = Iterable[Answer]
 Amounts = tuple  # tokens, and the seconds that they took
@@ -20,18 +18,10 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 Trial = tuple  # set, temperature, repeat, seed and question: what two methods must share to be compared
 DRAWS, SEED, LEVEL = 2000, 0, 0.95  # of the bootstrap
 NAN = float("nan")  # where there is nothing to measure
-
-
-def _has_choice(value: Any) -> bool:
-    """Whether an answer has its one choice, with tokens and seconds of each turn."""
-    choice = {"new_tokens": [int], "wall_time": [float]}
-    return fits(value, [choice]) and len(value) > 0
-
-
 ANSWER = {  # what is read of an answer; see `fits` in config/files.py
     "method": str, "draft": str, "set": str, "temperature": float, "repeat": int, "seed": int,
     "question_id": lambda value: isinstance(value, (int, str)),
-    "choices": _has_choice, "token_ids": [[int]], "target_passes": [int],
+    "choices": ({"new_tokens": [int], "wall_time": [float]},), "token_ids": [[int]], "target_passes": [int],
     "emulated": bool, "profile": str, "scale": float,
     "launch": str, "requests": [int],
     "ttft": [float], "settled": [[(float, int)]]}
@@ -117,15 +107,14 @@ def total_speed(answers: Answers) -> float:
 
     The seconds are those from the beginning of the first answer to the end of the last one, of each start and repeat.
     """
-    batches: dict[Any, list[Answer]] = defaultdict(list)
+    spans: dict[Any, list[Sequence[float]]] = defaultdict(list)
+    made = 0
     for answer in answers:
         if "span" in answer:
-            batches[answer["launch"], answer["repeat"]].append(answer)
-    spent = 0.0
-    for batch in batches.values():
-        begun, ended = zip(*(answer["span"] for answer in batch))
-        spent += max(ended) - min(begun)
-    made = sum(whole(answer)[0] for batch in batches.values() for answer in batch)
+            spans[answer["launch"], answer["repeat"]].append(answer["span"])
+            made += whole(answer)[0]
+    bounds = [(min(begun), max(ended)) for begun, ended in (zip(*batch) for batch in spans.values())]
+    spent = sum(end - begin for begin, end in bounds)
     return made / spent if spent else NAN
 
 

@@ -65,15 +65,6 @@ class Series(NamedTuple):
 Lines = Sequence[Series]
 
 
-class Grid(NamedTuple):
-    """The places of a grid, row by row, and what rows and columns mean."""
-
-    rows: Sequence[str]
-    columns: Sequence[str]
-    down: str
-    across: str
-
-
 class Look(NamedTuple):
     """How a contender is drawn: it looks the same in every plot, and has the tone and the marker of its method."""
 
@@ -175,26 +166,26 @@ def lines(path: Path, series: Lines, places: Sequence[float], title: str, labels
         _head(axes, title)
 
 
-def heat(path: Path, series: Lines, places: Grid, title: str) -> None:
-    """Draw a grid of cells for each series, brighter where the value is larger, which each cell says as well."""
-    down, across = len(places.rows), len(places.columns)
-    size = max(6.0, (0.62 * across + 1.2) * len(series)), 0.5 * down + 1.4
+def heat(path: Path, series: Lines, places: Sequence[str], title: str, labels: Labels) -> None:
+    """Draw a square of cells for each series, row by row, brighter where the value is larger, which each cell says."""
+    count = len(places)
+    size = max(6.0, (0.62 * count + 1.2) * len(series)), 0.5 * count + 1.4
     with drawn(path, size, (1, len(series)), squeeze=False, layout="constrained") as grid:
         for axes, one in zip(grid[0], series):
-            cells = np.array(one.heights).reshape(down, across)
+            cells = np.array(one.heights).reshape(count, count)
             picture = axes.imshow(cells, cmap="cividis", aspect="auto")
             for (row, column), value in np.ndenumerate(cells):
                 if value == value:
                     dark = picture.norm(value) < 0.5
                     axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
                               color="white" if dark else "black")
-            axes.set_xticks(range(across), places.columns)
-            axes.set_yticks(range(down), places.rows)
+            axes.set_xticks(range(count), places)
+            axes.set_yticks(range(count), places)
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
             axes.set_title(one.name, fontsize=10)
-            axes.set_xlabel(places.across)
-        grid[0][0].set_ylabel(places.down)
+            axes.set_xlabel(labels[0])
+        grid[0][0].set_ylabel(labels[1])
         heading = textwrap.fill(f"{title}, tokens/s", int(11 * size[0]))
         axes.figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
 

@@ -26,7 +26,7 @@ from config.files import ROOM, append, fits, lines, open_lock, whole, write_json
 from config.methods import METHODS
 from config.presets import ROOT
 from config.ranges import listed
-from eval.keys import EvalConfig
+from eval.keys import Contender, EvalConfig
 from eval.metrics import ANSWER
 
 # What may differ between two starts that write into one folder: what is asked for, and what no figure depends on.
@@ -46,7 +46,11 @@ class Key(NamedTuple):
     set: str
     temperature: float
     repeat: int
-    question: int | str
+    question: int | str  # its id
+
+    @property
+    def contender(self) -> Contender:
+        return Contender(self.method, self.draft)
 
 
 class Results:

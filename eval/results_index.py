@@ -12,7 +12,7 @@ from config.questions import load
 from config.ranges import listed
 from eval.keys import SETS, Contender, drafted
 from eval.metrics import Answer
-from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, Tally, TallyLine, by_request
+from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine, TallyLines, by_request
 from eval.results import DELETE, answer_files, read_answers, read_environment
 from pipeline.trace import rank_files
 
@@ -32,7 +32,7 @@ class Found:
     folder: Path
     groups: Mapping[Group, Sequence[Answer]]
     env: Mapping[str, Any]
-    tally: Tally
+    tally: TallyLines
 
     @property
     def starts(self) -> Sequence[Mapping[str, Any]]:
@@ -91,10 +91,6 @@ class Found:
     def of(self, contender: Contender, name: str, temperature: float) -> Sequence[Answer]:
         """The answers of a contender to the data set `name` at a temperature."""
         return self.groups.get((*contender, name, temperature), ())
-
-    def of_all_sets(self, contender: Contender, temperature: float) -> list[Answer]:
-        """The answers of a contender to all data sets at a temperature."""
-        return [answer for name in self.sets for answer in self.of(contender, name, temperature)]
 
 
 def provenance(answers: Sequence[Answer]) -> str:

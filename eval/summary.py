@@ -133,7 +133,8 @@ class View:
         self.ranks: dict[str, dict[int, Utilization]] = {}  # of those that the tally knows
         self.accounts: dict[str, Account] = {}  # of those whose tally has flights
         for label, contender in self.labels.items():
-            self.answers[label] = answers = found.of_all_sets(contender, temperature)
+            by_set = (found.of(contender, name, temperature) for name in found.sets)
+            self.answers[label] = answers = list(itertools.chain.from_iterable(by_set))
             self.means[label] = speeds(found, contender, found.sets, temperature)
             if used := utilization(found.tally, answers):
                 self.ranks[label] = used

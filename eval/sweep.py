@@ -53,14 +53,9 @@ class Sweep(NamedTuple):
         return {**QUICK, **cluster, "methods": self.methods}
 
     @property
-    def rows(self) -> list[str]:
-        """The values of a grid's first number."""
+    def values(self) -> list[str]:
+        """The values of a grid's first number, which are those of its second one."""
         return list(dict.fromkeys(name.partition(TIMES)[0] for name in self.points))
-
-    @property
-    def columns(self) -> list[str]:
-        """The values of a grid's second number."""
-        return list(dict.fromkeys(name.partition(TIMES)[2] for name in self.points))
 
     @property
     def numbers(self) -> list[float]:
@@ -174,10 +169,9 @@ def _plot(path: Path, sweep: Sweep,
     from eval import plots
 
     series = [plots.Series(*line) for line in speeds.items()]
-    labels = sweep.axis, "tokens/s"
+    labels = sweep.axis, sweep.down or "tokens/s"
     if sweep.down:
-        plots.heat(path, series,
-                   plots.Grid(sweep.rows, sweep.columns, sweep.down, sweep.axis), title)
+        plots.heat(path, series, sweep.values, title, labels)
     elif sweep.numbers:
         plots.lines(path, series, sweep.numbers, title, labels)
     else:
@@ -225,11 +219,10 @@ def _tables(sweep: Sweep, speeds: Mapping[str, Speeds]) -> Iterator[str]:
         yield from markdown(["method", *sweep.points],
                             ([name, *line] for name, line in cells.items()))
         return
-    width = len(sweep.columns)
     for name, line in cells.items():
-        yield from markdown([name, *sweep.columns],
-                            ([row, *line[i * width:(i + 1) * width]]
-                             for i, row in enumerate(sweep.rows)))
+        left, width = iter(line), len(sweep.values)
+        grid = ([value, *itertools.islice(left, width)] for value in sweep.values)
+        yield from markdown([name, *sweep.values], grid)
         yield ""
 
 

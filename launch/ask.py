@@ -147,7 +147,8 @@ def ask_many(pipeline: Pipeline) -> None:
         if config.output and not at_once:
             save(config.output, records())
     whole = clock.now() - begin if config.max_requests > 1 else None
-    print(table([answer for _, (answer, _) in sorted(done.items())], whole))
+    answers = [answer for _, (answer, _) in sorted(done.items())]
+    print(table(answers, whole))
 
 
 def _talk(pipeline: Pipeline, number: int, question: Question, bars: list[Bar]) -> Job[Done]:

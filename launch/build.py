@@ -4,7 +4,6 @@ It knows nothing about processes or rank numbers. A builder changes nothing but 
 """
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -24,11 +23,12 @@ from model.drafts.draft import Draft, NoDraft
 from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
 from model.drafts.mixture import Mixture, Suffix
 from model.drafts.network import ModelDraft, TreeDraft
-from model.llama import LlamaConfig, Slice, fill
+from model.llama import LlamaConfig, Slice, fill, linear
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint
-from model.weights.parts import EMBED, HEAD, Part, assign, check_model
+from model.weights.parts import EMBED, HEAD, Part, read_sizes
 from model.weights.quant import Recast, compress, load, probe
+from model.whole import Whole
 from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, Drafters
 from pipeline.interfaces import REAL, Clock
@@ -105,7 +105,9 @@ def _comm(spec: RankSpec, group: Group, trace: NoTrace) -> Comm:
 def build_lm_head(spec: RankSpec) -> torch.nn.Linear:
     """The LM head, which rank 0 holds."""
     spec.prepare_torch()
-    return _linear_head(spec.sizes, spec.part.weights.read(HEAD), spec)
+    lm_head = linear(spec.sizes.hidden, spec.sizes.vocab)
+    fill(lm_head, {"weight": spec.part.weights.read(HEAD)}, spec.dtype, spec.device)
+    return lm_head
 
 
 def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoTrace, clock: Clock = REAL) -> Ring:
@@ -193,32 +195,24 @@ def _small_model(spec: RankSpec, folder: Path, key: str) -> ModelDraft:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give {key}=FOLDER, a small model in Hugging Face form")
     source = Checkpoint(folder)
-    check_model(source)
-    sizes = _draft_sizes(LlamaConfig.read(source.config), spec, folder)
+    context = _draft_context(read_sizes(source), spec, folder)
     check_tokens(source, spec.part)
-    top, body = assign(source.names(), [0, sizes.layers], sizes.tied)
-    model = Slice(sizes, 0, sizes.layers)
-    kind = spec.draft_quant()
-    names = {name[len("model."):]: held for name, held in body.items()}
-    weights = Recast(source, names, kind, sound=True)
-    load(model, kind, weights, spec.dtype, spec.device)
-    own_head = _linear_head(sizes, source.sound(top[HEAD]), spec)
-    cache = sizes.cache(sizes.layers, spec.slots, spec.like)
-    return ModelDraft(model, own_head, cache)
+    whole = Whole(source, spec.dtype, spec.device, spec.draft_quant(), context)
+    return ModelDraft(whole.body, whole.lm_head, whole.cache(spec.slots))
 
 
-def _draft_sizes(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> LlamaConfig:
-    """The hyperparameters of a draft model, for texts as long as the target's; one that does not fit is refused."""
+def _draft_context(sizes: LlamaConfig, spec: RankSpec, folder: Path) -> int:
+    """The positions of a draft model, for texts as long as the target's; one that does not fit is refused."""
     base = spec.sizes
     if sizes.vocab != base.vocab:
         raise ValueError(f"the draft model in {folder} has vocab_size {sizes.vocab}, but the model has {base.vocab}: "
                          "take one with the same tokenizer")
     if sizes.family.rotary:
-        return replace(sizes, context=base.context)
+        return base.context
     if sizes.context < spec.context:
         raise ValueError(f"the draft model in {folder} has only {sizes.context} positions: "
                          f"give max_length={sizes.context} or less")
-    return sizes
+    return sizes.context
 
 
 def check_tokens(small: Checkpoint, target: Part) -> None:
@@ -256,12 +250,6 @@ def _tokens(folder: Path) -> dict[int, str]:
 def _numbers(value: Any) -> set[int]:
     named = value if isinstance(value, list) else [value]
     return {number for number in named if isinstance(number, int)}
-
-
-def _linear_head(sizes: LlamaConfig, weight: Tensor, spec: RankSpec) -> torch.nn.Linear:
-    lm_head = torch.nn.Linear(sizes.hidden, sizes.vocab, bias=False, device="meta")
-    fill(lm_head, {"weight": weight}, spec.dtype, spec.device)
-    return lm_head
 
 
 DRAFTS: dict[str, Callable[[RankSpec, LMHead], TreeDraft]] = {

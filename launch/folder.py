@@ -70,11 +70,11 @@ class Folder:
 
     def get(self, key: str) -> bytes:
         """The value of a key, once it is there."""
-        while (found := self.peek(key)) is None:
+        while (found := self.look(key)) is None:
             time.sleep(LOOK)
         return found
 
-    def peek(self, key: str) -> bytes | None:
+    def look(self, key: str) -> bytes | None:
         """The value of a key, or None if it is not there now; raises RuntimeError if the folder is gone.
 
         It takes no lock, which a process that was stopped could hold.
@@ -89,7 +89,7 @@ class Folder:
     def add(self, key: str, amount: int) -> int:
         """The sum of all that was added to a key; 0 only asks for it."""
         if not amount:
-            return int(self.peek(key) or 0)
+            return int(self.look(key) or 0)
         file = os.open(self._path(key), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -233,11 +233,6 @@ class Pipeline:
         """The configuration with which the pipeline was started."""
         return self.spec.config
 
-    @property
-    def scale(self) -> float:
-        """Seconds that pass here for each second that is modelled."""
-        return self.config.slowdown
-
     @cached_property
     def decoder(self) -> Decoder:
         """The decoder of the configuration with which the pipeline was started."""

@@ -51,7 +51,8 @@ def prepare(config: RunConfig) -> Prepared:
     if all_ranks:
         _check_files(config)
     folder = Path(config.model_dir) if config.model_dir else _split(config, all_ranks)
-    own = RankSpec(config, open_part(folder, int(os.environ.get("RANK", "0")), config))
+    number = int(os.environ.get("RANK", "0"))
+    own = RankSpec(config, open_part(folder, number, config))
     part = own.part
     _check_form(config, part)
     _check_world(own)
@@ -224,9 +225,8 @@ def _check_apart(config: RunConfig) -> None:
     output = Path(config.output).resolve()
     if config.question_file and output == Path(config.question_file).resolve():
         raise ValueError(f"output={config.output} is the question file: choose another output=")
-    read_folders = [(name, getattr(config, name)) for name in ("model_dir", "base_dir", "eagle_dir", "draft_dir")]
-    read_folders += [("ssm", folder) for folder in config.small_models]
-    for name, folder in read_folders:
+    named = [(name, getattr(config, name)) for name in ("model_dir", "base_dir", "eagle_dir", "draft_dir")]
+    for name, folder in [*named, *(("ssm", folder) for folder in config.small_models)]:
         if folder and Path(folder).resolve() in output.parents:
             raise ValueError(f"output={config.output} lies in {name}={folder}, which the run reads: choose another "
                              "output=")

@@ -43,7 +43,7 @@ def spawn(command: Sequence[str], world: int) -> int:
 
 def noted_in(folder: str) -> str:
     """What the ranks whose rendezvous is this folder have noted of a lost peer."""
-    return plain((Folder(folder).peek(NOTED) or b"").decode(errors="replace"))
+    return plain((Folder(folder).look(NOTED) or b"").decode(errors="replace"))
 
 
 def allow_files(world: int) -> None:

@@ -69,7 +69,7 @@ def connect(rank: int, world: int) -> Any:
         with suppress(OSError):  # gone, if the launcher is
             hold(os.environ[FOLDER])
     if os.getppid() != launcher:
-        _end_as_orphan()
+        _end_with(launcher)
     guarded("launcher", partial(_end_with, launcher), lambda thread, error: die(LOST))
     try:
         if launched():
@@ -89,15 +89,13 @@ def join(folder: str, rank: int, world: int) -> Folder:
     return Folder(folder)
 
 
-def _end_with(launcher: int) -> None:
-    """If the launcher is killed, so is this rank, even before there is a heartbeat that would notice."""
+def _end_with(launcher: int) -> NoReturn:
+    """If the launcher is killed, so is this rank, even before there is a heartbeat that would notice.
+
+    With it goes the folder, which nobody else can remove then.
+    """
     while os.getppid() == launcher:
         time.sleep(GRACE / 6)
-    _end_as_orphan()
-
-
-def _end_as_orphan() -> NoReturn:
-    """End a rank without a launcher, together with the folder that nobody else can remove now."""
     if launched():
         # Who has just begun to connect in the folder must be done with that: torch waits for a file that is gone, and
         # lets no other thread run meanwhile.

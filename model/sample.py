@@ -96,7 +96,7 @@ class Sampler:
         if self.temperature > 0.0:
             vocab = logits_TV.shape[-1]
             noise_TV = torch.stack([gumbel(self.seed, position, vocab) for position in positions])
-            warped_TV = warp(logits_TV.double(), self.temperature, self.top_k, self.top_p)
+            warped_TV = self.warped(logits_TV)
             worth_TV = warped_TV + noise_TV.to(warped_TV.device)
         best = worth_TV.max(-1)  # three times as fast as argmax on a CPU
         # NaN counts as the largest, and minus infinity, which rules a token out, is the best only where all are

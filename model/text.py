@@ -317,10 +317,8 @@ class Reader:
         """How many characters at the end of a text may be the beginning of a stop text."""
         longest = max(map(len, self._stops), default=1) - 1
         counts = range(min(longest, len(held)), 0, -1)
-        return next((count for count in counts if self._may_begin(held[-count:])), 0)
-
-    def _may_begin(self, end: str) -> bool:
-        return any(stop.startswith(end) and stop != end for stop in self._stops)
+        begun = (count for count in counts for stop in self._stops if stop.startswith(held[-count:]))
+        return next(begun, 0)
 
 
 def as_messages(turns: Sequence[str]) -> list[Message]:

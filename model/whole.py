@@ -6,6 +6,7 @@ Shapes: T rows, D model, V vocabulary.
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Iterator, Sequence
 
 import torch
@@ -22,14 +23,16 @@ from model.weights.quant import Recast, load
 class Whole:
     """The layers and the LM head of `source`, in `dtype` on `device`; the layers' weights quantized as `kind` says.
 
-    ValueError for a model that is not supported, or whose weights are damaged.
+    `context` is the number of its positions, if not that of its `config.json`. ValueError for a model that is not
+    supported, or whose weights are damaged.
     """
 
-    def __init__(self, source: Checkpoint, dtype: torch.dtype,
-                 device: torch.device | str, kind: str = "none") -> None:
+    def __init__(self, source: Checkpoint, dtype: torch.dtype, device: torch.device | str, kind: str = "none",
+                 context: int | None = None) -> None:
         check_model(source)
         self.source, self.dtype, self.device = source, dtype, torch.device(device)
-        self.config = read_sizes(source)
+        sizes = read_sizes(source)
+        self.config = replace(sizes, context=context or sizes.context)
         stages = [0, self.config.layers]  # rank 0 has the LM head, one stage all layers
         top, layers = assign(source.names(), stages, self.config.tied)
         self.body = Slice(self.config, 0, self.config.layers)
@@ -58,8 +61,7 @@ class Whole:
         logits_TV: Tensor = self.lm_head(out_TD[-last:])
         return logits_TV
 
-    def words(self, prompt: Sequence[int], cache: TreeCache,
-              sampler: Sampler) -> Iterator[int]:
+    def words(self, prompt: Sequence[int], cache: TreeCache, sampler: Sampler) -> Iterator[int]:
         """The tokens that follow a prompt, one after the other, as long as the empty `cache` has slots."""
         ids, position = list(prompt), len(prompt)
         while True:

@@ -106,7 +106,8 @@ class RequestTarget(Target):
         self._level_is_done()
         if not self.terms.thrifty or len(self.tree.trunk) <= self._prompt + 1:  # a network still reads the prompt
             return False
-        likely = len(self.tree.unsent) + sum(map(math.exp, worths(self, weighed=False)))
+        guesses = map(math.exp, worths(self, weighed=False))
+        likely = len(self.tree.unsent) + sum(guesses)
         behind = self.ring.pacing.times.slowest(len(self.tree.waiting) + 1)
         return self.ring.pacing.gate.holds(promise, likely, behind)
 
@@ -119,7 +120,8 @@ class RequestTarget(Target):
     @property
     def guesses(self) -> bool:
         """Whether to guess at all: several requests do, and one that is alone while that is quicker than not to."""
-        return not self.terms.plain or len(self.ring.running) > 1 or self.ring.pacing.fallback.guesses
+        alone = self.terms.plain and len(self.ring.running) == 1
+        return not alone or self.ring.pacing.fallback.guesses
 
     def _level_is_done(self) -> None:
         if self.drafting:
@@ -142,7 +144,8 @@ class RequestTarget(Target):
         self.wakes = None
 
     def prune(self) -> None:
-        pacing, text, now = self.ring.pacing, len(self.tree.trunk), self.ring.clock.now()
+        pacing, now = self.ring.pacing, self.ring.clock.now()
+        text = len(self.tree.trunk)
         pacing.gate.settled(text - self._settled, now)
         if len(self.ring.running) == 1:
             pacing.fallback.settled(text - self._settled, now)
@@ -157,8 +160,9 @@ class RequestTarget(Target):
             self._broadcast(list(keep))
             if not keep:
                 self._plain_since = self.tree.guessed
-            dead = set(chain.from_iterable(self._flying)).difference(keep, [self.tree.tip])
-            pacing.first_stage.prune(dead, self.ring.clock.now())
+            flying = set(chain.from_iterable(self._flying))
+            dead = flying.difference(keep, [self.tree.tip])
+            pacing.first_stage.prune(dead, now)
 
     def end(self, keep: bool = False) -> Sequence[int]:
         """Declare dead what is in flight, and let every stage forget the request; does not wait for that.

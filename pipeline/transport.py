@@ -114,17 +114,29 @@ class Peers(NamedTuple):
     ordered: bool = False  # whether nothing may overtake on the way to it
 
 
-class LocalLink:
+class Hearing:
+    """The end of a link at which messages come in."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self.recv, self.rest, self.urgent = inbox.get, inbox.rest, inbox.urgent
+
+    @property
+    def ready(self) -> bool:
+        return self._inbox.ready
+
+
+class LocalLink(Hearing):
     """One of the ranks that are threads of one process; `tables` are where else they wait for each other."""
 
     takes = 0.1e-3  # seconds from `send` until the next rank has woken up
 
     def __init__(self, rank: int, inboxes: Sequence[Inbox], peers: Peers, tables: Iterable[Any] = ()) -> None:
-        self._rank, self._inbox = rank, inboxes[rank]
+        super().__init__(inboxes[rank])
+        self._rank = rank
         self._ends = [*inboxes, *tables]
         self._following = [inboxes[peer] for peer in peers.following]
         self._others = [inboxes[peer] for peer in peers.others]
-        self.recv, self.rest, self.urgent = self._inbox.get, self._inbox.rest, self._inbox.urgent
 
     @staticmethod
     def ring(traces: Sequence[NoTrace]) -> list[LocalLink]:
@@ -136,10 +148,6 @@ class LocalLink:
             peers = Peers(None, [(rank + 1) % world], others)
             links.append(LocalLink(rank, inboxes, peers))
         return links
-
-    @property
-    def ready(self) -> bool:
-        return self._inbox.ready
 
     def send(self, msg: Message) -> None:
         for inbox in self._following:
@@ -172,7 +180,7 @@ def new_wires() -> tuple[Any, Any]:
     return data, control
 
 
-class DistLink:
+class DistLink(Hearing):
     """One of the ranks of torch.distributed's gloo backend, which boards have too; tensors travel through host memory.
 
     Data and control have process groups of their own, so that a prune never waits behind a segment. `failed` hears
@@ -184,7 +192,7 @@ class DistLink:
 
     def __init__(self, peers: Peers, failed: Failure, trace: NoTrace = OFF, wires: tuple[Any, Any] | None = None,
                  inbox: Inbox | None = None) -> None:
-        self._inbox = inbox or Inbox(trace, peers.ordered)
+        super().__init__(inbox or Inbox(trace, peers.ordered))
         self.failed, self._trace = failed, trace
         self._following, self._others = peers.following, peers.others
         ring, control = wires or new_wires()
@@ -197,12 +205,7 @@ class DistLink:
         if peers.root is not None:
             work["control listener"] = partial(self._hear_all, peers.root, control)
         self._threads = [guarded(name, run, failed) for name, run in work.items()]
-        self.recv, self.rest, self.urgent = self._inbox.get, self._inbox.rest, self._inbox.urgent
         self.fail = self._inbox.fail
-
-    @property
-    def ready(self) -> bool:
-        return self._inbox.ready
 
     def send(self, msg: Message) -> None:
         self._data.put((msg, self._following))

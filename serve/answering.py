@@ -98,13 +98,15 @@ class Form(NamedTuple):
 
 COMPLETION = Form(
     "text_completion", "text_completion", "cmpl",
-    said=lambda text: {"text": text}, added=lambda text: {"text": text}, begun={}, over={"text": ""},
-    tokens=in_completion)
+    said=lambda text: {"text": text},
+    added=lambda text: {"text": text},
+    begun={}, over={"text": ""}, tokens=in_completion)
 CHAT = Form(
     "chat.completion", "chat.completion.chunk", "chatcmpl",
     said=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
     added=lambda text: {"delta": {"content": text}},
-    begun={"delta": {"role": "assistant", "content": ""}}, over={"delta": {}}, tokens=in_chat)
+    begun={"delta": {"role": "assistant", "content": ""}},
+    over={"delta": {}}, tokens=in_chat)
 
 
 class Written:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, AsyncIterator, Callable, Mapping
 
@@ -48,7 +49,7 @@ class Service:
         cors = Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
                           allow_headers=["*"], expose_headers=["Retry-After"])
         guard = Middleware(Guard, key=config.api_key, origins=config.origins, host=config.host)
-        around = [Middleware(Framing), *([cors] if config.origins else []), guard]
+        around = [Middleware(Framing), *([cors] if config.origins else []), guard]  # the outermost first
         app = FastAPI(title="FlowSpec", docs_url=None, redoc_url=None, openapi_url=None, middleware=around,
                       exception_handlers=dict(self.ERRORS))
         for path, name in self.GETS.items():
@@ -172,21 +173,16 @@ class Server(Service):
         choices = body.choices(self.config.run)
         asking = Asking(self.engine, choices, watched=body.stream and body.flowspec_tree)
         written = Written(form, self.model, choices[0].wants_logprobs)
-        try:
+        with ExitStack() as held:
+            held.callback(asking.close)
             if not body.stream:
                 found = await unless_gone(request, whole(asking, written))
                 return as_json(found) if found is not None else Response(status_code=GONE)
             first = await unless_gone(request, asking.next())
-        except BaseException:
-            asking.close()
-            raise
-        finally:
-            if not body.stream:
-                asking.close()
-        if first is None:
-            asking.close()
-            return Response(status_code=GONE)
-        return EventStream(asking, events(asking, written, first, body.wants_usage))
+            if first is None:
+                return Response(status_code=GONE)
+            held.pop_all()  # the stream closes it
+        return EventStream(asking, events(asking, written, first, body.stream_options.include_usage))
 
 
 class EventStream(StreamingResponse):

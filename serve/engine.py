@@ -90,7 +90,7 @@ class Engine(Turning):
         self.prompts = ThreadPoolExecutor(1, "prompts")  # a long one keeps no answer waiting while it is read
         self.state = Health("loading")
         self.error: BaseException | None = None  # why there was no pipeline at all
-        self._waiting: list[Job] = []
+        self._waiting: list[Job] = []  # some of them may be over already
         self._seconds = 1.0  # that an answer takes, about
         self._failed = 0  # tries to bring the pipeline up, one after the other
         self._patience = 0.0  # seconds for the ring to answer
@@ -183,10 +183,6 @@ class Engine(Turning):
             self._looked = now
             self.figures.occupy(pipeline.busy())
 
-    def drop(self, end: Any) -> None:
-        super().drop(end)
-        self._waiting = []
-
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
         """Let the job's prompt be read, behind those that came before it."""
         self.prompts.submit(self._read, job, pipeline)
@@ -203,11 +199,6 @@ class Engine(Turning):
             self._end(job, error)
         else:
             self._inbox.put(lambda pipeline: self._waiting.append(job))
-
-    def _give_up(self, job: Job, pipeline: Pipeline) -> None:
-        if job in self._waiting:
-            self._waiting.remove(job)
-        super()._give_up(job, pipeline)
 
     def _admit(self, pipeline: Pipeline) -> None:
         """Let those begin for whom there is a place, the first who came first; nobody waits too long."""

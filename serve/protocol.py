@@ -31,13 +31,15 @@ NUMBERS = {  # a field -> what it may be
     **{name: RANGES[name] for name in ("temperature", "top_p", "top_k")},
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), RANGES["max_new_tokens"]),
     "n": Range(1, MOST_CHOICES), "top_logprobs": Range(0, 20), "logprobs": Range(0, 5)}
-# Fields that would change the answer if the pipeline knew them -> the values that ask for nothing.
-REFUSED: dict[str, Sequence[Any]] = {
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "repetition_penalty": (1,), "repeat_penalty": (1,), "min_p": (0,), "logit_bias": ({},), "best_of": (1,),
-    "suffix": ("",), "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (),
-    "min_tokens": (0,), "images": ([],), "stop_token_ids": ([],), "use_beam_search": (False,)}
+# Fields that would change the answer if the pipeline knew them. One that is 0 or empty asks for nothing …
+REFUSED = """
+    tools tool_choice functions function_call response_format presence_penalty frequency_penalty repetition_penalty
+    repeat_penalty min_p logit_bias best_of suffix modalities audio prediction web_search_options min_tokens images
+    stop_token_ids use_beam_search""".split()
+NOTHING: dict[str, Sequence[Any]] = {  # … and so do these values
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "best_of"), (1,)),
+    "response_format": ({"type": "text"},), "modalities": (["text"],)}
 
 
 class Refused(Exception):
@@ -82,7 +84,7 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    include_usage: bool = False
+    include_usage: bool = False  # whether a stream ends with its usage
 
 
 class Part(Strict):
@@ -109,14 +111,9 @@ class Body(Strict):
     n: int = 1
     stop: str | Items[str] | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     user: str = ""
     flowspec_tree: bool = False  # of our own: a stream also has events `tree`, which show the guesses under way
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def stops(self) -> list[str]:
@@ -263,8 +260,8 @@ def _read(data: bytes, kind: type[Any], renamed: Renamed) -> Any:
     except ValueError as error:
         raise Refused(str(error), code="invalid_json") from None
     given = renamed({name: value for name, value in found.items() if value is not None})
-    for name, harmless in REFUSED.items():
-        if name in given and given[name] not in harmless:
+    for name in REFUSED:
+        if given.get(name) and given[name] not in NOTHING.get(name, ()):
             raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
     try:
         body = kind.model_validate(given)

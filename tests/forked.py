@@ -71,7 +71,7 @@ class Ranks:
     @property
     def noted(self) -> str:
         """The loss on which the ranks have agreed."""
-        return (self._store.peek(NOTED) or b"").decode()
+        return (self._store.look(NOTED) or b"").decode()
 
 
 @contextmanager

@@ -1,12 +1,10 @@
 """What this project claims of its methods, as ratios in virtual time: the same on every machine and every day."""
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from config.presets import TOY
-from eval.bench.overhead import QUESTIONS, request
+from eval.bench import QUESTIONS, decoders_of, request, speed
 from launch.pipeline import Pipeline
 
 PAPER = {"min_probability": 0, "expand_depth": 6, "ablate": ""}  # the trees of the paper
@@ -17,11 +15,8 @@ def speeds(profile: str, methods: tuple[str, ...], **options) -> dict[str, float
     """Tokens/s of each method over two questions."""
     found = {}
     with Pipeline.open("toy", time="virtual", profile=profile, max_new_tokens=40, **PAPER, **options) as pipeline:
-        for method in methods:
-            decoder = pipeline.decoder_for(replace(pipeline.config, pipeline_type=method))
-            answers = [decoder.whole(request(pipeline, question)) for question in QUESTIONS[:2]]
-            seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
-            found[method] = sum(answer.new_tokens for answer in answers) / seconds
+        for method, decoder in decoders_of(pipeline, methods).items():
+            found[method] = speed([decoder.whole(request(pipeline, question)) for question in QUESTIONS[:2]])
     return found
 
 

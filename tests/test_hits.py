@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from config.run_config import Growth
-from eval.bench.branches import draw, text_art
-from eval.bench.draft import BEST, DEPTHS, hits, table
+from eval.bench.draft import BEST, DEPTHS, draw, hits, table, text_art
 from eval.self_feeding import read_text
 from model.drafts.batch import at_once
 from model.drafts.network import TreeDraft

@@ -196,7 +196,7 @@ def test_a_byte_order_mark_is_harmless_and_a_folder_or_a_file_without_end_is_non
 
 
 def test_lines_of_other_files_are_read_by_the_same_reader():
-    assert parse_json('["a text"]', "line 3 of it") == ["a text"]
+    assert parse_json('["a text"]', "line 3 of it", "mend it") == ["a text"]
     with refused("line 3 of it is nested too deeply (more than 64 lists and objects, one in the other): "
                  "write a list of texts"):
         parse_json(NESTED["a list"], "line 3 of it", "write a list of texts")

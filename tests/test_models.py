@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from config.presets import PRESETS, under
+from eval.plan.command import main as plan
 from launch import models
 from tests.test_gguf import write
 
@@ -80,6 +81,11 @@ def test_without_a_network_the_toy_answers_and_says_so(offline: None, capsys: py
 def test_without_a_network_smollm2_by_name_is_refused(offline: None) -> None:
     with pytest.raises(ValueError, match="cannot be fetched .*: check the network .* run_pipe.sh toy"):
         models.with_model(["smollm2"])
+
+
+def test_a_plan_fetches_what_it_names(offline: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["smollm2", "profile=server"]) == 2
+    assert "SmolLM2 cannot be fetched" in capsys.readouterr().err
 
 
 def test_the_environment_names_another_usual_preset(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from eval.plan.measure import Checked, Passed, fit, measured, times_as_long
 from eval.plan.plan import Plan, cluster, plan, planned
 from eval.plan.record import SETTINGS, Book, Network, Written, book_of, made
 from eval.plan.search import WORTH, Search, choice
-from eval.plan.trial import Bench, Busy, Spent, Trial
+from eval.plan.trial import Bench, Spent, Trial
 from eval.recorded import keep, settings_of
 from launch.hosts.board import read_hosts
 from launch.pipeline import Pipeline
@@ -110,7 +110,7 @@ def test_a_slow_board_and_a_slow_link_take_their_time():
     row = 20 + 180 + 1 + (1 + 11 + 1) + 1e3 * (SITE.transfer(4096 + 24) * 2 + SITE.transfer(24 + 8))
     one, = trial.spent
     assert 1e3 * (one.seconds - one.first) == pytest.approx(15 * row, rel=1e-6)
-    assert trial.busy.boards[2] == pytest.approx(180 / row, rel=0.05) and limit(trial).startswith("board 2, busy 8")
+    assert trial.busy["board 2"] == pytest.approx(180 / row, rel=0.05) and limit(trial).startswith("board 2, busy 8")
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_a_record_with_something_missing_is_refused(tmp_path, damage):
 def trial_of(bench, method, groups, layers, speed_):
     """A trial whose speed is said, of boards that are not busy."""
     one = Candidate(method, "eagle", groups, layers, (("init_depth", "6"),))
-    return Trial(one, (Spent(100, 100 / speed_, 1.0),), Busy(0.6, 0.1, {1: 0.3}, {}))
+    return Trial(one, (Spent(100, 100 / speed_, 1.0),), {"drafting": 0.6, "verdicts": 0.1, "board 1": 0.3})
 
 
 @pytest.mark.parametrize(("changes", "speeds", "said"), [

@@ -9,12 +9,13 @@ from config.cli import parse
 from config.presets import TOY
 from eval.dsi import command as simulate
 from eval.dsi.keys import COMMAND
-from eval.dsi.predict import Spent, closed_form, numbers_of, predicted, request_of, speed, spent_on
+from eval.dsi.predict import closed_form, numbers_of, predicted, request_of, speed
 from eval.dsi.records import CHAINS, NARROW, Book, Drafter, PredictConfig, Written, book_of, words
 from eval.recorded import ASIDE, Recorded
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
+from pipeline.decode import Answer
 
 SHORT = ("sets=gsm8k,qa", "max_new_tokens=20", "dtype=float64")
 
@@ -35,13 +36,17 @@ def books():
     return book
 
 
+def seconds(answer):
+    return answer.prefill_seconds + answer.decode_seconds
+
+
 def by_models(config, book, method):
     """What target and drafter take for the same answers in virtual time, themselves."""
     run = config.single(method, virtual=True)
     with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         answers = [pipeline.decoder.whole(request_of(config, book, one.prompt)) for one in book.answers]
     assert [answer.token_ids for answer in answers] == [one.text for one in book.answers]
-    return [spent_on(answer) for answer in answers]
+    return answers
 
 
 @pytest.mark.parametrize("method", CHAINS)
@@ -53,21 +58,21 @@ def test_a_prediction_takes_what_the_models_themselves_take_in_virtual_time(book
     book = books(config)
     foreseen = predicted(config, book, method)
     expected = by_models(config, book, method)
-    assert [one.tokens for one in foreseen] == [len(one.text) for one in book.answers]
+    assert [one.token_ids for one in foreseen] == [one.text for one in book.answers]
     for mine, theirs in zip(foreseen, expected):
-        assert mine.tokens == theirs.tokens and mine.seconds == pytest.approx(theirs.seconds, rel=1e-9)
+        assert mine.token_ids == theirs.token_ids and seconds(mine) == pytest.approx(seconds(theirs), rel=1e-9)
 
 
 def test_replicas_of_several_stages_too(books):
     config = config_of(*SHORT, "replicas=2x2", "lookahead=4")
     book = books(config)
     for mine, theirs in zip(predicted(config, book, "dsi"), by_models(config, book, "dsi")):
-        assert mine.seconds == pytest.approx(theirs.seconds, rel=1e-9)
+        assert seconds(mine) == pytest.approx(seconds(theirs), rel=1e-9)
 
 
 def test_what_the_record_says_and_guesses_below_the_text_and_beside_it():
     known = Recorded(9, [4, 7], [1, 2, 3])
-    drafter = Drafter(known, [1, 0, 1])
+    drafter = Drafter(known, [1, 0, 1], 9)
     path = known.root
     numbers = [path := known.after(path, token) for token in (4, 7, 1, 2)]
     assert numbers == [0, 1, 2, 3]
@@ -76,8 +81,8 @@ def test_what_the_record_says_and_guesses_below_the_text_and_beside_it():
     said, inner = known.said(numbers[1:])
     assert said.shape == (3, 1) and inner.shape == (3, 0)
     assert known.lm_head(said).argmax(-1).tolist() == [1, 2, 3]
-    assert [drafter.guess(position, token) for position, token in ((1, 7), (2, 1), (3, 2))] == [1, 3, 3]
-    assert [drafter.guess(position, token) for position, token in ((2, 2), (3, 3))] == [3, 4]  # on a wrong guess
+    assert [drafter.guess_at(position, token) for position, token in ((1, 7), (2, 1), (3, 2))] == [1, 3, 3]
+    assert [drafter.guess_at(position, token) for position, token in ((2, 2), (3, 3))] == [3, 4]  # on a wrong guess
 
 
 def test_the_record_is_kept_and_read_again_and_another_one_is_refused(tmp_path, capsys):
@@ -113,7 +118,8 @@ def test_figures_by_hand():
     assert closed_form(config, "ar", numbers) == pytest.approx(1e3 / (240 + 3 * 3))
     assert closed_form(config, "serial", numbers) == pytest.approx(1e3 * (1 + .75 + .75 ** 2) / (240 + 9 + 28))
     assert closed_form(config, "pipedec", numbers) == pytest.approx(1e3 / (.25 * (240 + 9) + .75 * 60))
-    assert speed([Spent(3, 1.0), Spent(1, 0.5)]) == pytest.approx(4 / 1.5)
+    answers = Answer(1, [1, 2, 3], 0.25, 0.75), Answer(1, [4], 0.5)
+    assert speed(answers) == pytest.approx(4 / 1.5)
 
 
 def test_the_command_predicts_without_measuring(tmp_path, capsys):

@@ -14,6 +14,7 @@ from eval.plan import hosts as remote
 from eval.plan import measure
 from eval.plan.hosts import measured_boards
 from eval.plan.keys import COMMAND, PlanConfig, words
+from launch.console import run
 from launch.hosts import timing
 from launch.hosts.timing import CONTEXTS, ROWS
 from tests.saved import wait_until
@@ -81,7 +82,7 @@ def test_a_board_beats_while_it_measures(monkeypatch, capsys):
 
     monkeypatch.setattr(timing, "answered", answered)
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}\nand a line that times the wire\n"))
-    assert timing.main() == 0
+    assert run(timing.main, []) == 0
     *others, answer, empty = capsys.readouterr().out.splitlines()
     assert not "".join([*beats, *others]).strip() and json.loads(answer) == {"passes": []} and not empty
 
@@ -110,6 +111,6 @@ def test_a_plan_of_a_hosts_file_measures_its_boards_and_keeps_what_they_take(hos
 @pytest.mark.parametrize(("asked", "message"), [("{}", "was asked for no layers"), ("x", "is not JSON")])
 def test_the_program_of_a_board_refuses_what_is_no_request(monkeypatch, capsys, asked, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
-    assert timing.main() == 2
+    assert run(timing.main, []) == 2
     said = capsys.readouterr()
     assert message in said.err and len(said.err.splitlines()) == 1 and said.out == ""

@@ -100,6 +100,18 @@ def test_the_tally_splits_a_request_at_its_first_token_and_keeps_no_clock_of_its
         assert entry["spans"]["grow"] == 2.0
 
 
+def test_a_token_has_settled_when_guesses_are_drafted_next_though_nothing_is_pruned(tmp_path):
+    clock = Stepping()
+    tally = Tally(tmp_path, 0, clock=clock)
+    spend(tally, clock, 1.0, "send", nodes=[0], tokens=[4], parents=[0], text=1)
+    spend(tally, clock, 1.0, "verify", nodes=[0], said={0: 5})
+    spend(tally, clock, 0.5, "grow")
+    spend(tally, clock, 1.0, "reset")
+    tally.close()
+    [entry] = accounts(tmp_path)
+    assert entry["first"] == 2.0 and entry["decoding"]["grow"] == 0.5
+
+
 def test_a_request_that_a_message_ends_within_its_reset_has_an_account_too(tmp_path):
     clock = Stepping()
     tally = Tally(tmp_path, 0, clock=clock)

@@ -179,11 +179,11 @@ def test_all_that_were_left_out_for_rows_that_nobody_sends_may_ask_again(ring):
 @pytest.mark.parametrize("together", [False, True])
 def test_a_prune_of_one_request_frees_the_stage_of_no_row_of_another(ring, link, together):
     (other, busy), (tree, target) = opened(ring, [1]), opened(ring, [2])
-    guess = tree.add(tree.tip, 5, -1.0)
+    tree.add(tree.tip, 5, -1.0)
     target.send(tree.cut(1))
     ring.depart()
     link.back(12.0)  # two stages, a second each
-    target.send([guess])
+    target.send(tree.cut(1))
     if together:
         busy.send(other.cut())
     ring.depart()

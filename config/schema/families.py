@@ -44,7 +44,7 @@ ROTARY: dict[str, tuple[str, ...]] = {  # kinds of rotary positions, and the num
     "default": (), "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size", "rms_norm_eps")
 
 
 def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def accepted(config: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_others(given, rotary)
     if given["model_type"] == "opt":  # the same things under other names; all its models have one epsilon
         given.update(intermediate_size=given.get("ffn_dim"), rms_norm_eps=1e-5)
-    check(given, {}, "config.json", needed=(*SIZES, "intermediate_size", "rms_norm_eps", *ROTARY[given["rope_type"]]))
+    check(given, {}, "config.json", needed=(*NEEDED, *ROTARY[given["rope_type"]]))
     misfit = next(_misfits(given), "")
     if misfit:
         raise ValueError(f"config.json says {misfit}; copy it again from the model")

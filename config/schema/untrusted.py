@@ -105,7 +105,7 @@ def decoded(data: bytes, where: object, remedy: str) -> str:
         raise ValueError(f"{where} is not UTF-8 ({place}): {remedy}") from None
 
 
-def parse_json(text: str, where: object, remedy: str = AGAIN) -> Any:
+def parse_json(text: str, where: object, remedy: str) -> Any:
     """What a text of JSON says.
 
     A ValueError that begins with `where` if it is none, repeats a key, or is nested without end.

@@ -1,1 +1,33 @@
-"""Measurements of one machine: what the pipeline costs beside the model, and how well a draft guesses."""
+"""Measurements of one machine: what the pipeline costs beside the model, and how well a draft guesses.
+
+Here is what they share: the questions that they ask, of which methods, and how fast the answers come.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Iterable, Sequence
+
+from launch.pipeline import Pipeline
+from pipeline.decode import Answer, Decoder, Request
+
+QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
+             "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
+
+
+def request(pipeline: Pipeline, question: str) -> Request:
+    """The request of a question; of `prompt_ids`, if the pipeline was started with these."""
+    config = pipeline.config
+    ids = pipeline.prompt_ids(question, config.template) if pipeline.text else list(config.ids)
+    return pipeline.request(ids, config, config.stop)
+
+
+def decoders_of(pipeline: Pipeline, methods: Iterable[str]) -> dict[str, Decoder]:
+    """The decoders of these methods over one pipeline."""
+    runs = {method: replace(pipeline.config, pipeline_type=method) for method in methods}
+    return {method: pipeline.decoder_for(run) for method, run in runs.items()}
+
+
+def speed(answers: Sequence[Answer]) -> float:
+    """Tokens per second of these answers, prefill included."""
+    seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
+    return sum(answer.new_tokens for answer in answers) / seconds

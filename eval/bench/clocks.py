@@ -17,7 +17,8 @@ from config.cli import parse
 from config.keys import over, preset_of, typed
 from config.profiles import Profile
 from config.run_config import RunConfig
-from eval.bench.overhead import QUESTIONS, Span, request
+from eval.bench import QUESTIONS, decoders_of, request, speed
+from eval.bench.overhead import Span
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
@@ -52,8 +53,8 @@ def clocks(argv: list[str]) -> int:
     print("  tokens/s            emulated   simulated   with Python's time   simulated / emulated")
     plain, whole = (_simulated(config, each) for each in (NOTHING, own))
     for (temperature, method), real in emulated.items():
-        without, speed = plain[temperature, method], whole[temperature, method]
-        print(f"  T={temperature:g} {method:<14}{real:10.2f}{without:12.2f}{speed:21.2f}{speed / real:23.3f}")
+        without, own_too = plain[temperature, method], whole[temperature, method]
+        print(f"  T={temperature:g} {method:<14}{real:10.2f}{without:12.2f}{own_too:21.2f}{own_too / real:23.3f}")
     return 0
 
 
@@ -64,7 +65,7 @@ def _simulated(config: RunConfig, own: Own) -> Speeds:
 
 def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
     """Tokens/s of each method at each temperature over the questions."""
-    decoders = {method: pipeline.decoder_for(replace(pipeline.config, pipeline_type=method)) for method in METHODS}
+    decoders = decoders_of(pipeline, METHODS)
     for decoder in decoders.values():
         decoder.whole(replace(request(pipeline, QUESTIONS[0]), max_new_tokens=WARM))
     cases = [(temperature, method) for temperature in TEMPERATURES for method in METHODS]
@@ -72,9 +73,7 @@ def _speeds(pipeline: Pipeline, kind: str) -> Speeds:
     for temperature, method in tqdm(cases, unit="method", desc=kind):
         asked = [replace(request(pipeline, question), sampler=Sampler(temperature))
                  for question in QUESTIONS[:ASKED]]
-        answers = list(map(decoders[method].whole, asked))
-        seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
-        speeds[temperature, method] = sum(answer.new_tokens for answer in answers) / seconds
+        speeds[temperature, method] = speed(list(map(decoders[method].whole, asked)))
     return speeds
 
 

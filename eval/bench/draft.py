@@ -1,9 +1,11 @@
 """How often a draft is right along the target's greedy text, by the depth of its own guesses; and one of its trees."""
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, replace
-from typing import Sequence
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +16,6 @@ from config.files import check_output
 from config.keys import over, typed
 from config.questions import load
 from config.ranges import listed
-from eval.bench.branches import check_form, draw, text_art
 from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
@@ -26,9 +27,11 @@ from model.tree import TokenTree
 from pipeline.decode import Decoder
 
 USUAL = {"pipeline_type": "serial", "max_new_tokens": "96", "question_end": "2"}
+FORMS = (".png", ".svg")  # of pictures
 LEAD = 40  # letters of the text that a picture shows
 DEPTHS = (0, 1, 2, 4, 8, 16, 32)  # own guesses behind which the next token is guessed
 BEST = (1, 3, 10)  # so many of the likeliest guesses count as one try
+Words = Callable[[int], str]  # the text of a token
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def _check(config: DraftConfig) -> None:
     if config.run.prompt_ids or config.run.temperature:
         raise ValueError("the target writes greedily, and answers questions: leave temperature and prompt_ids out")
     if config.picture:
-        check_form(config.picture)
+        if Path(config.picture).suffix not in FORMS:
+            raise ValueError(f"picture={config.picture} is no picture: name a file that ends in {' or '.join(FORMS)}")
         check_output(config.picture, "choose another picture=")
 
 
@@ -158,3 +162,57 @@ def _show(pipeline: Pipeline, name: str, decoder: Decoder, text: Sequence[int], 
     print(text_art(tree, words))
     draw(tree, words, f"A tree of {name} behind {ending}", picture)
     print(f"\ndrawn: {picture}")
+
+
+# --- a token tree as a picture: indented branches in the terminal, or a drawing in a file -----------------------------
+
+class Leaf(NamedTuple):
+    """A node as it is drawn: where, below which other one, and what is written at it."""
+
+    node: int
+    parent: int
+    depth: int
+    probability: float
+    token: int
+
+
+def ordered(tree: TokenTree) -> Iterator[Leaf]:
+    """The tip and all guesses below it, each behind its parent, the likelier branch first."""
+    waiting, certain = [(tree.tip, 0)], tree.nodes[tree.tip].score
+    while waiting:
+        number, depth = waiting.pop()
+        node = tree.nodes[number]
+        yield Leaf(number, node.parent, depth, math.exp(node.score - certain), node.token)
+        below = sorted(node.children.values(), key=lambda child: tree.nodes[child].score)
+        waiting += [(child, depth + 1) for child in below]
+
+
+def text_art(tree: TokenTree, words: Words) -> str:
+    """The tree as lines: indented by depth, with probability, token id and token."""
+    lines = []
+    for leaf in ordered(tree):
+        written = f"{leaf.probability:6.3f}  {leaf.token:>6}  {words(leaf.token)!r}"
+        lines.append(f"{'|  ' * max(leaf.depth - 1, 0)}{'+- ' if leaf.depth else ''}{written}")
+    return "\n".join(lines)
+
+
+def draw(tree: TokenTree, words: Words, title: str, path: str) -> None:
+    """Draw the tree into a file. Raises ValueError if it cannot be written."""
+    from eval.plots import drawn
+
+    leaves = list(ordered(tree))
+    deepest = max(leaf.depth for leaf in leaves)
+    places = {leaf.node: (leaf.depth, row) for row, leaf in enumerate(leaves)}
+    with drawn(path, (1.9 * deepest + 3, 0.19 * len(leaves) + 0.8)) as axes:
+        for leaf in leaves:
+            x, y = places[leaf.node]
+            above, start = places.get(leaf.parent, (x, y))
+            axes.plot([above, above, x], [start, y, y],
+                      color="black", linewidth=0.4 + 2 * leaf.probability)
+            label = f" {leaf.probability:.2f} {words(leaf.token)!r} {leaf.token}"
+            axes.text(x, y, label, fontsize=7, va="center", parse_math=False,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
+        axes.invert_yaxis()
+        axes.set_xlim(-0.1, deepest + 1)
+        axes.axis("off")
+        axes.set_title(title, loc="left", parse_math=False)

@@ -12,15 +12,14 @@ from typing import Any, Callable, Dict, Iterable, Sequence
 
 from config.keys import over, typed
 from config.run_config import RunConfig
+from eval.bench import QUESTIONS, request
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft
-from pipeline.decode import Decoder, Limits, Request
+from pipeline.decode import Decoder, Limits
 from pipeline.strategies import autoregressive
 from pipeline.trace import NoTrace, read
 
-QUESTIONS = ("What does a baker do?", "Write a Python function that adds two numbers.", "Name three animals that swim.",
-             "Tell me about a town by the sea.", "How much is 12 times 7? Explain the steps.")
 LARGE = "64 nodes"  # the decoder whose turns are measured
 WIDE = 48  # rows from which a segment counts as a wide one
 Span = Dict[str, Any]
@@ -64,13 +63,6 @@ def compare(pipeline: Pipeline) -> None:
         ratio = median(a / b
                        for a, b in zip(speed[1:], speeds["ar"][1:]))
         print(f"  {label:<36}{median(speed[1:]):8.1f}   {ratio:.2f}x ar")
-
-
-def request(pipeline: Pipeline, question: str) -> Request:
-    """The request of a question; of `prompt_ids`, if the pipeline was started with these."""
-    config = pipeline.config
-    ids = pipeline.prompt_ids(question, config.template) if pipeline.text else list(config.ids)
-    return pipeline.request(ids, config, config.stop)
 
 
 def _watch(networks: Sequence[Any], ring: Any, trace: NoTrace) -> None:

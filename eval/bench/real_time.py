@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import Iterator, Sequence
 from tqdm import tqdm
 
 from config.keys import over, preset_of, typed
-from eval.bench.overhead import QUESTIONS, request
+from eval.bench import QUESTIONS, decoders_of, request, speed
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
@@ -40,7 +39,7 @@ def real_time(argv: list[str]) -> int:
 
 def _by_turns(pipeline: Pipeline) -> dict[str, list[Answer]]:
     """The answers of each method."""
-    decoders = {method: pipeline.decoder_for(replace(pipeline.config, pipeline_type=method)) for method in METHODS}
+    decoders = decoders_of(pipeline, METHODS)
     decoders["ar"].whole(request(pipeline, QUESTIONS[0]))  # warms up
     answers: dict[str, list[Answer]] = {method: [] for method in METHODS}
     for _ in range(TURNS):
@@ -51,17 +50,11 @@ def _by_turns(pipeline: Pipeline) -> dict[str, list[Answer]]:
 
 
 def _rows(stages: str, answers: dict[str, list[Answer]], megabytes: str) -> Iterator[Sequence[str]]:
-    plain = _speed(answers["ar"])
+    plain = speed(answers["ar"])
     for method, made in answers.items():
         first = median(answer.prefill_seconds for answer in made)
-        speed = _speed(made)
-        yield stages, method, f"{speed:.2f}", f"{speed / plain:.3f}", f"{first:.3f}", megabytes
-
-
-def _speed(answers: Sequence[Answer]) -> float:
-    """Tokens per second, prefill included."""
-    seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
-    return sum(answer.new_tokens for answer in answers) / seconds
+        ratio = speed(made) / plain
+        yield stages, method, f"{speed(made):.2f}", f"{ratio:.3f}", f"{first:.3f}", megabytes
 
 
 def memory(pid: int) -> float:

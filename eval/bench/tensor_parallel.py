@@ -17,6 +17,7 @@ from tp.layers import ShardedSlice
 
 PLAIN = Form(torch.float32, "none")
 SIZES = 8, 512, 1376, 8, 128, 101
+MEMBERS = 4
 
 
 class Counting(ThreadGroup):
@@ -66,12 +67,12 @@ def alone(args: argparse.Namespace) -> None:
         print(f"  {rows:>4} rows{1e3 * median(whole):10.3f}{1e3 * median(sharded):10.3f}{ratio:9.3f}x")
 
 
-def count(args: argparse.Namespace, size: int = 4) -> None:
-    """Print how often one of `size` members needs the others in a layer."""
+def count(args: argparse.Namespace) -> None:
+    """Print how often one of several members needs the others in a layer."""
     rows = max(args.rows)
-    print(f"a layer of one of {size} members, {rows} rows")
+    print(f"a layer of one of {MEMBERS} members, {rows} rows")
     for method in ("tp", "galaxy"):
-        group = Counting(size)
+        group = Counting(MEMBERS)
         _sharded(args, group, method).segment(rows)
         sums, tiles = group.sums / args.layers, group.tiles / args.layers
         print(f"  {method:<8}{sums:6.2f} sums{tiles:8.2f} tiles sent")

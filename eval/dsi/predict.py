@@ -41,13 +41,6 @@ record alone. measured: emulated in real time. closed form: out of T, d, a and a
 measured."""
 
 
-class Spent(NamedTuple):
-    """What an answer took."""
-
-    tokens: int
-    seconds: float
-
-
 class Row(NamedTuple):
     """Tokens per second of a method; NaN: not measured."""
 
@@ -65,35 +58,31 @@ def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Requ
     return Request(prompt, sampler_of(config), config.run.max_new_tokens, frozenset(book.ends))
 
 
-def spent_on(answer: Answer, scale: float = 1.0) -> Spent:
-    """What an answer took, where `scale` seconds passed for each modelled one."""
-    return Spent(answer.new_tokens, (answer.prefill_seconds + answer.decode_seconds) / scale)
-
-
-def speed(spent: Sequence[Spent]) -> float:
+def speed(answers: Sequence[Answer]) -> float:
     """Tokens per second of all answers together, prefill included."""
-    return sum(one.tokens for one in spent) / sum(one.seconds for one in spent)
+    seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
+    return sum(answer.new_tokens for answer in answers) / seconds
 
 
-def predicted(config: PredictConfig, book: Book, method: str) -> list[Spent]:
-    """What each answer takes in virtual time by a method, on a cluster of its own over the record."""
+def predicted(config: PredictConfig, book: Book, method: str) -> list[Answer]:
+    """The answers by a method in virtual time, each on a cluster of its own over the record."""
     run = config.single(method, virtual=True)
-    spent = []
+    answers = []
     for one in book.answers:
         recorded = Recorded(book.vocab, one.prompt, one.text)
         matches = one.coupled if method == "dsi" else one.likeliest  # replicas draft with the target's noise
         with as_virtual(prepare(run), answers=lambda _: recorded) as rank_0:  # noqa: B023 (used in this turn)
             spec, clock = rank_0.spec, rank_0.clock
             ring = build_ring(spec, recorded.lm_head, rank_0.wires.links, rank_0.trace, clock)
-            draft = Mixture([Drafter(recorded, matches).draft(spec.slots)])
+            draft = Mixture([Drafter(recorded, matches, spec.slots)])
             passes = build_passes(spec, rank_0.trace, clock)
             decoder = build_decoder(spec, ring, draft, spec.config.tree, passes)
             ring.start()
             answer = decoder.whole(request_of(config, book, one.prompt))
             ring.stop()
         assert answer.token_ids == one.text, "the text of a prediction is the recorded one"
-        spent.append(spent_on(answer))
-    return spent
+        answers.append(answer)
+    return answers
 
 
 # --- out of four numbers ----------------------------------------------------------------------------------------------
@@ -179,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
     for name in bar:
         simulated, taken = speed(predicted(config, book, name)), NAN
         if found:
-            taken = speed([spent_on(answer, config.run.slowdown) for answer in found[name]])
+            taken = speed(found[name]) * config.run.slowdown
             other[name] = sum(answer.token_ids != one.text for answer, one in zip(found[name], book.answers))
         rows[name] = Row(simulated, taken, closed_form(config, name, numbers))
     tokens = sum(len(one.text) for one in book.answers)

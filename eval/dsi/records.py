@@ -179,29 +179,25 @@ def _made(config: PredictConfig) -> Book:
     return Book(answers, target.whole.config.vocab, sorted(target.text.end_ids))
 
 
-class Drafter:
+class Drafter(ModelDraft):
     """A drafter out of its matches with a recorded text: where it missed a token it guesses another one.
 
     A chain of guesses is right as long as it equals the text, so for a chain the record is all that there is to know.
     """
 
-    def __init__(self, target: Recorded, matches: Sequence[int]) -> None:
+    def __init__(self, target: Recorded, matches: Sequence[int], slots: int) -> None:
+        super().__init__(self._guesses, target.lm_head, TreeCache((0, 1, slots, 1), torch.float64, "cpu"))
         self._target, self._matches = target, matches
 
-    def draft(self, slots: int) -> ModelDraft:
-        """The drafter with an empty cache of so many slots."""
-        cache = TreeCache((0, 1, slots, 1), torch.float64, "cpu")
-        return ModelDraft(self._read, self._target.lm_head, cache)
-
-    def _read(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
+    def _guesses(self, token_T: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         """The guess after each row `[T, 1]`.
 
         Below a wrong guess all are wrong. So a token that equals the text at its position has only text before it.
         """
-        guesses = list(map(self.guess, pos_T.tolist(), token_T.tolist()))
+        guesses = list(map(self.guess_at, pos_T.tolist(), token_T.tolist()))
         return torch.tensor(guesses, dtype=torch.float64)[:, None]
 
-    def guess(self, position: int, token: int) -> int:
+    def guess_at(self, position: int, token: int) -> int:
         """The guess behind a token at a position."""
         place = position + 1 - len(self._target.prompt)
         is_text = 0 <= place < len(self._matches)

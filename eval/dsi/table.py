@@ -163,7 +163,7 @@ class Measuring:
         records = [record(drafter, prompt, text, sampler) for prompt, text in zip(prompts, texts)]
         both = [target.whole, drafter.whole]
         found = paces(both, prompts, config.max_new_tokens, sampler, config.repeats)
-        times = {name: list(spread[:3]) for name, spread in zip(TIMES, chain(*found))}
+        times = {name: spread[:3] for name, spread in zip(TIMES, chain(*found))}
         bounds = [None if math.isnan(bound) else bound for bound in rate(records)]
         if not self.growth:
             sizes = sorted({1, *config.chosen_rows})

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from config.files import check_folder
 from config.keys import over, preset_of
 from config.questions import by_turns
+from eval.bench import decoders_of
 from eval.load.arrivals import Figures, Served, figures, poisson, serve, unequal
 from eval.load.keys import LoadConfig, moments
 from eval.metrics import NAN, Interval
@@ -61,8 +62,7 @@ def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     """On rank 0: let each method serve each load, and report what came of it."""
     if own.results:
         check_folder(own.results, "choose another results=")
-    runs = {name: replace(own.run, pipeline_type=name) for name in own.chosen_methods}
-    decoders = {name: pipeline.decoder_for(run) for name, run in runs.items()}
+    decoders = decoders_of(pipeline, own.chosen_methods)
     arrivals = _arrivals(own)
     most = max([own.requests, *map(len, arrivals.values())])
     loads = len(arrivals) + len(own.counts)

@@ -30,7 +30,7 @@ from eval.load.arrivals import TAIL
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.metrics import quantile
 from eval.tables import in_columns
-from launch.console import LOST
+from launch.console import LOST, say
 
 COMMAND = "python -m scripts.bench server"
 USUAL = {"max_new_tokens": "64"}
@@ -157,7 +157,7 @@ def _serving(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]
     finally:
         process.send_signal(signal.SIGINT)
         if process.wait() == LOST:
-            print("flowspec: the server has lost its pipeline", file=sys.stderr)
+            say("the server has lost its pipeline")
 
 
 def _await(asker: Asker, process: subprocess.Popen[str]) -> None:

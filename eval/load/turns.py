@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import cycle, islice, product
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from unittest.mock import patch
@@ -18,7 +17,7 @@ from unittest.mock import patch
 from tqdm import tqdm
 
 from config.keys import over, preset_of, typed
-from eval.bench.overhead import QUESTIONS
+from eval.bench import QUESTIONS, decoders_of
 from eval.load.arrivals import serve
 from eval.load.keys import LoadConfig
 from eval.load.pipeline import OF_TOY, USUAL, requests_of
@@ -42,14 +41,12 @@ def turns(argv: list[str]) -> int:
 
 def measure(pipeline: Pipeline, own: LoadConfig) -> None:
     """On rank 0: let each method serve so many requests at once, and print its own time."""
-    config = own.run
-    if not config.virtual:
+    if not own.run.virtual:
         raise ValueError("rank 0's own time is counted in one thread: leave time=real out")
     rows = []
     for temperature in own.chosen_temperatures:
         asked = requests_of(pipeline, own, own.requests, temperature)
-        for method in own.chosen_methods:
-            decoder = pipeline.decoder_for(replace(config, pipeline_type=method))
+        for method, decoder in decoders_of(pipeline, own.chosen_methods).items():
             serve(decoder, asked[:WARM], 1)
             took: dict[int, float] = {}
             for count in own.counts:

@@ -19,7 +19,8 @@ from pipeline.trace import OFF, NoTrace, rank_files
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
 TIMED = (*BEGIN, "wait", "verify", "prune")  # … and spends its time in these
-SETTLES = ("prune", "send", "reset")  # the first of these after an answer of the target comes when a token has settled
+# The first of these after an answer of the target comes when a token has settled.
+SETTLES = ("prune", "grow", "send", "reset")
 WIRES = ("wire", "sent")  # notes of what left, through an emulated wire in its model's bytes, and through a real one
 
 

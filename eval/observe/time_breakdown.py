@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
-import numpy as np
-
 from config.files import fits
 from eval.metrics import NAN, Answer
 
 TallyLine = Mapping[str, Any]
 Place = Tuple[str, int]  # of a request: the start of the pipeline, and how many came before it there
-Tally = Mapping[Place, Mapping[int, TallyLine]]  # by place and rank
+TallyLines = Mapping[Place, Mapping[int, TallyLine]]  # by place and rank
 COMPUTING = ("forward", "grow", "verify")  # the spans in which a rank computes
 SHARES = ("drafting", "verdict", "waiting", "prefill", "other")  # of the time of a token; they add up to it
 SPANS = {"drafting": "grow", "verdict": "verify", "waiting": "wait"}  # of rank 0, after the first token
@@ -47,7 +45,7 @@ class Utilization(NamedTuple):
     rows: float  # sent to the next rank, per request
 
 
-def by_request(lines: Iterable[TallyLine]) -> Tally:
+def by_request(lines: Iterable[TallyLine]) -> TallyLines:
     """The lines of each request by rank."""
     found: dict[Place, dict[int, TallyLine]] = defaultdict(dict)
     for line in lines:
@@ -55,7 +53,7 @@ def by_request(lines: Iterable[TallyLine]) -> Tally:
     return found
 
 
-def utilization(tally: Tally, answers: Iterable[Answer]) -> dict[int, Utilization]:
+def utilization(tally: TallyLines, answers: Iterable[Answer]) -> dict[int, Utilization]:
     """The utilization of each rank while these answers were made.
 
     Only requests count of which every rank wrote that wrote anything.
@@ -71,20 +69,18 @@ def utilization(tally: Tally, answers: Iterable[Answer]) -> dict[int, Utilizatio
 
 def _used(lines: Sequence[TallyLine], durations: Sequence[float]) -> Utilization:
     """The utilization of one rank, from its lines about requests of these seconds."""
-    amounts = sum(map(_amounts, lines, durations), np.zeros(len(Utilization._fields)))
-    times, sent = amounts[:4] / sum(durations), amounts[5:] / len(lines)
-    computed, late = amounts[0], amounts[4]
-    lateness = late / computed if computed else 0.0
-    return Utilization(*map(float, (*times, lateness, *sent)))
+    def total(name: str) -> float:
+        return sum(line[name] for line in lines)
 
-
-def _amounts(line: TallyLine, duration: float) -> np.ndarray:
-    """What a rank did in one request, in seconds, bytes and rows, in the order of `Utilization`."""
-    spans, own = line["spans"], line["seconds"]
-    computed = sum(spans.get(name, 0.0) for name in COMPUTING)
-    waited = spans.get("wait", 0.0)
-    times = [computed, waited, duration - own, own - computed - waited, line["late"]]
-    return np.array([*times, line["bytes"], line["control"], line["rows"]])
+    spent: Counter[str] = Counter()
+    for line in lines:
+        spent.update(line["spans"])
+    whole, own, waited = sum(durations), total("seconds"), spent["wait"]
+    computed = sum(spent[name] for name in COMPUTING)
+    times = (computed, waited, whole - own, own - computed - waited)
+    late = total("late") / computed if computed else 0.0
+    sent = (total(name) / len(lines) for name in ("bytes", "control", "rows"))
+    return Utilization._make([*(seconds / whole for seconds in times), late, *sent])
 
 
 class Account(NamedTuple):
@@ -106,7 +102,7 @@ class Account(NamedTuple):
         return sum(self[:len(SHARES)])
 
 
-def account(tally: Tally, answers: Iterable[Answer]) -> Account | None:
+def account(tally: TallyLines, answers: Iterable[Answer]) -> Account | None:
     """The account of these answers, from the lines about flights, which are rank 0's; None if there are none.
 
     The sums over all requests are divided by all their tokens, or by what the field says.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Sequence
 
 from config.files import fits, whole, write
-from eval.observe.timeline import Span, Story
+from eval.observe.timeline import Story
 from launch.console import run
 from pipeline.trace import merge, read
 
@@ -32,33 +32,21 @@ def page(folder: Path, first: int = 0, last: int | None = None) -> str:
     spans = read(folder)
     if not any("tokens" in span for span in spans):
         raise ValueError(f"{folder} holds no trace of a run: give the folder of trace=FOLDER, with its rank_N.jsonl")
-    run = _run(folder / "run.json")
-    story = _story(folder, spans, first, last)
-    used = {str(node[name])
-            for node in story["nodes"] for name in ("token", "said")}
-    run["tokens"] = {token: text
-                     for token, text in run["tokens"].items() if token in used}
-    data = json.dumps({"run": run, **story},
-                      ensure_ascii=False, separators=(",", ":"))
-    return PAGE.read_text(encoding="utf-8").replace(MARK, data.replace("<", "\\u003c"))
-
-
-def _run(about: Path) -> Span:
-    """What a run says about itself and its tokens. Raises ValueError if the file is not of that form."""
+    about = folder / "run.json"
     run = whole(about) if about.is_file() else {"tokens": {}}
     if not fits(run, {"tokens": dict}):
         raise ValueError(f"{about} is not of the form that a run writes: delete it, and the page has no texts")
-    return run
-
-
-def _story(folder: Path, spans: list[Span],
-           first: int, last: int | None) -> Span:
-    """The story of these requests. Raises ValueError if the spans do not belong together."""
     try:
-        return Story(spans).data(first, last)
+        story = Story(spans).data(first, last)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the spans in {folder} do not make one run ({type(error).__name__}: {error}): give a folder "
                          "with the rank_N.jsonl files of one run, as they were written") from error
+    used = {str(node[name])
+            for node in story["nodes"] for name in ("token", "said")}
+    tokens = {token: text for token, text in run["tokens"].items() if token in used}
+    data = json.dumps({"run": {**run, "tokens": tokens}, **story},
+                      ensure_ascii=False, separators=(",", ":"))
+    return PAGE.read_text(encoding="utf-8").replace(MARK, data.replace("<", "\\u003c"))
 
 
 def _range(text: str) -> tuple[int, int | None]:

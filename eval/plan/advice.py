@@ -23,15 +23,10 @@ COLUMNS = f"{'tokens/s':>9} {'95 %':>15} {'first s':>8} {'GB':>6}  {'limited by'
 def limit(trial: Trial) -> str:
     """What limits a candidate: who is busy for most of the time, or the way of a row where nobody is."""
     busy = trial.busy
-    shares = {"drafting": busy.drafting, "verdicts": busy.verdict}
-    for rank, share in busy.boards.items():
-        shares[f"board {rank}" if rank else "rank 0's board"] = share
-    for (a, b), share in busy.wires.items():
-        shares[f"link {a}-{b}"] = share
-    name = max(shares, key=shares.__getitem__)
-    if shares[name] >= LIMIT:
-        return f"{name}, busy {shares[name]:.0%}"
-    waiting = max(0.0, 1 - busy.drafting - busy.verdict)
+    name = max(busy, key=busy.__getitem__)
+    if busy[name] >= LIMIT:
+        return f"{name}, busy {busy[name]:.0%}"
+    waiting = max(0.0, 1 - busy["drafting"] - busy["verdicts"])
     return f"waiting for answers {waiting:.0%}"
 
 

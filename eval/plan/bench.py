@@ -10,17 +10,18 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Any, Callable, ClassVar, Dict, Iterable, Iterator, Mapping, Sequence, TypeVar
+from typing import Any, Callable, ClassVar, Dict, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from config.cli import parse
-from config.files import check_output, write_json
+from config.files import write_json
 from config.keys import read_keys
 from config.profiles import PROFILES, Profile, write
 from config.ranges import Checked, Range, outside
+from eval.keys import problems_of_files
 from eval.plan.candidates import Candidate, families, typed
 from eval.plan.hosts import alone
 from eval.plan.keys import COMMAND, PlanConfig, words
@@ -32,8 +33,6 @@ from eval.plan.trial import Bench, Trial
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 
-Made = TypeVar("Made")
-Job = Sequence[Any]  # arguments of a function
 Row = Dict[str, Any]  # a cluster and what came of it
 DRAWN = 64  # clusters, of which some are emulated
 LAYERS, ROW_BYTES = 32, 8192
@@ -56,8 +55,7 @@ class Drawn(Checked):
 
     def problems(self) -> Iterator[str]:
         yield from outside(vars(self), self.RANGES)
-        if self.output:
-            check_output(self.output, "choose another output=")
+        yield from problems_of_files(self, "output")
 
     def collect(self, rows: Iterable[Row], result: Callable[[Row], str]) -> list[Row]:
         """Print a line for each row as it comes, with what came of it, and keep all in the file."""
@@ -127,8 +125,8 @@ def finalists(bench: Bench, layers: int) -> list[Trial]:
     return Search(bench, shown=False).run(found)
 
 
-def in_processes(workers: int, make: Callable[..., Made], jobs: Iterable[Job], unit: str) -> Iterator[Made]:
-    """What a function makes of each job, in so many processes of one thread each."""
+def in_processes(workers: int, make: Callable[..., Any], jobs: Iterable[Any], unit: str) -> Iterator[Any]:
+    """What a function makes of the arguments of each job, in so many processes of one thread each."""
     with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(make, *job) for job in jobs]
         for task in tqdm(tasks, unit=unit, file=sys.stderr):
@@ -277,7 +275,7 @@ def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book
         write(path, alone(site, chosen.candidate))
         run: dict[str, Any] = {**keys, "profile": path, "slowdown": slowdown, "timeout": 120}
         with Pipeline.open("toy", **run) as pipeline:
-            took = sum(seconds(pipeline.decoder, book, book.answers, config.tokens)) / pipeline.scale
+            took = sum(seconds(pipeline.decoder, book, book.answers, config.tokens)) / pipeline.config.slowdown
     tokens = sum(one.tokens for one in chosen.spent)
     speeds = {"simulated": chosen.speed, "emulated": tokens / took}
     return {**facts(site), "chosen": keys, "slowdown": slowdown, **speeds}

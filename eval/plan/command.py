@@ -19,6 +19,7 @@ from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
 from launch.console import run
+from launch.models import with_model
 
 APART = ("profile", "max_new_tokens", "question_begin", "question_end", "hosts")  # of the plan, and of no run
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plan(argv: Sequence[str]) -> int:
-    config = parse(words(argv), COMMAND, kind=PlanConfig)
+    config = parse(with_model(words(argv)), COMMAND, kind=PlanConfig)
     found = plan(config)
     print("\n".join(report(config, found)))
     _write_boards(config, found)

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
-from typing import IO, Any, Iterator, NamedTuple, Sequence
+from typing import IO, Any, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -94,7 +94,7 @@ def _measured(line: Line, path: str, asked: dict[str, Any]) -> Measured:
     command = f"cd {shlex.quote(line.folder)} && {START}"
     with tempfile.TemporaryFile("w+") as said:
         try:
-            with _started([*ssh, "--", name, command], said) as board:
+            with closing(_Board([*ssh, "--", name, command], said)) as board:
                 return _times(board, asked)
         except TimeoutError:
             reason = f"it said nothing for {SILENCE:g} s"
@@ -114,10 +114,22 @@ def _last_line(said: IO[str]) -> str:
 class _Board:
     """The program of a board, which answers each line by one; raises TimeoutError if it is silent for too long."""
 
-    def __init__(self, into: IO[bytes], out: IO[bytes]) -> None:
-        self._into, self._out = into.fileno(), out.fileno()
-        os.set_blocking(self._into, False)
+    def __init__(self, command: Sequence[str], said: IO[str]) -> None:
+        pipe = subprocess.PIPE
+        self._process = process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, bufsize=0)
+        assert process.stdin is not None and process.stdout is not None
+        self._into, self._out = process.stdin, process.stdout
+        os.set_blocking(self._into.fileno(), False)
         self._heard = b""
+
+    def close(self) -> None:
+        """It has nothing more to read, and so ends by itself; one that stays is ended."""
+        self._into.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE)
+        self._process.kill()
+        self._process.wait()
+        self._out.close()
 
     def ask(self, text: str) -> bytes:
         """The line with which it answers one."""
@@ -125,7 +137,7 @@ class _Board:
         while left:
             if not select.select([], [self._into], [], SILENCE)[1]:
                 raise TimeoutError
-            left = left[os.write(self._into, left):]
+            left = left[os.write(self._into.fileno(), left):]
         return self.line()
 
     def line(self) -> bytes:
@@ -133,29 +145,12 @@ class _Board:
         while b"\n" not in self._heard:
             if not select.select([self._out], [], [], SILENCE)[0]:
                 raise TimeoutError
-            chunk = os.read(self._out, LONG)
+            chunk = os.read(self._out.fileno(), LONG)
             if not chunk:
                 raise ValueError("the board has left")
             self._heard += chunk
         line, _, self._heard = self._heard.partition(b"\n")
         return line
-
-
-@contextmanager
-def _started(command: Sequence[str], said: IO[str]) -> Iterator[_Board]:
-    """A process that has nothing more to read at the end, and so ends by itself; one that stays is ended."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, bufsize=0)
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        yield _Board(process.stdin, process.stdout)
-    finally:
-        process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(LEAVE)
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def _times(board: _Board, asked: dict[str, Any]) -> Measured:

@@ -1,8 +1,8 @@
 """A candidate tried: recorded questions answered in virtual time by the methods' own code, and what took the time."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Dict, NamedTuple, Sequence
+from dataclasses import replace
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from config.methods import METHODS
 from config.profiles import Profile
@@ -26,7 +26,6 @@ from sim.cluster import Cluster
 from sim.devices import SlowHead, SlowPasses
 from sim.stages import Held, Work, work_of
 
-Shares = Dict[Any, float]
 SPARE = 8  # trees of the usual size for which a draft has room beside the text
 
 
@@ -38,22 +37,12 @@ class Spent(NamedTuple):
     first: float  # until the first token
 
 
-@dataclass(frozen=True)
-class Busy:
-    """Who was busy for which share of the time, from 0 to 1."""
-
-    drafting: float
-    verdict: float
-    boards: Shares  # by rank
-    wires: Shares  # by the ranks at their ends
-
-
 class Trial(NamedTuple):
-    """A candidate, and what it took."""
+    """A candidate, what it took, and who was busy for which share of the time, from 0 to 1."""
 
     candidate: Candidate
     spent: tuple[Spent, ...]
-    busy: Busy
+    busy: Mapping[str, float]
 
     @property
     def speed(self) -> float:
@@ -151,10 +140,9 @@ class Bench:
             assert answer.token_ids == text, "the text of a trial is the recorded one"
             seconds = answer.prefill_seconds + answer.decode_seconds
             spent.append(Spent(len(text), seconds, answer.prefill_seconds))
+        busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}
         whole = clock.now()
-        boards, wires = self._busy(candidate, traces, whole)
-        busy = Busy(drafting.spent / whole, judging.spent / whole, boards, wires)
-        return Trial(candidate, tuple(spent), busy)
+        return Trial(candidate, tuple(spent), {name: took / whole for name, took in busy.items()})
 
     def _works(self, candidate: Candidate) -> list[list[Work]]:
         """What the stages do, ring by ring."""
@@ -175,19 +163,18 @@ class Bench:
             network.number = number
         return found
 
-    def _busy(self, candidate: Candidate, traces: Sequence[Sums], whole: float) -> tuple[Shares, Shares]:
-        """The shares of the whole time in which boards and wires were busy."""
-        leaders = [ranks[0] for ranks in candidate.groups]
-        computing = zip(leaders, traces[-len(leaders):])
-        boards = {rank: trace.computed / whole for rank, trace in computing}
-        wires = {}
+    def _busy(self, candidate: Candidate, traces: Sequence[Sums]) -> dict[str, float]:
+        """The seconds in which boards and wires were busy."""
+        leaders, busy = [ranks[0] for ranks in candidate.groups], {}
+        for rank, trace in zip(leaders, traces[-len(leaders):]):
+            busy[f"board {rank}" if rank else "rank 0's board"] = trace.computed
         if not candidate.whole:
             depth = len(candidate.layers)
             behind = [rank if place % depth else 0 for place, rank in enumerate(leaders)]
             receivers = [leaders[0], *behind[1:], 0]
-            for pair, trace in zip(zip([0, *leaders], receivers), traces):
-                wires[pair] = self.site.link(*pair).transfer(trace.sent) / whole
-        return boards, wires
+            for a, b, trace in zip([0, *leaders], receivers, traces):
+                busy[f"link {a}-{b}"] = self.site.link(a, b).transfer(trace.sent)
+        return busy
 
 
 def values(keys: dict[str, str]) -> dict[str, Any]:

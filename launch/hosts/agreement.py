@@ -38,6 +38,7 @@ RANKS = 1 << 10  # the most of one run
 COUNT = 1 << 62  # counters stay below
 DIGITS = 20  # of a whole number
 
+Clean = Callable[[bytes], bytes]  # from the bytes of an entry to the same entry, if it is sound
 Facts = Dict[str, Any]  # of one rank, by name
 Written = Dict[int, Any]  # what ranks have written about one topic: their facts, or whom they have not reached
 
@@ -75,8 +76,8 @@ def _is_settings(value: Any) -> bool:
 
 RANK = whole(0, RANKS - 1).fits
 ALWAYS = {"host": str, "code": str, "settings": _is_settings}
-FACTS = {**ALWAYS, "world": whole(1, RANKS - 1).fits, "split": str, "address": _is_address, "interface": str,
-         "port": whole(1, (1 << 16) - 1).fits}
+FACTS = {**ALWAYS, "world": whole(1, RANKS - 1).fits, "split": str,
+         "address": _is_address, "interface": str, "port": whole(1, (1 << 16) - 1).fits}
 
 
 def _is_facts(value: Any) -> bool:
@@ -88,9 +89,9 @@ def _is_facts(value: Any) -> bool:
     return fits(value, {**wanted, **{name: known[name] for name in value}})
 
 
-# --- kinds: from the bytes of an entry to the same entry, if it is sound ----------------------------------------------
+# --- kinds ------------------------------------------------------------------------------------------------------------
 
-def _json(form: Any) -> Callable[[bytes], bytes]:
+def _json(form: Any) -> Clean:
     def cleaned(raw: bytes) -> bytes:
         value = parse(raw)
         if not fits(value, form):
@@ -143,7 +144,7 @@ KINDS = (  # of a name that a pattern fits as a whole, the first one counts
 )
 
 
-def _kind(key: str) -> tuple[dict[str, str], Callable[[bytes], bytes]]:
+def _kind(key: str) -> tuple[dict[str, str], Clean]:
     """What a name says of who may write its entry, and what makes a sound entry of bytes."""
     found = ((re.fullmatch(pattern, key, re.S), cleaned) for pattern, cleaned in KINDS)
     return next((match.groupdict(), cleaned) for match, cleaned in found if match)

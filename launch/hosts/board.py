@@ -152,18 +152,17 @@ def find_board(config: RunConfig, environment: Mapping[str, str]) -> Board | Non
     lines = read_hosts(config.hosts) if config.hosts else []
     rank = _rank(environment.get("NODE_RANK", ""), lines, config.hosts)
     master, port = config.meeting
-    master = master or environment.get("MASTER_ADDR", "")
-    if not master and not lines:
+    master = master or environment.get("MASTER_ADDR", "") or (lines[0].address if lines else "")
+    if not master:
         raise ValueError("where is rank 0? Give its board's address in MASTER_ADDR, on all boards alike, or hosts=FILE")
-    if master and not is_address(master):
+    if not is_address(master):
         raise ValueError(f"{master!a} is no name or address of a board: give that of rank 0's in MASTER_ADDR, as "
                          "192.168.1.11")
     typed = environment.get("MASTER_PORT") or str(PORT)
     port = port or _number("MASTER_PORT", typed, 1 << 16)
     interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if lines:
-        master = master or lines[0].address
-        interface = interface or lines[rank].interface
+    if lines and not interface:
+        interface = lines[rank].interface
     return Board(rank, master, port or PORT, interface, config.wait, lines)
 
 

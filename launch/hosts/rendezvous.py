@@ -113,8 +113,8 @@ class Rendezvous:
         found = {"dtype": str(spec.dtype).rpartition(".")[2]}
         if config.drafting_ranks:
             found["ssm"] = f"{config.drafting_ranks} folders"
-        return {"split": spec.part.split_id, "world": spec.part.world, "address": address, "interface": interface,
-                "port": door.getsockname()[1], "settings": settings(keys, **found)}
+        return {"split": spec.part.split_id, "world": spec.part.world, "settings": settings(keys, **found),
+                "address": address, "interface": interface, "port": door.getsockname()[1]}
 
     def _try_ways(self, written: Written) -> None:
         """Knock at the doors of all ranks, and agree that every knock is answered. From now on ranks have names."""

@@ -122,11 +122,8 @@ def _beat(over: threading.Event) -> None:
         print(flush=True)
 
 
-def main() -> int:
-    return run(_answer, sys.argv[1:])
-
-
-def _answer(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
+    """Answer the request on the standard input, and then every further line."""
     asked = parse_json(sys.stdin.readline(), "what the board is asked", "start it by python -m scripts.plan")
     over = threading.Event()
     beating = guarded("heartbeat", partial(_beat, over), lambda thread, error: None)
@@ -142,4 +139,4 @@ def _answer(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main, sys.argv[1:]))

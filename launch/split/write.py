@@ -224,7 +224,7 @@ def write_rank(plan: SplitPlan, rank: int, tick: Tick) -> None:
 def write(plan: SplitPlan, progress: bool) -> None:
     """Write the folders that an earlier run did not finish; what stands in them is overwritten, if all fits then."""
     ranks = plan.missing
-    old = [path for rank in ranks for path in plan.folders[rank].glob("**/*") if path.is_file()]
+    old = (path for rank in ranks for path in plan.folders[rank].glob("**/*") if path.is_file())
     free = shutil.disk_usage(plan.out).free + sum(path.stat().st_size for path in old)
     need = sum(map(plan.bytes, ranks))
     if need > free:

@@ -120,8 +120,7 @@ class Eagle(TreeDraft):
 
     source, lag = "eagle", 1
 
-    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor],
-                 capacity: int) -> None:
+    def __init__(self, head: Head, lm_head: Callable[[Tensor], Tensor], capacity: int) -> None:
         self.head, self.lm_head = head, lm_head
         self.inner = isinstance(head, Eagle3Head)
         self.drifts = head.drifts
@@ -240,16 +239,15 @@ def _read_shift(source: Checkpoint, vocab: int) -> Tensor:
     return shift
 
 
-def _check_names(source: Checkpoint, forms: Mapping[str, Shape], head: Head,
-                 free: set[str]) -> None:
+def _check_names(source: Checkpoint, forms: Mapping[str, Shape], head: Head, free: set[str]) -> None:
     """Refuse a file whose tensors are not those of the head; the `free` ones may be missing."""
     wanted: dict[str, Shape] = {name: tuple(p.shape) for name, p in head.named_parameters()}
     if isinstance(head, Eagle3Head):
-        to_target, known = MAPS
-        wanted[to_target] = (head.lm_head.out_features,)
-        wanted[known] = (head.config.vocab,)
-    needed = [item for item in wanted.items() if item[0] in forms or item[0] not in free]
-    check_shapes(source, {name: name for name in forms}, needed,
+        sizes = head.lm_head.out_features, head.config.vocab
+        wanted.update(zip(MAPS, ((size,) for size in sizes)))
+    for name in free.difference(forms):
+        wanted.pop(name, None)
+    check_shapes(source, {name: name for name in forms}, wanted.items(),
                  "download the head again: weights and config.json of one head, as it is published for this model")
 
 

@@ -65,11 +65,13 @@ def _header(path: Path) -> dict[str, tuple[Form, int]]:
         raise ValueError(f"{path} is cut off, damaged or no safetensors file ({shown(str(error))}); {AGAIN}") from None
     table.pop("__metadata__", None)
     entries = sorted(table.items(), key=lambda item: item[1]["data_offsets"])
+    found = {}
     for name, entry in entries:
         if not is_name(name) or entry["dtype"] not in CODES:
             raise ValueError(f"{path} holds {shown(name)} of type {shown(entry['dtype'])}, as no model has; {AGAIN}")
-    return {name: (Form(CODES[entry["dtype"]], tuple(entry["shape"])), 8 + length + entry["data_offsets"][0])
-            for name, entry in entries}
+        form = Form(CODES[entry["dtype"]], tuple(entry["shape"]))
+        found[name] = form, 8 + length + entry["data_offsets"][0]
+    return found
 
 
 def _mappable(path: Path) -> bool:

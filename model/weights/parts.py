@@ -234,8 +234,7 @@ class Part:
             raise ValueError(f"{self.folder / MANIFEST} says {sum(self.stages)} layers, config.json {layers}; {again}")
         names = set(self.weights.names())
         held = {int(layer[1]) for layer in map(LAYER.match, names) if layer}
-        first, end = self.layers
-        if len(held) != end - first or not all(first <= number < end for number in held):
+        if held != set(range(*self.layers)):
             raise ValueError(f"{self.folder} holds other layers than its {MANIFEST} says; {again}")
         for name in names:
             owner, _, own = name.rpartition(".")
