@@ -113,5 +113,5 @@ class TreeConfig:
     chunk: int = 64  # the most rows of unsent text in one segment
     best_first: bool = True  # whether guesses are sent best first, or in the order in which they were drafted
     prunes: bool = True  # whether what died on its way is dropped, or computed to its end all the same
-    thrifty: bool = True  # whether streaming sends and drafts only what pays, by recent measurements
+    thrifty: bool = True  # whether only what pays is sent and drafted, by recent measurements
     plain: float = 0.0  # seconds of a token by plain decoding, to which thrift falls back; 0: never
