@@ -59,9 +59,12 @@ def words_of(msg: Ask | Drafted) -> Tensor:
     if isinstance(msg, Ask):
         sampler = msg.sampler
         seed = sampler.seed - WORD if sampler.seed >= WORD // 2 else sampler.seed
-        whole = [msg.number, msg.sent, msg.limit, seed, sampler.top_k, RULES.index(sampler.rule)]
+        rule = RULES.index(sampler.rule)
+        whole = [msg.number, msg.sent, msg.limit, seed, sampler.top_k, rule]
+        real = _real([sampler.temperature, sampler.top_p])
+        levels = list(map(len, msg.shape))
         flat = [count for level in msg.shape for count in level]
-        columns = [whole, _real([sampler.temperature, sampler.top_p]), msg.tokens, list(map(len, msg.shape)), flat]
+        columns = [whole, real, msg.tokens, levels, flat]
     else:
         laws = _real(msg.law_NV.flatten())
         columns = [[msg.number], msg.levels, msg.parents, msg.tokens, _real(msg.scores), laws]
@@ -93,8 +96,9 @@ def drafted_of(words: Tensor) -> Drafted:
     number, levels, parents, tokens, scores, laws = _columns(words, 6)
     size = len(parents)
     known = parents.unique()
-    fits = len(tokens) == len(scores) == size == int(levels.sum()) and len(number) == 1
-    if not fits or not len(known) or len(laws) % len(known) or (levels < 0).any():
+    fits = len(tokens) == len(scores) == size == int(levels.sum())
+    possible = fits and len(number) == 1 and len(known) > 0
+    if not possible or len(laws) % len(known) or (levels < 0).any():
         raise ValueError("a tree of proposals whose numbers contradict each other")
     if ((parents < 0) | (parents > torch.arange(size))).any():
         raise ValueError("a proposal that stands on a later one")

@@ -117,7 +117,8 @@ class Replay:
         self._base = tree.nodes[tree.tip].score
         self._nodes = [tree.tip]  # by place
         self._rows = zip(drafted.parents, drafted.tokens, drafted.scores)
-        self._laws = dict(zip(dict.fromkeys(drafted.parents), drafted.law_NV.numpy()))
+        parents = dict.fromkeys(drafted.parents)
+        self._laws = dict(zip(parents, drafted.law_NV.numpy()))
 
     def propose(self, count: int) -> None:
         """Make the next so many proposals."""

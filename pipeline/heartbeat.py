@@ -76,7 +76,8 @@ class Heartbeat:
     def busy(self) -> list[float]:
         """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat said."""
         try:
-            return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in sorted([self._rank, *self._others])]
+            ranks = sorted([self._rank, *self._others])
+            return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in ranks]
         except (RuntimeError, OSError):  # the store is gone, and a loss is about to be reported
             return []
 

@@ -137,7 +137,8 @@ class Curve:
         place = visit.rows.bit_length()
         rows, seconds = self._points.get(place, visit)
         newer = seconds + NEWS * (visit.seconds - seconds)
-        pace = min(max(newer / seconds, STEP[0]), STEP[1]) if seconds > 0 else 1.0
+        least, most = STEP
+        pace = min(max(newer / seconds, least), most) if seconds > 0 else 1.0
         for other, (at, took) in self._points.items():
             self._points[other] = at, took * pace
         self._points[place] = rows + NEWS * (visit.rows - rows), newer

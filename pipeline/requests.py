@@ -94,7 +94,8 @@ class RequestTarget(Target):
         if self.request in pacing.rows.left_out or pacing.batcher.holds(self.request):
             return False
         reads = len(self.tree.unsent) > 1
-        return not reads or self is next(other for other in self.ring.running if len(other.tree.unsent) > 1)
+        readers = (other for other in self.ring.running if len(other.tree.unsent) > 1)
+        return not reads or self is next(readers)
 
     def share(self, size: int | None) -> int | None:
         running = self.ring.running
@@ -190,7 +191,8 @@ class RequestTarget(Target):
         tip = self.tree.trunk[length - 1]
         self.tree.skip(length)
         self.reused = length
-        self.ring.link.send(Start(self.request, tip, request, nodes[length - 1], length))
+        last = nodes[length - 1]
+        self.ring.link.send(Start(self.request, tip, request, last, length))
 
     def close(self) -> None:
         if not self.ended:
@@ -241,7 +243,8 @@ class RequestTarget(Target):
     def _hear(self, segment: Segment, message: int) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
         if segment.nodes:
-            self._returned.append(Returned(segment, upload(segment.x, self.ring.device), message))
+            x_TD = upload(segment.x, self.ring.device)
+            self._returned.append(Returned(segment, x_TD, message))
         else:
             self.ring.trace.note("verify", self.ring.clock.now(), nodes=[], said={})
 
@@ -271,9 +274,10 @@ class RequestTarget(Target):
         chosen = []
         for each, nodes in group:
             place = {node: row for row, node in enumerate(each.segment.nodes)}
-            rows = upload(torch.tensor([place[node] for node in nodes], dtype=torch.int64), ring.device)
-            chosen.append(each.x_TD.index_select(0, rows))
-        said = iter(ring.lm_head(torch.cat(chosen)) if any(nodes for _, nodes in group) else ())
+            rows = torch.tensor([place[node] for node in nodes], dtype=torch.int64)
+            chosen.append(each.x_TD.index_select(0, upload(rows, ring.device)))
+        asked = any(nodes for _, nodes in group)
+        said = iter(ring.lm_head(torch.cat(chosen)) if asked else ())
         for each, nodes in group:
             each.asked = True
             each.logits = {node: next(said) for node in nodes}
@@ -380,13 +384,13 @@ class Ring:
         batcher = self.pacing.batcher
         while batcher and (self.free or len(self.running) < 2):
             segments = [self._open[segment.request].alive(segment) for segment in batcher.take()]
-            nodes = [node for segment in segments for node in segment.nodes]
-            self.pacing.first_stage.send(nodes, self.clock.now())
+            message = joined(segments)
+            self.pacing.first_stage.send(message.nodes, self.clock.now())
             for segment in segments[:-1]:
                 with sending(self.trace, segment):
                     pass
             with sending(self.trace, segments[-1]):
-                self.link.send(joined(segments))
+                self.link.send(message)
             self.pacing.rows.close()
 
     # --- back ---------------------------------------------------------------------------------------------------------

@@ -130,15 +130,19 @@ class Scheduler:
 
     def _turn(self, until: float | None) -> None:
         self._admit()
-        if self._go_on([task for task in self.tasks if task.reading is None and task.target.ready]):
+        if self._go_on([task for task in self._at_work() if task.target.ready]):
             return
-        settled = self._go_on([task for task in self.tasks if task.reading is None])
+        settled = self._go_on(self._at_work())
         self.ring.depart()
         asking = [task for task in self.tasks if task.reading is not None]
         if asking:
             self._read(asking)
         elif not settled and (self.tasks or until is not None):
             self.ring.listen(until)
+
+    def _at_work(self) -> list[Task]:
+        """The requests that wait for no network."""
+        return [task for task in self.tasks if task.reading is None]
 
     def _admit(self) -> None:
         while self.waiting and len(self.tasks) < self.places:
@@ -222,7 +226,8 @@ class Scheduler:
             return
         tokens = task.tree.tokens[:len(nodes)]
         task.draft.keep(min(len(nodes), task.draft.held))
-        self._prefixes.append(Held(task.target.request, nodes, tokens, task.draft, over=True))
+        held = Held(task.target.request, nodes, tokens, task.draft, over=True)
+        self._prefixes.append(held)
 
     def _rest(self) -> None:
         """Wait until every stage has forgotten all requests."""

@@ -103,7 +103,8 @@ class Stage:
         """
         if prune.request in self.caches:
             with self.trace.span("prune", tip=prune.tip, keep=len(prune.keep)):
-                self.caches[prune.request].prune(prune.tip, prune.parent, prune.keep, prune.horizon)
+                cache = self.caches[prune.request]
+                cache.prune(prune.tip, prune.parent, prune.keep, prune.horizon)
         elif prune.request > self._newest:
             known = self._early.get(prune.request, prune)
             self._early[prune.request] = max(known, prune, key=lambda each: each.horizon)
@@ -137,12 +138,13 @@ class Stage:
             self.cache(segment.request).admit(segment.nodes, segment.parents, segment.text)
         counts = [len(segment.nodes) for segment in segments]
         caches = together([self.cache(segment.request) for segment in segments], counts)
-        pos_T = upload(torch.tensor([pos for segment in segments for pos in segment.pos]), self.device)
+        positions = [pos for segment in segments for pos in segment.pos]
+        pos_T = upload(torch.tensor(positions), self.device)
         before_T = upload(torch.cat([segment.x for segment in segments]), self.device)
         inner = [segment.inner for segment in segments if segment.inner is not None]
         kept: dict[int, Tensor] = dict.fromkeys(self.keep, before_T) if inner else {}
         begin = REAL.now()
-        with self.trace.span("forward", nodes=[node for segment in segments for node in segment.nodes]):
+        with self.trace.span("forward", nodes=joined(segments).nodes):
             x_TD = self.part(before_T, pos_T, caches, kept, alive)
             if x_TD is None:
                 return {segment.request: segment.take([]) for segment in segments}

@@ -140,7 +140,8 @@ class TracedDraft(Draft):
 
 def rank_files(folder: str | Path) -> list[Path]:
     """The files of all ranks in the folder of a trace; what else lies there is somebody else's."""
-    return sorted(path for path in Path(folder).glob("rank_*.jsonl") if RANK_FILE.fullmatch(path.name))
+    files = Path(folder).glob("rank_*.jsonl")
+    return sorted(path for path in files if RANK_FILE.fullmatch(path.name))
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:

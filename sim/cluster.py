@@ -224,13 +224,15 @@ class Memory:
         if not self._path and self._paths.full:
             self._paths.clear()
         known = self._path.setdefault(segment.request, {})
-        for node, parent, token in zip(segment.nodes, segment.parents, segment.x.tolist()):
+        tokens = segment.x.tolist()
+        for node, parent, token in zip(segment.nodes, segment.parents, tokens):
             before = known[parent] if parent != node else self._paths.root
             known[node] = self._paths.after(before, token)
 
     def start(self, start: Start) -> None:
         """Note where a request begins, which is a place in the text of another."""
-        self._path[start.request] = {start.tip: self._path[start.source][start.last]}
+        place = self._path[start.source][start.last]
+        self._path[start.request] = {start.tip: place}
 
     def answered(self, segment: Segment) -> Segment:
         """A segment that came back, with the hidden states of its rows."""
@@ -267,7 +269,8 @@ class DrafterWay:
 
     def send(self, msg: Message) -> None:
         """Hand over a message; the rank obeys it once it has come and those before it are done."""
-        self._own.sleep_until(self._carry(self._there, msg, self._clock.now(), self._trace))
+        there = self._carry(self._there, msg, self._clock.now(), self._trace)
+        self._own.sleep_until(there)
         answer = self._drafter.apply(msg)
         arrival = self._carry(self._back, answer, self._own.now(), self._drafter.trace)
         self._answers.append((arrival, answer))

@@ -83,7 +83,8 @@ class Paths:
         device = self._like.device
         tokens = torch.tensor([self._tokens[row] for row in rows], device=device)
         pos_T = torch.tensor([len(self._ways[row]) - 1 for row in rows], device=device)
-        view = torch.tensor(rows, device=device), torch.from_numpy(seen).to(device), mask_TP.to(device)
+        seen_P = torch.from_numpy(seen).to(device)
+        view = torch.tensor(rows, device=device), seen_P, mask_TP.to(device)
         inner = dict.fromkeys(self._inner, self._like)
         x = tokens
         for part, store in zip(self._slices, self._stores):
@@ -96,7 +97,8 @@ class Paths:
     def _make_room(self, rows: int) -> None:
         size = len(self._said)
         if rows > size:
-            more = self._said.new_empty(max(rows, 2 * size) - size, self._said.shape[1])
+            larger = max(rows, 2 * size)
+            more = self._said.new_empty(larger - size, self._said.shape[1])
             self._said = torch.cat([self._said, more])
         for store in self._stores:
             store.make_room(rows)

@@ -113,8 +113,10 @@ class VirtualStage:
     def _give_up(self, now: float) -> None:
         """End what is computed at the end of the layer that it is in."""
         whole = self._until - self._since
-        done = max(1, math.ceil((now - self._since) / whole * self._does.layers)) if whole else 1
-        early = self._since + whole * min(done, self._does.layers) / self._does.layers
+        layers = self._does.layers
+        passed = math.ceil((now - self._since) / whole * layers) if whole else 0
+        done = min(max(1, passed), layers)
+        early = self._since + whole * done / layers
         if early < self._until:
             self._until = early
             self._events.at(early, self._end)
@@ -156,10 +158,11 @@ class VirtualStage:
         if not segments or now != self._until:  # they were given up earlier
             return
         self._work, self._idle = [], now
-        self._trace.note("forward", self._since, now, nodes=[node for segment in segments for node in segment.nodes])
-        rows = sum(len(segment.nodes) for segment in segments)
-        visit = Visit(rows, now - self._since)
-        self._pass_on(joined([self._computed(self._living(segment), visit) for segment in segments]), now)
+        nodes = joined(segments).nodes
+        self._trace.note("forward", self._since, now, nodes=nodes)
+        visit = Visit(len(nodes), now - self._since)
+        living = map(self._living, segments)
+        self._pass_on(joined([self._computed(segment, visit) for segment in living]), now)
         self._next(now)
 
     def _computed(self, segment: Segment, visit: Visit) -> Segment:

@@ -45,7 +45,7 @@ BUDGET = {  # lines of Python that a room may have; lower a number whenever its 
 }
 FUNCTION, ARGUMENTS = 40, 6
 STATEMENT, LINE = 120, 25  # tokens; tables of a module, whose names are in capitals, may be as long as they are
-DENSE = 0.025  # of the lines of code, those that may have more tokens than LINE
+DENSE = 0.02  # of the lines of code, those that may have more tokens than LINE
 TOKENS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 VAGUE = {"utils", "util", "common", "base", "manager", "handler"}
 RANK = re.compile(r"(^|[._])rank(\(\))?$")
