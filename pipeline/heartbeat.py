@@ -113,11 +113,18 @@ class Heartbeat:
                 lost = first_loss(self.store, loss)
                 self._answered = time.monotonic()
             except RuntimeError as error:
-                gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
-                lost = self._suspect or (str(error) if isinstance(error, PeerLost) else gone)
+                lost = self._store_is_gone(error)
             if lost:
                 self._announce(lost)
                 return
+
+    def _store_is_gone(self, error: RuntimeError) -> str:
+        """In words, that rank 0 is lost, which keeps the store. Others that were lost since have only noticed it first.
+        """
+        if self._suspect.startswith(self._names[0]):
+            return self._suspect
+        gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
+        return str(error) if isinstance(error, PeerLost) else gone
 
     def _awake(self, last: float, heard: Heard) -> tuple[float, Heard]:
         """The time, and when each peer was heard. A rank that was stopped, as by Ctrl-Z, has to listen again."""
