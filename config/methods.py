@@ -1,7 +1,7 @@
 """The methods: what a user names with `pipeline_type`, and the project's table of contents.
 
 A method is a strategy (when to draft, send, judge and prune), a target (where segments are streamed) and a draft (who
-guesses). It knows nothing about their code: the composition root, launch/run.py, looks the names up.
+guesses). It knows nothing about their code: launch/build.py looks the names up.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a run is: every option with its unit, its meaning and its default. Edit here, or say key=value at the command.
 
-It knows nothing about models or devices. Only the composition root reads a `RunConfig`; what is below receives values.
+It knows nothing about models or devices. What is below launch/ receives values, and no `RunConfig`.
 The comment behind an option is also what `bash run_pipe.sh --help` prints.
 """
 from __future__ import annotations

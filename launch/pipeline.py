@@ -256,7 +256,7 @@ class Pipeline:
         place = spec.sources, spec.head, spec.config.draft_dir, spec.config.ssm
         if place not in self.drafts:
             elsewhere = self.drafters if self.drafters.links else None
-            self.drafts[place] = build_draft(spec, self.lm_head, self.trace, elsewhere)
+            self.drafts[place] = build_draft(spec, self.lm_head, elsewhere)
         return self.drafts[place]
 
     def _tree(self, config: RunConfig) -> TreeConfig:

@@ -1,7 +1,7 @@
 """A slice of a decoder: layers [a, b) of a LLaMA or a relative, which read and write a tree cache.
 
 It knows nothing about where its input comes from: the first slice embeds tokens, the last one norms, and those
-between pass hidden states on. Parameter names are those of LLaMA's checkpoints; `weights.py` translates OPT's.
+between pass hidden states on. Parameter names are those of LLaMA's checkpoints; `weights/parts.py` translates OPT's.
 
 Shapes: T rows, D model, H heads, K key/value heads, S cache slots, E head dimension, V vocabulary.
 """

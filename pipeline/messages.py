@@ -1,4 +1,4 @@
-"""The messages of the pipeline; those between rank 0 and small models on ranks of their own are in `proposals.py`.
+"""The messages of the pipeline; those between rank 0 and small models on ranks of their own are in `draft_messages.py`.
 
 They know nothing about how they travel. Segments, alone or several together, Start, Reset and Stop go round the ring in
 order; only a Prune may overtake, since node ids never change their meaning. What belongs to a request has its number,

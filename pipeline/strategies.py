@@ -1,6 +1,6 @@
 """The strategies: when to draft, send, verify and prune; one generator each, side by side.
 
-They know nothing about ranks, devices or messages. Each yields the tokens that it settled, nothing while it waits, and
+They know nothing about ranks, devices or messages. Each yields the tokens that it settled, `WAIT` while it waits, and
 on behalf of its draft what a network is to read.
 Sampling is the target's affair, and keyed by position: so every strategy writes the same text, and only the order of
 the verbs differs.

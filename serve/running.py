@@ -89,7 +89,7 @@ def build(argv: Sequence[str], command: str, kind: type[ServeConfig], service: t
     config = parse(words, command, kind=kind)
     report_left_open(argv)
     engine = _engine(words, config)
-    served = service(engine, config, config.model_name or _name(argv))
+    served = service(engine, config, config.model_name or _name(argv) or preset_of(words) or DEFAULT_PRESET)
     return engine, Listener(served.app, config, served.begun, engine.stop)
 
 
@@ -104,10 +104,10 @@ def _engine(words: Sequence[str], config: ServeConfig) -> Engine:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """What the model is called: as its folder, if one was given, and else as the preset."""
+    """What the model is called: as its folder, if one was given, and else as the preset; empty if none was."""
     keys = typed(argv)
     folder = keys.get("model_dir") or keys.get("base_dir") or ""
-    return Path(folder).name or preset_of(argv) or DEFAULT_PRESET
+    return Path(folder).name or preset_of(argv)
 
 
 def run(engine: Engine, listener: Listener) -> int:

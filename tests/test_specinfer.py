@@ -23,7 +23,6 @@ from model.rules import RULES
 from model.sample import Sampler
 from model.weights.parts import Part
 from pipeline.decode import Request
-from pipeline.trace import OFF
 from tests.forked import ranks
 from tests.saved import FORM, here, models, save_tokenizer
 from tests.tiny import CONFIG, DEEP, TINY, TREE, pipeline, weights, write
@@ -176,7 +175,7 @@ def test_the_need_of_rank_0_counts_every_drafter(saved):
                        max_length=200)
     spec = RankSpec(config, Part(saved / "saved/0+2+2/stage_0"))
     lm_head = build_lm_head(spec)
-    networks = build_draft(spec, lm_head, OFF).networks
+    networks = build_draft(spec, lm_head).networks
     assert [(network.source, network.number) for network in networks] == [("ssm1", 0), ("ssm2", 1)]
     modules = [lm_head, *(part for network in networks for part in (network.model, network.lm_head))]
     held = sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
