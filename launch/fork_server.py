@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Mapping, Sequence
 
@@ -118,7 +119,8 @@ def _fork(rank: str) -> int:
 
 def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
     """Be `python -m module words` as this rank, under a name by which `top` shows it."""
-    Path("/proc/self/comm").write_text(f"flowspec-{rank}", encoding="utf-8")
+    with suppress(OSError):  # where /proc may not be written
+        Path("/proc/self/comm").write_text(f"flowspec-{rank}", encoding="utf-8")
     os.environ.update({LAUNCHER: str(os.getppid()), "RANK": rank, "LOCAL_RANK": rank})
     sys.argv[1:] = words
     del sys.modules[module]  # runpy warns of one that is there

@@ -8,7 +8,8 @@ from typing import Iterator, Sequence
 
 from tqdm import tqdm
 
-from config.keys import over, preset_of, typed
+from config.cli import parse
+from config.keys import over, typed
 from eval.bench import QUESTIONS, decoders_of, request, speed
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
@@ -23,14 +24,16 @@ HEAD = ("stages", "method", "tokens/s", "over ar", "first token, s", "memory, MB
 
 def real_time(argv: list[str]) -> int:
     """The command `python -m scripts.bench real_time`; its exit code."""
-    preset = preset_of(argv)
-    options = typed(over(argv[bool(preset):], {"max_new_tokens": "128", "ignore_eos": "true"}))
+    words = over(argv, {"max_new_tokens": "128", "ignore_eos": "true"}, "smollm2")
+    parse(words, "python -m scripts.bench real_time")  # what is wrong with them is said before anything starts
+    preset, *keys = words
+    options = typed(keys)
     if {"stages", "profile", "pipeline_type"} & options.keys():
         raise ValueError("this compares methods and splits on the machine as it is: leave stages, profile and "
                          "pipeline_type out")
     rows: list[Sequence[str]] = []
     for stages in tqdm(SPLITS, unit="split"):
-        with Pipeline.open(preset or "smollm2", **options, stages=stages) as pipeline:
+        with Pipeline.open(preset, **options, stages=stages) as pipeline:
             answers = _by_turns(pipeline)
             rows += _rows(stages, answers, f"{memory(os.getpid()):.0f}")
     print(in_columns(HEAD, rows, names=2))
