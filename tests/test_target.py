@@ -194,6 +194,24 @@ def test_a_prune_of_one_request_frees_the_stage_of_no_row_of_another(ring, link,
     assert ring.pacing.first_stage.free_at == pytest.approx(13.0 if together else 12.5)
 
 
+def test_a_prune_is_sent_as_long_as_a_stage_may_hold_a_guess_and_no_longer(ring, link):
+    kept: list[list[int]] = []
+    link.broadcast = lambda prune: kept.append(prune.keep)
+    tree, target = opened(ring, [1])
+    target.prune()
+    assert kept == []
+    guess = tree.add(tree.tip, 5, -1.0)
+    target.send(tree.cut())
+    target.prune()
+    tree.settle(2)
+    target.prune()
+    link.back(20.0)
+    list(target.wait())
+    target.prune()
+    target.prune()
+    assert [guess in keep for keep in kept] == [True, False]
+
+
 def test_a_request_that_is_given_up_in_its_rest_ends_at_its_reset(ring, link):
     tree, target = opened(ring, [1])
     target.send(tree.cut())

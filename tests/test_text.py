@@ -382,6 +382,14 @@ def test_transformers_is_not_imported_before_it_is_needed_and_by_threads_one_aft
     assert done.stdout == "set()\nTrue\n", done.stderr
 
 
+def test_the_token_that_completes_a_stop_text_is_the_last_one(llama):
+    ids = llama.tokenizer("the dog runs home", add_special_tokens=False).input_ids
+    stops = llama.stop_rule("dog")
+    found = [stops(token) for token in ids]
+    last = found.index(True)
+    assert "dog" in llama.decode(ids[:last + 1]) and "dog" not in llama.decode(ids[:last])
+
+
 def test_several_stop_texts_end_at_the_first_and_what_may_become_one_is_held_back(llama):
     ids = llama.tokenizer("the dog and the cat", add_special_tokens=False)["input_ids"]
     reader = Reader(llama, ["cat", "and the", "zebra"])
