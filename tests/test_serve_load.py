@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 
 import pytest
 
+from eval.bench import process_tree
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.load.server import Heard, Held, Measured, holds, server
-from tests.saved import models
+from tests.saved import models, wait_until
 
 
 def test_texts_are_compared_with_what_their_question_gets_alone_and_errors_are_counted_apart():
@@ -26,6 +29,16 @@ def test_what_a_process_holds_is_its_memory_its_files_and_its_threads():
     with open(os.devnull) as one, open(os.devnull) as other:
         after = holds(os.getpid())
         assert after.files == before.files + 2 and after.server > 1 and after.threads >= 1, (one, other)
+
+
+def test_ranks_that_a_server_of_theirs_has_forked_are_held_too():
+    shells = "sh -c 'sleep 60; true' & wait"
+    with subprocess.Popen(["sh", "-c", shells], start_new_session=True) as process:
+        try:
+            assert wait_until(lambda: len(process_tree(process.pid)) == 3, 10)
+            assert holds(process.pid).threads == 3
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_server_gets_its_own_keys_and_what_is_wrong_is_reported():

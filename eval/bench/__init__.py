@@ -1,10 +1,11 @@
 """Measurements of one machine: what the pipeline costs beside the model, and how well a draft guesses.
 
-Here is what they share: the questions that they ask, of which methods, and how fast the answers come.
+Here is what they share: questions, the decoders of methods, how fast answers come, and the processes of a run.
 """
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Iterable, Sequence
 
 from launch.pipeline import Pipeline
@@ -29,5 +30,14 @@ def decoders_of(pipeline: Pipeline, methods: Iterable[str]) -> dict[str, Decoder
 
 def speed(answers: Sequence[Answer]) -> float:
     """Tokens per second of these answers, prefill included."""
-    seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
+    seconds = sum(answer.seconds for answer in answers)
     return sum(answer.new_tokens for answer in answers) / seconds
+
+
+def process_tree(process: int) -> list[int]:
+    """A process, and all that it and they have started."""
+    found = [process]
+    for each in found:
+        for children in Path(f"/proc/{each}/task").glob("*/children"):
+            found += map(int, children.read_text().split())
+    return found

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from config.cli import parse
 from config.keys import over, typed
-from eval.bench import QUESTIONS, decoders_of, request, speed
+from eval.bench import QUESTIONS, decoders_of, process_tree, request, speed
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from pipeline.decode import Answer
@@ -35,7 +35,8 @@ def real_time(argv: list[str]) -> int:
     for stages in tqdm(SPLITS, unit="split"):
         with Pipeline.open(preset, **options, stages=stages) as pipeline:
             answers = _by_turns(pipeline)
-            rows += _rows(stages, answers, f"{memory(os.getpid()):.0f}")
+            megabytes = sum(map(_memory, process_tree(os.getpid())))
+            rows += _rows(stages, answers, f"{megabytes:.0f}")
     print(in_columns(HEAD, rows, names=2))
     return 0
 
@@ -60,9 +61,8 @@ def _rows(stages: str, answers: dict[str, list[Answer]], megabytes: str) -> Iter
         yield stages, method, f"{speed(made):.2f}", f"{ratio:.3f}", f"{first:.3f}", megabytes
 
 
-def memory(pid: int) -> float:
-    """Megabytes of a process and of all that it has started; what several share counts once."""
-    process = Path("/proc") / str(pid)
-    taken = next(line for line in (process / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
-    children = (process / "task" / str(pid) / "children").read_text().split()
-    return int(taken.split()[1]) / 1024 + sum(memory(int(child)) for child in children)
+def _memory(process: int) -> float:
+    """Megabytes of a process; of what several share, each counts its part."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    taken = next(line for line in lines if line.startswith("Pss:"))
+    return int(taken.split()[1]) / 1024

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from config.cli import parse
 from config.keys import over
 from config.questions import by_turns
+from eval.bench import process_tree
 from eval.load.arrivals import TAIL
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.metrics import quantile
@@ -199,10 +200,8 @@ def _measure(config: ServeLoadConfig, clients: int, asker: Asker, said: Sequence
 
 
 def holds(process: int) -> Held:
-    """What a process and its children hold at this moment."""
-    found = Path(f"/proc/{process}/task").glob("*/children")
-    children = [int(child) for path in found for child in path.read_text().split()]
-    memory, files, threads = zip(*(_of_one(each) for each in (process, *children)))
+    """What a process holds at this moment, and all that it and they have started."""
+    memory, files, threads = zip(*map(_of_one, process_tree(process)))
     return Held(memory[0], sum(memory[1:]), sum(files), sum(threads))
 
 
