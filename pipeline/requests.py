@@ -47,7 +47,7 @@ class RequestTarget(Target):
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
         self._returned: deque[Returned] = deque()
         self._prompt = self._settled = len(tree.trunk)  # tokens; and when stages heard last where the text ends
-        self._plain_since = 0  # how many guesses had been sent when the last of them had left the stages
+        self._gone = 0  # guesses that were sent, and of which no stage holds any
         self.wakes: float | None = None  # when the strategy goes on without a message; None: never
         self.ended = False  # whether nothing is sent any more
         self.closed = False  # whether every stage has forgotten the request, which has ended
@@ -153,14 +153,14 @@ class RequestTarget(Target):
         else:
             pacing.fallback.begin(self.terms.plain)
         self._settled = text
-        if self.tree.guessed == self._plain_since:
+        if self.tree.guessed == self._gone:
             return
         with self._span("prune"):
             spared = () if self.terms.prunes else chain.from_iterable(self._flying)
             keep = self.tree.live.union(spared)
             self._broadcast(list(keep))
             if not keep:
-                self._plain_since = self.tree.guessed
+                self._gone = self.tree.guessed
             flying = set(chain.from_iterable(self._flying))
             dead = flying.difference(keep, [self.tree.tip])
             pacing.first_stage.prune(dead, now)
