@@ -215,7 +215,7 @@ class Evaluation:
 
     def _seconds(self, answer: Answer) -> float:
         """The modelled seconds of an answer so far, prefill included."""
-        return (answer.prefill_seconds + answer.decode_seconds) / self.scale
+        return answer.seconds / self.scale
 
     def _line(self, key: Key, question: Question, turns: Sequence[Turn]) -> Line:
         """An answer as it is written: EAGLE's and Spec-Bench's names, then ours. See docs/evaluation.md."""

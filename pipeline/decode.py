@@ -59,10 +59,14 @@ class Answer:
         return len(self.token_ids)
 
     @property
+    def seconds(self) -> float:
+        """The whole time, prefill included."""
+        return self.prefill_seconds + self.decode_seconds
+
+    @property
     def tokens_per_second(self) -> float:
-        """New tokens by the whole time, prefill included."""
-        seconds = self.prefill_seconds + self.decode_seconds
-        return self.new_tokens / max(seconds, 1e-9)
+        """New tokens by the whole time."""
+        return self.new_tokens / max(self.seconds, 1e-9)
 
     @property
     def mean_accepted_length(self) -> float:

@@ -162,7 +162,7 @@ def sight(generation: Generation, text: Text | None) -> dict[str, Any]:
     shown = [_guess(tree, node, text) for node in sorted(ranked[:SHOWN])]
     return {"guesses": shown, "live": len(tree.live), "sent": tree.guessed, "accepted": generation.accepted,
             "tokens": answer.new_tokens, "passes": answer.target_passes,
-            "seconds": round(answer.prefill_seconds + answer.decode_seconds, 3),
+            "seconds": round(answer.seconds, 3),
             "decode": round(answer.decode_seconds, 3)}
 
 

@@ -14,7 +14,7 @@ from typing import Dict, Sequence, Tuple
 from tqdm import tqdm
 
 from config.cli import parse
-from config.keys import over, preset_of, typed
+from config.keys import over, typed
 from config.profiles import Profile
 from config.run_config import RunConfig
 from eval.bench import QUESTIONS, decoders_of, request, speed
@@ -37,10 +37,8 @@ Speeds = Dict[Case, float]
 
 def clocks(argv: list[str]) -> int:
     """The command `python -m scripts.bench clocks`; its exit code."""
-    preset = preset_of(argv)
-    words = over(argv[bool(preset):], {"max_new_tokens": "48", "profile": "jetson-7b"})
+    preset, *words = over(argv, {"max_new_tokens": "48", "profile": "jetson-7b"}, "toy")
     options = {key: value for key, value in typed(words).items() if key not in ("time", "trace")}
-    preset = preset or "toy"
     folder = tempfile.mkdtemp(prefix="flowspec-")
     with Pipeline.open(preset, **options, trace=folder) as pipeline:
         emulated = _speeds(pipeline, "emulated")

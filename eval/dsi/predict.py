@@ -60,7 +60,7 @@ def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Requ
 
 def speed(answers: Sequence[Answer]) -> float:
     """Tokens per second of all answers together, prefill included."""
-    seconds = sum(answer.prefill_seconds + answer.decode_seconds for answer in answers)
+    seconds = sum(answer.seconds for answer in answers)
     return sum(answer.new_tokens for answer in answers) / seconds
 
 

@@ -246,7 +246,7 @@ def seconds(decoder: Decoder, book: Book, answers: Sequence[Written], tokens: in
     """Seconds of each of these answers of at most so many tokens, prefill included."""
     ends = frozenset(book.ends)
     made = (decoder.whole(Request(one.prompt, Sampler(), tokens, ends)) for one in answers)
-    return [answer.prefill_seconds + answer.decode_seconds for answer in made]
+    return [answer.seconds for answer in made]
 
 
 def opened(run: RunConfig, **more: Any) -> Pipeline:

@@ -138,8 +138,7 @@ class Bench:
             text = one.text[:tokens]
             answer = decoder.whole(Request(one.prompt, Sampler(), len(text), self._ends))
             assert answer.token_ids == text, "the text of a trial is the recorded one"
-            seconds = answer.prefill_seconds + answer.decode_seconds
-            spent.append(Spent(len(text), seconds, answer.prefill_seconds))
+            spent.append(Spent(len(text), answer.seconds, answer.prefill_seconds))
         busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}
         whole = clock.now()
         return Trial(candidate, tuple(spent), {name: took / whole for name, took in busy.items()})

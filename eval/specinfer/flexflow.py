@@ -88,7 +88,7 @@ class GenerationResult:
         gives the time to the first token, too.
         """
         answer = self.answer
-        latency = (answer.prefill_seconds + answer.decode_seconds) * 1e6
+        latency = answer.seconds * 1e6
         figures = f"guid({self.guid}) llm_decoding_steps({answer.target_passes}) latency({latency:.3f})"
         if ttft:
             figures += f" ttft({answer.prefill_seconds * 1e6:.3f})"
