@@ -13,8 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Sequence
 
-from config.cli import parse
-from config.command import parts
+from config.cli import parse, parts
 from config.files import check_folder
 from config.keys import ASKS
 from config.questions import BUNDLED, Question, load

@@ -17,7 +17,7 @@ from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, Sequen
 from torch import Tensor
 from tqdm import tqdm
 
-from config.command import parts
+from config.cli import parts
 from config.questions import Question
 from eval.keys import Contender, EvalConfig
 from eval.metrics import divergence

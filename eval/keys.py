@@ -7,12 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
-from config.command import CommandKeys, ComparedDrafts
+from config.cli import CommandKeys, ComparedDrafts
 from config.files import check_output
-from config.keys import check_name, opened, over, preset_of, typed
+from config.keys import NUMBER, Range, check_name, listed, number, opened, outside, over, preset_of, typed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
-from config.ranges import NUMBER, Range, listed, number, outside
 from config.run_config import RANGES
 
 # The trees of the paper, whatever a preset is tuned to.

@@ -24,13 +24,11 @@ from typing import Any, BinaryIO, Iterator, Mapping, Optional, Type
 import torch
 
 from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
-from config.cli import parse
-from config.command import CommandKeys, headless
+from config.cli import CommandKeys, headless, parse
 from config.files import fits, open_lock, whole, write_json
-from config.keys import HELP, opened, preset_of, typed
+from config.keys import HELP, listed, opened, preset_of, typed
 from config.methods import METHODS
 from config.presets import absent
-from config.ranges import listed
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import INTERRUPTED, LOST, Words, say

@@ -10,7 +10,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
-from config.command import no_head
+from config.cli import no_head
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from config.schema.untrusted import shown

@@ -19,8 +19,7 @@ from typing import Callable, NoReturn, Sequence
 
 import torch.distributed as dist
 
-from config.cli import parse
-from config.command import CommandKeys
+from config.cli import CommandKeys, parse
 from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, STOPPED, WRONG, die, ended_by, interrupt, say, show
 from launch.hosts.board import COMMAND, find_board

@@ -9,8 +9,7 @@ from shutil import copytree
 
 import pytest
 
-from config.cli import parse
-from config.command import flat, parts
+from config.cli import flat, parse, parts
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question

@@ -158,8 +158,7 @@ def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_
     (["profile=jetson"], "choose one of none, jetson-7b"),
     (["profile=wifi", "slowdown=0"], "slowdown=0.0 is not possible"),
     (["profile=wifi", "wires=-1"], "wires=-1 is not possible"),
-    (["profile=wifi", "wires=,2,3"], "wires=,2,3 is not possible"),
-    (["profile=wifi", "rate_mbps=1"], "there is no key rate_mbps any more: write wires=MBPS")])
+    (["profile=wifi", "wires=,2,3"], "wires=,2,3 is not possible")])
 def test_what_is_no_cluster_is_refused(words, sentence):
     with pytest.raises(ValueError, match=sentence):
         parse(words)

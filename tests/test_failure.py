@@ -48,7 +48,7 @@ def sentence(text: str) -> str:
 @pytest.mark.parametrize(("words", "message"), [
     (["prompt="], "prompt is empty: write the question behind prompt="),
     (["prompt= "], "prompt is empty"),
-    (["prompt_ids=,"], "prompt_ids=, is not a list of token ids: write numbers"),
+    (["prompt_ids=,"], "prompt_ids=, is not possible: give token ids with commas between"),
     (["prompt_ids=5,53"], "prompt_ids has 53, but the model knows 0 to 52 only: take ids of this model's tokenizer"),
     (["prompt_ids=" + "5," * 20, "max_length=20"], "the prompt has 20 tokens and the context only 20: shorten"),
     (["prompt=" + "a" * 300, "template=none", "max_length=300"],
@@ -59,7 +59,7 @@ def sentence(text: str) -> str:
     (["stages=0+2+2"], "is split as 0+1+1+1+1, not as stages=0+2+2: leave stages out"),
     (["stages=3"], "is split as 0+1+1+1+1, not as stages=3: leave stages out"),
     (["stages=0+2+2+2+2"], "adds up to 8 layers, but the model has 4; try 0+1+1+1+1"),
-    (["stages=0+0+4"], "write the layers of every rank"),
+    (["stages=0+0+4"], "give the layers of every rank"),
     (["question_file=nowhere.jsonl"], "there is no file"),
     (["threads_per_rank=1000000"], "give 0 for a share of the cores or a number from 1 to 1024"),
     (["threads_per_rank=1024"], "threads_per_rank=1024 is more than the"),

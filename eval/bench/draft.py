@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.command import FOLDERS, ComparedDrafts, parts, starting
+from config.cli import FOLDERS, ComparedDrafts, parts, starting
 from config.files import check_output
-from config.keys import over, typed
+from config.keys import listed, over, typed
 from config.questions import load
-from config.ranges import listed
 from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
