@@ -217,13 +217,12 @@ def parse(argv: Sequence[str], command: str = COMMAND, kind: type[Any] | None = 
     typed = _given(argv[1:] if named else argv, keys)
     values = {**_chosen(preset, typed), **typed}
     if kind is None:
-        config = RunConfig(**values)
-        methods, drafts = (config.pipeline_type,), ()
+        config, drafts = RunConfig(**values), ()
     else:
         _check_refused(kind, typed, keys)
         config = kind.of(**values)
-        methods, drafts = config.asked_methods, config.asked_drafts
-    _check_drafts(config.run, methods, drafts, typed)
+        drafts = config.asked_drafts
+    _check_drafts(config.run, config.asked_methods, drafts, typed)
     return config
 
 

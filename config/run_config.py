@@ -200,6 +200,11 @@ class RunConfig(Checked):
         return self
 
     @property
+    def asked_methods(self) -> tuple[str, ...]:
+        """The methods that may be run, as a command with several has them."""
+        return (self.pipeline_type,)
+
+    @property
     def virtual(self) -> bool:
         """Whether the time of an emulated cluster is only counted."""
         return self.time == "virtual"

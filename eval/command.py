@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Sequence
 
-from config.cli import parse, parts
+from config.cli import parts
 from config.files import check_folder
 from config.keys import ASKS
 from config.questions import BUNDLED, Question, load
@@ -22,12 +22,12 @@ from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
-from launch.auto import settled
 from launch.console import STOPPED, ended_by, say
 from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
+from launch.words import settle
 from pipeline.interfaces import Clock
 from pipeline.trace import NoTrace
 
@@ -132,8 +132,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
     try:
-        argv = settled(words(protocol, argv), EvalConfig)
-        config = _read(argv)
+        argv, config = _read(words(protocol, argv))
         find_board(config.run, os.environ)
     except (ValueError, OSError) as error:
         return ended_by(error)
@@ -152,16 +151,17 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
     return _conclude(results, code)
 
 
-def _read(argv: list[str]) -> EvalConfig:
-    """The configuration of the whole evaluation, announced where the results will be."""
+def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
+    """The words and the keys of the whole evaluation, announced where the results will be."""
     if any(word.startswith("pipeline_type=") for word in argv):
         raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
-    config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), kind=EvalConfig)
+    asked = settle(argv, EvalConfig, os.environ.get(COMMAND, "bash run_eval.sh"))
+    config: EvalConfig = asked.keys
     if not _apart(config):
         announce(config)
     else:
         check_folder(config.results, OTHER)  # for the tally of this host
-    return config
+    return asked.words, config
 
 
 def _conclude(results: Results, code: int) -> int:

@@ -8,7 +8,6 @@ from typing import ContextManager, Iterator, Sequence
 
 import torch.distributed as dist
 
-from config.cli import parse
 from config.run_config import RunConfig
 from launch.console import say
 from launch.folder import Folder, private_folder
@@ -19,15 +18,15 @@ from launch.prepare import Prepared, prepare
 from launch.processes import await_ends, environment_kept, keep_on_loopback, noted_in, reason_of, start_ranks
 from launch.ranks import Member, Rank, as_threads, in_group, join
 from launch.virtual import as_virtual
+from launch.words import Asked
 from pipeline.failure import PeerLost, explain, guarded
 
 SAYS = ("RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")  # what a rendezvous writes into the environment
 
 
-def rank_0(words: Sequence[str]) -> ContextManager[Rank]:
-    """Rank 0 of the pipeline that these words ask for, to be entered and left; raises ValueError for what cannot work.
-    """
-    config = parse(words)
+def rank_0(asked: Asked) -> ContextManager[Rank]:
+    """Rank 0 of the pipeline that is asked for, to be entered and left; raises ValueError for what cannot work."""
+    config, words = asked.keys, asked.words
     board = find_board(config, os.environ)
     if board is not None:
         return _beside_boards(config, board, words)

@@ -15,7 +15,6 @@ from config.keys import options as keys_of
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
-from launch.auto import report_left_open, settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
 from launch.console import say
 from launch.generation import Generation
@@ -24,6 +23,7 @@ from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
 from launch.ranks import Rank
 from launch.spec import RankSpec
+from launch.words import settle
 from model.drafts.batch import Passes
 from model.drafts.draft import Draft
 from model.sample import Sampler
@@ -76,8 +76,9 @@ class Pipeline:
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
         typed = [preset, *(f"{key}={written(value)}" for key, value in options.items())]
-        rank = rank_0(settled(typed))
-        report_left_open(typed)
+        asked = settle(typed)
+        rank = rank_0(asked)
+        asked.report()
         with ExitStack() as started:
             pipeline = Pipeline.of_rank_0(started.enter_context(rank))
             return replace(pipeline, started=started.pop_all())

@@ -19,8 +19,7 @@ from typing import Callable, NoReturn, Sequence
 
 import torch.distributed as dist
 
-from config.cli import CommandKeys, parse
-from launch.auto import report_left_open, settled
+from config.cli import CommandKeys
 from launch.console import INTERRUPTED, LOST, STOPPED, WRONG, die, ended_by, interrupt, say, show
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
@@ -30,6 +29,7 @@ from launch.prepare import Prepared, prepare
 from launch.processes import GRACE, launched, note, spawn
 from launch.ranks import Member, Rank, connect
 from launch.trace import join_traces
+from launch.words import settle
 from pipeline.failure import PeerLost, explain, foreseen
 from pipeline.trace import NoTrace
 
@@ -68,9 +68,8 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         value = os.environ.get(name, "0")
         if not re.fullmatch("[0-9]{1,6}", value):
             raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
-    words = settled(argv, command.kind)
-    keys = parse(words, os.environ.get(COMMAND, "bash run_pipe.sh"), kind=command.kind)
-    config = keys.run
+    asked = settle(argv, command.kind, os.environ.get(COMMAND, "bash run_pipe.sh"))
+    keys, config = asked.keys, asked.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
     board = find_board(config, os.environ)
     rendezvous = None
@@ -81,10 +80,10 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         prepared = rendezvous.attend(keys)
     if command.trace:
         prepared = prepared._replace(trace=partial(command.trace, keys))
-    report_left_open(argv)
+    asked.report()
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
-            return spawn([*command.module.split(), *words], prepared.placement.world)
+            return spawn([*command.module.split(), *asked.words], prepared.placement.world)
         with alone(prepared) as rank_0:
             return _lead(rank_0, main)
     if config.virtual:

@@ -12,7 +12,7 @@ import pytest
 
 from config.presets import PRESETS, under
 from eval.plan.command import main as plan
-from launch import models
+from launch import words as models
 from tests.test_gguf import write
 
 PRESET = PRESETS["smollm2"]
@@ -34,7 +34,7 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
     monkeypatch.setattr(models.subprocess, "run", run)
     monkeypatch.setitem(PRESETS, "smollm2", under(PRESETS["smollm2"], str(tmp_path / "models")))
-    monkeypatch.delenv(models.USUAL)
+    monkeypatch.delenv(models.PRESET)
     return calls
 
 
@@ -89,7 +89,7 @@ def test_a_plan_fetches_what_it_names(offline: None, capsys: pytest.CaptureFixtu
 
 
 def test_the_environment_names_another_usual_preset(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(models.USUAL, "vicuna-7b")
+    monkeypatch.setenv(models.PRESET, "vicuna-7b")
     assert models.with_model([]) == ["vicuna-7b"] and not pip
 
 

