@@ -196,7 +196,7 @@ class Evaluation:
         number = self.pipeline.ring.requests  # so many came before it, as the tally counts them
         settled: list[list[float]] = []  # modelled seconds since the request began, tokens settled then
         accepted: Counter[int] = Counter()  # tokens of each target pass, its own token included
-        with self.pipeline.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
+        with self.pipeline.rank.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
                 if not new:
                     yield None

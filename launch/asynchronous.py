@@ -14,8 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, AsyncGenerator, Callable, Iterable, Mapping, Sequence, TypeVar
 
-from launch.generation import Generation
-from launch.pipeline import Pipeline, Prompt
+from launch.pipeline import Generation, Pipeline, Prompt
 from model.text import Message, check_messages
 from pipeline.failure import PeerLost, guarded
 

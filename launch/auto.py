@@ -18,7 +18,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Mapping, Optional, Type
+from typing import Any, BinaryIO, Mapping, Optional, Type
 
 import torch
 
@@ -43,6 +43,7 @@ AUTO = "auto"
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
 LEFT = ("tp", "tp_shares", "replicas", *SIZES)  # to the plan, and not to be typed
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
+UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # of few methods, which no plan chooses
 # What no choice depends on: what is asked, how an answer is chosen, where it goes, and who waits how long.
 APART = frozenset({
     "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "temperature", "top_p", "top_k", "seed",
@@ -54,10 +55,34 @@ CHECK = 3  # of the best candidates, those that answer on this machine
 PLAN = "scripts.plan"  # the command that makes plans
 OURS = "flowspec: "  # begins a sentence of it
 STAGES = "4"  # if nothing says how many
-FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]),
+FORM = {"keys": lambda keys: _is_choice(keys),
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
+
+
+def is_asked(argv: Words) -> bool:
+    """Whether the words of a command leave the method to a plan."""
+    return typed(argv).get("pipeline_type") == AUTO
+
+
+def checked(argv: Words) -> list[str]:
+    """The words without those that a plan reads in a way of its own, so that the others can be checked.
+
+    Raises ValueError for what cannot be planned for.
+    """
+    given = typed(argv)
+    if is_one_rank(given.get("hosts", "")):
+        raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
+                         "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
+    for key, value in given.items():
+        if key in LEFT or f"{key}={value}" in UNPLANNED:
+            raise ValueError(f"{key}={value} is left to pipeline_type=auto: leave it out, or name the method")
+    if "answers" in given:
+        raise ValueError("answers=FILE is for drafts with suffix, which pipeline_type=auto may not choose: name method "
+                         "and draft")
+    own = ("pipeline_type", "draft", "draft_dir", "ssm")
+    return [word for word in argv if word.partition("=")[0] not in own]
 
 
 def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
@@ -70,62 +95,91 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     path = _place(words, config)
     with ExitStack() as alone:
         with suppress(OSError):  # where its folder takes no lock, nothing is waited for
-            _take(alone.enter_context(open_lock(f"{path}.lock")))
+            _lock(alone.enter_context(open_lock(f"{path}.lock")))
         choice = _remembered(path, words, kind)
         if choice is None:
             asked = question(words, config, *_split(config))
-            say(_beginning(config))
+            times = "measured on this machine" if config.profile == "none" else f"of profile={config.profile}"
+            say(plain(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
             choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
-            kept = _kept(path, choice)
+            try:
+                write_json(path, choice)
+                kept = f"remembered in {path}: delete it to plan again"
+            except ValueError as error:
+                kept = f"not remembered, since {error}"
         else:
             kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
     say(_sentence(words, config, choice, kept))
     return with_chosen(words, choice["keys"])
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
-
-def is_asked(argv: Words) -> bool:
-    """Whether the words of a command leave the method to a plan."""
-    return typed(argv).get("pipeline_type") == AUTO
-
-
-def checked(argv: Words) -> list[str]:
-    """The words without those that a plan reads in a way of its own, so that the others can be checked.
-
-    Raises ValueError for what cannot be planned for.
-    """
-    if problem := next(problems(argv), ""):
-        raise ValueError(problem)
-    own = ("pipeline_type", "draft", "draft_dir", "ssm", "answers")
-    return [word for word in argv if word.partition("=")[0] not in own]
+def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
+    """What was chosen, what it promises, and what was not considered."""
+    keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
+    ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
+    stays = "; the split stays as it is" if config.model_dir or "stages" in typed(argv) else ""
+    warm = "; planned for temperature 0" if config.temperature else ""
+    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar)"
+                 f"{stays}{warm}; {kept}")
 
 
-def problems(argv: Words) -> Iterator[str]:
-    """What a run with pipeline_type=auto must not be given, each in a sentence that names the fix."""
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+def _place(argv: Words, config: RunConfig) -> Path:
+    """The file of a choice, named by all that the choice depends on."""
     given = typed(argv)
-    if is_one_rank(given.get("hosts", "")):
-        yield ("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan hosts=FILE "
-               "preset=ours.json (docs/planner.md), and give ours.json on all boards")
-    for key in LEFT:
-        if key in given:
-            yield f"{key}={given[key]} is left to pipeline_type=auto: leave it out, or name the method"
-    if "answers" in given:
-        yield "answers=FILE is for drafts with suffix, which pipeline_type=auto may not choose: name method and draft"
-    if given.get("ssm_ranks") == "true":
-        yield "ssm_ranks=true is for specinfer alone: leave it out, or name the method in place of pipeline_type=auto"
-    if given.get("verify") in DRAWN:
-        yield (f"verify={given['verify']} works with few methods, among which pipeline_type=auto does not choose: name "
-               "the method")
+    drafts = given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")
+    folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
+    paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+    about = {
+        "keys": {key: getattr(config, key) for key in sorted(KEPT)},
+        "left open": [given.get(key, "") for key in ("draft", "draft_dir", "ssm")],
+        "stages": config.stages,
+        "cluster": str(config.cluster),
+        "code": code_version(),
+        "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths],
+        "machine": _machine() if config.profile == "none" else []}
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
 
-def relevant(argv: Words, config: RunConfig) -> dict[str, Any]:
-    """All keys that a choice depends on, with the values that a run has for them."""
-    given = typed(argv)
-    own = {key: given.get(key, "") for key in ("draft", "draft_dir", "ssm")}
-    values = {key: getattr(config, key) for key in KEPT}
-    return {**values, **own, "stages": config.stages, "cluster": str(config.cluster)}
+def _machine() -> list[str]:
+    cores = len(os.sched_getaffinity(0))
+    return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
 
+
+def _lock(file: BinaryIO) -> None:
+    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("pipeline_type=auto: another start is planning; this one waits for it")
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _is_choice(keys: Any) -> bool:
+    """Whether this is a method by its name, with other keys that a plan chooses."""
+    are_words = isinstance(keys, dict) and keys.keys() <= {*CHOSEN} and fits([*keys.values()], [str])
+    return are_words and keys.get("pipeline_type") in METHODS
+
+
+def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
+    """The choice that a file holds; None if there is no such file, or if it holds none."""
+    if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
+        return None
+    try:
+        choice: Choice = whole(path, "delete it")
+        if not fits(choice, FORM):
+            raise ValueError(f"{path} holds no choice")
+        parse(with_chosen(argv, choice["keys"]), kind=kind)
+    except ValueError as error:
+        say(f"{plain(str(error))}; a new plan is made")
+        return None
+    return choice
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
 
 def question(argv: Words, config: RunConfig, boards: int, drafts: str) -> list[str]:
     """The words of the plan: what was typed, as far as the choice depends on it.
@@ -167,91 +221,6 @@ def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
     left = [word for word in argv if word.partition("=")[0] not in gone]
     return [*left, *(f"{key}={value}" for key, value in chosen.items())]
 
-
-# --- what is printed --------------------------------------------------------------------------------------------------
-
-def _beginning(config: RunConfig) -> str:
-    if config.profile == "none":
-        return ("pipeline_type=auto: the pipeline is measured on this machine, the methods are simulated, and the best "
-                "answer some questions; this is done once for model and machine")
-    return (f"pipeline_type=auto: the methods are simulated for profile={plain(config.profile)}; this is done once for "
-            "model and profile")
-
-
-def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
-    keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
-    ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
-    against = "which nothing beats" if choice["keys"]["pipeline_type"] == "ar" else f"{theirs:.3g} with ar"
-    stays = ""
-    if config.model_dir or "stages" in typed(argv):
-        stays = "; the split stays, so no other number of stages was planned for"
-    warm = "; planned for temperature 0" if config.temperature else ""
-    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {against}){stays}{warm}; {kept}")
-
-
-# --- what is remembered -----------------------------------------------------------------------------------------------
-
-def _place(argv: Words, config: RunConfig) -> Path:
-    about = {**relevant(argv, config), "code": code_version(), "files": list(_files(argv, config)),
-             "machine": _machine() if config.profile == "none" else []}
-    content = json.dumps(about, sort_keys=True, default=str)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "flowspec" / f"auto-{digest}.json"
-
-
-def _take(lock: BinaryIO) -> None:
-    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        say("pipeline_type=auto: another start is planning; this one waits for it")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-
-def _files(argv: Words, config: RunConfig) -> Iterator[tuple[str, int, int]]:
-    given = typed(argv)
-    drafts = given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")
-    folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
-    for folder in filter(None, folders):
-        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-            about = path.stat()
-            yield str(path), about.st_size, about.st_mtime_ns
-
-
-def _machine() -> list[str]:
-    cores = len(os.sched_getaffinity(0))
-    return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
-
-
-def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
-    """The choice that a file holds; None if there is no such file, or if it holds none."""
-    if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
-        return None
-    try:
-        found = whole(path, "delete it")
-        keys = found["keys"].keys() if fits(found, FORM) else set()
-        if "pipeline_type" not in keys or not keys <= {*CHOSEN}:
-            raise ValueError(f"{path} holds no choice")
-        if found["keys"]["pipeline_type"] not in METHODS:
-            raise ValueError(f"{path} names no method")
-        parse(with_chosen(argv, found["keys"]), kind=kind)
-    except ValueError as error:
-        say(f"{plain(str(error))}; a new plan is made")
-        return None
-    choice: Choice = found
-    return choice
-
-
-def _kept(path: Path, choice: Choice) -> str:
-    try:
-        write_json(path, choice)
-    except ValueError as error:
-        return f"not remembered, since {error}"
-    return f"remembered in {path}: delete it to plan again"
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
 
 def _split(config: RunConfig) -> tuple[int, str]:
     """How many stages the run has as it is, and the drafts that its split brings; empty: all that the keys name.

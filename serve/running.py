@@ -20,9 +20,8 @@ from config.cli import DEFAULT_PRESET
 from config.keys import preset_of, typed
 from config.serve_config import ServeConfig
 from launch.console import INTERRUPTED, LOST, die, interrupt, say
-from launch.fork_server import LOOK
 from launch.pipeline import Pipeline
-from launch.processes import kill_all
+from launch.processes import LOOK, kill_all
 from launch.words import settle
 from pipeline.failure import guarded
 from serve.app import Service

@@ -17,8 +17,8 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft
 from pipeline.decode import Decoder, Limits
+from pipeline.rank.trace import NoTrace, read
 from pipeline.strategies import autoregressive
-from pipeline.trace import NoTrace, read
 
 LARGE = "64 nodes"  # the decoder whose turns are measured
 WIDE = 48  # rows from which a segment counts as a wide one
@@ -43,7 +43,7 @@ def compare(pipeline: Pipeline) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
     usual, limits = pipeline.decoder, Limits(pipeline.decoder.max_length)
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
-    _watch(usual.draft.networks, pipeline.ring, pipeline.trace)
+    _watch(usual.draft.networks, pipeline.ring, pipeline.rank.trace)
     decoders = {
         "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
         LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, limits),
@@ -52,7 +52,7 @@ def compare(pipeline: Pipeline) -> None:
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
         asked, texts = request(pipeline, question), set()
         for name, decoder in decoders.items():
-            with pipeline.trace.span(name if i else "warm-up"):
+            with pipeline.rank.trace.span(name if i else "warm-up"):
                 answer = decoder.whole(asked)
             texts.add(tuple(answer.token_ids))
             speeds[name].append(answer.tokens_per_second)
