@@ -24,7 +24,7 @@ from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.cache import Admitted, TreeCache
-from model.drafts.calibration import Guesses
+from model.drafts.draft import Guesses
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree

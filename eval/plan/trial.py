@@ -12,9 +12,10 @@ from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, Written, kind_of
 from eval.recorded import Recorded
-from model.drafts.batch import read_all
 from model.drafts.draft import NoDraft
-from model.drafts.mixture import Mixture, Suffix
+from model.drafts.mixture import Mixture
+from model.drafts.network import read_all
+from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.replicas import Replicas
