@@ -107,7 +107,7 @@ def made(config: PlanConfig) -> Book:
         assert pipeline.text is not None, "questions are text"
         ends, sizes = frozenset(pipeline.text.end_ids), pipeline.spec.sizes
         readers = list(_readers(pipeline, config))
-        asked = by_turns(config.data, config.chosen_sets, run.question_begin, run.question_end)
+        asked = by_turns(config.folder, config.chosen_sets, run.question_begin, run.question_end)
         prompts = [pipeline.text.prompt_ids([question], run.template) for question in asked]
         check_room(prompts, run.max_new_tokens, pipeline.spec.context)
         answers = []
