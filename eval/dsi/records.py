@@ -159,7 +159,7 @@ def _made(config: PredictConfig) -> Book:
     target, drafter = (open_model(folder, opened) for folder in (run.base_dir, run.draft_dir))
     check_pair(target, drafter)
     begin, end = run.question_begin, run.question_end
-    sets = (load(config.data, name, begin, end) for name in config.chosen_sets)
+    sets = (load(config.folder, name, begin, end) for name in config.chosen_sets)
     asked = [question.turns[0] for questions in sets for question in questions]
     prompts = [target.text.prompt_ids([question], run.template) for question in asked]
     contexts = (model.whole.config.context for model in (target, drafter))

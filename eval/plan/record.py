@@ -25,7 +25,7 @@ from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.virtual import as_virtual
 from model.cache import Admitted, TreeCache
-from model.drafts.calibration import Guesses
+from model.drafts.draft import Guesses
 from model.drafts.network import TreeDraft
 from model.sample import Sampler
 from model.tree import TokenTree
@@ -111,7 +111,7 @@ def made(config: PlanConfig) -> Book:
         assert pipeline.text is not None, "questions are text"
         ends, sizes = frozenset(pipeline.text.end_ids), pipeline.spec.sizes
         readers = list(_readers(pipeline, config))
-        asked = by_turns(config.data, config.chosen_sets, run.question_begin, run.question_end)
+        asked = by_turns(config.folder, config.chosen_sets, run.question_begin, run.question_end)
         prompts = [pipeline.text.prompt_ids([question], run.template) for question in asked]
         check_room(prompts, run.max_new_tokens, pipeline.spec.context)
         answers, sampler = [], sampler_of(run)
