@@ -11,20 +11,12 @@ from config.trees import MOST, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, Written, kind_of
-<<<<<<< HEAD
 from eval.recorded import Recorded, sampler_of
 from launch.probe import round_trip
-from model.drafts.batch import read_all
-from model.drafts.draft import NoDraft
-from model.drafts.mixture import Mixture, Suffix
-=======
-from eval.recorded import Recorded
 from model.drafts.draft import NoDraft
 from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
 from model.drafts.suffix import Suffix
-from model.sample import Sampler
->>>>>>> main
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
