@@ -1,18 +1,20 @@
 """The data sets: questions in the format of MT-bench, or SpecInfer's lists of prompts, from a folder or a file.
 
-It knows nothing about models or templates.
+It knows nothing about templates, and of models only which of the bundled questions they understand.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
+from filecmp import cmp
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
 from config.files import fits, lines, whole
-from config.presets import ROOT
+from config.presets import ROOT, TOY
 
-BUNDLED = ROOT / "eval" / "data"
+OF_TOY = ROOT / "eval" / "data"  # in the words of its grammar
+BUNDLED = OF_TOY / "real"  # for every other model
 FORMS = ("{}/question.jsonl", "{}.jsonl", "{}.json")  # of the set's name; the last one is SpecInfer's
 
 FORM = 'write a JSON object a line, with a "question_id" and with "turns", a list of texts that are not empty'
@@ -28,12 +30,19 @@ class Question:
     turns: tuple[str, ...]
 
 
+def bundled(model: str | Path) -> Path:
+    """The folder of the bundled questions for the model, or rank 0's part of it, in the folder `model`."""
+    own, toys = (Path(folder) / "tokenizer.json" for folder in (model, TOY / "llama"))
+    is_toy = own.is_file() and toys.is_file() and cmp(own, toys, shallow=False)
+    return OF_TOY if is_toy else BUNDLED
+
+
 def load(data: str | Path, name: str, begin: int = 0, end: int = -1) -> list[Question]:
-    """The questions `begin` to `end` - 1 (-1: to the last one) of a set in the folder `data` (empty: the bundled ones).
+    """The questions `begin` to `end` - 1 (-1: to the last one) of a set in the folder `data`.
 
     Raises ValueError, with the line and the fix, if the file is not there, not sound or too short.
     """
-    folder = Path(data) if data else BUNDLED
+    folder = Path(data)
     paths = (folder / form.format(name) for form in FORMS)
     path = next(filter(Path.is_file, paths), None)
     if path is None:

@@ -16,7 +16,7 @@ from typing import Sequence
 from config.cli import parts
 from config.files import check_folder
 from config.keys import ASKS
-from config.questions import BUNDLED, Question, load
+from config.questions import Question, load
 from eval.evaluation import Evaluation, all_jobs
 from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
@@ -77,7 +77,7 @@ def _check_pace(config: EvalConfig) -> None:
 def _sets(config: EvalConfig) -> dict[str, list[Question]]:
     """The questions of each data set."""
     begin, end = config.run.question_begin, config.run.question_end
-    return {name: load(config.data, name, begin, end) for name in config.chosen_sets}
+    return {name: load(config.folder, name, begin, end) for name in config.chosen_sets}
 
 
 def announce(config: EvalConfig) -> None:
@@ -103,7 +103,7 @@ def announce(config: EvalConfig) -> None:
         "drafts": ", ".join(config.asked_drafts),
         "template": run.template,
         "questions": ", ".join(questions),
-        "from": config.data or str(BUNDLED),
+        "from": config.folder,
         "temperatures": config.temperatures,
         "seeds": f"{run.seed} to {last_seed}" if config.repeats > 1 else f"{run.seed}",
         "at once": "1 question" if config.concurrency == 1 else f"{config.concurrency} questions of a method",

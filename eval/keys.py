@@ -12,6 +12,7 @@ from config.files import check_output
 from config.keys import NUMBER, Range, check_name, listed, number, opened, outside, over, preset_of, typed
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT
+from config.questions import bundled
 from config.run_config import RANGES
 
 # The trees of the paper, whatever a preset is tuned to.
@@ -64,6 +65,11 @@ class AsksSets(CommandKeys):
     # Which questions are asked
     sets: str = SETS  # the data sets; question_begin, question_end are of each
     data: str = ""  # folder of SET/question.jsonl, SET.jsonl or SET.json (a list of texts); empty: the bundled
+
+    @property
+    def folder(self) -> str:
+        """The folder of the data sets."""
+        return self.data or str(bundled(self.run.first_folder))
 
     @property
     def chosen_sets(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import ClassVar, Iterator, Sequence
 
 from config.keys import Checked, Range, listed, outside, unknown
 from config.presets import TOY
+from config.questions import bundled
 from config.run_config import CHOICES, FORMS
 from config.run_config import RANGES as OF_RUNS
 from config.trees import wrong_widths
@@ -30,6 +31,7 @@ class Measured(Checked):
 
     PATHS: ClassVar[Sequence[str]] = (
         "target", "draft", "model", "data", "traces", "picture", "records", "output")
+    ASKED: ClassVar[str] = "target"  # the key that names the model that is asked
 
     # What the models are asked
     sets: str = SETS  # NAME, or FORMAT:FILE of cnn_dailymail, alpaca, mbpp, mbpp_docstring, openai_humaneval (commas)
@@ -53,6 +55,11 @@ class Measured(Checked):
     def chosen_sets(self) -> tuple[str, ...]:
         """The names of the data sets."""
         return listed(self.sets)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the sets with a NAME."""
+        return self.data or str(bundled(getattr(self, self.ASKED)))
 
     def problems(self) -> Iterator[str]:
         yield from outside(vars(self), {**RANGES, "device": FORMS["device"]})

@@ -86,7 +86,7 @@ def sampler_of(config: Measured) -> Sampler:
 def check_sets(names: Iterable[str], config: Measured) -> None:
     """Raise ValueError if a data set is not there, not sound or too short, before a model is loaded for it."""
     for name in names:
-        draw(name, config.data, config.num_examples, config.seed)
+        draw(name, config.folder, config.num_examples, config.seed)
 
 
 def prompts_of(name: str, config: Measured,
@@ -98,7 +98,7 @@ def prompts_of(name: str, config: Measured,
     """
     context = min(model.whole.config.context for model in models)
     found = [models[0].ids(prompt, config.template)
-             for prompt in draw(name, config.data, config.num_examples, config.seed)]
+             for prompt in draw(name, config.folder, config.num_examples, config.seed)]
     fitting = [ids for ids in found if len(ids) + config.max_new_tokens <= context]
     left_out = len(found) - len(fitting)
     if not fitting:

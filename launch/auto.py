@@ -44,11 +44,11 @@ SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinf
 LEFT = ("tp", "tp_shares", "replicas", *SIZES)  # to the plan, and not to be typed
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
 UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # of few methods, which no plan chooses
-# What no choice depends on: what is asked, how an answer is chosen, where it goes, and who waits how long.
+# What no choice depends on: what is asked, where an answer goes, and who waits how long.
 APART = frozenset({
-    "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "temperature", "top_p", "top_k", "seed",
-    "verify", "max_new_tokens", "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait",
-    "master", "hosts", "time", "trace", "output", "debug", "answers"})
+    "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "seed", "verify", "max_new_tokens",
+    "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait", "master", "hosts", "time", "trace",
+    "output", "debug", "answers"})
 KEPT = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
 RECORD = {"question_end": "1", "max_new_tokens": "32"}  # of each data set, and tokens of an answer
 CHECK = 3  # of the best candidates, those that answer on this machine
@@ -118,9 +118,8 @@ def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
     stays = "; the split stays as it is" if config.model_dir or "stages" in typed(argv) else ""
-    warm = "; planned for temperature 0" if config.temperature else ""
     return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar)"
-                 f"{stays}{warm}; {kept}")
+                 f"{stays}; {kept}")
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------

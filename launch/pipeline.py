@@ -23,8 +23,7 @@ from launch.ranks import rank_0
 from launch.spec import RankSpec
 from launch.wiring import Rank
 from launch.words import settle
-from model.drafts.batch import Passes
-from model.drafts.draft import Draft
+from model.drafts.draft import Draft, Passes
 from model.sample import Sampler
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from model.tree import TokenTree

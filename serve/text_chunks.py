@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
-from model.logprobs import Logprob
+from model.sample import Logprob
 from model.text import Text
 from model.token_text import TokenText, TokenTexts
 from model.tree import TokenTree

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from config.questions import BUNDLED, Question, load, read
+from config.presets import PRESETS, TOY
+from config.questions import BUNDLED, OF_TOY, Question, bundled, load, read
 from eval.keys import EvalConfig
 from tests.checkpoints import refused
 
@@ -39,11 +40,39 @@ def test_signs_that_python_takes_for_line_ends_do_not_end_a_line(tmp_path):
     assert load(tmp_path, "sum")[0].turns == ("Summarize: a\u2028b",)
 
 
-def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each():
-    sets = {name: load("", name) for name in EvalConfig.of().chosen_sets}
+@pytest.mark.parametrize("folder", [OF_TOY, BUNDLED])
+def test_the_bundled_sets_are_those_of_the_paper_and_have_twenty_questions_each(folder):
+    sets = {name: load(folder, name) for name in EvalConfig.of().chosen_sets}
     assert list(sets) == list(REAL) and {len(questions) for questions in sets.values()} == {20}
-    assert {path.stem for path in BUNDLED.glob("*.jsonl")} == set(REAL)
+    assert {path.stem for path in folder.glob("*.jsonl")} == set(REAL)
+    asked = [question for questions in sets.values() for question in questions]
+    assert [question.id for question in asked] == [*range(1, 121)]
+    assert len({question.turns[0] for question in asked}) == 120
+    assert [name for name, questions in sets.items() if any(len(each.turns) > 1 for each in questions)] == ["mt_bench"]
     assert {len(question.turns) for question in sets["mt_bench"]} == {2}
+
+
+def test_questions_for_real_models_have_the_kind_and_length_of_the_published_ones():
+    kinds = {question.category for question in load(BUNDLED, "mt_bench")}
+    assert len(kinds) == 8
+    passages = [question.turns[0].split() for question in load(BUNDLED, "sum")]
+    assert min(map(len, passages)) >= 150 and max(map(len, passages)) <= 300
+    for question in load(BUNDLED, "humaneval"):
+        code = question.turns[0].split("\n\n", 1)[1]
+        compile(code, "question", "exec")
+        assert '"""' in code
+
+
+def test_the_toy_is_asked_in_its_own_words_and_every_other_model_in_ours(tmp_path):
+    for model in (TOY / "llama", TOY / "draft_a"):
+        assert bundled(model) == OF_TOY
+    for model in (tmp_path, PRESETS["smollm2"].base_dir):
+        assert bundled(model) == BUNDLED
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert bundled(tmp_path) == BUNDLED
+    assert EvalConfig.of(base_dir=str(TOY / "llama")).folder == str(OF_TOY)
+    assert EvalConfig.of(base_dir=str(tmp_path)).folder == str(BUNDLED)
+    assert EvalConfig.of(base_dir=str(tmp_path), data="mine").folder == "mine"
 
 
 def test_a_slice_counts_lines_from_0_and_leaves_the_last_one_out(tmp_path):

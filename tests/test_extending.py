@@ -1,6 +1,9 @@
-"""A strategy of ten lines and one row of the table run everywhere: by command, evaluation, plan and server."""
+"""The strategy that docs/extending.md shows runs everywhere: by command, evaluation, plan and server."""
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -8,45 +11,16 @@ import pytest
 
 from config.presets import ROOT
 
-ADDED = """
-import sys
-from config.methods import METHODS, Method
-METHODS["twice"] = Method("twice", "ring", "eagle", "a tree sent whole, and the rest of it at once")
-from model.tree import verify
-from pipeline.strategies import STRATEGIES
-
-def twice(tree, target, draft, cfg):
-    while True:
-        while (yield from draft.grow(tree, cfg.init)):
-            pass
-        while segment := tree.cut(cfg.init.segment, cfg.chunk):
-            target.send(segment)
-        while target.in_flight:
-            yield from target.wait()
-        yield verify(tree)
-        target.prune()
-
-STRATEGIES["twice"] = twice
-"""
-COMMAND = """
-from launch.ask import COMMAND
-from launch.run import run
-sys.exit(run(COMMAND, ["pipeline_type=twice", "processes=false", "max_new_tokens=12", "draft=suffix"]))
-"""
-EVALUATION = """
-from eval.command import main
-sys.exit(main(["emulated", "methods=ar,twice", "sets=qa", "question_end=1", "temperatures=0,1", "max_new_tokens=8",
-               "draft=suffix", "baseline_draft=", f"results={sys.argv[1]}/results"]))
-"""
-PLAN = """
-from eval.plan.command import main
-sys.exit(main(["profile=jetson-7b", "boards=2", "methods=twice", "drafts=suffix", "question_end=1",
-               "max_new_tokens=8"]))
-"""
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+STRATEGY, ROW = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+COMMANDS = re.search(r"```\n(bash run_pipe.sh.*?)```", PAGE, re.S)[1].splitlines()
+NAME = re.match(r"def (\w+)", STRATEGY)[1]
+LAUNCHERS = {"run_pipe.sh": "scripts.generate", "run_eval.sh": "scripts.evaluate emulated"}
+LEFT_OUT = shutil.ignore_patterns(".*", "docs", "tests", "splits", "models", "results", "board", "__pycache__")
 SERVER = """
-import threading, time
+import sys, threading, time
 from scripts.serve import build
-engine, _ = build(["pipeline_type=twice", "processes=false", "draft=suffix"])
+engine, _ = build([*sys.argv[1:], "processes=false"])
 thread = threading.Thread(target=engine.run, daemon=True)
 thread.start()
 while engine.health.status == "loading":
@@ -58,11 +32,44 @@ thread.join()
 """
 
 
-@pytest.mark.parametrize(("program", "shown"), [(COMMAND, "target passes"), (EVALUATION, "twice"), (PLAN, "twice"),
-                                                (SERVER, "8 tokens")], ids=["command", "evaluation", "plan", "server"])
-def test_a_strategy_needs_its_function_and_one_row(program, shown, tmp_path):
-    ran = subprocess.run([sys.executable, "-c", ADDED + program, tmp_path], cwd=ROOT, text=True, capture_output=True)
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project into which the two blocks of the page were pasted."""
+    folder = tmp_path_factory.mktemp("copy") / "project"
+    shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
+    paste(folder / "pipeline" / "strategies.py", r"^STRATEGIES:", f"{STRATEGY}\n\nSTRATEGIES:")
+    paste(folder / "pipeline" / "strategies.py", r"\)\}\n\Z", f", {NAME})}}\n")
+    paste(folder / "config" / "methods.py", r"^METHODS = \{\n", f"METHODS = {{\n{ROW}")
+    return folder
+
+
+def paste(path, where, text):
+    pasted, places = re.subn(where, lambda found: text, path.read_text(encoding="utf-8"), flags=re.M)
+    assert places == 1
+    path.write_text(pasted, encoding="utf-8")
+
+
+def python(command):
+    """The words behind `python` for a command of the page, whose launchers would make an environment first."""
+    program, *words = shlex.split(command)
+    if program == "python3":
+        return words
+    launcher, *words = words
+    if launcher == "run_server.sh":
+        return ["-c", SERVER, *words]
+    return ["-m", *LAUNCHERS[launcher].split(), *words]
+
+
+def test_the_page_has_one_function_of_some_ten_lines_and_one_row():
+    assert len(STRATEGY.splitlines()) <= 12
+    assert len(ROW.splitlines()) == 1
+    assert [command.split()[1] for command in COMMANDS] == ["run_pipe.sh", "run_eval.sh", "-m", "run_server.sh"]
+
+
+@pytest.mark.parametrize(("command", "shown"), list(zip(COMMANDS, ("target passes", NAME, NAME, "8 tokens"))),
+                         ids=["command", "evaluation", "plan", "server"])
+def test_a_strategy_needs_its_function_and_one_row(project, command, shown):
+    words = [sys.executable, *python(command)]
+    ran = subprocess.run(words, cwd=project, text=True, capture_output=True)
     assert ran.returncode == 0, ran.stderr
     assert shown in ran.stdout + ran.stderr
-    for table in tmp_path.glob("results/report.md"):
-        assert "twice" in table.read_text()

@@ -1,4 +1,4 @@
-"""How well the draft guesses: the mean accepted length on the held-out questions of each task."""
+"""How well the draft guesses: the mean accepted length on the bundled questions of each task."""
 from __future__ import annotations
 
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from config.keys import over
-from config.presets import ROOT
+from config.questions import bundled
 from launch.ask import questions
 from launch.pipeline import Pipeline
 from launch.run import Command, run
@@ -22,11 +22,11 @@ def acceptance(argv: list[str]) -> int:
 
 
 def answer_tasks(pipeline: Pipeline) -> None:
-    """On rank 0: answer every held-out question of every task, and print the mean accepted length of each."""
+    """On rank 0: answer every bundled question of every task, and print the mean accepted length of each."""
     if pipeline.config.max_new_tokens < 2:
         raise ValueError("max_new_tokens=1 leaves nothing to be guessed: give 2 or more")
     means = []
-    for path in sorted((ROOT / "eval" / "data").glob("*.jsonl")):
+    for path in sorted(bundled(pipeline.spec.part.folder).glob("*.jsonl")):
         config = replace(pipeline.config, prompt="", question_file=str(path))
         asked = tqdm(questions(config), desc=path.stem, leave=False)
         answers = [pipeline.generate(question.turns[:1]).answer for question in asked]

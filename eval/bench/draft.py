@@ -19,9 +19,8 @@ from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.drafts.batch import at_once
 from model.drafts.mixture import Mixture
-from model.drafts.network import TreeDraft
+from model.drafts.network import TreeDraft, at_once
 from model.tree import TokenTree
 from pipeline.decode import Decoder
 
@@ -98,7 +97,7 @@ def _prompts(pipeline: Pipeline, own: DraftConfig) -> list[list[int]]:
     """The first turns of all questions, as token ids."""
     config = pipeline.config
     asked = [question for name in own.chosen_sets
-             for question in load(own.data, name, config.question_begin, config.question_end)]
+             for question in load(own.folder, name, config.question_begin, config.question_end)]
     return [pipeline.prompt_ids(question.turns[0], config.template) for question in asked]
 
 

@@ -60,6 +60,7 @@ class LatencyConfig(Timed):
   {COMMAND} latency
   {COMMAND} latency model=toy/draft_a sets=sum max_new_tokens=20 repeats=3
   {COMMAND} latency model=DIR device=cuda dtype=bfloat16 rows=1,2,4,8,16,32,64 context=1024"""
+    ASKED = "model"
 
     # What is timed
     model: str = TARGET  # folder of a model in Hugging Face form

@@ -22,7 +22,7 @@ from eval.keys import AsksSets, problems_of_files
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
 from eval.prompts import problems as problems_of_sets
-from eval.recorded import Recorded, check_room, keep, kept, settings_of
+from eval.recorded import Recorded, check_room, keep, kept, sampler_of, settings_of
 from model.cache import Admitted, TreeCache
 from model.drafts.network import ModelDraft
 from model.sample import Sampler
@@ -133,12 +133,6 @@ class Book(NamedTuple):
     ends: list[int]
 
 
-def sampler_of(config: PredictConfig) -> Sampler:
-    """What chooses the tokens of the target."""
-    run = config.run
-    return Sampler(run.temperature, run.top_p, run.top_k, run.seed)
-
-
 def book_of(config: PredictConfig) -> Book:
     """The record that the file of traces holds, or a new one, which is kept there.
 
@@ -164,12 +158,12 @@ def _made(config: PredictConfig) -> Book:
     target, drafter = (open_model(folder, opened) for folder in (run.base_dir, run.draft_dir))
     check_pair(target, drafter)
     begin, end = run.question_begin, run.question_end
-    sets = (load(config.data, name, begin, end) for name in config.chosen_sets)
+    sets = (load(config.folder, name, begin, end) for name in config.chosen_sets)
     asked = [question.turns[0] for questions in sets for question in questions]
     prompts = [target.text.prompt_ids([question], run.template) for question in asked]
     contexts = (model.whole.config.context for model in (target, drafter))
     check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
-    sampler, answers = sampler_of(config), []
+    sampler, answers = sampler_of(config.run), []
     for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
         text = answer(target, prompt, run.max_new_tokens, sampler)
         likeliest = record(drafter, prompt, text, Sampler())

@@ -124,7 +124,7 @@ def server(argv: list[str]) -> int:
     words = over(argv, USUAL)
     config = parse(words, COMMAND, kind=ServeLoadConfig)
     run = config.run
-    said = by_turns(config.data, config.chosen_sets)[:config.questions]
+    said = by_turns(config.folder, config.chosen_sets)[:config.questions]
     with _serving(of_the_server(words)) as (process, url):
         asker = Asker(url, run.seed, config.api_key, config.queue_seconds + PATIENCE)
         _await(asker, process)

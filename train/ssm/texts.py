@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from config.files import fits, whole, write_json
-from config.questions import load, read
+from config.questions import OF_TOY, load, read
 from eval.pair_keys import SETS
 from toy.corpus.dialogues import dialogues
 from train.terms import Terms, check
@@ -26,7 +26,7 @@ def prompts_of(path: Path | None, count: int, seed: int) -> list[str]:
         found = dict.fromkeys(question.turns[0] for question in read(path))
     else:
         asked = [asked[0] for asked, _ in dialogues(count, OWN)]
-        sets = [load("", name) for name in SETS.split(",")]
+        sets = [load(OF_TOY, name) for name in SETS.split(",")]
         bundled = {question.turns[0] for questions in sets for question in questions}
         found = dict.fromkeys(question for question in asked if question not in bundled)
     chosen = list(found)
