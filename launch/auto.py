@@ -129,14 +129,15 @@ def _place(argv: Words, config: RunConfig) -> Path:
     given = typed(argv)
     drafts = given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")
     folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
-    paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+    paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.is_file()]
     about = {
         "keys": {key: getattr(config, key) for key in sorted(KEPT)},
         "left open": [given.get(key, "") for key in ("draft", "draft_dir", "ssm")],
         "stages": config.stages,
         "cluster": str(config.cluster),
         "code": code_version(),
-        "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths],
+        "files": files,
         "machine": _machine() if config.profile == "none" else []}
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -159,8 +160,9 @@ def _lock(file: BinaryIO) -> None:
 
 def _is_choice(keys: Any) -> bool:
     """Whether this is a method by its name, with other keys that a plan chooses."""
-    are_words = isinstance(keys, dict) and keys.keys() <= {*CHOSEN} and fits([*keys.values()], [str])
-    return are_words and keys.get("pipeline_type") in METHODS
+    if not isinstance(keys, dict) or not fits(list(keys.values()), [str]):
+        return False
+    return keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
 
 
 def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:

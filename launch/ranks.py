@@ -115,7 +115,7 @@ class Member:
 
     def __init__(self, prepared: Prepared, rank: int, several_hosts: bool = False) -> None:
         self._prepared, self._rank = prepared, rank
-        self._speaks = several_hosts or (rank == 0 and not launched())
+        self._speaks = several_hosts or not (rank or launched())
         self._patience: float = GRACE  # seconds for the main thread to find a loss by itself
         if several_hosts:
             self._patience = 2.0 * GRACE
@@ -300,8 +300,11 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     traces = [prepared.trace(rank, REAL) for rank in range(placement.world)]
     wires = between_threads(config.cluster, placement, traces)
 
+    def busy() -> list[float]:
+        return [each.meter.share() for each in wires]
+
     def connected(rank: int) -> Rank:
-        return Rank(prepared.spec(rank), wires[rank], traces[rank], busy=lambda: [each.meter.share() for each in wires])
+        return Rank(prepared.spec(rank), wires[rank], traces[rank], busy=busy)
 
     def serve(rank: int) -> None:
         connected(rank).serve()
