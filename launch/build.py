@@ -16,13 +16,11 @@ from config.run_config import TreeConfig
 from config.schema.untrusted import shown
 from launch.spec import RankSpec
 from model.cache import TreeCache
-from model.drafts.answers import add_texts, load_texts
-from model.drafts.batch import Passes, read_all
-from model.drafts.calibration import SUFFIX
-from model.drafts.draft import Draft, NoDraft
+from model.drafts.draft import Draft, NoDraft, Passes
 from model.drafts.eagle import Eagle, Eagle3Head, inner_layers, load_head
-from model.drafts.mixture import Mixture, Suffix
-from model.drafts.network import ModelDraft, TreeDraft
+from model.drafts.mixture import Mixture
+from model.drafts.network import ModelDraft, TreeDraft, read_all
+from model.drafts.suffix import SUFFIX, Suffix, add_texts, load_texts
 from model.llama import LlamaConfig, Slice, fill, linear
 from model.text import VOCABULARIES, Text
 from model.weights.checkpoint import Checkpoint

@@ -24,8 +24,7 @@ from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
 from launch.ranks import Rank
 from launch.spec import RankSpec
-from model.drafts.batch import Passes
-from model.drafts.draft import Draft
+from model.drafts.draft import Draft, Passes
 from model.sample import Sampler
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
 from pipeline.decode import Answer, Decoder, Request, Settled

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Iterator, NamedTuple, Sequence
 
 from config.trees import Growth, TreeConfig
-from model.drafts.batch import Passes, at_once
-from model.drafts.draft import Draft
+from model.drafts.draft import Draft, Passes
+from model.drafts.network import at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 from pipeline.interfaces import Terms

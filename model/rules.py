@@ -17,7 +17,6 @@ the source of all randomness.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, Callable, List, NamedTuple, Protocol, Sequence, Tuple
 
 import numpy as np
@@ -29,8 +28,6 @@ from model.tree import Proposal, TokenTree
 Law = Any  # probabilities [V], an array of numpy
 Drawn = Sequence[Proposal]
 Proposed = List[Tuple[Proposal, float]]  # with the log-probability of each
-Nodes = Sequence[int]
-Rule = Callable[[TokenTree, Nodes, Tensor], List[int]]
 
 
 class Chance(Protocol):
@@ -156,21 +153,11 @@ RULES = {
 
 # --- rules for nodes of a tree ----------------------------------------------------------------------------------------
 
-def rule_of(sampler: Sampler) -> Rule:
-    """The rule that a sampler names; at temperature 0 all of them are the argmax.
+def judged(sampler: Sampler, tree: TokenTree, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
+    """The tokens that follow these nodes, by the target's logits there and the rule of a sampler that does not match.
 
-    It is given nodes and the target's logits there, and returns the tokens that follow them.
+    A guess is judged by the law of the target and, if it was drawn, by that which it was drawn from.
     """
-    return partial(_match if sampler.rule == "match" or not sampler.temperature else _judge, sampler)
-
-
-def _match(sampler: Sampler, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
-    """A guess is right if it is the token that the sampler chooses at its position."""
-    return sampler(logits_TV, [tree.nodes[node].pos + 1 for node in nodes])
-
-
-def _judge(sampler: Sampler, tree: TokenTree, nodes: Nodes, logits_TV: Tensor) -> list[int]:
-    """A guess is judged by the law of the target and, if it was drawn, by that which it was drawn from."""
     judge = RULES[sampler.rule].judge
     law_TV = laws(sampler, logits_TV)
     if np.isnan(law_TV).any():
@@ -194,9 +181,7 @@ def laws(sampler: Sampler, logits_TV: Tensor) -> Law:
 
 def drawing(sampler: Sampler) -> Draw | None:
     """How the guesses below a node are drawn; None if the rule takes those that are likeliest."""
-    if sampler.rule == "match" or not sampler.temperature:
-        return None
-    return RULES[sampler.rule].draw
+    return None if sampler.matches else RULES[sampler.rule].draw
 
 
 class Drafter(NamedTuple):

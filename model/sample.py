@@ -1,4 +1,4 @@
-"""The sampler: which token follows, given the target's logits.
+"""The sampler: which token follows, given the target's logits, and how likely the target held it.
 
 It knows nothing about trees or strategies. The noise is keyed by (seed, position), so that the token at a position
 does not depend on who asks, when, or how often: with one seed every strategy writes one text.
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -76,6 +76,11 @@ class Sampler:
     seed: int = 0
     rule: str = "match"
 
+    @property
+    def matches(self) -> bool:
+        """Whether a guess is right if it is the token that this sampler chooses; at temperature 0 by every rule."""
+        return self.rule == "match" or not self.temperature
+
     def warped(self, logits_TV: Tensor) -> Tensor:
         """The logits of the distribution that is sampled from, in float64; at temperature 0 those of the model."""
         if not self.temperature:
@@ -105,3 +110,37 @@ class Sampler:
         if NONE in tokens:
             raise damaged(logits_TV.dtype)
         return tokens
+
+
+# --- log-probabilities beside a text ----------------------------------------------------------------------------------
+
+class Logprob(NamedTuple):
+    """A token, its log-probability, and the likeliest tokens in its place with theirs, the likeliest first."""
+
+    token: int
+    logprob: float
+    likeliest: list[tuple[int, float]]
+
+
+def logprobs(logits_TV: Tensor, tokens: Sequence[int], likeliest: int) -> list[Logprob]:
+    """What each row says of one token and of so many likeliest ones, in float32 or finer.
+
+    That is the model's own distribution, before temperature, top-k and top-p, so it is the same for all methods.
+    """
+    exact = torch.promote_types(logits_TV.dtype, torch.float32)
+    said_TV = logits_TV.log_softmax(-1, dtype=exact)
+    token_T = torch.tensor(tokens, device=said_TV.device)
+    chosen: list[float] = said_TV.gather(1, token_T[:, None])[:, 0].tolist()
+    best = said_TV.topk(min(likeliest, said_TV.shape[-1]), -1)
+    pairs = [list(zip(*row)) for row in zip(best.indices.tolist(), best.values.tolist())]
+    return [Logprob(*row) for row in zip(tokens, chosen, pairs)]
+
+
+class LogprobRequest(NamedTuple):
+    """The log-probabilities that a request wants: of how many `likeliest` tokens beside each one of the answer.
+
+    It wants the same of the tokens of the prompt behind its first `echoed` nodes.
+    """
+
+    likeliest: int
+    echoed: int = 0

@@ -12,10 +12,9 @@ from itertools import islice
 from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar, Union
 
 from config.trees import Growth, TreeConfig
-from model.drafts.batch import Passes, Steps, read_all
-from model.drafts.draft import Draft, Spares, always
-from model.logprobs import Logprob, LogprobRequest
-from model.sample import Sampler
+from model.drafts.draft import Draft, Passes, Spares, Steps, always
+from model.drafts.network import read_all
+from model.sample import Logprob, LogprobRequest, Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import Progress, Terms
 from pipeline.requests import RequestTarget, Ring

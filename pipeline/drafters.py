@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from config.run_config import Growth
-from model.drafts.batch import Passes, Steps, at_once, read_all
-from model.drafts.draft import Draft, Spares, always
+from model.drafts.draft import Draft, Passes, Spares, Steps, always
+from model.drafts.network import at_once, read_all
 from model.sample import Sampler
 from model.tree import Proposal, TokenTree
 from pipeline.draft_messages import Ask, Drafted

@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any, Generator, List, NamedTuple, Protocol, Sequence, Union
 
 if TYPE_CHECKING:
-    from model.drafts.batch import Reading
-    from model.logprobs import LogprobRequest
+    from model.drafts.draft import Reading
+    from model.sample import LogprobRequest
 
 
 class Waiting:

@@ -9,14 +9,14 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import Any, Callable, ContextManager, Iterable, Iterator, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from model.cache import upload
-from model.rules import rule_of
-from model.sample import Sampler
+from model.rules import judged
+from model.sample import Sampler, logprobs
 from model.tree import TokenTree
 from pipeline.interfaces import REAL, USUAL, WAIT, Clock, Progress, Target, Terms
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
@@ -41,7 +41,7 @@ class RequestTarget(Target):
     """The ring as one request sees it: what is sent for it, what came back, and what the target says of its rows."""
 
     def __init__(self, ring: Ring, request: int, tree: TokenTree, sampler: Sampler, terms: Terms) -> None:
-        self.ring, self.tree, self.rule = ring, tree, rule_of(sampler)
+        self.ring, self.tree, self.sampler = ring, tree, sampler
         self.request = request  # the number of its messages
         self.terms = terms
         self._flying: deque[Sequence[int]] = deque()  # the nodes of segments that are under way
@@ -235,10 +235,12 @@ class RequestTarget(Target):
 
     def asks(self, nodes: Sequence[int]) -> list[int]:
         """The nodes about which the LM head is asked: those, and nodes of a prompt whose logprobs are wanted."""
-        judged, logprobs = self.judges(nodes), self.terms.logprobs
-        if logprobs is None:
-            return judged
-        return judged + [node for node in nodes if logprobs.echoes(self.tree, node)]
+        return self.judges(nodes) + [node for node in nodes if self._echoes(node)]
+
+    def _echoes(self, node: int) -> bool:
+        """Whether the log-probability of the token of the prompt behind a node is wanted."""
+        wanted = self.terms.logprobs
+        return wanted is not None and node in self.tree.nodes and self.tree.nodes[node].pos < wanted.echoed
 
     def _hear(self, segment: Segment, message: int) -> None:
         """Keep a segment to be judged; one without rows says nothing."""
@@ -257,14 +259,33 @@ class RequestTarget(Target):
             self._ask(returned.message)
             self._returned.popleft()
             logits = returned.logits
-            judged = self.judges(logits)
-            if judged:
-                logits_TV = torch.stack([logits[node] for node in judged])
-                said.update(zip(judged, self.rule(self.tree, judged, logits_TV)))
+            if nodes := self.judges(logits):
+                logits_TV = torch.stack([logits[node] for node in nodes])
+                said.update(zip(nodes, self._tokens(nodes, logits_TV)))
                 for node, token in said.items():
                     self.tree.nodes[node].target_token = token
-            if self.terms.logprobs is not None:
-                self.terms.logprobs.keep(self.tree, logits, said)
+            self._note_logprobs(logits, said)
+
+    def _tokens(self, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
+        """The tokens that the target says follow these nodes."""
+        if self.sampler.matches:
+            return self.sampler(logits_TV, [self.tree.nodes[node].pos + 1 for node in nodes])
+        return judged(self.sampler, self.tree, nodes, logits_TV)
+
+    def _note_logprobs(self, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
+        """Note in the tree the log-probabilities, where they are wanted, of what follows nodes and of the prompt."""
+        wanted, tree = self.terms.logprobs, self.tree
+        if wanted is None:
+            return
+        after = dict(said)
+        for node in logits:
+            if self._echoes(node):
+                following = tree.trunk[tree.nodes[node].pos + 1]
+                after[node] = tree.nodes[following].token
+        if after:
+            logits_TV = torch.stack([logits[node] for node in after])
+            for node, logprob in zip(after, logprobs(logits_TV, list(after.values()), wanted.likeliest)):
+                tree.nodes[node].logprob = logprob
 
     def _ask(self, message: int) -> None:
         """Ask the LM head, in one pass, about all segments of a message whose requests have not ended, once."""

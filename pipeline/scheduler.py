@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Callable, Iterator, Sequence
 
-from model.drafts.batch import Passes, Read, Reading
-from model.drafts.draft import Draft
-from model.logprobs import LogprobRequest
-from model.sample import Sampler
+from model.drafts.draft import Draft, Passes, Read, Reading
+from model.sample import LogprobRequest, Sampler
 from model.tree import TokenTree
 from pipeline.interfaces import USUAL, Progress, Terms, Waiting
 from pipeline.requests import RequestTarget, Ring

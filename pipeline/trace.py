@@ -19,7 +19,7 @@ from model.tree import TokenTree
 from pipeline.interfaces import REAL, Clock
 
 if TYPE_CHECKING:
-    from model.drafts.batch import Steps
+    from model.drafts.draft import Steps
 
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 RANK_FILE = re.compile(r"rank_[0-9]+\.jsonl")

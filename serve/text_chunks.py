@@ -9,7 +9,7 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 from launch.generation import Generation
 from launch.pipeline import Pipeline
-from model.logprobs import Logprob
+from model.sample import Logprob
 from model.text import Text
 from model.token_text import TokenText, TokenTexts
 from model.tree import TokenTree

@@ -11,7 +11,8 @@ from typing import Any, Callable, Sequence
 from torch import Tensor
 
 from model.cache import Admitted
-from model.drafts.batch import Passes, Read, Reading, by_network
+from model.drafts.draft import Passes, Read, Reading
+from model.drafts.network import by_network
 from pipeline.failure import Failure, guarded
 from pipeline.messages import Message
 from pipeline.transport import Link

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from model.drafts.answers import add_texts, load_texts
+from model.drafts.suffix import add_texts, load_texts
 from tests.checkpoints import refused
 
 HEAD = '{"vocabulary": 10}'

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from model.drafts.calibration import WEIGHTS, WINDOW, Blend, PlattScaling, starting_weights
+from model.drafts.mixture import WEIGHTS, WINDOW, Blend, PlattScaling, starting_weights
 
 NEURAL = {"model": [(1, .6), (2, .3), (3, .1)]}
 BOTH = {**NEURAL, "suffix": [(2, .9), (4, .1)]}

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from config.run_config import Growth
 from launch.split.write import split
-from model.drafts.batch import at_once
 from model.drafts.eagle import Eagle, Eagle3Head, fit_head, inner_layers, load_head
+from model.drafts.network import at_once
 from model.llama import LlamaConfig
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree

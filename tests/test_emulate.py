@@ -11,7 +11,8 @@ import torch
 
 from config.cli import parse
 from config.profiles import PROFILES, Profile
-from model.drafts.batch import Reading, read_all
+from model.drafts.draft import Reading
+from model.drafts.network import read_all
 from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.scheduler import Scheduler

@@ -8,7 +8,8 @@ from itertools import cycle
 
 import pytest
 
-from model.drafts.mixture import Mixture, Suffix
+from model.drafts.mixture import Mixture
+from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from pipeline.decode import Request
 from tests.tiny import CONFIG, DEEP, TINY, Oracle, pipeline, write

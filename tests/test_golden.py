@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from config.run_config import Growth
-from model.drafts.batch import at_once
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead
+from model.drafts.network import at_once
 from model.llama import LlamaConfig, fill
 from model.tree import TokenTree, verify
 

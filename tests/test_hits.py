@@ -7,8 +7,7 @@ import torch
 from config.run_config import Growth
 from eval.bench.draft import BEST, DEPTHS, draw, hits, table, text_art
 from eval.self_feeding import read_text
-from model.drafts.batch import at_once
-from model.drafts.network import TreeDraft
+from model.drafts.network import TreeDraft, at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from scripts import bench

@@ -4,8 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.logprobs import logprobs
-from model.sample import Sampler
+from model.sample import Sampler, logprobs
 from pipeline.decode import Request
 from pipeline.strategies import STRATEGIES
 from tests.test_replicas import replicas

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from config.run_config import Growth
 from model.cache import TreeCache
-from model.drafts.batch import at_once
-from model.drafts.calibration import Blend
-from model.drafts.mixture import Mixture, Suffix
-from model.drafts.network import TreeDraft
+from model.drafts.mixture import Blend, Mixture
+from model.drafts.network import TreeDraft, at_once
+from model.drafts.suffix import Suffix
 from model.sample import Sampler
 from model.tree import TokenTree, verify
 

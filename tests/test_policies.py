@@ -12,9 +12,8 @@ from config.profiles import PROFILES
 from config.trees import STATIC, Growth, expanded
 from launch.pipeline import Pipeline
 from launch.probe import _pass
-from model.drafts.batch import at_once
 from model.drafts.mixture import Mixture
-from model.drafts.network import TreeDraft
+from model.drafts.network import TreeDraft, at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from tests.tiny import CONFIG, TINY, TREE, pipeline, write

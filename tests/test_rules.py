@@ -15,7 +15,7 @@ import torch
 
 from config.run_config import CHOICES
 from config.trees import expanded
-from model.rules import RULES, Judging, Stream, apart, each, mss, naive, residual, rule_of, without_replacement
+from model.rules import RULES, Judging, Stream, apart, each, judged, mss, naive, residual, without_replacement
 from model.sample import DRAWING, JUDGING, NOISE, Sampler, gumbel, stream, warp
 from model.tree import Proposal, TokenTree
 from tests.checkpoints import refused
@@ -238,9 +238,9 @@ def test_without_proposals_a_rule_follows_the_warped_law(name):
     logits = torch.randn(9, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     tree = TokenTree(range(20_001), 1 << 20)
     sampler = Sampler(0.8, 0.9, 6, seed=2, rule=name)
-    said = rule_of(sampler)(tree, tree.trunk, logits.expand(len(tree.trunk), -1))
+    said = judged(sampler, tree, tree.trunk, logits.expand(len(tree.trunk), -1))
     assert p_value(said, warp(logits[None], 0.8, 6, 0.9).softmax(-1)[0]) > ALPHA
-    assert rule_of(sampler)(tree, [5, 6], logits.expand(2, -1)) == said[5:7], "a position has one number"
+    assert judged(sampler, tree, [5, 6], logits.expand(2, -1)) == said[5:7], "a position has one number"
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -250,7 +250,7 @@ def test_logits_that_are_not_finite_are_reported(name, bad):
     logits[1, 4] = bad
     tree = TokenTree([1, 2], 9)
     with refused("the model's logits are not finite (NaN or infinity); its weights or its config.json are damaged"):
-        rule_of(Sampler(1.0, rule=name))(tree, tree.trunk, logits)
+        judged(Sampler(1.0, rule=name), tree, tree.trunk, logits)
 
 
 # --- whole pipelines --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from eval import sweep as command
 from eval.keys import EvalConfig, words
 from eval.sweep import SWEEPS, commands
 from eval.sweep import write as write_sweep
-from model.drafts.batch import at_once
+from model.drafts.network import at_once
 from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.requests import RequestTarget

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from config.run_config import Growth, TreeConfig
-from model.drafts.batch import Steps
-from model.drafts.draft import Draft, NoDraft
+from model.drafts.draft import Draft, NoDraft, Steps
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, inner_layers
-from model.drafts.mixture import Mixture, Suffix
+from model.drafts.mixture import Mixture
 from model.drafts.network import ModelDraft, TreeDraft
+from model.drafts.suffix import Suffix
 from model.llama import LlamaConfig, Slice, fill
 from model.sample import Sampler
 from pipeline.decode import Decoder, Limits, Request

@@ -21,9 +21,8 @@ from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.run import Command, run
-from model.drafts.batch import at_once
 from model.drafts.mixture import Mixture
-from model.drafts.network import TreeDraft
+from model.drafts.network import TreeDraft, at_once
 from model.tree import TokenTree
 from pipeline.decode import Decoder
 

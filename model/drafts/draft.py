@@ -1,17 +1,47 @@
-"""What a draft may be asked for, and the one that never guesses."""
+"""What a draft may be asked for, what its networks ask to read, and the draft that never guesses.
+
+A draft asks by yielding a `Reading`, and is sent what was `Read`: so who runs several drafts lets a network read for
+all of them at once. It needs no torch, so that strategies can be read, tested and simulated without.
+
+Shapes: T rows that are read, A of them about which is asked, D what a draft makes of a row, V its vocabulary.
+"""
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Generator, List, NamedTuple, Sequence, Tuple, TypeVar
 
 from config.trees import Growth
 from model.tree import TokenTree
 
 if TYPE_CHECKING:
-    from model.drafts.batch import Steps
+    from torch import Tensor
+
     from model.sample import Sampler
 
+Result = TypeVar("Result")
+Guesses = Sequence[Tuple[int, float]]  # token and probability
 Spares = Callable[[float], bool]  # whether there is time for a level that promises so many tokens
+
+
+class Reading(NamedTuple):
+    """Rows that were admitted to the cache of a draft, and how many of the last of them logits are wanted of."""
+
+    draft: Any  # a TreeDraft (model/drafts/network.py)
+    token_T: Tensor
+    feature_TD: Tensor
+    pos_T: Tensor
+    asked: int
+
+
+class Read(NamedTuple):
+    """What was made of the rows, and the logits of those that were asked about."""
+
+    out_TD: Tensor
+    logits_AV: Tensor
+
+
+Steps = Generator[Any, Any, Result]  # yields a Reading, and is sent what was Read
+Passes = Callable[[Sequence[Reading]], List[Read]]
 
 
 def always(promise: float) -> bool:

@@ -1,9 +1,9 @@
-"""Who guesses: trees grown level by level, EAGLE-2's, OPT-Tree's or of a given shape.
+"""Networks that guess: trees grown level by level, EAGLE-2's, OPT-Tree's or of a given shape, and the passes they take.
 
 It knows nothing about pipelines or strategies. What a draft reads of a node is tagged with the node in the draft's
 own cache. How it reads, and what it makes of that, is the one thing that drafts differ in.
 
-Shapes: T rows, D what a draft makes of a row, W children of a row.
+Shapes: T rows, A of them about which is asked, D what a draft makes of a row, W children of a row, V vocabulary.
 """
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from config.trees import Growth
-from model.cache import Admitted, TreeCache
-from model.drafts.batch import Read, Reading, Steps
-from model.drafts.calibration import Guesses
-from model.drafts.draft import Draft, Spares, always
+from model.cache import Admitted, TreeCache, together
+from model.drafts.draft import Draft, Guesses, Passes, Read, Reading, Result, Spares, Steps, always
 from model.rules import Drafter, Proposed, drawing, laws, spread
 from model.sample import Sampler, not_finite
 from model.tree import TokenTree
@@ -32,8 +30,7 @@ class TreeDraft(Draft):
     """A network that guesses, and EAGLE-2's growth; a kind of draft says how it reads and what it guesses then.
 
     `grow` drafts level by level. `expand` reads nodes wherever they stand, for growth that is best first
-    (`model/drafts/mixture.py`); a request is drafted in one of both ways. Both yield what they want read
-    (`model/drafts/batch.py`).
+    (`model/drafts/mixture.py`); a request is drafted in one of both ways. Both yield what they want read.
     """
 
     source = ""  # its name among the drafts of a tree
@@ -351,3 +348,54 @@ class ModelDraft(TreeDraft):
 
     def read(self, token_T: Tensor, feature_TD: Tensor, pos_T: Tensor, cache: Admitted) -> Tensor:
         return self.model(token_T, pos_T, cache)
+
+
+# --- passes -----------------------------------------------------------------------------------------------------------
+
+def read_all(readings: Sequence[Reading]) -> list[Read]:
+    """What was read, in the order of the readings; each network makes one pass."""
+    found: dict[int, Read] = {}
+    for places in by_network(readings):
+        group = [readings[place] for place in places]
+        found.update(zip(places, _pass(group)))
+    return [found[place] for place in range(len(readings))]
+
+
+def by_network(readings: Sequence[Reading]) -> list[list[int]]:
+    """The places of the readings, those of one network together."""
+    groups: dict[int, list[int]] = {}
+    for place, reading in enumerate(readings):
+        groups.setdefault(id(reading.draft.network), []).append(place)
+    return list(groups.values())
+
+
+def _pass(group: Sequence[Reading]) -> list[Read]:
+    """One pass for the rows of several requests."""
+    draft = group[0].draft
+    counts = [len(reading.token_T) for reading in group]
+    caches = together([reading.draft.cache for reading in group], counts)
+    token_T = _joined([reading.token_T for reading in group])
+    feature_TD = _joined([reading.feature_TD for reading in group])
+    pos_T = _joined([reading.pos_T for reading in group])
+    out_TD = draft.read(token_T, feature_TD, pos_T, caches)
+    outs = out_TD.split(counts)
+    asked = [reading.asked for reading in group]
+    last = _joined([out[len(out) - wanted:] for out, wanted in zip(outs, asked)])
+    logits_AV = draft.logits(last) if sum(asked) else last
+    return [Read(*each) for each in zip(outs, logits_AV.split(asked))]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of several requests, one behind the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def at_once(steps: Steps[Result], passes: Passes = read_all) -> Result:
+    """The result of a draft's steps that nobody else shares passes with."""
+    said: Read | None = None
+    while True:
+        try:
+            reading = steps.send(said)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        said, = passes([reading])

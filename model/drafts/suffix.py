@@ -1,15 +1,26 @@
-"""What followed the same words earlier: an online suffix automaton of token ids.
+"""What followed the same words earlier: an online suffix automaton of token ids, and the texts that it reads.
 
-It knows nothing about trees, drafts or vocabularies. After A. Blumer, J. Blumer, D. Haussler, A. Ehrenfeucht, M. T.
-Chen and J. Seiferas, *The smallest automaton recognizing the subwords of a text* (1985), with several texts in one.
+After A. Blumer, J. Blumer, D. Haussler, A. Ehrenfeucht, M. T. Chen and J. Seiferas, *The smallest automaton
+recognizing the subwords of a text* (1985), with several texts in one. Texts of earlier requests may lie in a file that
+only its user may read: a line of JSON names the size of the vocabulary, each other line is the list of a text's token
+ids, the oldest first.
 """
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import Callable, Iterable, NamedTuple, Sequence
 
+from config.files import ROOM, fits, lines, make_private, open_lock, replace
+from config.schema.untrusted import Name, shown
+from model.tree import TokenTree
+
+SUFFIX = "suffix"  # the source of which it is known how long the match is that its guesses come from
 COUNTED = 32  # states whose strings end at a token and are counted there, that of the longest first
 DISCOUNT = 0.1  # of the count of every token that followed; small, since the length of a match is weighed, too
+AFRESH = "delete the file, which begins a new one, or name another"
 
 
 class Match(NamedTuple):
@@ -143,3 +154,117 @@ class SuffixAutomaton:
 
     def _rank(self, target: int) -> tuple[int, int]:
         return -self._count[target], -self._latest[target]
+
+
+class Suffix:
+    """The automaton over the text so far, and the matches of the nodes below it.
+
+    With `keep`, which is given each text when its request is over, it remembers those of earlier requests too, and the
+    `earlier` ones that are there at the beginning.
+    """
+
+    def __init__(self, earlier: Sequence[Sequence[int]] = (), keep: Callable[[list[int]], None] | None = None) -> None:
+        assert keep or not earlier, "earlier texts are forgotten with the first request, unless texts are kept"
+        self._keep = keep
+        self.automaton = SuffixAutomaton()
+        self._text: list[int] = []
+        self._earlier = list(earlier)  # which twins share
+        self._read = 0  # how many of them the automaton has
+        self._catch_up()
+
+    def another(self) -> Suffix:
+        """A twin for another request, which remembers the same earlier texts."""
+        twin = Suffix(keep=self._keep)
+        twin._earlier = self._earlier
+        twin._catch_up()
+        return twin
+
+    def reset(self) -> None:
+        """Forget the request, or keep its text as an earlier one."""
+        if self._keep is None:
+            self.automaton = SuffixAutomaton()
+        else:
+            if self._text:
+                self.automaton.separate()
+                self._keep(self._text)
+            self._catch_up()
+            if self._text:  # the automaton has it already
+                self._earlier.append(self._text)
+                self._read += 1
+        self._text = []
+
+    def _catch_up(self) -> None:
+        """Read the earlier texts that are new."""
+        for text in self._earlier[self._read:]:
+            for token in text:
+                self.automaton.extend(token)
+            self.automaton.separate()
+        self._read = len(self._earlier)
+
+    def settle(self, tree: TokenTree) -> None:
+        """Read the text that is new."""
+        for node in tree.trunk[len(self._text):]:
+            self._text.append(tree.nodes[node].token)
+            self.automaton.extend(tree.nodes[node].token)
+
+    def match(self, tree: TokenTree, node: int, above: Match) -> Match:
+        """The match of a node, where that of its parent is `above`."""
+        return self.automaton.tip if node == tree.tip else self.automaton.step(above, tree.nodes[node].token)
+
+
+# --- texts in a file --------------------------------------------------------------------------------------------------
+
+def load_texts(path: Name, vocabulary: int, limit: int) -> list[list[int]]:
+    """The newest texts of a file, the oldest first, `limit` tokens in all; none if there is no file or an empty one.
+
+    Raises ValueError if the file cannot be read, is of another vocabulary, or has a line that is no text of it.
+    """
+    found = lines(path, AFRESH) if os.path.exists(path) else iter(())
+    head: object
+    number, head = next(found, (0, None))
+    if not number:
+        return []
+    if not fits(head, {"vocabulary": int}):
+        raise ValueError(f"line {number} of {path} does not name the size of a vocabulary: {AFRESH}")
+    if head != {"vocabulary": vocabulary}:
+        raise ValueError(f"{path} holds answers of another vocabulary ({shown(head)}) than the model's, which has "
+                         f"{vocabulary} tokens: {AFRESH}")
+
+    def is_token(value: object) -> bool:
+        return fits(value, int) and value in range(vocabulary)
+
+    texts = []
+    for number, text in found:
+        if not fits(text, [is_token]):
+            raise ValueError(f"line {number} of {path} is no list of token ids from 0 to {vocabulary - 1}: {AFRESH}")
+        texts.append(text)
+    return _newest(texts, limit)
+
+
+def add_texts(path: Name, texts: Iterable[list[int]], vocabulary: int, limit: int) -> None:
+    """Add texts to a file, which keeps the newest `limit` tokens; makes the file and its folder if need be.
+
+    The file is replaced whole, one process at a time, so it is not spoiled by one that ends half-way; a lock stands
+    beside it. The time grows with `limit`. Raises ValueError as `load_texts` does, or if the file cannot be written.
+    """
+    try:
+        with open_lock(f"{path}.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            kept = _newest([*load_texts(path, vocabulary, limit), *texts], limit)
+            make_private(path)
+            content = [{"vocabulary": vocabulary}, *kept]
+            replace(path, "".join(f"{json.dumps(line)}\n" for line in content).encode())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}): {ROOM}") from error
+
+
+def _newest(texts: list[list[int]], limit: int) -> list[list[int]]:
+    """The last texts that have at most `limit` tokens together; of the first of them its end."""
+    kept: list[list[int]] = []
+    for text in reversed(texts):
+        if limit < 1:
+            break
+        if text:
+            kept.append(text[-limit:])
+            limit -= len(text)
+    return kept[::-1]
