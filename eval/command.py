@@ -29,8 +29,7 @@ from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
-from pipeline.interfaces import Clock
-from pipeline.trace import NoTrace
+from pipeline.trace import Clock, NoTrace
 
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
