@@ -16,11 +16,11 @@ AUTO = "auto"
 SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
 LEFT = ("tp", "tp_shares", "replicas", *SIZES)  # to the plan, and not to be typed
 CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
-# What no choice depends on: what is asked, how an answer is chosen, where it goes, and who waits how long.
+# What no choice depends on: what is asked, where an answer goes, and who waits how long.
 APART = frozenset({
-    "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "temperature", "top_p", "top_k", "seed",
-    "verify", "max_new_tokens", "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait",
-    "master", "hosts", "time", "trace", "output", "debug", "answers"})
+    "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "seed", "verify", "max_new_tokens",
+    "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait", "master", "hosts", "time", "trace",
+    "output", "debug", "answers"})
 KEPT = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
 RECORD = {"question_end": "1", "max_new_tokens": "32"}  # of each data set, and tokens of an answer
 CHECK = 3  # of the best candidates, those that answer on this machine

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from config.command import CommandKeys, flat
 from config.files import whole, write_json
+from config.run_config import RunConfig
+from model.sample import Sampler
 from model.text import chosen
 
 ASIDE = -2  # every path that has left the text
@@ -65,6 +67,11 @@ class Recorded:
         """The token of the text behind a position; any, where there is none."""
         place = position + 1 - len(self.prompt)
         return self.text[place] if 0 <= place < len(self.text) else 0
+
+
+def sampler_of(run: RunConfig) -> Sampler:
+    """What chooses the tokens of the target."""
+    return Sampler(run.temperature, run.top_p, run.top_k, run.seed)
 
 
 # --- which keys made a record -----------------------------------------------------------------------------------------

@@ -147,8 +147,7 @@ def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
     stays = ""
     if config.model_dir or "stages" in typed(argv):
         stays = "; the split stays, so no other number of stages was planned for"
-    warm = "; planned for temperature 0" if config.temperature else ""
-    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {against}){stays}{warm}; {kept}")
+    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {against}){stays}; {kept}")
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------

@@ -59,9 +59,8 @@ def test_the_first_start_plans_and_says_so_and_later_ones_remember(asked, tmp_pa
     assert words == ["toy", "prompt=Hello", "temperature=1", "template=vicuna", *chosen]
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == 2 and "is measured on this machine" in printed[0]
-    assert "planned for temperature 0" in printed[1]
     assert "20 tokens/s measured, 10 with ar" in printed[1] and str(kept(tmp_path)[0]) in printed[1]
-    assert auto.settled(["toy", "pipeline_type=auto", "max_new_tokens=9"])[-1] == "init_depth=3"
+    assert auto.settled(["toy", "pipeline_type=auto", "temperature=1", "max_new_tokens=9"])[-1] == "init_depth=3"
     assert "remembered in" in capsys.readouterr().err and len(asked) == 1
     assert auto.settled(["toy", "pipeline_type=serial"]) == ["toy", "pipeline_type=serial", "template=vicuna"]
     assert auto.settled(["pipeline_type=auto", "--help"]) == ["pipeline_type=auto", "--help"]
@@ -71,10 +70,11 @@ def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_
     model = tmp_path / "llama"
     shutil.copytree(parse([]).base_dir, model)
     words = [f"base_dir={model}", "pipeline_type=auto"]
-    for more in ([], ["profile=lan-1g"], ["profile=wifi"], ["draft=suffix"], ["dtype=float64"], ["stages=0+4+4"]):
+    for more in ([], ["profile=lan-1g"], ["profile=wifi"], ["draft=suffix"], ["dtype=float64"], ["stages=0+4+4"],
+                 ["temperature=1"]):
         auto.settled([*words, *more])
         auto.settled([*words, *more, "seed=3", "time=virtual"] if "profile=wifi" in more else [*words, *more])
-    assert len(asked) == 6 == len(kept(tmp_path))
+    assert len(asked) == 7 == len(kept(tmp_path))
     os.utime(model / "config.json", (1, 1))
     auto.settled(words)
     monkeypatch.setattr(auto, "code_version", lambda: "other")
@@ -83,7 +83,7 @@ def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_
     auto.settled(words)
     auto.settled([*words, "profile=wifi"])
     auto.settled([*words, "profile=wifi"])
-    assert len(asked) == 10, "a profile is the same on every machine"
+    assert len(asked) == 11, "a profile is the same on every machine"
 
 
 @pytest.mark.parametrize("damage", [

@@ -28,7 +28,7 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     assert main(["paper"]) == 0
     shown = capsys.readouterr().out
     assert table(Paper()) in shown
-    assert table(Paper()) in (ROOT / "docs" / "dsi.md").read_text(encoding="utf-8")
+    assert table(Paper()) in (ROOT / "docs" / "results" / "dsi-table2.md").read_text(encoding="utf-8")
 
 
 def counted(times: Latencies, acceptance: float, lookahead: int, waits: bool, rng: np.random.Generator) -> float:

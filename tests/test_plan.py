@@ -6,6 +6,7 @@ import random
 import re
 import socket
 from dataclasses import replace
+from functools import lru_cache
 from shutil import copytree
 
 import numpy as np
@@ -75,18 +76,20 @@ def everything(bench: Bench, methods: list[str], drafts: list[str]) -> list[Tria
 
 # --- what is tried is what would happen -------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def recorded() -> tuple[PlanConfig, Book]:
-    config = config_of("sets=gsm8k,humaneval", "question_end=1", "max_new_tokens=24", "drafts=eagle,suffix,ssm")
+@lru_cache(maxsize=None)
+def recorded(temperature: int) -> tuple[PlanConfig, Book]:
+    config = config_of("sets=gsm8k,humaneval", "question_end=1", "max_new_tokens=24", "drafts=eagle,suffix,ssm",
+                       f"temperature={temperature}")
     return config, made(config)
 
 
-@pytest.mark.parametrize(("method", "draft"), [
-    ("ar", "none"), ("serial", "eagle"), ("pipedec", "eagle"), ("streaming", "eagle+suffix"), ("continuous", "suffix"),
-    ("specinfer", "ssm"), ("pruned", "ssm")])
-def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded, method, draft):
+@pytest.mark.parametrize(("method", "draft", "temperature"), [
+    ("ar", "none", 0), ("serial", "eagle", 0), ("pipedec", "eagle", 0), ("streaming", "eagle+suffix", 0),
+    ("continuous", "suffix", 0), ("specinfer", "ssm", 0), ("pruned", "ssm", 0),
+    ("ar", "none", 1), ("naive", "eagle", 1), ("streaming", "suffix", 1), ("continuous", "eagle", 1)])
+def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(method, draft, temperature):
     """Beside the text a replayed draft guesses as it does on it, so the times are near and not the same."""
-    config, found = recorded
+    config, found = recorded(temperature)
     site = PROFILES["jetson-7b"]
     candidate = Candidate(method, draft, ((1,), (2,)), (4, 4), (("stream_rows", "16"),))
     trial = Bench(site, config, found).trial(candidate, found.answers, 24)
@@ -96,7 +99,8 @@ def test_a_trial_takes_what_the_models_themselves_take_in_virtual_time(recorded,
     with as_virtual(prepare(run)) as rank_0, Pipeline.of_rank_0(rank_0) as pipeline:
         took = 0.0
         for one in found.answers:
-            answer = pipeline.decoder.whole(Request(one.prompt, Sampler(), 24, frozenset(found.ends)))
+            request = Request(one.prompt, Sampler(float(temperature)), 24, frozenset(found.ends))
+            answer = pipeline.decoder.whole(request)
             assert answer.token_ids == one.text
             took += answer.prefill_seconds + answer.decode_seconds
     expected = sum(len(one.text) for one in found.answers) / took
@@ -415,7 +419,7 @@ def test_the_command_tells_a_table_advice_and_the_keys_at_the_end(tmp_path, caps
 @pytest.mark.parametrize(("word", "message"), [
     ("methods=nothing", "there is no nothing"), ("drafts=x", "there is no x"), ("memory=-1", "no list of gigabytes"),
     ("memory=8,8", "memory=8,8 is for 2 boards"), ("measure=true", "give only one of them"),
-    ("temperature=1", "temperature is of a single run: leave it out"), ("pipeline_type=ar", "write methods="),
+    ("verify=mss", "verify is of a single run: leave it out"), ("pipeline_type=ar", "write methods="),
     ("stop=x", "stop is of a single run"),
     ("profile=none", "there is no cluster to plan for"), ("profile=nowhere.json", "there is no file"),
     ("boards=0.5", "boards"), ("profile=jetsn", "choose one of none"), ("sets=", "sets is empty")])

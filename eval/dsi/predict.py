@@ -21,9 +21,9 @@ from config.run_config import RunConfig
 from eval.dsi import formulas
 from eval.dsi.acceptance import rate
 from eval.dsi.keys import COMMAND
-from eval.dsi.records import Book, Drafter, PredictConfig, book_of, sampler_of, words
+from eval.dsi.records import Book, Drafter, PredictConfig, book_of, words
 from eval.metrics import NAN
-from eval.recorded import Recorded
+from eval.recorded import Recorded, sampler_of
 from eval.tables import in_columns, number
 from launch.build import build_decoder, build_passes, build_ring
 from launch.pipeline import Pipeline
@@ -55,7 +55,7 @@ Answers = Dict[str, List[Answer]]  # by method
 
 def request_of(config: PredictConfig, book: Book, prompt: Sequence[int]) -> Request:
     """The request whose answer is in the record."""
-    return Request(prompt, sampler_of(config), config.run.max_new_tokens, frozenset(book.ends))
+    return Request(prompt, sampler_of(config.run), config.run.max_new_tokens, frozenset(book.ends))
 
 
 def speed(answers: Sequence[Answer]) -> float:

@@ -23,7 +23,7 @@ from eval.keys import AsksSets, problems_of_files
 from eval.pair_keys import Measured
 from eval.pairs import answer, check_pair, open_model, record
 from eval.prompts import problems as problems_of_sets
-from eval.recorded import Recorded, check_room, keep, kept, settings_of
+from eval.recorded import Recorded, check_room, keep, kept, sampler_of, settings_of
 from model.cache import Admitted, TreeCache
 from model.drafts.network import ModelDraft
 from model.sample import Sampler
@@ -134,12 +134,6 @@ class Book(NamedTuple):
     ends: list[int]
 
 
-def sampler_of(config: PredictConfig) -> Sampler:
-    """What chooses the tokens of the target."""
-    run = config.run
-    return Sampler(run.temperature, run.top_p, run.top_k, run.seed)
-
-
 def book_of(config: PredictConfig) -> Book:
     """The record that the file of traces holds, or a new one, which is kept there.
 
@@ -170,7 +164,7 @@ def _made(config: PredictConfig) -> Book:
     prompts = [target.text.prompt_ids([question], run.template) for question in asked]
     contexts = (model.whole.config.context for model in (target, drafter))
     check_room(prompts, run.max_new_tokens, min(run.max_length, *contexts))
-    sampler, answers = sampler_of(config), []
+    sampler, answers = sampler_of(config.run), []
     for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
         text = answer(target, prompt, run.max_new_tokens, sampler)
         likeliest = record(drafter, prompt, text, Sampler())

@@ -275,7 +275,7 @@ def emulated(config: EmulatedConfig, plan: PlanConfig, site: Profile, book: Book
         write(path, alone(site, chosen.candidate))
         run: dict[str, Any] = {**keys, "profile": path, "slowdown": slowdown, "timeout": 120}
         with Pipeline.open("toy", **run) as pipeline:
-            took = sum(seconds(pipeline.decoder, book, book.answers, config.tokens)) / pipeline.config.slowdown
+            took = sum(seconds(pipeline, book, book.answers, config.tokens)) / pipeline.config.slowdown
     tokens = sum(one.tokens for one in chosen.spent)
     speeds = {"simulated": chosen.speed, "emulated": tokens / took}
     return {**facts(site), "chosen": keys, "slowdown": slowdown, **speeds}

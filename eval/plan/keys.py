@@ -29,7 +29,7 @@ class PlanConfig(AsksSets):
     """One plan. The comments are what `--help` prints, as those of `RunConfig` are."""
 
     USUAL = {"draft": "model"}  # no run has it, but draft_dir is for those that will
-    REFUSED = ("pipeline_type", "draft", "temperature", "verify", "tp", "prompt_ids", "question_file", "stop",
+    REFUSED = ("pipeline_type", "draft", "verify", "tp", "prompt_ids", "question_file", "stop",
                "ignore_eos", "answers", "time", "trace", "output")
     EXAMPLES = """\
   python -m scripts.plan profile=jetson-7b

@@ -27,6 +27,7 @@ from eval.plan.hosts import boards_of, measured_boards
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Written
 from eval.plan.trial import values
+from eval.recorded import sampler_of
 from launch.build import build_stage
 from launch.folder import private_folder
 from launch.hosts.timing import Passed, passes
@@ -34,7 +35,7 @@ from launch.pipeline import Pipeline
 from launch.prepare import prepare
 from launch.spec import RankSpec
 from model.sample import Sampler
-from pipeline.decode import Decoder, Request
+from pipeline.decode import Request
 from pipeline.failure import PeerLost
 from pipeline.trace import OFF
 from pipeline.trace import read as read_trace
@@ -237,15 +238,15 @@ def check(config: PlanConfig, book: Book, candidates: Sequence[Candidate]) -> li
 def _speed(config: PlanConfig, book: Book, one: Candidate) -> float:
     answers = book.answers[:ANSWERS]
     with opened(config.single(**values(one.keys))) as pipeline:
-        rounds = [seconds(pipeline.decoder, book, answers, TOKENS) for _ in range(ROUNDS)]
+        rounds = [seconds(pipeline, book, answers, TOKENS) for _ in range(ROUNDS)]
     tokens = sum(min(TOKENS, len(answer.text)) for answer in answers)
     return tokens / sum(map(min, zip(*rounds)))
 
 
-def seconds(decoder: Decoder, book: Book, answers: Sequence[Written], tokens: int) -> list[float]:
+def seconds(pipeline: Pipeline, book: Book, answers: Sequence[Written], tokens: int) -> list[float]:
     """Seconds of each of these answers of at most so many tokens, prefill included."""
-    ends = frozenset(book.ends)
-    made = (decoder.whole(Request(one.prompt, Sampler(), tokens, ends)) for one in answers)
+    ends, sampler = frozenset(book.ends), sampler_of(pipeline.config)
+    made = (pipeline.decoder.whole(Request(one.prompt, sampler, tokens, ends)) for one in answers)
     return [answer.seconds for answer in made]
 
 

@@ -1,16 +1,17 @@
 """The record that a plan is made of: what the target writes to some questions, and what each draft foresees of it.
 
-The target writes greedily. Each network reads the texts from every token on with features of its own, as deep as it is
-worth noting; its likeliest guesses at each place are kept, with what they claim, by how many of its own guesses it
-stands on there. In a trial they take the place of the network, and no model is computed.
+Each network reads the texts of the target from every token on with features of its own, as deep as it is worth noting;
+its likeliest guesses at each place are kept, with what they claim, by how many of its own guesses it stands on there.
+In a trial they take the place of the network, and no model is computed.
 
 Shapes: T rows, W guesses of a row.
 """
 from __future__ import annotations
 
+import math
 import sys
 from itertools import takewhile
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from config.questions import by_turns
 from eval.plan.keys import PlanConfig
-from eval.recorded import check_room, keep, kept, settings_of
+from eval.recorded import check_room, keep, kept, sampler_of, settings_of
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
 from launch.prepare import prepare
@@ -30,12 +31,15 @@ from model.sample import Sampler
 from model.tree import TokenTree
 from pipeline.decode import Decoder, Request
 
-Listed = Tuple[Sequence[int], Sequence[float]]  # tokens, the likeliest first, and their log-probabilities
+# Tokens, the likeliest first, and their log-probabilities; above temperature 0 behind them the same of those that win
+# most likely with the noise of their position.
+Listed = Sequence[Sequence[Any]]
 Table = Sequence[Sequence[Listed]]  # by place in the text, then by depth
 DEEPEST = 10  # guesses of its own on which a network's guesses are noted; beyond, they count as those
 WIDE = 16  # guesses at each place
 SETTINGS = ("base_dir", "model_dir", "eagle_dir", "draft_dir", "ssm", "sets", "data", "question_begin", "question_end",
-            "template", "max_new_tokens", "dtype")  # the keys that decide a record
+            "template", "max_new_tokens", "dtype", "temperature")  # the keys that decide a record …
+DRAWING = ("top_p", "top_k", "seed")  # … and those that do above temperature 0
 OTHER = "name another traces="
 APART = {"time": "virtual", "profile": "server"}  # no matter which: nobody asks for the time
 
@@ -74,7 +78,7 @@ def book_of(config: PlanConfig) -> Book:
     Raises ValueError if the file holds anything else, a record of other keys or of fewer drafts, or if something is not
     there.
     """
-    settings = settings_of(config, SETTINGS)
+    settings = settings_of(config, SETTINGS + DRAWING if config.run.temperature else SETTINGS)
     found = kept(config.traces, settings, "holds no record of drafts", OTHER)
     if found:
         lacking = set(config.kinds).difference(map(kind_of, found["networks"]))
@@ -110,11 +114,11 @@ def made(config: PlanConfig) -> Book:
         asked = by_turns(config.folder, config.chosen_sets, run.question_begin, run.question_end)
         prompts = [pipeline.text.prompt_ids([question], run.template) for question in asked]
         check_room(prompts, run.max_new_tokens, pipeline.spec.context)
-        answers = []
+        answers, sampler = [], sampler_of(run)
         for prompt in tqdm(prompts, desc="record", unit="answer", leave=False, file=sys.stderr):
-            request = Request(prompt, Sampler(), run.max_new_tokens, ends)
+            request = Request(prompt, sampler, run.max_new_tokens, ends)
             text = pipeline.decoder.whole(request).token_ids
-            guesses = {network.source: _table(decoder, network, prompt, text) for decoder, network in readers}
+            guesses = {network.source: _table(decoder, network, prompt, text, sampler) for decoder, network in readers}
             answers.append(Written(prompt, text, guesses))
         networks = {one.source: Network(one.source, one.lag, one.drifts) for _, one in readers}
         return Book(answers, networks, sizes.vocab, sorted(ends), sizes.layers)
@@ -129,19 +133,34 @@ def _readers(pipeline: Pipeline, config: PlanConfig) -> Iterator[tuple[Decoder, 
             yield decoder, network
 
 
-def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Sequence[int]) -> Table:
+def _table(decoder: Decoder, network: TreeDraft, prompt: Sequence[int], text: Sequence[int], sampler: Sampler
+           ) -> Table:
     """What a network guesses at each place of a text, by how many of its own guesses it stands on."""
     tree = read_text(decoder, [*prompt, *text])
     found: list[list[Any]] = [[] for _ in text]
     deepest = DEEPEST if network.lag else 0
     for depth, places, out_TD in unrolled(network, tree, len(prompt), deepest):
-        gain_TW, token_TW = network.guess(network.logits(out_TD), WIDE)
-        for place, gains, tokens in zip(places, gain_TW.tolist(), token_TW.tolist()):
+        for place, listed in zip(places, _listed(network, out_TD, places, sampler)):
             at = place + 1 - len(prompt)
             if at < len(text):
                 assert len(found[at]) == depth, (place, depth)
-                found[at].append([tokens, gains])
+                found[at].append(listed)
     return found
+
+
+def _listed(network: TreeDraft, out_TD: Tensor, places: Sequence[int], sampler: Sampler) -> Iterator[Listed]:
+    """What a network guesses after each row, whose last tokens are at these places of the text."""
+    logits_TV = network.logits(out_TD)
+    gain_TW, token_TW = network.guess(logits_TV, WIDE)
+    likeliest = [list(each) for each in zip(token_TW.tolist(), gain_TW.tolist())]
+    if not sampler.temperature:
+        yield from likeliest
+        return
+    network.begin(sampler)
+    foreseen = network.predict(logits_TV, [place + 1 for place in places], WIDE)
+    for listed, guesses in zip(likeliest, foreseen):
+        tokens, chances = map(list, zip(*guesses))
+        yield [*listed, tokens, list(map(math.log, chances))]
 
 
 # --- in the place of the networks -------------------------------------------------------------------------------------
@@ -187,13 +206,13 @@ class Replayed(TreeDraft):
 
     def guess(self, logits_TV: Tensor, width: int) -> tuple[Tensor, Tensor]:
         listed = self._listed(logits_TV)
-        gains = [gains[:width] for _, gains in listed]
-        tokens = [tokens[:width] for tokens, _ in listed]
+        gains = [gains[:width] for _, gains, *_ in listed]
+        tokens = [tokens[:width] for tokens, *_ in listed]
         return torch.tensor(gains, dtype=torch.float64), torch.tensor(tokens)
 
     def predict(self, logits_TV: Tensor, positions: list[int], width: int) -> list[Guesses]:
         chances = [(tokens[:width], torch.tensor(gains[:width]).exp().tolist())
-                   for tokens, gains in self._listed(logits_TV)]
+                   for *_, tokens, gains in self._listed(logits_TV)]
         return [list(zip(tokens, chance)) for tokens, chance in chances]
 
     def _listed(self, out_TD: Tensor) -> list[Listed]:

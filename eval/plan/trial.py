@@ -11,12 +11,12 @@ from config.trees import MOST, TreeConfig
 from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.record import Book, Replayed, Written, kind_of
-from eval.recorded import Recorded
+from eval.recorded import Recorded, sampler_of
+from launch.probe import round_trip
 from model.drafts.draft import NoDraft
 from model.drafts.mixture import Mixture
 from model.drafts.network import read_all
 from model.drafts.suffix import Suffix
-from model.sample import Sampler
 from pipeline.decode import Decoder, Limits, Request
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
@@ -91,6 +91,7 @@ class Bench:
         self._usual = config.single()
         self._context = config.run.max_length
         self._ends = frozenset(book.ends)
+        self._sampler = sampler_of(config.run)
 
     def config_of(self, candidate: Candidate) -> RunConfig:
         """The keys of a run of this candidate, but those of its split."""
@@ -123,6 +124,8 @@ class Bench:
         if config.replicated:
             ring = Replicas(cluster.links, head, stages, clock=clock)
         tree = config.tree
+        if tree.thrifty and METHODS[candidate.method].falls_back:
+            tree = replace(tree, plain=round_trip(ring))
         stream = replace(tree.stream, nodes=min(guesses, tree.stream.nodes))
         tree = replace(tree, stream=stream)
         networks = self._networks(config, tree)
@@ -137,7 +140,7 @@ class Bench:
             for network in networks:
                 network.open(len(one.prompt), one.guesses[network.source])
             text = one.text[:tokens]
-            answer = decoder.whole(Request(one.prompt, Sampler(), len(text), self._ends))
+            answer = decoder.whole(Request(one.prompt, self._sampler, len(text), self._ends))
             assert answer.token_ids == text, "the text of a trial is the recorded one"
             spent.append(Spent(len(text), answer.seconds, answer.prefill_seconds))
         busy = {"drafting": drafting.spent, "verdicts": judging.spent, **self._busy(candidate, traces)}
