@@ -30,8 +30,7 @@ from launch.models import with_model
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
-from pipeline.interfaces import Clock
-from pipeline.trace import NoTrace
+from pipeline.trace import Clock, NoTrace
 
 USUAL = "emulated"  # the protocol of the model that every command means where none is named
 MODULE = "scripts.evaluate start"  # what a rank is

@@ -17,9 +17,8 @@ from config.schema.untrusted import plain
 from launch.console import LOST, STOPPED, WRONG, say
 from launch.folder import Folder, private_folder
 from launch.fork_server import LAUNCHER, LOOK, Ranks, started
-from pipeline.failure import FILES, SPACE, explain, limited
-from pipeline.heartbeat import LOST as NOTED
-from pipeline.heartbeat import first_loss
+from pipeline.failure import FILES, SPACE, explain, first_loss, limited
+from pipeline.failure import LOST as NOTED
 
 FOLDER = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 GRACE = 3  # seconds for a rank to end in good order, before it is killed

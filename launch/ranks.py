@@ -24,11 +24,9 @@ from launch.spec import RankSpec
 from launch.trace import join_traces, learn_time, machine, send_time
 from launch.wiring import Wires, between_processes, between_threads
 from pipeline.drafters import run_drafter
-from pipeline.failure import PeerLost, explain, guarded
-from pipeline.heartbeat import Heartbeat
-from pipeline.interfaces import REAL, Clock
+from pipeline.failure import Heartbeat, PeerLost, explain, guarded
 from pipeline.stage import run_stage
-from pipeline.trace import OFF, NoTrace
+from pipeline.trace import OFF, REAL, Clock, NoTrace
 
 
 class Rank(NamedTuple):

@@ -10,10 +10,9 @@ from typing import Any, Sequence
 import torch.distributed as dist
 
 from config.run_config import RunConfig
-from pipeline.heartbeat import Heartbeat
-from pipeline.trace import NoTrace
+from pipeline.failure import Heartbeat
+from pipeline.trace import Meter, NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, Peers, new_wires
-from pipeline.utilization import Meter
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup

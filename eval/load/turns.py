@@ -63,10 +63,10 @@ def _own(decoder: Decoder, asked: Sequence[Request], count: int) -> tuple[int, f
     """How many turns it takes to serve these, `count` at once, and the seconds of each that are rank 0's own."""
     ring, models, all_of_it = decoder.ring, Stopwatch(), Stopwatch()
     networks = {type(network) for network in decoder.draft.networks}
-    places: list[tuple[Any, str]] = [(ring, "lm_head"), (decoder.scheduler, "passes")]
+    places: list[tuple[Any, str]] = [(ring, "lm_head"), (decoder, "passes")]
     places += product(ring.links, LINK)
     places += product(networks, NETWORK)
-    with models.on(places), all_of_it.on([(decoder.scheduler, "turn")]):
+    with models.on(places), all_of_it.on([(decoder, "turn")]):
         serve(decoder, asked, count)
     return all_of_it.calls, (all_of_it.seconds - models.seconds) / all_of_it.calls
 
