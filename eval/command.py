@@ -27,10 +27,10 @@ from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
-from launch.words import settle
-from pipeline.interfaces import Clock
-from pipeline.trace import NoTrace
+from launch.words import settle, with_model
+from pipeline.trace import Clock, NoTrace
 
+USUAL = "emulated"  # the protocol of the model that every command means where none is named
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
 OTHER = "choose another results="
@@ -132,6 +132,8 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
     try:
+        if protocol == USUAL:
+            argv = with_model(argv)
         argv, config = _read(words(protocol, argv))
         find_board(config.run, os.environ)
     except (ValueError, OSError) as error:

@@ -27,9 +27,8 @@ from typing import IO, Iterator, Mapping, MutableMapping, Sequence
 from config.schema.untrusted import plain
 from launch.console import LOST, STOPPED, WRONG, say
 from launch.folder import Folder, private_folder
-from pipeline.failure import FILES, SPACE, explain, limited
-from pipeline.heartbeat import LOST as NOTED
-from pipeline.heartbeat import first_loss
+from pipeline.failure import FILES, SPACE, explain, first_loss, limited
+from pipeline.failure import LOST as NOTED
 
 FOLDER = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
 LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive

@@ -27,10 +27,8 @@ from launch.trace import join_traces, learn_time, machine, send_time
 from launch.virtual import as_virtual
 from launch.wiring import Rank, Wires, between_processes, between_threads
 from launch.words import Asked
-from pipeline.failure import PeerLost, explain, guarded
-from pipeline.heartbeat import Heartbeat
-from pipeline.interfaces import REAL
-from pipeline.trace import OFF, NoTrace
+from pipeline.failure import Heartbeat, PeerLost, explain, guarded
+from pipeline.trace import OFF, REAL, NoTrace
 
 SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # what a rendezvous writes into the environment
 

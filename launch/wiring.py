@@ -14,12 +14,10 @@ from config.profiles import Profile
 from launch.build import build_drafter, build_stage
 from launch.spec import RankSpec
 from pipeline.drafters import run_drafter
-from pipeline.heartbeat import Heartbeat
-from pipeline.interfaces import REAL, Clock
+from pipeline.failure import Heartbeat
 from pipeline.stage import run_stage
-from pipeline.trace import NoTrace
+from pipeline.trace import REAL, Clock, Meter, NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, Peers, new_wires
-from pipeline.utilization import Meter
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup

@@ -56,7 +56,7 @@ def settle(argv: Words, kind: Kind = None, command: str = COMMAND) -> Asked:
 
     Raises ValueError, with the fix, for what cannot work, or cannot be planned.
     """
-    words = with_model(opened(argv))
+    words = with_model(argv)
     is_planned = auto.is_asked(words)
     keys = parse(auto.checked(words) if is_planned else words, command, kind=kind)
     found = left_open(words, keys)
@@ -98,9 +98,10 @@ def with_model(words: Sequence[str]) -> list[str]:
     nothing: without a preset it has the toy, which every board holds. Raises ValueError, with the fix, for a model that
     was named and cannot be had.
     """
+    words = opened(words)
     given, preset = typed(words), preset_of(words)
     if is_one_rank(given.get("hosts", "")) or any(word in HELP for word in words):
-        return list(words)
+        return words
     if is_gguf(given.get("base_dir", "")):
         file = Path(given["base_dir"]).expanduser()
         folder = unpack(file, ROOT / "splits" / f"{file.stem}-whole")
@@ -108,7 +109,7 @@ def with_model(words: Sequence[str]) -> list[str]:
     has_folder = not given.keys().isdisjoint({"model_dir", "base_dir"})
     if preset == SMOLLM2 and not has_folder:
         fetch(_place(given))
-    return list(words) if preset or has_folder else [_usual(given), *words]
+    return words if preset or has_folder else [_usual(given), *words]
 
 
 def _usual(given: Mapping[str, str]) -> str:

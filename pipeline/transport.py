@@ -19,8 +19,7 @@ from torch import Tensor
 
 from pipeline.failure import Failure, PeerLost, explain, guarded
 from pipeline.messages import Message, Prune, Stop
-from pipeline.trace import OFF, NoTrace
-from pipeline.utilization import Meter
+from pipeline.trace import OFF, Meter, NoTrace
 from pipeline.wire import HEADER, Header, packets, receive
 
 # A pipeline may wait for its next request as long as it likes; the heartbeat finds dead peers.

@@ -22,7 +22,7 @@ from launch import processes
 from launch.folder import Folder, private_folder
 from launch.processes import FOLDER
 from launch.run import run
-from pipeline.heartbeat import LOST as NOTED
+from pipeline.failure import LOST as NOTED
 from scripts import generate
 from tests.saved import Command, leaving_nothing, wait_until
 

@@ -23,8 +23,8 @@ from launch import processes, ranks
 from launch.folder import DIGITS, Folder, private_folder
 from launch.processes import spawn
 from pipeline import failure as loss
+from pipeline.failure import LOST as NOTED
 from pipeline.failure import PeerLost
-from pipeline.heartbeat import LOST as NOTED
 from serve import running
 from serve.engine import Health
 from tests.saved import command, models, wait_until

@@ -15,9 +15,8 @@ import torch
 from config.presets import ROOT
 from eval.observe.timeline_page import page
 from launch.folder import Folder
-from pipeline import heartbeat, trace, transport
-from pipeline.failure import guarded
-from pipeline.heartbeat import BEAT, Heartbeat
+from pipeline import failure, trace, transport
+from pipeline.failure import BEAT, Heartbeat, guarded
 from pipeline.messages import Reset, Segment
 from pipeline.trace import Trace, merge, read
 from pipeline.transport import DistLink, Peers
@@ -46,7 +45,7 @@ def poison(sick: int, thread: str, rank: int) -> None:
     def start(name, run, failed):
         return guarded(name, die if (rank, name) == (sick, thread) else run, failed)
 
-    for module in (transport, devices, heartbeat):
+    for module in (transport, devices, failure):
         module.guarded = start
 
 
@@ -164,13 +163,13 @@ def test_what_is_noted_first_is_what_all_tell_and_a_terminal_does_not_obey_it(tm
     assert wait_until(lambda: found, 10) and found == ["rank 1 failed: \\x1b[2J\\rno room"]
     assert beating.loss() == found[0]
     (tmp_path / "heartbeat%2Flost").write_bytes(b"\xff\xfe" + b"x" * 5000)
-    assert len(heartbeat.first_loss(store, "")) < 1100
+    assert len(failure.first_loss(store, "")) < 1100
 
 
 def test_who_slept_itself_listens_again_before_it_calls_others_silent(tmp_path, monkeypatch):
     store, now = Folder(str(tmp_path)), [0.0]
     beating = Heartbeat(store, 0, 3, timeout=10)
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(failure.time, "monotonic", lambda: now[0])
     since = {1: (4, 0.0), 2: (7, 0.0)}
     now[0] = BEAT
     assert beating._awake(0.0, since) == (BEAT, since)

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Sequence
 
 from config.cli import DEFAULT_PRESET, parse
-from config.keys import opened, preset_of, typed
+from config.keys import preset_of, typed
 from config.profiles import write
 from config.run_config import RunConfig
 from eval.plan.advice import advice, table, to_do
@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plan(argv: Sequence[str]) -> int:
-    config = parse(with_model(opened(words(argv))), COMMAND, kind=PlanConfig)
+    argv = with_model(argv)
+    config = parse(words(argv), COMMAND, kind=PlanConfig)
     found = plan(config)
     print("\n".join(report(config, found)))
     _write_boards(config, found)
