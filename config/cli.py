@@ -27,8 +27,8 @@ QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "ablate")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
 TAKES_BACK = {
-    "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", *TUNED),
-    "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", *TUNED),
+    "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
+    "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
 # What a command that refuses a key of a run may have in its place.

@@ -26,11 +26,13 @@ from eval.results import Results
 from launch.auto import settled
 from launch.console import STOPPED, ended_by, say
 from launch.hosts.board import BOARD, COMMAND, find_board
+from launch.models import with_model
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
 from pipeline.trace import Clock, NoTrace
 
+USUAL = "emulated"  # the protocol of the model that every command means where none is named
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
 OTHER = "choose another results="
@@ -132,6 +134,8 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
     try:
+        if protocol == USUAL:
+            argv = with_model(argv)
         argv = settled(words(protocol, argv), EvalConfig)
         config = _read(argv)
         find_board(config.run, os.environ)

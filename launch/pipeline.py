@@ -44,7 +44,7 @@ Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
 class Pipeline:
     """A split model on several ranks, ready to answer.
 
-        with Pipeline.open("toy", temperature=0.7) as pipeline:
+        with Pipeline.open("smollm2", temperature=0.7) as pipeline:
             for piece in pipeline.stream("What does a baker do?"):
                 print(piece, end="", flush=True)
 
@@ -65,16 +65,17 @@ class Pipeline:
     # --- from the start to the end ------------------------------------------------------------------------------------
 
     @staticmethod
-    def open(preset: str = "toy", **options: Any) -> Pipeline:
+    def open(preset: str = "", **options: Any) -> Pipeline:
         """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` names the options.
 
+        Without a preset or a folder of a model it is SmolLM2, or, where that cannot be fetched, the bundled model.
         With `pipeline_type="auto"` the first start plans, which takes a minute or more (docs/planner.md).
 
         The other ranks are processes, or threads with `processes=False`. With `hosts=FILE` they are other boards, where
         somebody starts run_jetson.sh, and this returns once all have come. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
-        typed = [preset, *(f"{key}={written(value)}" for key, value in options.items())]
+        typed = [*filter(None, [preset]), *(f"{key}={written(value)}" for key, value in options.items())]
         rank = rank_0(settled(typed))
         report_left_open(typed)
         with ExitStack() as started:

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from config.command import FOLDERS, ComparedDrafts, parts, starting
 from config.files import check_output
 from config.keys import over, typed
+from config.presets import TOY_PRESET
 from config.questions import load
 from config.ranges import listed
 from eval.keys import AsksSets
@@ -43,7 +44,7 @@ class DraftConfig(ComparedDrafts, AsksSets):
 
 def draft(argv: list[str]) -> int:
     """The command `python -m scripts.bench draft`; its exit code."""
-    asked = over(argv, USUAL)
+    asked = over(argv, USUAL, TOY_PRESET)
     given = typed(asked)
     if "drafts" in given and "draft" not in given:
         asked.append(f"draft={starting(listed(given['drafts']))}")

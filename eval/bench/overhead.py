@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any, Callable, Dict, Iterable, Sequence
 
 from config.keys import over, typed
+from config.presets import TOY_PRESET
 from config.run_config import RunConfig
 from eval.bench import QUESTIONS, request
 from launch.pipeline import Pipeline
@@ -32,7 +33,7 @@ def overhead(argv: list[str]) -> int:
     launches = "RANK" not in os.environ  # otherwise this is one of the ranks, which was given the folder of the traces
     if launches:
         defaults["trace"] = tempfile.mkdtemp(prefix="flowspec-")
-    asked = over(argv, defaults)
+    asked = over(argv, defaults, TOY_PRESET)
     code = run(Command("scripts.bench overhead", compare), asked)
     if code == 0 and launches:
         report(typed(asked)["trace"])

@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plan(argv: Sequence[str]) -> int:
-    config = parse(with_model(words(argv)), COMMAND, kind=PlanConfig)
+    argv = with_model(argv)
+    config = parse(words(argv), COMMAND, kind=PlanConfig)
     found = plan(config)
     print("\n".join(report(config, found)))
     _write_boards(config, found)
