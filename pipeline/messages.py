@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import astuple, dataclass, fields
-from itertools import accumulate
+from itertools import chain, islice
 from typing import Callable, NamedTuple, Sequence, Union
 
 import torch
@@ -202,8 +202,8 @@ class Header(NamedTuple):
         if not 0 <= header.kind < len(KINDS):
             raise ValueError(f"a message of unknown kind {header.kind}")
         sizes = header.numbers, header.rows, header.width, header.inner - ABSENT
-        possible = all(0 <= size <= LARGEST for size in sizes) and 0 <= header.dtype < len(DTYPES)
-        if not possible or header.bytes > LARGEST:
+        possible = all(0 <= size <= LARGEST for size in sizes)
+        if not possible or not 0 <= header.dtype < len(DTYPES) or header.bytes > LARGEST:
             raise ValueError(f"a message of impossible size or type ({', '.join(map(str, header))})")
         return header
 
@@ -217,7 +217,8 @@ class Header(NamedTuple):
 
 def packets(msg: Message) -> list[tuple[Tensor, Tensor]]:
     """What goes over the wire for a message, one behind the other: headers `int64[6]` and bodies `uint8`."""
-    return [_encoded(part) for part in (msg, *(msg.segments if isinstance(msg, Batch) else ()))]
+    parts: list[Message] = [msg, *msg.segments] if isinstance(msg, Batch) else [msg]
+    return [_encoded(part) for part in parts]
 
 
 def receive(packet: Callable[[], tuple[Header, Tensor]]) -> Message:
@@ -243,7 +244,8 @@ def _encoded(msg: Message) -> tuple[Tensor, Tensor]:
         x = msg.law_NV
     width = x.shape[1] if x.dim() == 2 else 0
     columns = ABSENT if inner is None else inner.shape[1]
-    header = Header(KINDS.index(type(msg)), len(numbers), len(x), width, columns, DTYPES.index(x.dtype))
+    kind, dtype = KINDS.index(type(msg)), DTYPES.index(x.dtype)
+    header = Header(kind, len(numbers), len(x), width, columns, dtype)
     if header.bytes > LARGEST:
         smaller = "expansion" if isinstance(msg, Drafted) else "prefill_chunk"
         raise ValueError(f"a {type(msg).__name__} of {header.bytes} bytes is too large to be sent: give a smaller "
@@ -273,7 +275,9 @@ def _gathered(parts: Sequence[Tensor], size: int) -> Tensor:
 def _numbers(msg: Message) -> list[int]:
     """The whole numbers of a message."""
     if isinstance(msg, Segment):
-        visits = [number for visit in msg.visits for number in (visit.rows, round(visit.seconds * NANO))]
+        visits: list[int] = []
+        for rows, seconds in msg.visits:
+            visits += rows, round(seconds * NANO)
         return [msg.request, msg.text, *visits, *msg.nodes, *msg.parents, *msg.pos]
     if isinstance(msg, Prune):
         return [msg.request, msg.tip, msg.parent, msg.horizon, *msg.keep]
@@ -282,11 +286,14 @@ def _numbers(msg: Message) -> list[int]:
     if isinstance(msg, Ask):
         sampler = msg.sampler
         seed = sampler.seed - WORD if sampler.seed >= WORD // 2 else sampler.seed
-        whole = [msg.number, msg.sent, msg.limit, seed, sampler.top_k, RULES.index(sampler.rule)]
-        flat = [count for level in msg.shape for count in level]
-        return _joined(whole, _bits([sampler.temperature, sampler.top_p]), msg.tokens, list(map(len, msg.shape)), flat)
+        rule = RULES.index(sampler.rule)
+        whole = [msg.number, msg.sent, msg.limit, seed, sampler.top_k, rule]
+        real = _bits([sampler.temperature, sampler.top_p])
+        levels = list(map(len, msg.shape))
+        return _joined(whole, real, msg.tokens, levels, list(chain(*msg.shape)))
     if isinstance(msg, Drafted):
-        return _joined([msg.number], msg.levels, msg.parents, msg.tokens, _bits(msg.scores))
+        scores = _bits(msg.scores)
+        return _joined([msg.number], msg.levels, msg.parents, msg.tokens, scores)
     return list(astuple(msg))
 
 
@@ -294,18 +301,24 @@ def _whole(header: Header, body: Tensor) -> list[int]:
     """The whole numbers at the beginning of a body."""
     if len(body) != header.bytes:
         raise ValueError(f"a body of {len(body)} bytes where {header.bytes} belong")
-    numbers: list[int] = body[:8 * header.numbers].view(torch.int64).tolist() if header.numbers else []
-    return numbers
+    if not header.numbers:
+        return []
+    return body[:8 * header.numbers].view(torch.int64).tolist()  # type: ignore[no-any-return]
 
 
 def _decoded(header: Header, body: Tensor) -> Message:
     """The message, but for a batch, that a header and a body carry; its tensors are views of the body."""
-    numbers, kind, rows, dtype = _whole(header, body), KINDS[header.kind], header.rows, DTYPES[header.dtype]
-    payload = body[8 * header.numbers:].view(dtype) if rows else torch.empty(0, dtype=dtype)
+    numbers, kind = _whole(header, body), KINDS[header.kind]
+    rows, dtype = header.rows, DTYPES[header.dtype]
+    payload = torch.empty(0, dtype=dtype)
+    if rows:
+        payload = body[8 * header.numbers:].view(dtype)
     end = rows * max(header.width, 1)
-    x = payload[:end].view(rows, header.width) if header.width else payload[:end]
+    x, rest = payload[:end], payload[end:]
+    if header.width:
+        x = x.view(rows, header.width)
     if kind is Segment:
-        inner = None if header.inner == ABSENT else payload[end:].view(rows, header.inner)
+        inner = None if header.inner == ABSENT else rest.view(rows, header.inner)
         return _segment(numbers, x, inner)
     if kind is Ask:
         return _ask(numbers)
@@ -322,37 +335,40 @@ def _decoded(header: Header, body: Tensor) -> Message:
 
 def _segment(numbers: list[int], x: Tensor, inner: Tensor | None) -> Segment:
     rows = len(x)
-    visited = len(numbers) - 2 - 3 * rows
-    if visited < 0 or visited % 2 or not 0 <= numbers[1] <= rows:
+    begin = len(numbers) - 3 * rows  # of the nodes, behind request, text and visits
+    if begin < 2 or begin % 2 or not 0 <= numbers[1] <= rows:
         raise ValueError(f"a segment of {rows} rows whose {len(numbers)} numbers contradict each other")
-    begin = 2 + visited
-    visits = tuple(Visit(count, took / NANO) for count, took in zip(numbers[2:begin:2], numbers[3:begin:2]))
+    request, text, *visited = numbers[:begin]
+    visits = tuple(Visit(count, took / NANO) for count, took in zip(visited[::2], visited[1::2]))
     if any(visit.rows < 1 or visit.seconds < 0 for visit in visits):
         raise ValueError(f"a segment of {rows} rows whose stages computed none, or in less than no time")
-    nodes, parents, pos = (numbers[begin + place * rows:begin + (place + 1) * rows] for place in range(3))
-    return Segment(numbers[0], nodes, parents, pos, numbers[1], x, inner, visits)
+    nodes, others = numbers[begin:begin + rows], numbers[begin + rows:]
+    return Segment(request, nodes, others[:rows], others[rows:], text, x, inner, visits)
 
 
 def _ask(numbers: list[int]) -> Ask:
     whole, real, tokens, levels, flat = _columns(numbers, 5)
-    ends = list(accumulate(levels))
-    fits = (len(whole), len(real), sum(levels)) == (6, 2, len(flat)) and all(count >= 0 for count in levels)
+    sizes = len(whole), len(real), sum(levels)
+    fits = sizes == (6, 2, len(flat)) and all(count >= 0 for count in levels)
     if not fits or not 0 <= whole[5] < len(RULES):
         raise ValueError("a question for a tree whose numbers contradict each other")
     number, sent, limit, seed, top_k, rule = whole
     temperature, top_p = _floats(real)
-    shape = tuple(tuple(flat[begin:end]) for begin, end in zip([0, *ends], ends))
-    return Ask(number, sent, tokens, limit, Sampler(temperature, top_p, top_k, seed % WORD, RULES[rule]), shape)
+    sampler = Sampler(temperature, top_p, top_k, seed % WORD, RULES[rule])
+    counts = iter(flat)
+    shape = tuple(tuple(islice(counts, size)) for size in levels)
+    return Ask(number, sent, tokens, limit, sampler, shape)
 
 
 def _drafted(numbers: list[int], law_NV: Tensor) -> Drafted:
     number, levels, parents, tokens, scores = _columns(numbers, 5)
     known = len(set(parents))
-    fits = len(tokens) == len(scores) == len(parents) == sum(levels) and all(count >= 0 for count in levels)
     if len(law_NV) == 0:
         law_NV = NO_LAWS
-    has_laws = len(law_NV) in (0, known) and law_NV.dim() == 2 and law_NV.dtype == torch.float64
-    if not fits or not has_laws or len(number) != 1 or not known:
+    lawful = law_NV.dim() == 2 and law_NV.dtype == torch.float64
+    fits = len(tokens) == len(scores) == len(parents) == sum(levels)
+    possible = fits and len(number) == 1 and known > 0
+    if not possible or not lawful or len(law_NV) not in (0, known) or min(levels) < 0:
         raise ValueError("a tree of proposals whose numbers contradict each other")
     if not all(0 <= parent <= place for place, parent in enumerate(parents)):
         raise ValueError("a proposal that stands on a later one")
@@ -378,8 +394,10 @@ def _columns(numbers: list[int], count: int) -> list[list[int]]:
 
 def _bits(real: Sequence[float]) -> list[int]:
     """Floating-point numbers as the whole numbers of the same bits."""
-    return list(struct.unpack(f"{len(real)}q", struct.pack(f"{len(real)}d", *real)))
+    packed = struct.pack(f"{len(real)}d", *real)
+    return list(struct.unpack(f"{len(real)}q", packed))
 
 
 def _floats(bits: Sequence[int]) -> list[float]:
-    return list(struct.unpack(f"{len(bits)}d", struct.pack(f"{len(bits)}q", *bits)))
+    packed = struct.pack(f"{len(bits)}q", *bits)
+    return list(struct.unpack(f"{len(bits)}d", packed))
