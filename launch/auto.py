@@ -47,6 +47,8 @@ from pipeline.failure import PeerLost
 PLAN = "scripts.plan"  # the command that makes plans
 OURS = "flowspec: "  # begins a sentence of it
 JUDGED = ("model_dir", "base_dir", "eagle_dir", "models", "template")  # keys by which left_open judges
+WITHOUT = ("has no draft head, which guesses words that the text does not have yet, too: python -m scripts.train_eagle "
+           "makes one (docs/training.md)")
 USUAL = "4"  # stages, if nothing says how many
 FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]),
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
@@ -109,7 +111,7 @@ def left_open(words: Words, kind: Kind = None) -> dict[str, str]:
     names = listed(methods or given.get("pipeline_type", RunConfig.pipeline_type))
     guesses = any(METHODS[name].draft == "eagle" for name in names if name in METHODS)
     if guesses and headless(config) and not {"draft", "drafts"} & given.keys():
-        found["draft=suffix"] = f"{model} has no draft head"
+        found["draft=suffix"] = f"{model} {WITHOUT}"
     return found
 
 
