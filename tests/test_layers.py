@@ -27,7 +27,7 @@ TOP = 8
 BUDGET = {  # lines of Python that a room may have; lower a number whenever its room has shrunk, raise none
     "config": 2546,
     "model": 4231,
-    "pipeline": 3594,
+    "pipeline": 3537,
     "tp": 888,
     "sim": 1009,
     "launch": 5439,
