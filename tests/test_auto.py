@@ -175,7 +175,7 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     settle(["toy"]).report()
     settle([*words, "template=none"]).report()
     printed, = capsys.readouterr().err.splitlines()
-    assert printed == f"flowspec: draft=suffix, since {model} has no draft head"
+    assert printed == f"flowspec: draft=suffix, since {model} {auto.WITHOUT}"
 
 
 def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):

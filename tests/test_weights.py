@@ -89,6 +89,20 @@ def test_a_missing_folder_and_a_folder_without_weights_are_refused(tmp_path):
         Checkpoint(tmp_path / "nowhere")
     with refused("holds no weights"):
         Checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with refused("config.json is a file; name the folder that it lies in, or a GGUF file"):
+        Checkpoint(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(("name", "step"), [
+    ("stage_0/manifest.json", "is a model that was split: name it with model_dir="), ("m.Q4_1.gguf", "name the file"),
+    ("consolidated.00.pth", "convert_llama_weights_to_hf.py"), ("adapter_model.safetensors", "merge_and_unload"),
+    ("weights.safetensors", "save_pretrained"), ("model.onnx", "holds no weights; one of model.safetensors, model")])
+def test_a_model_of_another_form_is_refused_with_the_step_from_there(tmp_path, name, step):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"")
+    with refused(step):
+        Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("length", [4, 100, -8])
