@@ -54,16 +54,8 @@ RECORD = {"question_end": "1", "max_new_tokens": "32"}  # of each data set, and 
 CHECK = 3  # of the best candidates, those that answer on this machine
 PLAN = "scripts.plan"  # the command that makes plans
 OURS = "flowspec: "  # begins a sentence of it
-<<<<<<< HEAD
 STAGES = "4"  # if nothing says how many
 FORM = {"keys": lambda keys: _is_choice(keys),
-=======
-JUDGED = ("model_dir", "base_dir", "eagle_dir", "models", "template")  # keys by which left_open judges
-WITHOUT = ("has no draft head, which guesses words that the text does not have yet, too: python -m scripts.train_eagle "
-           "makes one (docs/training.md)")
-USUAL = "4"  # stages, if nothing says how many
-FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]),
->>>>>>> main
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
@@ -121,60 +113,6 @@ def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
     return with_chosen(words, choice["keys"])
 
 
-<<<<<<< HEAD
-=======
-def left_open(words: Words, kind: Kind = None) -> dict[str, str]:
-    """Words for the template and the draft, if these leave them open, and why, if that may surprise a person.
-
-    Both are judged by the files of the model, as far as they are here.
-    """
-    given, preset = typed(words), preset_of(words)
-    own = [word for word in words if word.partition("=")[0] in JUDGED]
-    config = parse([preset, *own] if preset else own)
-    model = plain(config.model_dir or config.base_dir)
-    folder, found = config.first_folder, {}
-    here = any((folder / name).is_file() for name in VOCABULARIES)
-    if config.template == AUTO and "prompt_ids" not in given and here:
-        name = chosen(AUTO, folder)
-        has = "a chat template" if name == OWN else "no chat template"
-        is_named = not given.keys().isdisjoint({"model_dir", "base_dir"})
-        found[f"template={name}"] = f"the tokenizer of {model} has {has}" if is_named else ""
-    methods = given.get("methods", getattr(kind, "methods", ""))
-    names = listed(methods or given.get("pipeline_type", RunConfig.pipeline_type))
-    guesses = any(METHODS[name].draft == "eagle" for name in names if name in METHODS)
-    if guesses and headless(config) and not {"draft", "drafts"} & given.keys():
-        found["draft=suffix"] = f"{model} {WITHOUT}"
-    return found
-
-
-def report_left_open(argv: Words) -> None:
-    """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
-    reasons = [f"{word}, since {why}" for word, why in left_open(opened(argv)).items() if why]
-    if reasons and os.environ.get("RANK", "0") == "0":
-        say(plain("; ".join(reasons)))
-
-
-def _checked(argv: Words, kind: Kind) -> RunConfig:
-    """What a run has for all keys that no plan chooses. Raises ValueError for what cannot be planned for, or run."""
-    if problem := next(problems(argv), ""):
-        raise ValueError(problem)
-    config = parse(rest(argv), kind=kind).run
-    if missing := absent(config):
-        raise ValueError(missing)
-    return config
-
-
-# --- what is printed --------------------------------------------------------------------------------------------------
-
-def _beginning(config: RunConfig) -> str:
-    if config.profile == "none":
-        return ("pipeline_type=auto: the pipeline is measured on this machine, the methods are simulated, and the best "
-                "answer some questions; this is done once for model and machine")
-    return (f"pipeline_type=auto: the methods are simulated for profile={plain(config.profile)}; this is done once for "
-            "model and profile")
-
-
->>>>>>> main
 def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
     """What was chosen, what it promises, and what was not considered."""
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())

