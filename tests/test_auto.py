@@ -25,7 +25,7 @@ from launch import auto
 from launch.auto import question, with_chosen
 from launch.pipeline import Pipeline
 from launch.run import run
-from launch.words import settle
+from launch.words import WITHOUT, settle
 from scripts import generate
 from tests.checkpoints import refused
 from tests.test_plan import SITE, book, config_of
@@ -175,7 +175,7 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     settle(["toy"]).report()
     settle([*words, "template=none"]).report()
     printed, = capsys.readouterr().err.splitlines()
-    assert printed == f"flowspec: draft=suffix, since {model} {auto.WITHOUT}"
+    assert printed == f"flowspec: draft=suffix, since {model} {WITHOUT}"
 
 
 def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):

@@ -15,9 +15,9 @@ import pytest
 
 from config.presets import ROOT
 from launch import ask as generate
-from launch.auto import WITHOUT
 from launch.run import Command, run
 from launch.split.write import split
+from launch.words import WITHOUT
 from model.cache import TreeCache
 from tests import forked
 from tests.saved import here, models, save_tokenizer, wait_until
