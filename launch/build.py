@@ -37,6 +37,7 @@ from pipeline.trace import REAL, Clock, NoTrace
 from sim.clock import Pace
 from sim.devices import SlowHead, SlowPasses, SlowSlice
 from sim.groups import Paced, Times, slowest
+from sim.ring import VirtualRing
 from tp.comm import COMMS, Comm
 from tp.group import Group
 from tp.layers import ShardedSlice, hollow
@@ -113,7 +114,8 @@ def build_ring(spec: RankSpec, lm_head: LMHead, links: Sequence[Any], trace: NoT
     stages = len(spec.part.stages)
     if spec.config.replicated:
         return Replicas(links, head, stages - 1, spec.device, trace, clock)
-    return Ring(links[0], head, stages, spec.device, trace, clock)
+    kind: Callable[..., Ring] = VirtualRing if spec.config.virtual else Ring
+    return kind(links[0], head, stages, spec.device, trace, clock)
 
 
 def build_draft(spec: RankSpec, lm_head: LMHead, elsewhere: Drafters | None = None) -> Draft:

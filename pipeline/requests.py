@@ -261,13 +261,16 @@ class RequestTarget(Target):
             self._note(returned)
             self._ask(returned.message)
             self._returned.popleft()
-            logits = returned.logits
-            if nodes := self.judges(logits):
-                logits_TV = torch.stack([logits[node] for node in nodes])
-                said.update(zip(nodes, self._tokens(nodes, logits_TV)))
-                for node, token in said.items():
-                    self.tree.nodes[node].target_token = token
-            self._note_logprobs(logits, said)
+            self._decide(returned.logits, said)
+            self._note_logprobs(returned.logits, said)
+
+    def _decide(self, logits: Mapping[int, Tensor], said: dict[int, int]) -> None:
+        """Note in the tree, and in `said`, what the target says follows these nodes."""
+        if nodes := self.judges(logits):
+            logits_TV = torch.stack([logits[node] for node in nodes])
+            said.update(zip(nodes, self._tokens(nodes, logits_TV)))
+            for node, token in said.items():
+                self.tree.nodes[node].target_token = token
 
     def _tokens(self, nodes: Sequence[int], logits_TV: Tensor) -> list[int]:
         """The tokens that the target says follow these nodes."""
@@ -336,6 +339,8 @@ class Ring:
     Requests share it, each through a target of its own. `depth` is how many segments fill it.
     """
 
+    target_of: Callable[..., RequestTarget] = RequestTarget
+
     def __init__(self, link: Link, lm_head: Callable[[Tensor], Tensor], depth: int, device: torch.device | str = "cpu",
                  trace: NoTrace = OFF, clock: Clock = REAL) -> None:
         self.links = [link]  # to each ring; what comes back is heard at the first
@@ -375,7 +380,7 @@ class Ring:
     def open(self, tree: TokenTree, sampler: Sampler, terms: Terms = USUAL) -> RequestTarget:
         """The target of a new request."""
         request = next(self._numbers)
-        target = RequestTarget(self, request, tree, sampler, terms)
+        target = self.target_of(self, request, tree, sampler, terms)
         self._open[request] = target
         self.pacing.fallback.begin(terms.plain)
         return target

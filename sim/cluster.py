@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Callable, Protocol, Sequence
 
+import torch
 from torch import Tensor
 
 from config.profiles import Profile
@@ -106,6 +107,11 @@ class Cluster:
             wire.restart()
         for work in self._works:
             work.cool()
+
+    def defer(self) -> Callable[[Sequence[int]], tuple[Tensor, Tensor]]:
+        """Leave what the target says to be looked up when it is needed."""
+        self._memory.deferred = True
+        return self._paths.said
 
     # --- what rank 0 does ---------------------------------------------------------------------------------------------
 
@@ -210,12 +216,17 @@ class Way:
     def urgent(self) -> Prune | None:
         return None
 
+    def defer(self) -> Callable[[Sequence[int]], tuple[Tensor, Tensor]]:
+        """Let segments come back with the numbers of paths `[T, 1]`; what it returns looks up what is said there."""
+        return self._cluster.defer()
+
 
 class Memory:
     """Which path each node that was sent stands for, and what the target says there."""
 
     def __init__(self, paths: Answers) -> None:
         self._paths = paths
+        self.deferred = False  # whether what is said is looked up later
         self._path: dict[int, dict[int, int]] = {}  # request -> node -> path
 
     def learn(self, segment: Segment) -> None:
@@ -238,7 +249,10 @@ class Memory:
         if not segment.nodes:
             return segment
         known = self._path[segment.request]
-        x_TD, inner = self._paths.said([known[node] for node in segment.nodes])
+        path_T = [known[node] for node in segment.nodes]
+        if self.deferred:
+            return replace(segment, x=torch.tensor(path_T)[:, None])
+        x_TD, inner = self._paths.said(path_T)
         return replace(segment, x=x_TD, inner=None if segment.inner is None else inner)
 
     def forget(self, request: int) -> None:

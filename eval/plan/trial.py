@@ -25,6 +25,7 @@ from pipeline.trace import NoTrace
 from sim.clock import Pace, VirtualClock
 from sim.cluster import Cluster
 from sim.devices import SlowHead, SlowPasses
+from sim.ring import VirtualRing
 from sim.stages import Held, Work, work_of
 
 SPARE = 8  # trees of the usual size for which a draft has room beside the text
@@ -120,9 +121,10 @@ class Bench:
         head = SlowHead(recorded.lm_head, Pace(self.site, judging))
         stages = 0 if candidate.whole else len(candidate.layers)
         config = self.config_of(candidate)
-        ring = Ring(cluster.links[0], head, 1 + stages, clock=clock)
         if config.replicated:
-            ring = Replicas(cluster.links, head, stages, clock=clock)
+            ring: Ring = Replicas(cluster.links, head, stages, clock=clock)
+        else:
+            ring = VirtualRing(cluster.links[0], head, 1 + stages, clock=clock)
         tree = config.tree
         if tree.thrifty and METHODS[candidate.method].falls_back:
             tree = replace(tree, plain=round_trip(ring))

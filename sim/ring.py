@@ -1,0 +1,70 @@
+"""The ring in virtual time: the model computes those rows alone that the text reaches.
+
+Stages and wires charge time for every row that was sent. What the target says of a guess decides something only if the
+text reaches it, and whether it does is known when its segment is back: parents come back before their children. So the
+walk along the text asks row by row, and each row is computed by itself, whichever method guessed it.
+"""
+from __future__ import annotations
+
+from typing import Mapping
+
+import torch
+from torch import Tensor
+
+from pipeline.requests import RequestTarget, Returned, Ring
+from pipeline.trace import OFF, REAL, Clock, NoTrace
+from sim.cluster import Way
+from sim.devices import SlowHead
+
+
+class WalkingTarget(RequestTarget):
+    """The target of a request; a row of a segment is the number of a path `[1]` until what is said there is needed."""
+
+    ring: VirtualRing
+
+    def _note(self, returned: Returned) -> None:
+        """Give the nodes of the text their features; guesses get theirs when the text reaches them."""
+        tree, rows = self.tree, zip(returned.segment.nodes, returned.x_TD)
+        text = {node: path for node, path in rows if node in tree.nodes and node not in tree.live}
+        if text:
+            self._give(text)
+
+    def _decide(self, logits: Mapping[int, Tensor], said: dict[int, int]) -> None:
+        """Walk from the tip for as long as answers are there; `logits` holds the path of each node that has one."""
+        tree = self.tree
+        node: int | None = tree.tip
+        while node is not None:
+            known = tree.nodes[node]
+            if known.target_token is None:
+                if node not in logits:
+                    return
+                super()._decide(self._logits({node: logits[node]}), said)
+            assert known.target_token is not None, f"nothing was said of node {node}"
+            node = tree.child(node, known.target_token)
+
+    def _note_logprobs(self, logits: Mapping[int, Tensor], said: Mapping[int, int]) -> None:
+        if self.terms.logprobs is not None:
+            logits = self._logits({node: path for node, path in logits.items() if node in said or self._echoes(node)})
+        super()._note_logprobs(logits, said)
+
+    def _logits(self, paths: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The logits `[V]` of nodes at the end of these paths; they get their features, too."""
+        return dict(zip(paths, self.ring.model_head(self._give(paths)))) if paths else {}
+
+    def _give(self, paths: Mapping[int, Tensor]) -> Tensor:
+        """Give nodes the features at the end of their paths; what the LM head reads there, `[T, D]`."""
+        x_TD, inner_TD = self.ring.look_up([int(path) for path in paths.values()])
+        for node, feature_D in zip(paths, inner_TD if self.terms.inner else x_TD):
+            self.tree.nodes[node].hidden = feature_D
+        return x_TD
+
+
+class VirtualRing(Ring):
+    """The ring of a virtual cluster. A verdict takes as long as `head` says, once a message."""
+
+    target_of = WalkingTarget
+
+    def __init__(self, link: Way, head: SlowHead, depth: int, device: torch.device | str = "cpu",
+                 trace: NoTrace = OFF, clock: Clock = REAL) -> None:
+        super().__init__(link, SlowHead(lambda path_T1: path_T1, head.pace), depth, device, trace, clock)
+        self.model_head, self.look_up = head.lm_head, link.defer()
