@@ -26,7 +26,7 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from pipeline.decode import Decoder, Request
 
-USUAL = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
+LOAD_DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 OF_TOY = {"draft": "eagle+suffix"}
 PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of a request, 95th percentile",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
@@ -54,7 +54,7 @@ Tables = Dict[str, List[Row]]  # by the same names
 
 def load(argv: list[str]) -> int:
     """The command `python -m scripts.bench load`; its exit code."""
-    usual = USUAL if preset_of(argv) not in ("", "toy") else {**USUAL, **OF_TOY}
+    usual = LOAD_DEFAULTS if preset_of(argv) not in ("", "toy") else {**LOAD_DEFAULTS, **OF_TOY}
     return run(Command("scripts.bench load", measure, LoadConfig), over(argv, usual))
 
 

@@ -20,7 +20,7 @@ from config.keys import over, preset_of, typed
 from eval.bench import QUESTIONS, decoders_of
 from eval.load.arrivals import serve
 from eval.load.keys import LoadConfig
-from eval.load.pipeline import OF_TOY, USUAL, requests_of
+from eval.load.pipeline import LOAD_DEFAULTS, OF_TOY, requests_of
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.run import Command, run
@@ -35,7 +35,7 @@ HEAD = ("temperature", "method", "at once", "turns", "own ms a turn", "more per 
 
 def turns(argv: list[str]) -> int:
     """The command `python -m scripts.bench turns`; its exit code."""
-    usual = {**USUAL, **OF_TOY, "rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
+    usual = {**LOAD_DEFAULTS, **OF_TOY, "rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
     return run(Command("scripts.bench turns", measure, LoadConfig), over(argv, usual))
 
 
