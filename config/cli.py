@@ -1,22 +1,24 @@
-"""The command line of a run: `[PRESET] key=value ...` becomes a checked `RunConfig`; the help teaches every key.
+"""The command line: `[PRESET] key=value ...` becomes a checked `RunConfig`, or the keys of a command beside its runs'.
 
-It knows presets, and what a key takes back of one; the keys themselves it leaves to `keys.py`.
+It knows presets, what a key takes back of one, and the names of drafts; the help teaches every key. How single words
+are read, `keys.py` knows, and what a run is, `run_config.py`.
 """
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, Sequence, TypeVar, overload
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Sequence, TypeVar, overload
 
-from config.command import CommandKeys, headless, needs_head, no_head
 from config.files import absolute
-from config.keys import HELP, Option, given, key_lines, nearest, opened, options
+from config.keys import HELP, Checked, Option, given, key_lines, listed, nearest, opened, options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
 from config.profiles import is_file
-from config.ranges import listed
 from config.run_config import RunConfig
 
-Keys = TypeVar("Keys", bound=CommandKeys)
+FOLDERS = ("eagle", "model")  # the kinds of drafts that lie in folders
+Keys = TypeVar("Keys", bound="CommandKeys")
 Names = Sequence[str]
 Values = Mapping[str, Any]
 DEFAULT_PRESET = TOY_PRESET  # of a command that brings no model
@@ -27,22 +29,13 @@ QUESTIONS = ("prompt", "prompt_ids", "question_file")
 TUNED = ("min_probability", "expand_depth", "ablate")  # what a preset chooses for its model alone
 # A key that is given takes back what the preset says for these: they would mean something else beside it.
 TAKES_BACK = {
-    "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", *TUNED),
-    "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", *TUNED),
+    "model_dir": ("base_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
+    "base_dir": ("model_dir", "eagle_dir", "ssm", "stages", "draft", *TUNED),
     **dict.fromkeys(QUESTIONS, QUESTIONS),
 }
 # What a command that refuses a key of a run may have in its place.
 INSTEAD = {"pipeline_type": "methods", "draft": "drafts", "temperature": "temperatures", "prompt_ids": "sets",
            "question_file": "sets"}
-FORMER = {  # keys of earlier versions, and what to write
-    **dict.fromkeys(("init_topk", "expand_topk", "stream_topk"), "write width=N"),
-    **dict.fromkeys(("init_subseq_token", "expand_subseq_token", "stream_subseq_token"), "write subseq_token=N"),
-    **{key: f"write ablate={key} where it was false" for key in ("expand", "none_expand", "score_order", "prune")},
-    "stream_thrift": "write ablate=thrift where it was false", "tp_type": "write pipeline_type=tp or galaxy",
-    **dict.fromkeys(("none_expand_size", "none_expand_depth", "stream_total_token"), "leave it out, it is fixed"),
-    **dict.fromkeys(("master_addr", "master_port"), "write master=HOST:PORT"),
-    "rate_mbps": "write wires=MBPS", "delay_ms": "write wires=,MS", "replica_stages": "write replicas=COPIESxSTAGES",
-}
 EXAMPLES = """\
   bash run_pipe.sh
   bash run_pipe.sh "prompt=What does a baker do?"
@@ -50,6 +43,156 @@ EXAMPLES = """\
   bash run_pipe.sh stages=0+1+1+5+1 trace=timeline
   bash run_pipe.sh model_dir=FOLDER prompt_ids=1,306,626 ignore_eos=true"""
 
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+class NamedDraft(NamedTuple):
+    """A draft by its kind, as the key `draft` takes it, and by the folders of its head and of its model, if named."""
+
+    kind: str
+    head: str = ""
+    model: str = ""
+
+
+def parts(name: str) -> NamedDraft:
+    """A draft by its name, as `model:DIR`. Raises ValueError for a folder that is none's."""
+    kinds, folders = [], {}
+    for part in name.split("+"):
+        kind, colon, folder = part.partition(":")
+        kinds.append(kind)
+        if colon and kind not in FOLDERS:
+            raise ValueError(f"{part} names a folder, but only {' and '.join(FOLDERS)} lie in one: write {kind}")
+        if colon and not folder.strip():
+            raise ValueError(f"{part} names no folder: write {kind}:DIR, or {kind} alone")
+        if colon:
+            folders[kind] = _found(folder)
+    head, model = folders.get("eagle", ""), folders.get("model", "")
+    return NamedDraft("+".join(kinds), head, model)
+
+
+def _found(folder: str) -> str:
+    """The absolute path of a folder; one of the bundled models is found from anywhere."""
+    bundled = ROOT / folder
+    if folder.startswith("toy/") and not os.path.isdir(folder) and bundled.is_dir():
+        return str(bundled)
+    return absolute(folder)
+
+
+def headless(config: RunConfig) -> bool:
+    """Whether no draft head is there: not in rank 0's part of the split, and none is named for a split to be made."""
+    if not config.model_dir:
+        return not config.eagle_dir and Path(config.base_dir or os.devnull).is_dir()
+    part = config.first_folder  # which other boards than rank 0's do not have
+    return part.is_dir() and not (part / "eagle" / "config.json").is_file()
+
+
+def needs_head(draft: str) -> bool:
+    """Whether a draft of this name needs the head that belongs to the split."""
+    return "eagle" in draft.split("+")
+
+
+def no_head(config: RunConfig) -> str:
+    """The sentence that refuses a draft head that is not there, with the remedies."""
+    remedy = "split the model again with --eagle DIR" if config.model_dir else "add eagle_dir=DIR"
+    model = config.model_dir or config.base_dir
+    return f"{model} has no draft head: take draft=suffix, which needs none, draft=model or draft=none, or {remedy}"
+
+
+def starting(names: Sequence[str]) -> str:
+    """The first of these drafts that needs no folder of its own, with which a pipeline can start; else none."""
+    return next((name for name in names if ":" not in name), "none")
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class CommandKeys(Checked):
+    """The base of a command's keys; `EXAMPLES` are shown by the help."""
+
+    USUAL: ClassVar[Mapping[str, Any]] = {}  # keys of a run that have another default here
+    REFUSED: ClassVar[Sequence[str]] = ()  # and those that may not be given
+
+    run: RunConfig
+
+    @classmethod
+    def of(cls: type[Keys], **values: Any) -> Keys:
+        """These keys with all others at their defaults; the run is one of a named method, rather one with a draft."""
+        names = {key.name for key in fields(cls)}
+        own = {name: values.pop(name) for name in names & values.keys()}
+        named = listed(own.get("methods", getattr(cls, "methods", "")))
+        known = [name for name in named if name in METHODS]
+        if known and RunConfig.pipeline_type not in known:
+            drafting = [name for name in known if METHODS[name].draft != "none"]
+            values = {"pipeline_type": (drafting or known)[0], **values}
+        return cls(run=RunConfig(**{**cls.USUAL, **values}), **own)
+
+    @property
+    def asked_methods(self) -> tuple[str, ...]:
+        """The methods that may be run."""
+        return (self.run.pipeline_type,)
+
+    @property
+    def asked_drafts(self) -> tuple[str, ...]:
+        """The drafts that may guess beside or instead of the key draft; empty: that alone."""
+        return ()
+
+    def method_problems(self) -> Iterator[str]:
+        """What is wrong with a run of any of the methods."""
+        for method in self.asked_methods:
+            try:
+                replace(self.run, pipeline_type=method)
+            except ValueError as error:
+                yield str(error)
+
+
+@dataclass(frozen=True)
+class ComparedDrafts(CommandKeys):
+    """Runs with several drafts, one after the other."""
+
+    # What is compared (commas between)
+    drafts: str = ""  # who guesses, as eagle,eagle:DIR,model:DIR (head or model in that folder); empty: the key draft
+
+    @property
+    def asked_drafts(self) -> tuple[str, ...]:
+        """The names of the drafts, in the order in which they were asked for."""
+        return listed(self.drafts) or (self.run.draft,)
+
+    @property
+    def first_draft(self) -> str:
+        """The kind of draft that a pipeline starts with, before the others are asked for."""
+        return self.run.draft if self.run.draft_dir else starting(self.asked_drafts)
+
+    def with_draft(self, name: str, **changes: Any) -> RunConfig:
+        """The configuration of a run with this draft alone. Raises ValueError for one that cannot be."""
+        kind, _, model = parts(name)
+        if "model" in kind.split("+"):
+            model = model or self.run.draft_dir
+        return replace(self.run, draft=kind, draft_dir=model, **changes)
+
+    def draft_problems(self) -> list[str]:
+        """What is wrong with the drafts, each in a sentence that names the fix."""
+        found, used = [], set()
+        for name in listed(self.drafts):
+            try:
+                used.add(self.with_draft(name).draft_dir)
+            except ValueError as error:
+                found.append(f"drafts={self.drafts}: {error}")
+        if any(needs_head(name) for name in listed(self.drafts)) and headless(self.run):
+            found.append(f"drafts={self.drafts}: {no_head(self.run)}")
+        if self.drafts and not listed(self.drafts):
+            found.append("drafts is empty: name at least one, or leave it out")
+        if self.drafts and self.run.draft_dir not in ("", *used):
+            found.append(f"draft_dir={self.run.draft_dir} is ignored with drafts={self.drafts}: write model:DIR there")
+        return found
+
+
+def flat(config: CommandKeys | RunConfig) -> dict[str, Any]:
+    """The values of all keys, those of the run among them."""
+    own = {key: value for key, value in vars(config).items() if key != "run"}
+    return {**vars(config.run), **own}
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
 
 @overload
 def parse(argv: Sequence[str], command: str = COMMAND, kind: None = None) -> RunConfig: ...
@@ -74,13 +217,12 @@ def parse(argv: Sequence[str], command: str = COMMAND, kind: type[Any] | None = 
     typed = _given(argv[1:] if named else argv, keys)
     values = {**_chosen(preset, typed), **typed}
     if kind is None:
-        config = RunConfig(**values)
-        methods, drafts = (config.pipeline_type,), ()
+        config, drafts = RunConfig(**values), ()
     else:
         _check_refused(kind, typed, keys)
         config = kind.of(**values)
-        methods, drafts = config.asked_methods, config.asked_drafts
-    _check_drafts(config.run, methods, drafts, typed)
+        drafts = config.asked_drafts
+    _check_drafts(config.run, config.asked_methods, drafts, typed)
     return config
 
 
@@ -127,9 +269,6 @@ def _given(words: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
     for word in words:
         if word in PRESETS:
             raise ValueError(f"the preset {word} is in the wrong place: it goes first and there is only one")
-        name = word.partition("=")[0].lstrip("-")
-        if name in FORMER:
-            raise ValueError(f"there is no key {name} any more: {FORMER[name]}")
     found = given(words, keys, PATHS)
     if "ssm" in found:
         folders = map(absolute, listed(found["ssm"]))

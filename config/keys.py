@@ -1,4 +1,4 @@
-"""The words of a command, `[PRESET] key=value ...`: layers of them, and the checked dataclass that they become.
+"""The words of a command, `[PRESET] key=value ...`: layers of them, the checked dataclass that they become, its values.
 
 It knows the keys only from the dataclass: a field `name: TYPE = DEFAULT  # MEANING` with TYPE int, float, bool or str,
 in groups that begin with a comment of their own. What a person got wrong is a ValueError whose sentence names the fix.
@@ -8,13 +8,13 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config import files
-from config.ranges import number, whole
 
 Kind = TypeVar("Kind")
 ALIKE, SIMILAR = 0.85, 0.5  # difflib ratios from which a name is surely, or perhaps, what was meant
@@ -38,7 +38,8 @@ def opened(argv: Sequence[str]) -> list[str]:
     if not argv or "=" in argv[0] or not argv[0].endswith(ENDING):
         return list(argv)
     found = files.whole(os.path.expanduser(argv[0]), "name a preset, or a file that a plan has written")
-    if not files.fits(found, {"preset": str, "keys": dict}) or not files.fits([*found["keys"].values()], [str]):
+    has_both = files.fits(found, {"preset": str, "keys": dict})
+    if not has_both or not files.fits(list(found["keys"].values()), [str]):
         raise ValueError(f"{argv[0]} is no preset: name a file that a plan has written with preset=FILE")
     return over([found["preset"], *argv[1:]], found["keys"])
 
@@ -189,3 +190,96 @@ def _read(option: Option, text: str) -> Any:
 
 def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+# Python itself would take 1_000, digits of other scripts, blanks around, nan and inf
+WHOLE = re.compile(r"-?[0-9]+")
+POSITIVE = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+NUMBER = re.compile("-?" + POSITIVE)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`, and those `besides` that mean something of their own: what they mean."""
+
+    least: float
+    most: float
+    besides: Mapping[float, str] = field(default_factory=dict)
+
+    def holds(self, value: float) -> bool:
+        """Not a number is in no range."""
+        return value in self.besides or self.least <= value <= self.most
+
+    @property
+    def advice(self) -> str:
+        """What may be given, in words."""
+        words = [f"{value} for {meaning}" for value, meaning in self.besides.items()]
+        return " or ".join([*words, f"a number from {decimal(self.least)} to {decimal(self.most)}"])
+
+
+class Form(NamedTuple):
+    """The texts of one form: a pattern, what such a text is in words, and the ranges of the numbers in its groups."""
+
+    pattern: str
+    advice: str
+    ranges: Sequence[Range] = ()
+
+    def holds(self, text: str) -> bool:
+        found = re.fullmatch(self.pattern, text)
+        return found is not None and all(
+            group is None or allowed.holds(float(group)) for group, allowed in zip(found.groups(), self.ranges))
+
+
+def decimal(value: float) -> str:
+    """A number as a person writes it, without an exponent."""
+    return format(Decimal(str(value)), "f")
+
+
+def outside(values: Mapping[str, Any], ranges: Mapping[str, Range | Form]) -> Iterator[str]:
+    """What is wrong with the values of keys, each in a sentence that names the fix."""
+    for name, allowed in ranges.items():
+        if not allowed.holds(values[name]):
+            yield f"{name}={values[name]} is not possible: give {allowed.advice}"
+
+
+def unknown(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Which keys have a value that is none of their choices, each in a sentence that names them."""
+    for name, allowed in choices.items():
+        if values[name] not in allowed:
+            yield f"{name}={values[name]} is unknown: choose one of {', '.join(allowed)}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Keys that fit together, or ValueError with the first of their `problems`."""
+
+    def __post_init__(self) -> None:
+        problem = next(self.problems(), "")
+        if problem:
+            raise ValueError(problem)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong, each in a sentence that names the fix. A dataclass with more keys adds its own to these."""
+        yield from ()
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a list with commas between."""
+    words = map(str.strip, text.split(","))
+    return tuple(filter(None, words))
+
+
+def whole(text: str) -> int:
+    """A whole number in plain digits; anything else is a ValueError."""
+    if not WHOLE.fullmatch(text):
+        raise ValueError(f"{text!r} is no whole number in plain digits")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A number in plain digits; anything else is a ValueError. There is one zero, without a sign."""
+    if not NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} is no number in plain digits")
+    return float(text) + 0.0

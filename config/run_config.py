@@ -6,14 +6,13 @@ The comment behind an option is also what `bash run_pipe.sh --help` prints.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterator
 
+from config.keys import POSITIVE, Checked, Form, Range, listed, number, outside, unknown
 from config.methods import METHODS, SHARINGS
 from config.profiles import PROFILES, Profile, is_file, read
-from config.ranges import NUMBER, Checked, Range, listed, number, outside, unknown
 from config.trees import ENDLESS, FIXED, LEAST, MOST, Growth, TreeConfig, by_policy, wrong_widths
 
 CHOICES = {
@@ -54,13 +53,26 @@ PORTS, COPIES = Range(1, 65535), Range(0, 1024)
 # Keys that change an emulated cluster, and the values that leave it, and every other run, as it is.
 EMULATION = {"wires": "", "slowdown": 1, "time": "real"}
 ABLATIONS = ("expand", "none_expand", "score_order", "prune", "thrift")
-TOKEN_IDS = re.compile(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*")
-SPEEDS = re.compile(r"\s*[0-9]*\.?[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*")
-STAGES = re.compile(r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?")
-COUNTED = re.compile(r"[0-9]{1,9}")
-REPLICAS = re.compile(r"([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?")
-MASTER = re.compile(r"([^:]*)(?::([0-9]{1,5}))?")
-DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
+STAGES = Form(
+    r"0(\+0*[1-9][0-9]{0,17})+|[1-9][0-9]{0,17}|auto(:[1-9][0-9]{0,17})?",
+    "the layers of every rank, as 0+2+2+2+2, where rank 0 has none and the others at least one; or the number of "
+    "stages; or auto:4, 4 stages with bytes alike")
+FORMS = {  # of keys that are texts, where they are given
+    "prompt_ids": Form(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*,?\s*", "token ids with commas between, as 1,306,626"),
+    "tp_shares": Form(
+        r"\s*[0-9]*\.?[0-9]+(\s*,\s*[0-9]*\.?[0-9]+)*\s*", "a speed for each rank of a stage, as 2,1,1,1"),
+    "stages": STAGES,
+    "replicas": Form(
+        "([0-9]{1,4})(?:x([1-9][0-9]{0,3}))?", "0 for as many as fill four ranks, a number of copies from 1 to 1024, "
+        "or copies and stages of each, as 2x2", [COPIES, COPIES]),
+    "lookahead": Form("auto|([0-9]{1,9})", f"auto or {GUESSES.advice}", [GUESSES]),
+    "device": Form("auto|cpu|cuda(:[0-9]{1,9})?", "auto, cpu, cuda or cuda:N"),
+    "master": Form(
+        "[^:]*(?::([0-9]{1,5}))?", "HOST:PORT, with a port from 1 to 65535, or HOST or :PORT alone", [PORTS]),
+    "wires": Form(
+        f"({POSITIVE})?(?:,({POSITIVE})?)?", "Mbit/s from 0.001 to 1000000, a comma, and milliseconds from 0 to 60000, "
+        "or one of the two, as 125 or ,2", [MBPS, MILLISECONDS]),
+}
 DRAWN = ("mss", "eagle1")  # rules that judge guesses which were drawn, all of a tree together
 MEASURED = 16  # rows per segment until it is measured how many there should be
 USUAL_RANKS = 4  # that share all layers, or beside rank 0, of a method with replicas
@@ -188,6 +200,11 @@ class RunConfig(Checked):
         return self
 
     @property
+    def asked_methods(self) -> tuple[str, ...]:
+        """The methods that may be run, as a command with several has them."""
+        return (self.pipeline_type,)
+
+    @property
     def virtual(self) -> bool:
         """Whether the time of an emulated cluster is only counted."""
         return self.time == "virtual"
@@ -308,6 +325,7 @@ def _problems(c: RunConfig) -> Iterator[str]:
         del choices["profile"]
     yield from unknown(values, choices)
     yield from outside(values, RANGES)
+    yield from outside(values, {name: form for name, form in FORMS.items() if values[name]})
     for name, usual in EMULATION.items():
         if c.profile == "none" and values[name] != usual:
             yield f"{name} only works with an emulated cluster: name one, as in profile=jetson-7b"
@@ -316,16 +334,13 @@ def _problems(c: RunConfig) -> Iterator[str]:
     yield from _problems_of_time(c)
     yield from _problems_of_questions(c)
     yield from _problems_of_drafts(c)
-    yield from _problems_of_machine(c)
     yield from _problems_of_trees(c)
 
 
 def _problems_of_sharing(c: RunConfig) -> Iterator[str]:
     if not c.tp_shares:
         return
-    if not SPEEDS.fullmatch(c.tp_shares):
-        yield f"tp_shares={c.tp_shares} is no list of speeds: write one for each rank of a stage, as 2,1,1,1"
-    elif not all(map(SPEED.holds, c.speeds)):
+    if not all(map(SPEED.holds, c.speeds)):
         yield f"tp_shares={c.tp_shares} is not possible: give {SPEED.advice} for each rank"
     elif c.tp not in (0, len(c.speeds)):
         yield f"tp_shares={c.tp_shares} is for {len(c.speeds)} ranks, not for tp={c.tp}: give one number for each"
@@ -342,8 +357,6 @@ def _problems_of_questions(c: RunConfig) -> Iterator[str]:
     given = [name for name in ("prompt", "prompt_ids", "question_file") if getattr(c, name)]
     if len(given) > 1:
         yield f"{' and '.join(given)} are both given: give only one of them"
-    if c.prompt_ids and not TOKEN_IDS.fullmatch(c.prompt_ids):
-        yield f"prompt_ids={c.prompt_ids} is not a list of token ids: write numbers with commas between, as 1,306,626"
     if 0 <= c.question_end <= c.question_begin:
         yield f"question_end={c.question_end} leaves no question: give more than {c.question_begin}, or -1 for all"
 
@@ -372,34 +385,6 @@ def _problems_of_small_models(c: RunConfig) -> Iterator[str]:
         yield (f"ssm_ranks=true wants trees that are drafted whole, in a shape that is known before, and "
                f"{c.pipeline_type} with policy={c.growth_policy} has none: take pipeline_type=specinfer, or leave it "
                "out")
-
-
-def _problems_of_machine(c: RunConfig) -> Iterator[str]:
-    if c.stages and not STAGES.fullmatch(c.stages):
-        yield (f"stages={c.stages} is no split: write the layers of every rank, as 0+2+2+2+2, where rank 0 has none "
-               "and the others at least one; or the number of stages; or auto:4, 4 stages with bytes alike")
-    copies = REPLICAS.fullmatch(c.replicas)
-    counts = map(int, filter(None, copies.groups())) if copies else [-1]
-    if not all(map(COPIES.holds, counts)):
-        yield (f"replicas={c.replicas} is not possible: give 0 for as many as fill four ranks, a number of copies from "
-               "1 to 1024, or copies and stages of each, as 2x2")
-    counted = COUNTED.fullmatch(c.lookahead)
-    if c.lookahead != "auto" and not (counted and GUESSES.holds(int(c.lookahead))):
-        yield f"lookahead={c.lookahead} is not possible: give auto or {GUESSES.advice}"
-    if not DEVICE.fullmatch(c.device):
-        yield f"device={c.device} is unknown: choose auto, cpu, cuda or cuda:N"
-    meeting = MASTER.fullmatch(c.master)
-    if not meeting or not PORTS.holds(int(meeting[2] or PORTS.most)):
-        yield f"master={c.master} is not possible: write HOST:PORT, with a port from 1 to 65535, or HOST or :PORT alone"
-    wires = c.wires.split(",")
-    if len(wires) > 2 or not all(map(_is_wire, wires, (MBPS, MILLISECONDS))):
-        yield (f"wires={c.wires} is not possible: write Mbit/s from 0.001 to 1000000, a comma, and milliseconds from 0 "
-               "to 60000, or one of the two, as 125 or ,2")
-
-
-def _is_wire(word: str, allowed: Range) -> bool:
-    """Whether a part of the key `wires` is left out, or a number that is allowed."""
-    return not word or bool(NUMBER.fullmatch(word)) and allowed.holds(number(word))
 
 
 def _problems_of_trees(c: RunConfig) -> Iterator[str]:

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Iterator
 
-from config.command import CommandKeys
-from config.ranges import Range, listed, outside
+from config.cli import CommandKeys
+from config.keys import Range, listed, outside
 
 ORIGIN = re.compile(r"\*|https?://[^\s/,]+")
 URL = re.compile(r"https?://[^\s/]+")

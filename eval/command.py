@@ -13,8 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Sequence
 
-from config.cli import parse
-from config.command import parts
+from config.cli import parts
 from config.files import check_folder
 from config.keys import ASKS
 from config.questions import Question, load
@@ -23,15 +22,15 @@ from eval.keys import PROTOCOLS, EvalConfig, first, words
 from eval.observe.span_sums import Tally, lateness
 from eval.report import TOO_LATE, report
 from eval.results import Results
-from launch.auto import settled
 from launch.console import STOPPED, ended_by, say
 from launch.hosts.board import BOARD, COMMAND, find_board
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from launch.trace import open_trace
-from pipeline.interfaces import Clock
-from pipeline.trace import NoTrace
+from launch.words import settle, with_model
+from pipeline.trace import Clock, NoTrace
 
+USUAL_PROTOCOL = "emulated"  # the protocol of the model that every command means where none is named
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
 OTHER = "choose another results="
@@ -133,8 +132,9 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
     try:
-        argv = settled(words(protocol, argv), EvalConfig)
-        config = _read(argv)
+        if protocol == USUAL_PROTOCOL:
+            argv = with_model(argv)
+        argv, config = _read(words(protocol, argv))
         find_board(config.run, os.environ)
     except (ValueError, OSError) as error:
         return ended_by(error)
@@ -153,16 +153,17 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
     return _conclude(results, code)
 
 
-def _read(argv: list[str]) -> EvalConfig:
-    """The configuration of the whole evaluation, announced where the results will be."""
+def _read(argv: Sequence[str]) -> tuple[list[str], EvalConfig]:
+    """The words and the keys of the whole evaluation, announced where the results will be."""
     if any(word.startswith("pipeline_type=") for word in argv):
         raise ValueError("pipeline_type is of a single run: write methods=NAME,NAME")
-    config = parse(argv, os.environ.get(COMMAND, "bash run_eval.sh"), kind=EvalConfig)
+    asked = settle(argv, EvalConfig, os.environ.get(COMMAND, "bash run_eval.sh"))
+    config: EvalConfig = asked.keys
     if not _apart(config):
         announce(config)
     else:
         check_folder(config.results, OTHER)  # for the tally of this host
-    return config
+    return asked.words, config
 
 
 def _conclude(results: Results, code: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, Sequen
 from torch import Tensor
 from tqdm import tqdm
 
-from config.command import parts
+from config.cli import parts
 from config.questions import Question
 from eval.keys import Contender, EvalConfig
 from eval.metrics import divergence
@@ -196,7 +196,7 @@ class Evaluation:
         number = self.pipeline.ring.requests  # so many came before it, as the tally counts them
         settled: list[list[float]] = []  # modelled seconds since the request began, tokens settled then
         accepted: Counter[int] = Counter()  # tokens of each target pass, its own token included
-        with self.pipeline.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
+        with self.pipeline.rank.trace.span("request", answer=answer.token_ids), closing(stream):  # type: ignore[type-var]
             for new in stream:
                 if not new:
                     yield None

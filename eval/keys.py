@@ -5,15 +5,15 @@ It knows nothing about how a question is asked; all other keys are those of a si
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Iterator, Mapping, NamedTuple, Pattern, Sequence
 
-from config.command import CommandKeys, ComparedDrafts
+from config.cli import CommandKeys, ComparedDrafts
 from config.files import check_output
-from config.keys import check_name, opened, over, preset_of, typed
+from config.keys import NUMBER, Range, check_name, listed, number, opened, outside, over, preset_of, typed
 from config.methods import METHODS
-from config.presets import PRESETS, ROOT
+from config.presets import ROOT, SMOLLM2, TOY_PRESET
 from config.questions import bundled
-from config.ranges import NUMBER, Range, listed, number, outside
 from config.run_config import RANGES
 
 # The trees of the paper, whatever a preset is tuned to.
@@ -24,38 +24,42 @@ BOARDS = {**PAPER, "methods": "naive,pipedec,continuous"}
 HELD_OUT = {"question_begin": "30", "question_end": "50"}  # the paper's questions of the real data sets
 QUICK = {"profile": "jetson-7b", "time": "virtual", "question_end": "5", "max_new_tokens": "64"}
 HURRY = "0.5"  # the slowdown of the same in real time, half an hour on a laptop
-# Of the bundled model, whose copies for dsi are small.
-TOY = {"methods": "ar,serial,naive,pruned,pipedec,continuous,streaming,dsi", "drafts": "eagle+suffix",
-       "baseline_draft": "eagle:toy/eagle"}
+RESULTS = ROOT / "results"
+# Of the models that run where none is named; the copies of the bundled one for dsi are small.
+OF_MODEL = {
+    SMOLLM2: {**QUICK, "max_new_tokens": "128", "results": str(RESULTS / SMOLLM2)},
+    TOY_PRESET: {**QUICK, "methods": "ar,serial,naive,pruned,pipedec,continuous,streaming,dsi",
+                 "drafts": "eagle+suffix", "baseline_draft": "eagle:toy/eagle"},
+}
 BASELINE = "naive"
 SHARED = {**TREES, "methods": "naive,tp,galaxy"}
 FP4 = {"quant": "fp4"}
 
 
 class Protocol(NamedTuple):
-    """What an evaluation is if nothing else is said: its preset, and the values of keys."""
+    """What an evaluation is if nothing else is said: its preset, the values of keys, and others of single presets."""
 
     preset: str
     keys: Mapping[str, str]
+    of_model: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
-RESULTS = ROOT / "results"
 PROTOCOLS = {
-    "emulated": Protocol("toy", {**TREES, **QUICK, **TOY, "results": str(RESULTS)}),
-    "tensor-parallel": Protocol("toy", {**SHARED, **QUICK, "results": str(RESULTS / "tp")}),
+    "emulated": Protocol(TOY_PRESET, {**TREES, "results": str(RESULTS)}, OF_MODEL),
+    "tensor-parallel": Protocol(TOY_PRESET, {**SHARED, "results": str(RESULTS / "tp")}, {TOY_PRESET: QUICK}),
     "paper-7b": Protocol("llama2-7b", {**PAPER, "results": str(RESULTS / "paper-7b")}),
     "paper-13b": Protocol("llama2-13b", {**PAPER, **FP4, "results": str(RESULTS / "paper-13b")}),
     "boards-7b": Protocol("llama2-7b", {**BOARDS, "results": str(RESULTS / "boards-7b")}),
     "boards-13b": Protocol("llama2-13b", {**BOARDS, **FP4, "results": str(RESULTS / "boards-13b")}),
 }
-EMULATED = ("emulated", "tensor-parallel")
 REPEATS = Range(1, 1_000_000)
 SETS = "mt_bench,humaneval,gsm8k,alpaca,sum,qa"  # the bundled data sets
 EXAMPLES = """\
   bash run_eval.sh
+  bash run_eval.sh toy
   bash run_eval.sh methods=ar,continuous sets=gsm8k,qa temperatures=0 question_end=2 results=quick
   bash run_eval.sh profile=jetson-13b wires=125 results=slow
-  bash run_eval.sh methods=naive,continuous drafts=eagle,model:toy/draft_a results=drafts
+  bash run_eval.sh toy methods=naive,continuous drafts=eagle,model:toy/draft_a results=drafts
   bash run_eval.sh vicuna-7b data=DIR question_begin=30 question_end=50"""
 
 
@@ -221,22 +225,19 @@ def problems_of_files(config: Any, *names: str) -> Iterator[str]:
 def words(protocol: str, argv: Sequence[str]) -> list[str]:
     """The words of an evaluation: those that were typed, and those of a protocol that they leave open.
 
-    `emulated`, `tensor-parallel`: the bundled model on a cluster whose time is modelled, in virtual time unless said
-    otherwise, a few questions; another model that is named runs as it is, and answers all.
+    `emulated`, `tensor-parallel`: SmolLM2 or the bundled model on a cluster whose time is modelled, in virtual time
+    unless said otherwise, a few questions; another model that is named runs as it is, and answers all.
     `paper-7b`, `paper-13b`: the comparison of the paper; its questions are the 30th to 49th of the real data sets.
     `boards-7b`, `boards-13b`: the same for several hosts, without the methods that need the model split another way.
     """
     check_name(protocol, PROTOCOLS, "protocol")
-    preset, keys = PROTOCOLS[protocol]
+    preset, keys, of_model = PROTOCOLS[protocol]
     all_words = opened(argv)
     given, named = typed(all_words), preset_of(all_words)
-    defaults = dict(keys)
-    other_model = named in PRESETS and named != preset or {"model_dir", "base_dir"} & given.keys()
+    own_model = not {"model_dir", "base_dir"} & given.keys()
+    defaults = {**keys, **(of_model.get(named or preset, {}) if own_model else {})}
     in_real_time = given.get("time") == "real" or "slowdown" in given
-    if protocol in EMULATED and other_model:
-        suits_toy = {**QUICK, **TOY}.items()
-        defaults = dict(defaults.items() - suits_toy)
-    elif protocol not in EMULATED and "data" in given and not HELD_OUT.keys() & given:
+    if not of_model and "data" in given and not HELD_OUT.keys() & given:
         defaults.update(HELD_OUT)
     if given.get("profile") == "none":
         defaults.pop("time", None)

@@ -4,10 +4,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Iterator, Sequence
 
+from config.keys import Checked, Range, listed, outside, unknown
 from config.presets import TOY
 from config.questions import bundled
-from config.ranges import Checked, Range, listed, outside, unknown
-from config.run_config import CHOICES, COUNT, DEVICE
+from config.run_config import CHOICES, COUNT, FORMS
 from config.run_config import RANGES as OF_RUNS
 from config.trees import wrong_widths
 from eval.keys import SETS
@@ -61,12 +61,10 @@ class Measured(Checked):
         return self.data or str(bundled(getattr(self, self.ASKED)))
 
     def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), RANGES)
+        yield from outside(vars(self), {**RANGES, "device": FORMS["device"]})
         yield from problems_of_sets(self.chosen_sets)
         yield from unknown(vars(self),
                            {name: CHOICES[name] for name in ("template", "dtype")})
-        if not DEVICE.fullmatch(self.device):
-            yield f"device={self.device} is unknown: choose cpu, cuda or cuda:N"
         if self.do_sample and not self.temperature:
             yield "temperature=0 draws nothing: give a temperature above 0, or do_sample=false for the likeliest token"
         if self.do_sample and not self.top_p:

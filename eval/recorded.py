@@ -15,7 +15,7 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from config.command import CommandKeys, flat
+from config.cli import CommandKeys, flat
 from config.files import whole, write_json
 from config.run_config import RunConfig
 from model.sample import Sampler

@@ -20,12 +20,11 @@ from typing import Any, Iterator, Mapping, NamedTuple
 
 import torch
 
-from config.cli import all_options
-from config.command import flat
+from config.cli import all_options, flat
 from config.files import ROOM, append, fits, lines, open_lock, whole, write_json
+from config.keys import listed
 from config.methods import METHODS
 from config.presets import ROOT
-from config.ranges import listed
 from eval.keys import Contender, EvalConfig
 from eval.metrics import ANSWER_FIELDS
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from config.files import fits, lines
+from config.keys import listed
 from config.methods import METHODS
 from config.questions import BUNDLED, load
-from config.ranges import listed
 from eval.keys import SETS, Contender, drafted
 from eval.metrics import Answer
 from eval.observe.time_breakdown import FLIGHT_LINE, TALLY_LINE, TallyLine, TallyLines, by_request

@@ -16,7 +16,7 @@ from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Seq
 
 from config import files
 from config.keys import ASKS, check_name, over, typed
-from config.presets import ROOT
+from config.presets import ROOT, TOY_PRESET
 from config.schema.untrusted import plain
 from eval import metrics
 from eval.results_index import GROUP, Found, NoAnswers, provenance, read
@@ -240,7 +240,7 @@ def commands(name: str, sweep: Sweep,
         raise ValueError("results is empty: name a folder behind the results=")
     folder = Path(results).expanduser().absolute()
     asked = [word for word in argv if not word.startswith("results=")]
-    return folder, {point: over(asked, {**sweep.base, **keys, "results": f"{place(folder, point)}"})
+    return folder, {point: over(asked, {**sweep.base, **keys, "results": f"{place(folder, point)}"}, TOY_PRESET)
                     for point, keys in sweep.points.items()}
 
 

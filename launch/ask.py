@@ -19,8 +19,7 @@ from config.questions import Question, read
 from config.run_config import RunConfig
 from config.schema.untrusted import harmless
 from launch.console import say
-from launch.generation import Generation
-from launch.pipeline import Pipeline
+from launch.pipeline import Generation, Pipeline
 from launch.run import Command
 from pipeline.decode import Answer, Job, concurrent
 

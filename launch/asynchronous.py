@@ -14,8 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, AsyncGenerator, Callable, Iterable, Mapping, Sequence, TypeVar
 
-from launch.generation import Generation
-from launch.pipeline import Pipeline, Prompt
+from launch.pipeline import Generation, Pipeline, Prompt
 from model.text import Message, check_messages
 from pipeline.failure import PeerLost, guarded
 
@@ -240,7 +239,7 @@ class Asked(Job):
 class AsyncPipeline:
     """`Pipeline` for asyncio, with the same verbs.
 
-        async with AsyncPipeline.open("toy", max_requests=4) as pipeline:
+        async with AsyncPipeline.open("smollm2", max_requests=4) as pipeline:
             async for piece in pipeline.stream("What does a baker do?"):
                 print(piece, end="", flush=True)
 
@@ -257,7 +256,7 @@ class AsyncPipeline:
         self._over: Future[None] = Future()
 
     @staticmethod
-    def open(preset: str = "toy", **options: Any) -> AsyncPipeline:
+    def open(preset: str = "", **options: Any) -> AsyncPipeline:
         """A pipeline that `async with` opens, and closes; the options are those of `Pipeline.open`, which may raise."""
         return AsyncPipeline(partial(Pipeline.open, preset, **options))
 

@@ -1,10 +1,8 @@
-"""Keys that the words of a command leave open, settled before anything starts.
+"""`pipeline_type=auto`: a plan chooses the method at the first start, and later starts remember.
 
-The template is that of the model's tokenizer, and without a draft head `suffix` drafts. For `pipeline_type=auto` a plan
-chooses the method at the first start, and later starts remember.
-
-A plan measures this machine, or takes the given profile, in a process of its own. Its choice is kept in the user's
-cache, under a name made of all that it depends on: model, drafts, split, machine or profile, and the code.
+A plan measures this machine, or takes the given profile, in a process of its own (`eval/plan/command.py`). Its choice
+is kept in the user's cache, under a name made of all that it depends on: model, drafts, split, machine or profile, and
+the code.
 """
 from __future__ import annotations
 
@@ -18,166 +16,132 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Mapping, Optional, Type
+from typing import Any, BinaryIO, Mapping, Optional, Type
 
 import torch
 
-from config.auto import CHOSEN, is_asked, problems, question, relevant, rest, with_chosen
-from config.cli import parse
-from config.command import CommandKeys, headless
+from config.cli import CommandKeys, parse
 from config.files import fits, open_lock, whole, write_json
-from config.keys import HELP, opened, preset_of, typed
+from config.keys import preset_of, typed
 from config.methods import METHODS
 from config.presets import absent
-from config.ranges import listed
-from config.run_config import RunConfig
+from config.profiles import is_file
+from config.run_config import DRAWN, RunConfig
 from config.schema.untrusted import plain
 from launch.console import INTERRUPTED, LOST, Words, say
 from launch.folder import private_folder
 from launch.hosts.agreement import code_version
 from launch.hosts.board import is_one_rank
-from launch.models import with_model
 from launch.prepare import open_part
-from model.text import AUTO, OWN, VOCABULARIES, chosen
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import plan_stages
 from pipeline.failure import PeerLost
 
+AUTO = "auto"
+SIZES = ("init_depth", "expand_depth", "subseq_token", "lookahead", "run_pipeinfer", "init_topk_pipedec", "expansion")
+LEFT = ("tp", "tp_shares", "replicas", *SIZES)  # to the plan, and not to be typed
+CHOSEN = ("pipeline_type", "draft", "stages", *LEFT)
+UNPLANNED = ("ssm_ranks=true", *(f"verify={rule}" for rule in DRAWN))  # of few methods, which no plan chooses
+# What no choice depends on: what is asked, where an answer goes, and who waits how long.
+APART = frozenset({
+    "prompt", "prompt_ids", "question_file", "question_begin", "question_end", "seed", "verify", "max_new_tokens",
+    "ignore_eos", "stop", "max_requests", "reuse", "processes", "timeout", "wait", "master", "hosts", "time", "trace",
+    "output", "debug", "answers"})
+KEPT = {key.name for key in fields(RunConfig)}.difference(APART, CHOSEN)
+RECORD = {"question_end": "1", "max_new_tokens": "32"}  # of each data set, and tokens of an answer
+CHECK = 3  # of the best candidates, those that answer on this machine
 PLAN = "scripts.plan"  # the command that makes plans
 OURS = "flowspec: "  # begins a sentence of it
-JUDGED = ("model_dir", "base_dir", "eagle_dir", "models", "template")  # keys by which left_open judges
-USUAL = "4"  # stages, if nothing says how many
-FORM = {"keys": lambda keys: isinstance(keys, dict) and fits(list(keys.values()), [str]),
+STAGES = "4"  # if nothing says how many
+FORM = {"keys": lambda keys: _is_choice(keys),
         "kind": str, "tokens_per_second": float, "plain_tokens_per_second": float, "when": str}
 Choice = Mapping[str, Any]  # of FORM
 Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
 
 
-def settled(argv: Words, kind: Kind = None) -> list[str]:
-    """The words of a command, with words for the keys that they leave open; pipeline_type=auto makes room for a plan's.
+def is_asked(argv: Words) -> bool:
+    """Whether the words of a command leave the method to a plan."""
+    return typed(argv).get("pipeline_type") == AUTO
 
-    What a plan chooses, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
+
+def checked(argv: Words) -> list[str]:
+    """The words without those that a plan reads in a way of its own, so that the others can be checked.
+
+    Raises ValueError for what cannot be planned for.
     """
-    argv = with_model(argv)
-    words = opened(argv)
-    planned = is_asked(words)
-    compares = hasattr(kind, "methods")  # several methods, which are named
-    if any(word in HELP for word in words) or (planned and compares):
-        return list(argv)
-    added = left_open(words, kind)
-    if not planned:
-        return [*argv, *added]
-    words += added
-    if is_one_rank(typed(words).get("hosts", "")):
+    given = typed(argv)
+    if is_one_rank(given.get("hosts", "")):
         raise ValueError("pipeline_type=auto plans for the ranks of one machine: type python -m scripts.plan "
                          "hosts=FILE preset=ours.json (docs/planner.md), and give ours.json on all boards")
-    config = _checked(words, kind)
+    for key, value in given.items():
+        if key in LEFT or f"{key}={value}" in UNPLANNED:
+            raise ValueError(f"{key}={value} is left to pipeline_type=auto: leave it out, or name the method")
+    if "answers" in given:
+        raise ValueError("answers=FILE is for drafts with suffix, which pipeline_type=auto may not choose: name method "
+                         "and draft")
+    own = ("pipeline_type", "draft", "draft_dir", "ssm")
+    return [word for word in argv if word.partition("=")[0] not in own]
+
+
+def planned(words: Words, config: RunConfig, kind: Kind = None) -> list[str]:
+    """The words of a run with the method that a plan has chosen; `config` has all keys that no plan chooses.
+
+    What is chosen, and why, is printed on stderr. Raises ValueError, with the fix, where nothing can be planned.
+    """
+    if missing := absent(config):
+        raise ValueError(missing)
     path = _place(words, config)
     with ExitStack() as alone:
         with suppress(OSError):  # where its folder takes no lock, nothing is waited for
-            _take(alone.enter_context(open_lock(f"{path}.lock")))
+            _lock(alone.enter_context(open_lock(f"{path}.lock")))
         choice = _remembered(path, words, kind)
         if choice is None:
             asked = question(words, config, *_split(config))
-            say(_beginning(config))
+            times = "measured on this machine" if config.profile == "none" else f"of profile={config.profile}"
+            say(plain(f"pipeline_type=auto: the methods are simulated with times {times}, once for each model"))
             choice = {**_planned(asked), "when": time.strftime("%Y-%m-%d")}
-            kept = _kept(path, choice)
+            try:
+                write_json(path, choice)
+                kept = f"remembered in {path}: delete it to plan again"
+            except ValueError as error:
+                kept = f"not remembered, since {error}"
         else:
             kept = f"remembered in {path} since {choice['when']}: delete it to plan again"
     say(_sentence(words, config, choice, kept))
     return with_chosen(words, choice["keys"])
 
 
-def left_open(words: Words, kind: Kind = None) -> dict[str, str]:
-    """Words for the template and the draft, if these leave them open, and why, if that may surprise a person.
-
-    Both are judged by the files of the model, as far as they are here.
-    """
-    given, preset = typed(words), preset_of(words)
-    own = [word for word in words if word.partition("=")[0] in JUDGED]
-    config = parse([preset, *own] if preset else own)
-    model = plain(config.model_dir or config.base_dir)
-    folder, found = config.first_folder, {}
-    here = any((folder / name).is_file() for name in VOCABULARIES)
-    if config.template == AUTO and "prompt_ids" not in given and here:
-        name = chosen(AUTO, folder)
-        has = "a chat template" if name == OWN else "no chat template"
-        is_named = not given.keys().isdisjoint({"model_dir", "base_dir"})
-        found[f"template={name}"] = f"the tokenizer of {model} has {has}" if is_named else ""
-    methods = given.get("methods", getattr(kind, "methods", ""))
-    names = listed(methods or given.get("pipeline_type", RunConfig.pipeline_type))
-    guesses = any(METHODS[name].draft == "eagle" for name in names if name in METHODS)
-    if guesses and headless(config) and not {"draft", "drafts"} & given.keys():
-        found["draft=suffix"] = f"{model} has no draft head"
-    return found
-
-
-def report_left_open(argv: Words) -> None:
-    """Say on stderr what `settled` adds to the words of a command for a model that they name, and why."""
-    reasons = [f"{word}, since {why}" for word, why in left_open(opened(argv)).items() if why]
-    if reasons and os.environ.get("RANK", "0") == "0":
-        say(plain("; ".join(reasons)))
-
-
-def _checked(argv: Words, kind: Kind) -> RunConfig:
-    """What a run has for all keys that no plan chooses. Raises ValueError for what cannot be planned for, or run."""
-    if problem := next(problems(argv), ""):
-        raise ValueError(problem)
-    config = parse(rest(argv), kind=kind).run
-    if missing := absent(config):
-        raise ValueError(missing)
-    return config
-
-
-# --- what is printed --------------------------------------------------------------------------------------------------
-
-def _beginning(config: RunConfig) -> str:
-    if config.profile == "none":
-        return ("pipeline_type=auto: the pipeline is measured on this machine, the methods are simulated, and the best "
-                "answer some questions; this is done once for model and machine")
-    return (f"pipeline_type=auto: the methods are simulated for profile={plain(config.profile)}; this is done once for "
-            "model and profile")
-
-
 def _sentence(argv: Words, config: RunConfig, choice: Choice, kept: str) -> str:
+    """What was chosen, what it promises, and what was not considered."""
     keys = " ".join(f"{key}={value}" for key, value in choice["keys"].items())
     ours, theirs = choice["tokens_per_second"], choice["plain_tokens_per_second"]
-    against = "which nothing beats" if choice["keys"]["pipeline_type"] == "ar" else f"{theirs:.3g} with ar"
-    stays = ""
-    if config.model_dir or "stages" in typed(argv):
-        stays = "; the split stays, so no other number of stages was planned for"
-    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {against}){stays}; {kept}")
+    stays = "; the split stays as it is" if config.model_dir or "stages" in typed(argv) else ""
+    return plain(f"pipeline_type=auto is {keys} ({ours:.3g} tokens/s {choice['kind']}, {theirs:.3g} with ar)"
+                 f"{stays}; {kept}")
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
 def _place(argv: Words, config: RunConfig) -> Path:
-    about = {**relevant(argv, config), "code": code_version(), "files": list(_files(argv, config)),
-             "machine": _machine() if config.profile == "none" else []}
-    content = json.dumps(about, sort_keys=True, default=str)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "flowspec" / f"auto-{digest}.json"
-
-
-def _take(lock: BinaryIO) -> None:
-    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        say("pipeline_type=auto: another start is planning; this one waits for it")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-
-def _files(argv: Words, config: RunConfig) -> Iterator[tuple[str, int, int]]:
+    """The file of a choice, named by all that the choice depends on."""
     given = typed(argv)
     drafts = given.get("draft_dir", ""), *(given.get("ssm") or config.ssm).split(",")
     folders = config.model_dir, config.base_dir, config.eagle_dir, *map(os.path.expanduser, drafts)
-    for folder in filter(None, folders):
-        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-            about = path.stat()
-            yield str(path), about.st_size, about.st_mtime_ns
+    paths = [path for folder in filter(None, folders) for path in sorted(Path(folder).rglob("*"))]
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.is_file()]
+    about = {
+        "keys": {key: getattr(config, key) for key in sorted(KEPT)},
+        "left open": [given.get(key, "") for key in ("draft", "draft_dir", "ssm")],
+        "stages": config.stages,
+        "cluster": str(config.cluster),
+        "code": code_version(),
+        "files": files,
+        "machine": _machine() if config.profile == "none" else []}
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "flowspec" / f"auto-{digest}.json"
 
 
 def _machine() -> list[str]:
@@ -185,34 +149,79 @@ def _machine() -> list[str]:
     return [platform.node(), platform.machine(), str(cores), str(torch.cuda.device_count()), torch.__version__]
 
 
+def _lock(file: BinaryIO) -> None:
+    """Let one start at a time look for this choice and plan it: two that measure at once slow each other down."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("pipeline_type=auto: another start is planning; this one waits for it")
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _is_choice(keys: Any) -> bool:
+    """Whether this is a method by its name, with other keys that a plan chooses."""
+    if not isinstance(keys, dict) or not fits(list(keys.values()), [str]):
+        return False
+    return keys.keys() <= set(CHOSEN) and keys.get("pipeline_type") in METHODS
+
+
 def _remembered(path: Path, argv: Words, kind: Kind) -> Choice | None:
     """The choice that a file holds; None if there is no such file, or if it holds none."""
     if not os.path.exists(path):  # Path.exists raises where a folder may not be searched
         return None
     try:
-        found = whole(path, "delete it")
-        keys = found["keys"].keys() if fits(found, FORM) else set()
-        if "pipeline_type" not in keys or not keys <= {*CHOSEN}:
+        choice: Choice = whole(path, "delete it")
+        if not fits(choice, FORM):
             raise ValueError(f"{path} holds no choice")
-        if found["keys"]["pipeline_type"] not in METHODS:
-            raise ValueError(f"{path} names no method")
-        parse(with_chosen(argv, found["keys"]), kind=kind)
+        parse(with_chosen(argv, choice["keys"]), kind=kind)
     except ValueError as error:
         say(f"{plain(str(error))}; a new plan is made")
         return None
-    choice: Choice = found
     return choice
 
 
-def _kept(path: Path, choice: Choice) -> str:
-    try:
-        write_json(path, choice)
-    except ValueError as error:
-        return f"not remembered, since {error}"
-    return f"remembered in {path}: delete it to plan again"
-
-
 # --- the plan ---------------------------------------------------------------------------------------------------------
+
+def question(argv: Words, config: RunConfig, boards: int, drafts: str) -> list[str]:
+    """The words of the plan: what was typed, as far as the choice depends on it.
+
+    `boards` is how many stages the run has if nothing is chosen, `drafts` the drafts that there are; empty: all that
+    the plan finds.
+    """
+    given = typed(argv)
+    said = {key: value for key, value in given.items() if key in KEPT}
+    is_fixed = "stages" in given or bool(config.model_dir)
+    said.update(RECORD, splits="given" if is_fixed else "first")
+    if "stages" in given:
+        said["stages"] = given["stages"]
+    if config.profile == "none":
+        said.update(measure="true", check=str(CHECK))
+    elif is_fixed or not is_file(config.profile):
+        said["boards"] = str(boards)
+    if "draft" in given:
+        drafts = given["draft"]
+        named = (name for name, method in METHODS.items() if method.draft != "ssm")
+        said["methods"] = ",".join(named)
+    if drafts:
+        said["drafts"] = drafts
+    preset = preset_of(argv)
+    words = [f"{key}={value}" for key, value in said.items()]
+    return [preset, *words] if preset else words
+
+
+def with_chosen(argv: Words, chosen: Mapping[str, str]) -> list[str]:
+    """The words of a run with the chosen keys, and without folders of drafts that it does not read."""
+    own = METHODS[chosen["pipeline_type"]].draft
+    draft = own if own == "ssm" else chosen.get("draft", typed(argv).get("draft", ""))
+    sources = draft.split("+")
+    gone = set(chosen)
+    folders = {"draft_dir": "model", "ssm": "ssm"}
+    gone.update(key for key, source in folders.items() if source not in sources)
+    if own == "ssm":
+        gone.add("draft")
+    left = [word for word in argv if word.partition("=")[0] not in gone]
+    return [*left, *(f"{key}={value}" for key, value in chosen.items())]
+
 
 def _split(config: RunConfig) -> tuple[int, str]:
     """How many stages the run has as it is, and the drafts that its split brings; empty: all that the keys name.
@@ -220,7 +229,7 @@ def _split(config: RunConfig) -> tuple[int, str]:
     Raises ValueError for a split whose ranks share layers, which no plan can keep.
     """
     if not config.model_dir:
-        stages = plan_stages(config.stages or USUAL, Checkpoint(config.base_dir)) if config.base_dir else []
+        stages = plan_stages(config.stages or STAGES, Checkpoint(config.base_dir)) if config.base_dir else []
         return max(1, len(stages) - 1), ""
     part = open_part(Path(config.model_dir), 0)
     if len(part.stages) == 1 or len(part.shares) > 1:

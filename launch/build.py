@@ -10,7 +10,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
-from config.command import no_head
+from config.cli import no_head
 from config.methods import METHODS
 from config.run_config import TreeConfig
 from config.schema.untrusted import shown
@@ -29,12 +29,11 @@ from model.weights.quant import Recast, compress, load, probe
 from model.whole import Whole
 from pipeline.decode import Decoder, Limits
 from pipeline.drafters import Drafter, Drafters
-from pipeline.interfaces import REAL, Clock
 from pipeline.replicas import Replicas
 from pipeline.requests import Ring
 from pipeline.stage import Stage
 from pipeline.strategies import STRATEGIES
-from pipeline.trace import NoTrace
+from pipeline.trace import REAL, Clock, NoTrace
 from sim.clock import Pace
 from sim.devices import SlowHead, SlowPasses, SlowSlice
 from sim.groups import Paced, Times, slowest

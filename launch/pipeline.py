@@ -1,32 +1,32 @@
-"""A live pipeline as rank 0 holds it: what commands, the evaluation and a person's own program share.
+"""A live pipeline as rank 0 holds it, and its answers: what commands, the evaluation and a person's own program share.
 
-It knows nothing about how the other ranks were started: `open_rank0.py` and `run.py` do that.
+It knows nothing about how the other ranks were started: `ranks.py` and `run.py` do that.
 """
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Callable, Mapping, Sequence, Union
+from typing import Any, Callable, Generator, Iterator, Mapping, Sequence, Union
 
 from config.keys import given, written
 from config.keys import options as keys_of
 from config.methods import METHODS
 from config.run_config import RANGES, RunConfig
 from config.trees import TreeConfig
-from launch.auto import report_left_open, settled
 from launch.build import LMHead, build_decoder, build_draft, build_lm_head, build_passes, build_ring, build_stage
 from launch.console import say
-from launch.generation import Generation
-from launch.open_rank0 import rank_0
 from launch.prepare import check_ids, open_text
 from launch.probe import latencies, level_share, round_trip, segment_rows
-from launch.ranks import Rank
+from launch.ranks import rank_0
 from launch.spec import RankSpec
+from launch.wiring import Rank
+from launch.words import settle
 from model.drafts.draft import Draft, Passes
 from model.sample import Sampler
 from model.text import NO_VARIABLES, Message, Reader, Stops, Text, check_messages
+from model.tree import TokenTree
 from pipeline.decode import Answer, Decoder, Request, Settled
 from pipeline.drafters import Drafters
 from pipeline.failure import PeerLost
@@ -40,43 +40,95 @@ LEAST_GAIN = RANGES["opt_threshold"].least
 Prompt = Union[str, Sequence[str], Sequence[Message], Sequence[int]]
 
 
+class Generation:
+    """One answer while it is made: iterate over its pieces of text, or close it to give it up.
+
+    Where there is no tokenizer, the pieces are token ids with spaces between. `answer` has the token ids and the
+    figures so far.
+    """
+
+    def __init__(self, answer: Answer, settled: Settled, reader: Reader | None, trace: NoTrace) -> None:
+        self.answer = answer
+        self._settled, self._reader = settled, reader
+        self._pieces = pieces(answer, settled, reader, trace)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next piece, or the end, can be read without letting any request go on."""
+        return self._settled.ready
+
+    @property
+    def tree(self) -> TokenTree:
+        """The text and its live guesses, as they are at this moment."""
+        return self._settled.tree
+
+    @property
+    def accepted(self) -> int:
+        """How many tokens of the answer so far were guesses under way."""
+        first = self.answer.prompt_tokens
+        end = first + self.answer.new_tokens
+        return sum(first <= position < end for position in self.tree.foreseen)
+
+    @property
+    def text(self) -> str:
+        """The text so far; empty where there is no tokenizer."""
+        return self._reader.text if self._reader else ""
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def close(self) -> None:
+        """Give the answer up, even one that has not begun: no stage computes for it any more."""
+        self._pieces.close()
+        self._settled.close()
+
+
+def pieces(answer: Answer, settled: Iterator[list[int]], reader: Reader | None, trace: NoTrace
+           ) -> Generator[str, None, None]:
+    """The pieces of an answer, as its tokens settle. When it is closed, so is the stream of settled tokens."""
+    with trace.span("request", answer=answer.token_ids), closing(settled):  # type: ignore[type-var]
+        for tokens in settled:
+            yield reader.read(tokens) if reader else "".join(f"{token} " for token in tokens)
+    if reader:
+        yield reader.finish()
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A split model on several ranks, ready to answer.
 
-        with Pipeline.open("toy", temperature=0.7) as pipeline:
+        with Pipeline.open("smollm2", temperature=0.7) as pipeline:
             for piece in pipeline.stream("What does a baker do?"):
                 print(piece, end="", flush=True)
 
     One answer is made at a time. `text` is None where prompts are token ids.
     """
 
-    spec: RankSpec  # of rank 0
+    rank: Rank  # rank 0
     ring: Ring
     text: Text | None
-    trace: NoTrace
     lm_head: LMHead  # the target's, which drafts may share
     drafters: Drafters  # small models on ranks of their own
     drafts: dict[Any, Draft] = field(default_factory=dict)  # those that were built, by kind and folder
     started: ExitStack = field(default_factory=ExitStack)  # what `open` has started, and `close` ends
-    busy: Callable[[], list[float]] = list  # for what share of its last seconds each rank was at work
-    restart: Callable[[], object] = int  # lets modelled time begin again, where it is only counted
 
     # --- from the start to the end ------------------------------------------------------------------------------------
 
     @staticmethod
-    def open(preset: str = "toy", **options: Any) -> Pipeline:
+    def open(preset: str = "", **options: Any) -> Pipeline:
         """Start the ranks of a preset, with this program as rank 0; `bash run_pipe.sh --help` names the options.
 
+        Without a preset or a folder of a model it is SmolLM2, or, where that cannot be fetched, the bundled model.
         With `pipeline_type="auto"` the first start plans, which takes a minute or more (docs/planner.md).
 
         The other ranks are processes, or threads with `processes=False`. With `hosts=FILE` they are other boards, where
         somebody starts run_jetson.sh, and this returns once all have come. Raises ValueError, in a sentence that names
         the fix, for what cannot work. A rank that is lost later ends a `stream` or `generate` with PeerLost.
         """
-        typed = [preset, *(f"{key}={written(value)}" for key, value in options.items())]
-        rank = rank_0(settled(typed))
-        report_left_open(typed)
+        typed = [*filter(None, [preset]), *(f"{key}={written(value)}" for key, value in options.items())]
+        asked = settle(typed)
+        rank = rank_0(asked)
+        asked.report()
         with ExitStack() as started:
             pipeline = Pipeline.of_rank_0(started.enter_context(rank))
             return replace(pipeline, started=started.pop_all())
@@ -92,8 +144,7 @@ class Pipeline:
         lm_head = build_lm_head(spec)
         ring = build_ring(spec, lm_head, links, trace, rank.clock)
         ring.meter = rank.wires.meter
-        pipeline = Pipeline(spec, ring, None, trace, lm_head, Drafters(rank.wires.drafters), busy=rank.busy,
-                            restart=rank.restart)
+        pipeline = Pipeline(rank, ring, None, lm_head, Drafters(rank.wires.drafters))
         try:
             pipeline = replace(pipeline, text=open_text(spec.config, spec.part.folder))
             pipeline.draft_of(spec)
@@ -177,7 +228,7 @@ class Pipeline:
         self.ring.unlearn()
         for draft in self.drafts.values():
             draft.unlearn()
-        self.restart()
+        self.rank.restart()
 
     def _generation(self, prompt: Prompt, options: dict[str, Any],
                     decode: Callable[[Request], tuple[Answer, Settled]]) -> Generation:
@@ -197,7 +248,7 @@ class Pipeline:
         request = replace(request, priority=priority, likeliest=likeliest, echo=echo)
         answer, settled = decode(request)
         reader = Reader(self.text, stops) if self.text else None
-        return Generation(answer, settled, reader, self.trace)
+        return Generation(answer, settled, reader, self.rank.trace)
 
     def prompt_ids(self, prompt: Prompt, template: str, variables: Mapping[str, Any] = NO_VARIABLES) -> list[int]:
         """A prompt as token ids, wrapped as `template` says; raises ValueError if the model does not know them.
@@ -228,6 +279,11 @@ class Pipeline:
     # --- what a measurement needs beside ------------------------------------------------------------------------------
 
     @property
+    def spec(self) -> RankSpec:
+        """What rank 0 is built from."""
+        return self.rank.spec
+
+    @property
     def config(self) -> RunConfig:
         """The configuration with which the pipeline was started."""
         return self.spec.config
@@ -245,10 +301,7 @@ class Pipeline:
         """
         spec = replace(self.spec, config=config, head=head)
         draft = self.draft_of(spec)
-        tree = self._deepening(config, draft, self._tree(config))
-        if config.replicated:
-            tree = replace(tree, lookahead=self._lookahead(config, draft))
-        return build_decoder(spec, self.ring, draft, tree, self.passes)
+        return build_decoder(spec, self.ring, draft, self._tree(config, draft), self.passes)
 
     def draft_of(self, spec: RankSpec) -> Draft:
         """The draft that a specification names, which is built once."""
@@ -258,27 +311,23 @@ class Pipeline:
             self.drafts[place] = build_draft(spec, self.lm_head, elsewhere)
         return self.drafts[place]
 
-    def _tree(self, config: RunConfig) -> TreeConfig:
-        """The trees that the strategy grows. Sizes of segments that were left open are measured, once."""
-        tree = config.tree
-        if tree.thrifty and METHODS[config.pipeline_type].falls_back:
+    def _tree(self, config: RunConfig, draft: Draft) -> TreeConfig:
+        """The trees that the strategy grows with this draft. Sizes that were left open are measured, once."""
+        tree, method = config.tree, METHODS[config.pipeline_type]
+        if tree.thrifty and method.falls_back:
             tree = replace(tree, plain=self.round_trip)
-        if config.subseq_token or not METHODS[config.pipeline_type].measured:
-            return tree
-        rows = self.segment_rows
-        init, expand = replace(tree.init, segment=rows), replace(tree.expand, segment=rows)
-        return replace(tree, init=init, expand=expand, stream=replace(tree.stream, segment=rows))
-
-    def _deepening(self, config: RunConfig, draft: Draft, tree: TreeConfig) -> TreeConfig:
-        """The trees as deep as pays with this draft, as far as OPT-Tree's threshold was left open."""
-        measured = config.opt_threshold == 0 and config.growth_policy == "opt"
-        if not measured or not draft.networks:
-            return tree
-        network, = draft.networks
-        share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)
-        gain = max(share, LEAST_GAIN)
-        init, expand = replace(tree.init, gain=gain), replace(tree.expand, gain=gain)
-        return replace(tree, init=init, expand=expand)
+        if method.measured and not config.subseq_token:
+            init, expand, stream = (
+                replace(growth, segment=self.segment_rows) for growth in (tree.init, tree.expand, tree.stream))
+            tree = replace(tree, init=init, expand=expand, stream=stream)
+        if config.growth_policy == "opt" and not config.opt_threshold and draft.networks:
+            network, = draft.networks
+            share = level_share(self.ring, network, self.passes, tree.init, self.spec.context)
+            init, expand = (replace(growth, gain=max(share, LEAST_GAIN)) for growth in (tree.init, tree.expand))
+            tree = replace(tree, init=init, expand=expand)
+        if config.replicated:
+            tree = replace(tree, lookahead=self._lookahead(config, draft))
+        return tree
 
     def _lookahead(self, config: RunConfig, draft: Draft) -> int:
         """How many guesses of DSI make a verification, as given or as measured; warns if too few replicas are there."""
@@ -295,7 +344,7 @@ class Pipeline:
     @cached_property
     def passes(self) -> Passes:
         """Who runs the networks of drafts."""
-        return build_passes(self.spec, self.trace, self.ring.clock)
+        return build_passes(self.spec, self.rank.trace, self.ring.clock)
 
     @cached_property
     def segment_rows(self) -> int:

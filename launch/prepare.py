@@ -22,8 +22,7 @@ from model.text import Text
 from model.weights.checkpoint import Checkpoint
 from model.weights.parts import HEAD, Part, plan_stages, read_sizes
 from model.weights.split import is_split_as
-from pipeline.interfaces import Clock
-from pipeline.trace import NoTrace, rank_files
+from pipeline.trace import Clock, NoTrace, rank_files
 from tp.links import Placement
 
 

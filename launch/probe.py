@@ -14,7 +14,7 @@ from model.drafts.draft import Draft, Passes
 from model.drafts.network import at_once
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.interfaces import Terms
+from pipeline.pacing import Terms
 from pipeline.requests import RequestTarget, Ring
 
 SIZES = (16, 32, 64)  # rows

@@ -2,48 +2,139 @@
 
 It knows nothing about models: `run.py` decides what a rank does, and `ranks.py` how ranks find each other. Their
 rendezvous is a private folder, and they talk over loopback, so nothing listens where other machines could reach it.
+
+The ranks are forked by one process, which imports what they need: once, and its memory is shared. Nothing is computed
+before they are forked, for threads of a library would not survive it. As a program it is that process: `python -m
+launch.processes PIPE RANKS MODULE [WORD ...]` runs the module as each of these ranks. On the pipe it reports `RANK PID`
+of each one that it forks, and `RANK PID CODE` once that has ended.
 """
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import resource
+import runpy
 import signal
 import socket
+import subprocess
+import sys
 import time
-from contextlib import contextmanager
-from typing import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Iterator, Mapping, MutableMapping, Sequence
 
 from config.schema.untrusted import plain
 from launch.console import LOST, STOPPED, WRONG, say
 from launch.folder import Folder, private_folder
-from launch.fork_server import LAUNCHER, LOOK, Ranks, started
-from pipeline.failure import FILES, SPACE, explain, limited
-from pipeline.heartbeat import LOST as NOTED
-from pipeline.heartbeat import first_loss
+from pipeline.failure import FILES, SPACE, explain, first_loss, limited
+from pipeline.failure import LOST as NOTED
 
 FOLDER = "FLOWSPEC_FOLDER"  # in the environment of a rank: the folder that is the ranks' rendezvous
+LAUNCHER = "FLOWSPEC_LAUNCHER"  # in the environment of a rank: the process that it shall not outlive
+INTERFACE = "GLOO_SOCKET_IFNAME"  # in the environment: where gloo listens
 GRACE = 3  # seconds for a rank to end in good order, before it is killed
+LOOK = 0.05  # seconds between two looks at who has ended
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # what asks a command to end
 OPEN = 64, 8  # files that a rank may hold open: by itself, and for each other rank
 
 
 # --- the launcher: start ----------------------------------------------------------------------------------------------
 
-def spawn(command: Sequence[str], world: int) -> int:
-    """Run `python -m command` once for each rank. Returns the exit code of the run, once all ranks have ended."""
-    allow_files(world)
-    with private_folder() as folder, _noting_stops() as stops:
-        ranks = start_ranks(command, folder, world, range(world))
-        ended = _await(ranks, stops)
-        loss = noted_in(folder)
-    if stops:
-        return STOPPED + stops[0]
-    return _exit_code(ended, loss)
+class Ranks:
+    """The ranks that a server forks for this process, until `kill`; raises OSError if the server cannot be started."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+        self._pids: dict[int, int] = {}  # of the ranks that have been forked
+        self._ended: dict[int, int] = {}
+        self._unread = b""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        self._reports = os.fdopen(reading, "rb", buffering=0)
+        listed = ",".join(map(str, numbers))
+        words = [sys.executable, "-m", "launch.processes", str(writing), listed, *command]
+        try:
+            self._server = subprocess.Popen(words, env=environment, pass_fds=[writing])
+        finally:
+            os.close(writing)
+        started.add(self)
+
+    def ended(self) -> Mapping[int, int]:
+        """The exit codes of the ranks that have ended, the first one first; that of the server, if it is gone."""
+        gone = self._server.poll()
+        self._read()
+        if gone is not None:
+            for rank in self._numbers:
+                self._ended.setdefault(rank, gone)
+        return self._ended
+
+    @property
+    def all_ended(self) -> bool:
+        return len(self.ended()) == len(self._numbers)
+
+    def send_signal(self, one: int, number: int) -> None:
+        """Send a signal to a rank, if it has been forked and has not ended."""
+        if one not in self.ended() and one in self._pids:
+            os.kill(self._pids[one], number)
+
+    def wait(self, seconds: float) -> None:
+        """Give the ranks so much time to end in good order."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.all_ended:
+            time.sleep(LOOK)
+
+    def kill(self) -> None:
+        """End the ranks that are still there, at once."""
+        for rank in self._numbers:
+            self.send_signal(rank, signal.SIGKILL)
+        if len(self._pids) < len(self._numbers):
+            self._server.kill()  # else it would fork the others
+        self._server.wait()
+        self.ended()
+        self._reports.close()
+        started.discard(self)
+
+    def _read(self) -> None:
+        """Take in what the server has reported since the last time."""
+        while not self._reports.closed and (more := self._reports.read(1 << 16)):
+            self._unread += more
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            rank, pid, *code = map(int, line.split())
+            self._pids[rank] = pid
+            if code:
+                self._ended[rank] = code[0]
 
 
-def noted_in(folder: str) -> str:
-    """What the ranks whose rendezvous is this folder have noted of a lost peer."""
-    return plain((Folder(folder).look(NOTED) or b"").decode(errors="replace"))
+started: set[Ranks] = set()  # by this process, and not ended by `kill` yet
+
+
+def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int]) -> Ranks:
+    """Run `python -m command` for each of these ranks, whose rendezvous is a private folder.
+
+    Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it: one that still imports its modules
+    would answer with a traceback.
+    """
+    assert set(numbers) <= set(range(world)), (list(numbers), world)
+    environment = {**os.environ, LAUNCHER: str(os.getpid()), FOLDER: folder}
+    environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(world)
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is reported in our words
+    environment.pop(INTERFACE, None)  # the way to other machines
+    keep_on_loopback(environment)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return Ranks(command, environment, numbers)
+    except OSError as error:
+        raise ValueError(f"the ranks could not be started: {explain(error)}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def keep_on_loopback(environment: MutableMapping[str, str]) -> None:
+    """Let gloo listen on loopback, where nothing else was asked for; else it takes what the host's name leads to."""
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        environment.setdefault(INTERFACE, "lo")
 
 
 def allow_files(world: int) -> None:
@@ -58,53 +149,19 @@ def allow_files(world: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def start_ranks(command: Sequence[str], folder: str, world: int, numbers: Sequence[int]) -> Ranks:
-    """Run `python -m command` for each of these ranks, whose rendezvous is a private folder.
-
-    Ctrl-C waits in the ranks, which inherit the mask, until rank 0 can obey it: one that still imports its modules
-    would answer with a traceback.
-    """
-    assert set(numbers) <= set(range(world)), (list(numbers), world)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return Ranks(command, _environment(folder, world), numbers)
-    except OSError as error:
-        raise ValueError(f"the ranks could not be started: {explain(error)}") from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _environment(folder: str, world: int) -> dict[str, str]:
-    found = dict(os.environ)
-    found[LAUNCHER] = str(os.getpid())
-    found[FOLDER] = folder
-    found["WORLD_SIZE"] = found["LOCAL_WORLD_SIZE"] = str(world)
-    found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a broken connection is reported in our words
-    found.pop("GLOO_SOCKET_IFNAME", None)  # the way to other machines
-    keep_on_loopback(found)
-    return found
-
-
-@contextmanager
-def environment_kept(*names: str) -> Iterator[None]:
-    """The program around a pipeline gets these variables of its environment back as they were."""
-    before = {name: os.environ.get(name) for name in names}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-def keep_on_loopback(environment: MutableMapping[str, str]) -> None:
-    """Let gloo listen on loopback, where nothing else was asked for; else it takes what the host's name leads to."""
-    if any(name == "lo" for _, name in socket.if_nameindex()):
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
-
 # --- the launcher: end ------------------------------------------------------------------------------------------------
+
+def spawn(command: Sequence[str], world: int) -> int:
+    """Run `python -m command` once for each rank. Returns the exit code of the run, once all ranks have ended."""
+    allow_files(world)
+    with private_folder() as folder, _noting_stops() as stops:
+        ranks = start_ranks(command, folder, world, range(world))
+        ended = _await(ranks, stops)
+        loss = noted_in(folder)
+    if stops:
+        return STOPPED + stops[0]
+    return _exit_code(ended, loss)
+
 
 @contextmanager
 def _noting_stops() -> Iterator[list[int]]:
@@ -128,26 +185,17 @@ def _await(ranks: Ranks, stops: Sequence[int]) -> dict[int, int]:
 
     Others may take their time as long as rank 0 is at work and no rank has failed.
     """
-    deadline = 0.0
     while not ranks.all_ended:
         ended = ranks.ended()
-        if not deadline and (stops or 0 in ended or any(ended.values())):
-            deadline = time.monotonic() + GRACE
+        if stops or 0 in ended or any(ended.values()):
             if stops:
                 ranks.send_signal(0, signal.SIGINT)  # it lets all end in good order
-        if deadline and time.monotonic() > deadline:
+            ranks.wait(GRACE)
             break
         time.sleep(LOOK)
     by_themselves = dict(ranks.ended())
     ranks.kill()
     return by_themselves
-
-
-def await_ends(ranks: Ranks) -> None:
-    """Give ranks `GRACE` seconds to end in good order."""
-    deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline and not ranks.all_ended:
-        time.sleep(LOOK)
 
 
 def kill_all() -> None:
@@ -185,6 +233,12 @@ def reason_of(bad: Mapping[int, int], loss: str) -> str:
     return f"rank {rank} ended too early, with exit code {code}"
 
 
+def loss_of(ranks: Ranks, folder: str) -> str:
+    """Why a run of these ranks, whose rendezvous is this folder, is lost; empty if nothing is known."""
+    noted, ended = noted_in(folder), ranks.ended()
+    return reason_of(ended, noted) if ended else noted
+
+
 def _death(rank: int, number: int) -> str:
     message = f"rank {rank} was killed ({signal.Signals(number).name})"
     if number == signal.SIGKILL:
@@ -196,10 +250,64 @@ def _death(rank: int, number: int) -> str:
 # --- what a rank knows of its launcher --------------------------------------------------------------------------------
 
 def launched() -> bool:
-    """Whether `spawn` has started this rank; then the launcher reports what its ranks have lost."""
+    """Whether `start_ranks` has started this rank; then the launcher reports what its ranks have lost."""
     return FOLDER in os.environ
 
 
 def note(loss: str) -> None:
     """Leave a loss to the launcher: of all that its ranks note, it reports what came first."""
     first_loss(Folder(os.environ[FOLDER]), loss)
+
+
+def noted_in(folder: str) -> str:
+    """What the ranks whose rendezvous is this folder have noted of a lost peer."""
+    return plain((Folder(folder).look(NOTED) or b"").decode(errors="replace"))
+
+
+# --- the process that forks the ranks ---------------------------------------------------------------------------------
+
+def main(argv: Sequence[str]) -> None:
+    pipe, ranks, module, *words = argv
+    importlib.import_module(module)
+    gc.freeze()  # else the first collection in a rank would copy what it shares
+    forked: dict[int, str] = {}
+    with os.fdopen(int(pipe), "w", buffering=1) as reports:
+        for rank in ranks.split(","):
+            try:
+                pid = os.fork()
+            except OSError as error:
+                say(f"rank {rank} could not be started: {explain(error)}")
+                sys.exit(WRONG)  # those that were forked end with this process
+            if not pid:
+                reports.close()
+                _be_rank(rank, module, words)
+                return
+            forked[pid] = rank
+            print(rank, pid, file=reports)
+        _report_ends(forked, reports)
+
+
+def _be_rank(rank: str, module: str, words: Sequence[str]) -> None:
+    """Be `python -m module words` as this rank, under a name by which `top` shows it."""
+    with suppress(OSError):  # where /proc may not be written
+        Path("/proc/self/comm").write_text(f"flowspec-{rank}", encoding="utf-8")
+    os.environ.update({LAUNCHER: str(os.getppid()), "RANK": rank, "LOCAL_RANK": rank})
+    sys.argv[1:] = words
+    del sys.modules[module]  # runpy warns of one that is there
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _report_ends(forked: dict[int, str], reports: IO[str]) -> None:
+    """Report the exit codes of these ranks; returns early if the launcher is gone, and then they end, too."""
+    launcher = int(os.environ[LAUNCHER])
+    while forked and os.getppid() == launcher:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            time.sleep(LOOK)
+            continue
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        print(forked.pop(pid), pid, code, file=reports)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

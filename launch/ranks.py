@@ -1,60 +1,36 @@
-"""A rank that is connected to the others: as a process of a group, or as a thread of one process.
+"""How a rank comes to the others: in a process group, of one machine or of several, or as threads of one process.
 
 What is handed out lives inside the `with`, and ends with it.
 """
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Sequence
+from typing import Any, Callable, ContextManager, Iterator, NoReturn, Sequence
 
 import torch
 import torch.distributed as dist
 
-from launch.build import build_drafter, build_stage
-from launch.console import LOST, die, show
-from launch.folder import Folder, hold
-from launch.fork_server import LAUNCHER
-from launch.prepare import Prepared, check_split
-from launch.processes import FOLDER, GRACE, keep_on_loopback, launched
-from launch.spec import RankSpec
+from launch import processes
+from launch.console import INTERRUPTED, LOST, WRONG, die, say, show
+from launch.folder import Folder, hold, private_folder
+from launch.hosts.board import Board, find_board
+from launch.hosts.rendezvous import Coordinator
+from launch.prepare import Prepared, check_split, prepare
+from launch.processes import FOLDER, GRACE, INTERFACE, LAUNCHER, LOOK, Ranks, launched
+from launch.spec import torch_as_it_was
 from launch.trace import join_traces, learn_time, machine, send_time
-from launch.wiring import Wires, between_processes, between_threads
-from pipeline.drafters import run_drafter
-from pipeline.failure import PeerLost, explain, guarded
-from pipeline.heartbeat import Heartbeat
-from pipeline.interfaces import REAL, Clock
-from pipeline.stage import run_stage
-from pipeline.trace import OFF, NoTrace
+from launch.virtual import as_virtual
+from launch.wiring import Rank, Wires, between_processes, between_threads
+from launch.words import Asked
+from pipeline.failure import Heartbeat, PeerLost, explain, guarded
+from pipeline.trace import OFF, REAL, NoTrace
 
-
-class Rank(NamedTuple):
-    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
-
-    `busy` says for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
-    time begin again, where it is only counted.
-    """
-
-    spec: RankSpec
-    wires: Wires
-    trace: NoTrace
-    clock: Clock = REAL
-    busy: Callable[[], list[float]] = list
-    restart: Callable[[], object] = int
-
-    def serve(self) -> None:
-        """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
-        if self.spec.drafter is not None:
-            drafter = build_drafter(self.spec, self.trace, self.clock)
-            with self.wires.meter:
-                run_drafter(drafter, self.wires.link)
-            return
-        stage = build_stage(self.spec, self.trace, self.wires.group)
-        with self.wires.meter:
-            run_stage(stage, self.wires.serving)
+SAYS = ("RANK", "WORLD_SIZE", INTERFACE)  # what a rendezvous writes into the environment
 
 
 # --- processes of one machine; for several see hosts/rendezvous.py ----------------------------------------------------
@@ -75,7 +51,7 @@ def connect(rank: int, world: int) -> Any:
         if launched():
             return join(os.environ[FOLDER], rank, world)
         if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
-            keep_on_loopback(os.environ)
+            processes.keep_on_loopback(os.environ)
         dist.init_process_group("gloo")
     except RuntimeError as error:
         raise PeerLost(f"rank {rank} could not connect to the others: {explain(error)}") from error
@@ -87,6 +63,23 @@ def join(folder: str, rank: int, world: int) -> Folder:
     files = dist.FileStore(os.path.join(folder, "groups"), world)
     dist.init_process_group("gloo", store=files, rank=rank, world_size=world)
     return Folder(folder)
+
+
+def join_beside(others: Ranks, folder: str, world: int) -> Folder:
+    """Join the process group of ranks that this one has started; raises PeerLost, with the reason, if one ends instead.
+    """
+    joined: list[Folder] = []
+    failed: list[BaseException] = []
+    with environment_kept(INTERFACE):
+        os.environ.pop(INTERFACE, None)  # the way to other machines
+        processes.keep_on_loopback(os.environ)
+        joining = guarded("join", lambda: joined.append(join(folder, 0, world)),
+                          lambda thread, error: failed.append(error))
+        while joining.is_alive() and not others.ended():
+            joining.join(LOOK)
+    if joined:
+        return joined[0]
+    raise PeerLost(processes.loss_of(others, folder) or f"rank 0 could not connect to the others: {explain(failed[0])}")
 
 
 def _end_with(launcher: int) -> NoReturn:
@@ -107,27 +100,38 @@ def _end_with(launcher: int) -> NoReturn:
 # --- processes, on one machine or several -----------------------------------------------------------------------------
 
 class Member:
-    """One rank of a process group that it has joined, from its first heartbeat to its good-bye.
+    """One rank of a process group, from its start to its good-bye, or to its end before its time.
 
-    `store` is where all ranks write. What ends a rank early finds here what there is to end so far.
+    A rank that fails says why, lets the others hear of it, and keeps its trace. Rank 0 has the user's ear, but each
+    board its own terminal; a launcher of ours speaks for its ranks. A person's torchrun ends all ranks with the first,
+    so the others let rank 0 speak before they end.
     """
 
-    trace: NoTrace = OFF
+    heartbeat: Heartbeat | None = None  # since the rank has joined the group
     wires: Wires | None = None
+    trace: NoTrace = OFF
 
-    def __init__(self, prepared: Prepared, rank: int, store: Any, names: Sequence[str] = ()) -> None:
+    def __init__(self, prepared: Prepared, rank: int, several_hosts: bool = False) -> None:
         self._prepared, self._rank = prepared, rank
-        self.heartbeat = Heartbeat(store, rank, prepared.placement.world, prepared.config.timeout, names)
+        self._speaks = several_hosts or not (rank or launched())
+        self._patience: float = GRACE  # seconds for the main thread to find a loss by itself
+        if several_hosts:
+            self._patience = 2.0 * GRACE
+        elif self._speaks or launched():
+            self._patience = GRACE / 3
+        read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
+        self._linger = 0 if read_elsewhere else GRACE  # seconds for the others to read it
 
-    def connect(self, lost: Callable[[str], None]) -> Rank:
+    def connect(self, store: Any, names: Sequence[str], lost: Callable[[str], None]) -> Rank:
         """The rank, once all are connected; `lost` is called with a loss that the heartbeat hears of.
 
-        Raises ValueError for a part of another split than rank 0's.
+        `store` is where all ranks of the group write, and `names` are theirs where they have hosts. Raises ValueError
+        for a part of another split than rank 0's.
         """
-        config, placement = self._prepared.config, self._prepared.placement
-        number, store = self._rank, self.heartbeat.store
+        config, placement, number = self._prepared.config, self._prepared.placement, self._rank
+        self.heartbeat = Heartbeat(store, number, placement.world, config.timeout, names)
         self.trace = self._prepared.trace(number, REAL)
-        self.wires = between_processes(config, placement, number, self.heartbeat, self.trace)
+        self.wires = between_processes(config.cluster, placement, number, self.heartbeat, self.trace)
         self.heartbeat.start(lost)
         spec = self._prepared.spec(number)
         store.set(f"split/{number}", spec.part.split_id)
@@ -138,40 +142,153 @@ class Member:
             learn_time(store, number, machine(), self.trace)
         return Rank(spec, self.wires, self.trace, busy=self.heartbeat.busy)
 
-    def fail(self, loss: str) -> None:
-        """Let those who wait for a message hear of a loss instead."""
-        if self.wires is not None:
-            self.wires.fail(PeerLost(loss))
-
     def leave(self, outlive: bool) -> None:
         """Say good-bye in good order; `outlive`: return when all others have done so."""
-        assert self.wires is not None, "a rank leaves that was not connected"
+        assert self.wires is not None and self.heartbeat is not None, "a rank leaves that was not connected"
         self.wires.close()
         self.trace.close()
         self.heartbeat.stop(outlive)
 
     def drop(self) -> None:
-        """End what there is so far; nothing happens if that was done in good order."""
+        """End what there is so far, in a program that stays; nothing happens if that was done in good order."""
         self.trace.close()
-        if self.wires is not None:
+        if self.wires is not None and self.heartbeat is not None:
             self.heartbeat.stop(outlive=not self.heartbeat.lost)
             self.wires.drop()
 
+    # --- an end before its time ---------------------------------------------------------------------------------------
+
+    def fail(self, loss: str) -> None:
+        """Let those who wait for a message hear of a loss instead."""
+        if self.wires is not None:
+            self.wires.fail(PeerLost(loss))
+
+    def lose(self, loss: str) -> None:
+        """End the process, since the heartbeat has heard of a loss; called on the heartbeat's thread."""
+        try:
+            self.fail(loss)
+            time.sleep(self._patience)
+            if self._speaks:  # its main thread waits for other ranks in the midst of a product
+                say(loss, "\n")
+        finally:
+            self._end(LOST)
+
+    def give_up(self, error: BaseException) -> NoReturn:
+        """End the process, since its main thread has failed or found a loss."""
+        show(error, self._prepared.config.debug)
+        lost = isinstance(error, PeerLost)
+        reason = explain(error) if lost else f"rank {self._rank} failed: {explain(error)}"
+        own_error_unheard = not lost and not launched()
+        if self._speaks or own_error_unheard:
+            say(reason, "\n")
+        self._speaks = False  # once is enough
+        if self.heartbeat is not None:
+            self.heartbeat.note(reason)
+        elif launched():
+            processes.note(reason)
+        time.sleep(self._linger)
+        if isinstance(error, KeyboardInterrupt):
+            self._end(INTERRUPTED)
+        self._end(LOST if lost else WRONG)
+
+    def _end(self, code: int) -> NoReturn:
+        with suppress(OSError, ValueError):
+            self.trace.close()
+        die(code)
+
+
+# --- rank 0 inside a program that stays -------------------------------------------------------------------------------
+
+def rank_0(asked: Asked) -> ContextManager[Rank]:
+    """Rank 0 of the pipeline that is asked for, to be entered and left; raises ValueError for what cannot work.
+
+    The other ranks are on other boards, in processes, in threads, or simulated.
+    """
+    config = asked.keys.run
+    board = find_board(config, os.environ)
+    if board is not None:
+        return _beside_boards(asked, board)
+    prepared = prepare(config)
+    if config.processes and not config.virtual:
+        return _beside_processes(prepared, asked.words)
+    return alone(prepared)
+
 
 @contextmanager
-def in_group(member: Member) -> Iterator[Rank]:
-    """Rank 0, inside a program that stays, of a process group that was joined."""
+def _beside_processes(prepared: Prepared, words: Sequence[str]) -> Iterator[Rank]:
+    """Rank 0, beside the others as processes that read the same `words`; this process joins their process group."""
+    _begin_groups()
+    world = prepared.placement.world
+    with private_folder() as place:
+        others = processes.start_ranks(["launch.run", *words], place, world, range(1, world))
+        try:
+            with _in_group(Member(prepared, 0), join_beside(others, place, world)) as rank:
+                yield rank
+            others.wait(GRACE)
+        finally:
+            others.kill()
+
+
+@contextmanager
+def _beside_boards(asked: Asked, board: Board) -> Iterator[Rank]:
+    """Rank 0 on this board, once the others have come, where somebody types `run_jetson.sh` with the same words.
+
+    Raises ValueError, also on another board than rank 0's, and PeerLost if one does not come.
+    """
+    if board.rank:
+        raise ValueError(f"this board is rank {board.rank}, and who asks is rank 0: start this on the board of "
+                         f"{board.named(0)}, and bash run_jetson.sh here")
+    _begin_groups()
+    say(f"on each of the other boards: bash run_jetson.sh {shlex.join(asked.words)}")
+    with ExitStack() as ends:
+        with environment_kept(*SAYS):
+            coordinator = ends.enter_context(closing(Coordinator(board)))
+            member = Member(coordinator.attend(asked.keys), 0)
+            rank = ends.enter_context(_in_group(member, coordinator.connect(), coordinator.names))
+        yield rank
+
+
+@contextmanager
+def _in_group(member: Member, store: Any, names: Sequence[str] = ()) -> Iterator[Rank]:
+    """Rank 0 of a process group that was joined; `store` and `names` are those of its ranks."""
     with torch_as_it_was(), ExitStack() as ends:
         ends.callback(dist.destroy_process_group)
         ends.callback(member.drop)
-        rank_0 = member.connect(member.fail)
-        yield rank_0
-        if not member.heartbeat.lost:
+        rank = member.connect(store, names, member.fail)
+        yield rank
+        if not (member.heartbeat and member.heartbeat.lost):
             member.leave(outlive=True)
-    join_traces(rank_0.spec)
+    join_traces(rank.spec)
 
 
-# --- threads ----------------------------------------------------------------------------------------------------------
+def _begin_groups() -> None:
+    """Make ready to join a process group; raises ValueError if this program is in one already."""
+    if dist.is_initialized():
+        raise ValueError("this program is in a process group of torch.distributed already: end it first, or open the "
+                         "pipeline with processes=False")
+    # Groups are named by a number, which a group that could not be joined has raised. All others begin with 0.
+    dist.distributed_c10d._group_count = 0
+
+
+@contextmanager
+def environment_kept(*names: str) -> Iterator[None]:
+    """The program around a pipeline gets these variables of its environment back as they were."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+# --- all ranks in one process -----------------------------------------------------------------------------------------
+
+def alone(prepared: Prepared) -> ContextManager[Rank]:
+    """Rank 0, with all others in this process."""
+    return as_virtual(prepared) if prepared.config.virtual else as_threads(prepared)
+
 
 @contextmanager
 def as_threads(prepared: Prepared) -> Iterator[Rank]:
@@ -179,13 +296,13 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
     torch.empty(0, device="meta")  # with the first of these torch loads modules; 2.3 hangs if threads race to do it
     config, placement = prepared.config, prepared.placement
     traces = [prepared.trace(rank, REAL) for rank in range(placement.world)]
-    wires = between_threads(config, placement, traces)
-
-    def connected(rank: int) -> Rank:
-        return Rank(prepared.spec(rank), wires[rank], traces[rank], busy=busy)
+    wires = between_threads(config.cluster, placement, traces)
 
     def busy() -> list[float]:
         return [each.meter.share() for each in wires]
+
+    def connected(rank: int) -> Rank:
+        return Rank(prepared.spec(rank), wires[rank], traces[rank], busy=busy)
 
     def serve(rank: int) -> None:
         connected(rank).serve()
@@ -205,15 +322,3 @@ def as_threads(prepared: Prepared) -> Iterator[Rank]:
             own.close()
             trace.close()
         join_traces(rank_0.spec)
-
-
-@contextmanager
-def torch_as_it_was() -> Iterator[None]:
-    """A pipeline computes no gradients and chooses its threads; the program around it gets its own settings back."""
-    gradients = torch.is_grad_enabled()
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(gradients)
-        torch.set_num_threads(threads)

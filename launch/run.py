@@ -11,27 +11,24 @@ import os
 import re
 import signal
 import sys
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Callable, NoReturn, Sequence
 
 import torch.distributed as dist
 
-from config.cli import parse
-from config.command import CommandKeys
-from launch.auto import report_left_open, settled
-from launch.console import INTERRUPTED, LOST, STOPPED, WRONG, die, ended_by, interrupt, say, show
+from config.cli import CommandKeys
+from launch.console import STOPPED, die, ended_by, interrupt, say
 from launch.hosts.board import COMMAND, find_board
 from launch.hosts.rendezvous import Coordinator, Participant, Rendezvous
-from launch.open_rank0 import alone
 from launch.pipeline import Pipeline
 from launch.prepare import Prepared, prepare
-from launch.processes import GRACE, launched, note, spawn
-from launch.ranks import Member, Rank, connect
+from launch.processes import launched, note, spawn
+from launch.ranks import Member, alone, connect
 from launch.trace import join_traces
-from pipeline.failure import PeerLost, explain, foreseen
+from launch.wiring import Rank
+from launch.words import settle
+from pipeline.failure import PeerLost, foreseen
 from pipeline.trace import NoTrace
 
 Main = Callable[[Pipeline], None]
@@ -69,9 +66,8 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         value = os.environ.get(name, "0")
         if not re.fullmatch("[0-9]{1,6}", value):
             raise ValueError(f"{name}={value} in the environment is no number of ranks: unset it")
-    words = settled(argv, command.kind)
-    keys = parse(words, os.environ.get(COMMAND, "bash run_pipe.sh"), kind=command.kind)
-    config = keys.run
+    asked = settle(argv, command.kind, os.environ.get(COMMAND, "bash run_pipe.sh"))
+    keys, config = asked.keys, asked.keys.run
     main = partial(command.main, own=keys) if command.kind else command.main
     board = find_board(config, os.environ)
     rendezvous = None
@@ -82,10 +78,10 @@ def _run(command: Command, argv: Sequence[str]) -> int:
         prepared = rendezvous.attend(keys)
     if command.trace:
         prepared = prepared._replace(trace=partial(command.trace, keys))
-    report_left_open(argv)
+    asked.report()
     if "RANK" not in os.environ:
         if config.processes and not config.virtual:
-            return spawn([*command.module.split(), *words], prepared.placement.world)
+            return spawn([*command.module.split(), *asked.words], prepared.placement.world)
         with alone(prepared) as rank_0:
             return _lead(rank_0, main)
     if config.virtual:
@@ -100,83 +96,25 @@ def _be_rank(prepared: Prepared, rendezvous: Rendezvous | None, main: Main) -> N
     number, several_hosts = int(os.environ["RANK"]), rendezvous is not None
     if number == 0 or not several_hosts:  # elsewhere Ctrl-C is for this rank, or as its shell wants it
         signal.signal(signal.SIGINT, signal.SIG_IGN if number else interrupt)
-    ending = Ending(number, several_hosts, prepared.config.debug)
+    member = Member(prepared, number, several_hosts)
     try:
         store = rendezvous.connect() if rendezvous else connect(number, prepared.placement.world)
-        names = rendezvous.names if rendezvous else ()
-        ending.member = Member(prepared, number, store, names)
-        rank = ending.member.connect(ending.lose)
+        rank = member.connect(store, rendezvous.names if rendezvous else (), member.lose)
         code = 0
         if number:
             rank.serve()
         else:
             code = _lead(rank, main)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there, and all are about to end
-        ending.member.leave(outlive=number == 0)
+        member.leave(outlive=number == 0)
         if number == 0:
             join_traces(rank.spec)
     except BaseException as error:
-        ending.give_up(error)
+        member.give_up(error)
     dist.destroy_process_group()
     if several_hosts and code >= STOPPED:  # else the launcher says it
         say("stopped", "\n")
     die(code)  # to take torch apart in good order would last longer than to bring it up
-
-
-class Ending:
-    """The end of a rank before its time: it says why, lets the others hear of it, and keeps its trace.
-
-    Rank 0 has the user's ear, but each board its own terminal; a launcher of ours speaks for its ranks. A person's
-    torchrun ends all ranks with the first, so the others let rank 0 speak before they end.
-    """
-
-    member: Member | None = None  # since the ranks have met
-
-    def __init__(self, rank: int, several_hosts: bool, debug: bool) -> None:
-        self._rank, self._debug = rank, debug
-        self._speaks = several_hosts or (rank == 0 and not launched())
-        self._patience: float = GRACE  # seconds for the main thread to find a loss by itself
-        if several_hosts:
-            self._patience = 2.0 * GRACE
-        elif self._speaks or launched():
-            self._patience = GRACE / 3
-        read_elsewhere = launched() or (several_hosts and rank)  # the store in which the others read why
-        self._linger = 0 if read_elsewhere else GRACE  # seconds for the others to read it
-
-    def lose(self, loss: str) -> None:
-        """End the rank, since the heartbeat has heard of a loss; called on the heartbeat's thread."""
-        try:
-            if self.member is not None:
-                self.member.fail(loss)
-            time.sleep(self._patience)
-            if self._speaks:  # its main thread waits for other ranks in the midst of a product
-                say(loss, "\n")
-        finally:
-            self._end(LOST)
-
-    def give_up(self, error: BaseException) -> NoReturn:
-        """End the rank, since its main thread has failed or found a loss."""
-        show(error, self._debug)
-        lost = isinstance(error, PeerLost)
-        reason = explain(error) if lost else f"rank {self._rank} failed: {explain(error)}"
-        own_error_unheard = not lost and not launched()
-        if self._speaks or own_error_unheard:
-            say(reason, "\n")
-        self._speaks = False  # once is enough
-        if self.member is not None:
-            self.member.heartbeat.note(reason)
-        elif launched():
-            note(reason)
-        time.sleep(self._linger)
-        if isinstance(error, KeyboardInterrupt):
-            self._end(INTERRUPTED)
-        self._end(LOST if lost else WRONG)
-
-    def _end(self, code: int) -> NoReturn:
-        if self.member is not None:
-            with suppress(OSError, ValueError):
-                self.member.trace.close()
-        die(code)
 
 
 def _lead(rank_0: Rank, main: Main) -> int:

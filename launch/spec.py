@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Iterator
 
 import torch
 from torch import Tensor
@@ -154,3 +156,15 @@ class RankSpec:
         cores = os.cpu_count() or 1
         fair = max(1, cores // self.placement.world)
         torch.set_num_threads(self.config.threads_per_rank or fair)
+
+
+@contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """A pipeline computes no gradients and chooses its threads; the program around it gets its own settings back."""
+    gradients = torch.is_grad_enabled()
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(gradients)
+        torch.set_num_threads(threads)

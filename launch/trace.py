@@ -20,8 +20,7 @@ from config.schema.untrusted import plain
 from launch.spec import RankSpec
 from model.text import Text
 from model.token_text import TokenTexts
-from pipeline.interfaces import REAL, Clock
-from pipeline.trace import CLOCK, OFF, NoTrace, Trace, merge, read
+from pipeline.trace import CLOCK, OFF, REAL, Clock, NoTrace, Trace, merge, read
 
 PINGS = 8
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for all that shares a monotonic clock, containers included

@@ -10,10 +10,9 @@ from typing import Any, Callable, Iterator, Sequence
 from config.profiles import Profile
 from launch.build import build_drafter, load_layers
 from launch.prepare import Prepared
-from launch.ranks import Rank, torch_as_it_was
-from launch.spec import RankSpec
+from launch.spec import RankSpec, torch_as_it_was
 from launch.trace import join_traces
-from launch.wiring import Wires
+from launch.wiring import Rank, Wires
 from model.drafts.eagle import inner_layers
 from model.llama import Slice
 from sim.clock import EVEN_FROM, VirtualClock

@@ -1,23 +1,29 @@
-"""The wires of a rank: its links and, where several ranks share a stage, its group; between processes or threads.
+"""A rank that is connected to the others: its links and, where several ranks share a stage, its group.
 
-It knows nothing about what travels, and compares no ranks: `Placement` says who talks to whom.
+The others are processes or threads. It knows nothing about what travels, and compares no ranks: `Placement` says who
+talks to whom.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import torch.distributed as dist
 
-from config.run_config import RunConfig
-from pipeline.heartbeat import Heartbeat
-from pipeline.trace import NoTrace
+from config.profiles import Profile
+from launch.build import build_drafter, build_stage
+from launch.spec import RankSpec
+from pipeline.drafters import run_drafter
+from pipeline.failure import Heartbeat
+from pipeline.stage import run_stage
+from pipeline.trace import REAL, Clock, Meter, NoTrace
 from pipeline.transport import IDLE, DistLink, Inbox, LocalLink, PeerLost, Peers, new_wires
-from pipeline.utilization import Meter
 from sim.clock import Pace
 from sim.devices import SlowLink
 from tp.group import DistGroup, Group, Table, ThreadGroup
 from tp.links import Leading, Placement
+
+Connect = Callable[[Peers, int], Any]  # the link to some peers; with a small model, it is that of this rank
 
 
 @dataclass(frozen=True)
@@ -60,64 +66,87 @@ class Wires:
         return [*self.links, *self.drafters, *fan]
 
 
-def between_processes(config: RunConfig, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
+class Rank(NamedTuple):
+    """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
+
+    `busy` says for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
+    time begin again, where it is only counted.
+    """
+
+    spec: RankSpec
+    wires: Wires
+    trace: NoTrace
+    clock: Clock = REAL
+    busy: Callable[[], list[float]] = list
+    restart: Callable[[], object] = int
+
+    def serve(self) -> None:
+        """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
+        if self.spec.drafter is not None:
+            drafter = build_drafter(self.spec, self.trace, self.clock)
+            with self.wires.meter:
+                run_drafter(drafter, self.wires.link)
+            return
+        stage = build_stage(self.spec, self.trace, self.wires.group)
+        with self.wires.meter:
+            run_stage(stage, self.wires.serving)
+
+
+def between_processes(cluster: Profile | None, placement: Placement, rank: int, heartbeat: Heartbeat, trace: NoTrace
                       ) -> Wires:
     """The wires of one rank of torch.distributed. All ranks make the same process groups in the same order."""
-    wires = new_wires()
+    wires, meter = new_wires(), heartbeat.meter
     mine = placement.group(rank)
     groups = {ranks: dist.new_group(list(ranks), backend="gloo", timeout=IDLE)
               for ranks in placement.groups if len(ranks) > 1}
-
-    def connect(peers: Peers, inbox: Inbox) -> Any:
-        link = DistLink(peers, heartbeat.failed, trace, wires, inbox)
-        return _emulated(config, link, trace, (rank, peers))
-
-    peers = placement.peers(rank)
-    meter = heartbeat.meter
-    inbox = Inbox(trace, peers[0].ordered, meter)
-    links = [connect(each, inbox) for each in peers]
-    members = placement.fan(rank)
-    fan = connect(members, Inbox(trace)) if members else None
     group = DistGroup(groups.get(mine), mine, mine.index(rank), heartbeat.loss)
-    drafters = [connect(each, Inbox(trace, meter=meter)) for each in placement.asked(rank)]
-    return Wires(links, fan, group, drafters, meter)
+    inbox = Inbox(trace, placement.peers(rank)[0].ordered, meter)
+
+    def connect(peers: Peers, drafter: int) -> Any:
+        own = inbox if drafter == rank else Inbox(trace, meter=meter)
+        return DistLink(peers, heartbeat.failed, trace, wires, own)
+
+    return _wires(rank, placement, connect, (cluster, trace), group, meter)
 
 
-def between_threads(config: RunConfig, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
+def between_threads(cluster: Profile | None, placement: Placement, traces: Sequence[NoTrace]) -> list[Wires]:
     """The wires of every rank, all in one process."""
     assert len(traces) == placement.world, (len(traces), placement.world)
-    ordered = [placement.peers(rank)[0].ordered for rank in range(len(traces))]
-    meters = [Meter() for _ in traces]
-    inboxes = [Inbox(trace, in_order, meter) for trace, in_order, meter in zip(traces, ordered, meters)]
-    tables = {ranks: Table(len(ranks)) for ranks in map(placement.group, range(placement.world))}
     root = placement.root
+    meters = [Meter() for _ in traces]
+    inboxes = [Inbox(trace, placement.peers(rank)[0].ordered, meters[rank]) for rank, trace in enumerate(traces)]
+    tables = {ranks: Table(len(ranks)) for ranks in map(placement.group, range(placement.world))}
     answers = {drafter: Inbox(traces[root], meter=meters[root])
                for drafter in placement.drafters}  # where rank 0 hears each small model
     ends = [*inboxes, *tables.values(), *answers.values()]
 
-    def connect(rank: int, peers: Peers, drafter: int = root) -> Any:
-        """The link of a rank; on the way between rank 0 and a small model, of `drafter`, with an inbox of its own."""
-        own = [*inboxes]
-        own[root] = answers.get(drafter, own[root])
-        link = LocalLink(rank, own, peers, ends)
-        return _emulated(config, link, traces[rank], (rank, peers))
+    def wires(rank: int) -> Wires:
+        def connect(peers: Peers, drafter: int) -> Any:
+            own = [*inboxes]
+            own[root] = answers.get(drafter, own[root])
+            return LocalLink(rank, own, peers, ends)
 
-    found = []
-    for rank in range(len(traces)):
         mine = placement.group(rank)
-        links = [connect(rank, peers, rank) for peers in placement.peers(rank)]
-        members = placement.fan(rank)
-        fan = connect(rank, members) if members else None
         group = ThreadGroup(tables[mine], mine.index(rank))
-        drafters = [connect(rank, peers, *peers.following) for peers in placement.asked(rank)]
-        found.append(Wires(links, fan, group, drafters, meters[rank]))
-    return found
+        return _wires(rank, placement, connect, (cluster, traces[rank]), group, meters[rank])
+
+    return [wires(rank) for rank in range(placement.world)]
 
 
-def _emulated(config: RunConfig, link: Any, trace: NoTrace, ends: tuple[int, Peers]) -> Any:
-    """The link itself, or in an emulated cluster one that takes the time of the wire from a rank to its peers."""
-    cluster, (rank, peers) = config.cluster, ends
-    if cluster is None:
-        return link
-    wire = cluster.link(rank, peers.following[0]) if peers.following else cluster
-    return SlowLink(link, Pace(wire, trace=trace))
+def _wires(rank: int, placement: Placement, connect: Connect, emulation: tuple[Profile | None, NoTrace], group: Group,
+           meter: Meter) -> Wires:
+    """The wires of a rank; in an emulated cluster its links take the time of the wires to its peers."""
+    cluster, trace = emulation
+
+    def link(peers: Peers, drafter: int) -> Any:
+        found = connect(peers, drafter)
+        if cluster is None:
+            return found
+        wire = cluster.link(rank, peers.following[0]) if peers.following else cluster
+        return SlowLink(found, Pace(wire, trace=trace))
+
+    links = [link(peers, rank) for peers in placement.peers(rank)]
+    members = placement.fan(rank)
+    fan = link(members, placement.root) if members else None
+    drafters = [link(peers, *peers.following) for peers in placement.asked(rank)]
+    return Wires(links, fan, group, drafters, meter)

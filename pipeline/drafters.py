@@ -16,8 +16,7 @@ from model.drafts.draft import Draft, Passes, Spares, Steps, always
 from model.drafts.network import at_once, read_all
 from model.sample import Sampler
 from model.tree import Proposal, TokenTree
-from pipeline.draft_messages import Ask, Drafted
-from pipeline.messages import Message, Reset, Stop
+from pipeline.messages import Ask, Drafted, Message, Reset, Stop
 from pipeline.trace import OFF, NoTrace
 from pipeline.transport import Link
 

@@ -1,17 +1,27 @@
-"""Losses: what ends a rank before its time, in words, and threads whose death is one.
+"""Losses: what ends a rank before its time, in words, threads whose death is one, and the heartbeat.
 
-It knows nothing about messages or stores.
+It knows nothing about messages. A broken connection is noticed at once by the neighbours; a peer that is silent, since
+its machine hangs or its cable is out, only by its missing heartbeat. The first to notice writes it down where all
+ranks read it, so that all name the same rank.
 """
 from __future__ import annotations
 
 import errno
+import re
 import resource
 import threading
-from typing import Callable, NamedTuple, Sequence
+import time
+from contextlib import suppress
+from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
 
 from config.schema.untrusted import plain
+from pipeline.trace import Meter
 
 GB = 1e9
+LOST = "heartbeat/lost"  # in the store: the loss that was noted first, in words
+BEAT = 0.5  # seconds
+END = 1 << 40  # more beats than a rank can live
+Heard = Dict[int, Tuple[int, float]]  # of each peer, the number of its beats, and when that last changed
 Failure = Callable[[str, BaseException], None]  # is given a thread's name, and what it died of
 
 
@@ -84,3 +94,177 @@ def explain(error: BaseException) -> str:
     if not foreseen(error):
         shown = f"{type(error).__name__}: {shown}".splitlines()[0]
     return shortage(error) or plain(shown)
+
+
+# --- the heartbeat ----------------------------------------------------------------------------------------------------
+
+class Heartbeat:
+    """A peer that is silent for `timeout` seconds counts as lost.
+
+    `store` has `add`, `set` and `get`, as torch's stores. Beats are counted by `add`, so a store that keeps every
+    change would grow for as long as a pipeline lives. Where ranks have `names`, with their hosts, losses are named by
+    these.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, timeout: float, names: Sequence[str] = ()) -> None:
+        self.store, self._rank, self._timeout = store, rank, timeout
+        self._names = names or [f"rank {peer}" for peer in range(world)]
+        self._others = [peer for peer in range(world) if peer != rank]
+        self._ended = threading.Event()
+        self._suspect = ""  # what this rank has noticed itself
+        self._announced = threading.Event()
+        self._lost = ""
+        self._answered = 0.0  # when the store did last
+        self.meter = Meter()  # of this rank's work
+        self._busy = 0  # per mille of its last seconds, as all know it
+
+    def start(self, on_loss: Callable[[str], None]) -> None:
+        """Begin to beat; `on_loss` hears once, in words, which peer was lost."""
+        self._on_loss, self._answered = on_loss, time.monotonic()
+        self._thread = guarded("heartbeat", self._beat, self._broken)
+        guarded("watch", self._watch, self._broken)
+
+    def report(self, loss: str) -> None:
+        """This rank has noticed a loss by itself: all shall hear of it soon."""
+        self._suspect = self._suspect or self._named(loss)
+
+    def note(self, loss: str) -> None:
+        """Let all hear of it at once, since this rank is about to end."""
+        with suppress(RuntimeError, OSError):
+            first_loss(self.store, self._named(loss))
+
+    def failed(self, thread: str, error: BaseException) -> None:
+        """A thread of this rank has died: of a connection, or of an error that is this rank's own."""
+        lost = str(error) if isinstance(error, PeerLost) else self._own(thread, error)
+        self.report(lost)
+
+    def loss(self) -> str:
+        """Which peer was lost, in words, once all ranks know it; empty if none was missed in all the time it takes."""
+        if not self._ended.is_set():
+            self._announced.wait(self._timeout + 4 * BEAT)
+        return self._lost
+
+    @property
+    def lost(self) -> str:
+        """Which peer was lost, in words, as far as it is known."""
+        return self._lost
+
+    def busy(self) -> list[float]:
+        """For what share of its last seconds each rank was at work, from 0 to 1, as its last beat said."""
+        try:
+            ranks = sorted([self._rank, *self._others])
+            return [self.store.add(f"busy/{rank}", 0) / 1000 for rank in ranks]
+        except (RuntimeError, OSError):  # the store is gone, and a loss is about to be reported
+            return []
+
+    def stop(self, outlive: bool = False) -> None:
+        """Say good-bye, so that the silence from now on alarms nobody; `outlive`: return when all others have done so.
+
+        For rank 0: it may keep the store, it reads what all have written, and the others are not waited for then.
+        """
+        self._ended.set()
+        self._thread.join(self._timeout)
+        with suppress(RuntimeError, OSError):
+            self.store.add(f"heartbeat/{self._rank}", END)
+            end = time.monotonic() + self._timeout
+            while outlive and time.monotonic() < end and not self._all_ended():
+                time.sleep(BEAT / 10)
+
+    def _all_ended(self) -> bool:
+        """Whether every other rank has said good-bye."""
+        return all(self.store.add(f"heartbeat/{peer}", 0) >= END for peer in self._others)
+
+    def _beat(self) -> None:
+        last = time.monotonic()
+        heard = dict.fromkeys(self._others, (0, last))
+        suspect = ""
+        while not self._ended.wait(BEAT):
+            last, heard = self._awake(last, heard)
+            try:
+                self.store.add(f"heartbeat/{self._rank}", 1)
+                busy = round(1000 * self.meter.share())
+                self._busy = self.store.add(f"busy/{self._rank}", busy - self._busy)
+                # A broken connection is reported a beat late: a launcher that sees why the process ended is faster.
+                loss, suspect = suspect or self._silent(heard), self._suspect
+                lost = first_loss(self.store, loss)
+                self._answered = time.monotonic()
+            except RuntimeError as error:
+                lost = self._store_is_gone(error)
+            if lost:
+                self._announce(lost)
+                return
+
+    def _store_is_gone(self, error: RuntimeError) -> str:
+        """In words, that rank 0 is lost, which keeps the store. Others that were lost since have only noticed it first.
+        """
+        if self._suspect.startswith(self._names[0]):
+            return self._suspect
+        gone = f"the rendezvous was lost: {self._names[0]}'s machine or its launcher is gone"
+        return str(error) if isinstance(error, PeerLost) else gone
+
+    def _awake(self, last: float, heard: Heard) -> tuple[float, Heard]:
+        """The time, and when each peer was heard. A rank that was stopped, as by Ctrl-Z, has to listen again."""
+        now = time.monotonic()
+        if now - last > BEAT + self._timeout / 2:
+            heard = {peer: (beats, now) for peer, (beats, _) in heard.items()}
+        return now, heard
+
+    def _watch(self) -> None:
+        """Behind a broken wire the store neither answers nor fails."""
+        last = time.monotonic()
+        while not self._ended.wait(BEAT) and not self._lost:
+            now = time.monotonic()
+            if now - last > BEAT + self._timeout / 2:  # this rank was stopped itself
+                self._answered = now
+            elif now - self._answered > self._timeout + 2 * BEAT:
+                self._announce(f"{self._names[self._rank]} could not reach the machine of {self._names[0]} for "
+                           f"{self._timeout:g} seconds: its program hangs, or the network between both is cut")
+            last = now
+
+    def _own(self, thread: str, error: BaseException) -> str:
+        return f"{self._names[self._rank]} failed: {explain(error)} (in its thread {thread})"
+
+    def _broken(self, thread: str, error: BaseException) -> None:
+        """One of the heartbeat's own threads has died."""
+        loss = self._own(thread, error)
+        with suppress(RuntimeError, OSError):
+            loss = first_loss(self.store, loss) or loss
+        self._announce(loss)
+
+    def _announce(self, loss: str) -> None:
+        if not self._announced.is_set():
+            self._lost = loss
+            self._announced.set()
+            self._on_loss(loss)
+
+    def _named(self, loss: str) -> str:
+        return re.sub(r"^rank (\d+)\b", lambda found: self._names[int(found[1])], loss)
+
+    def _silent(self, heard: Heard) -> str:
+        """In words, the first peer whose heartbeat has not changed for too long."""
+        now, silent = time.monotonic(), []
+        for peer in self._others:
+            # Of what every torch has, only `add` reads at once: `get` waits for a first beat, 1.11 has no `check`, and
+            # the `compare_set` of 2.3 crashes where an empty text stands.
+            beats = self.store.add(f"heartbeat/{peer}", 0)
+            if beats != heard[peer][0] or beats >= END:
+                heard[peer] = (beats, now)
+            elif now - heard[peer][1] > self._timeout:
+                silent.append(peer)
+        patience = self._timeout - 2 * BEAT
+        lately = [peer for peer in self._others if now - heard[peer][1] < patience]
+        if not silent:
+            return ""
+        if not lately and len(self._others) > 1:  # all at once: it is rather this one that they have lost
+            return (f"{self._names[self._rank]} has heard nothing of all others for {self._timeout:g} seconds: they "
+                    "hang, or its network is cut")
+        return f"{self._names[silent[0]]} was lost: it has been silent for {self._timeout:g} seconds"
+
+
+def first_loss(store: Any, loss: str) -> str:
+    """The loss that was noted first, this one or another; empty if there is none."""
+    noted = store.add("heartbeat/losses", 1 if loss else 0)
+    if loss and noted == 1:
+        store.set(LOST, loss)
+    first: bytes = store.get(LOST) if noted else b""
+    return plain(first.decode(errors="replace"))

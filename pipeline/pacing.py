@@ -23,10 +23,10 @@ import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from typing import AbstractSet, Iterator, Protocol, Sequence, Tuple
+from typing import AbstractSet, Iterator, NamedTuple, Protocol, Sequence, Tuple
 
+from model.sample import LogprobRequest
 from model.tree import TokenTree
-from pipeline.interfaces import Terms
 from pipeline.messages import Segment, Visit
 
 SLACK = 0.1  # of a segment's time in the stage: as early as that, a segment may be sent
@@ -46,6 +46,24 @@ REST = 128  # tokens that it rests; twice as many if it was behind again before 
 DRAINED = 2  # plain tokens after which no guess is under way any more
 TRIAL = 8  # plain tokens from which on plain decoding is believed to be slower than guessing
 Point = Tuple[float, float]  # rows, seconds
+
+
+class Terms(NamedTuple):
+    """How a request is run.
+
+    `inner`: the draft's features are the inputs of inner layers, which segments must ask the stages for. Without
+    `prunes`, stages compute guesses to the end that died on their way, and forget them when they have come back.
+    """
+
+    inner: bool = False
+    prunes: bool = True
+    thrifty: bool = True  # whether only those guesses are sent, and drafted, that pay
+    plain: float = 0.0  # seconds of a token by plain decoding, to which a request alone falls back; 0: never
+    priority: float = 1.0  # how much its guesses count beside those of others
+    logprobs: LogprobRequest | None = None  # which log-probabilities are wanted
+
+
+USUAL = Terms()
 
 
 @dataclass

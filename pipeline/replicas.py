@@ -16,10 +16,11 @@ from torch import Tensor
 
 from model.sample import Sampler
 from model.tree import TokenTree
-from pipeline.interfaces import REAL, USUAL, WAIT, Clock, Progress, Terms
 from pipeline.messages import Prune, Reset, Segment
+from pipeline.pacing import USUAL, Terms
 from pipeline.requests import RequestTarget, Ring, sending
-from pipeline.trace import OFF, NoTrace
+from pipeline.strategies import WAIT, Progress
+from pipeline.trace import OFF, REAL, Clock, NoTrace
 from pipeline.transport import Link
 
 MOST = 64  # rows of a segment, at most

@@ -18,12 +18,11 @@ from model.cache import upload
 from model.rules import judged
 from model.sample import Sampler, logprobs
 from model.tree import TokenTree
-from pipeline.interfaces import REAL, USUAL, WAIT, Clock, Progress, Target, Terms
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, joined, segments_of
-from pipeline.pacing import Pacing, worths
-from pipeline.trace import OFF, NoTrace
+from pipeline.pacing import USUAL, Pacing, Terms, worths
+from pipeline.strategies import WAIT, Progress, Target
+from pipeline.trace import OFF, REAL, Clock, Meter, NoTrace
 from pipeline.transport import Link
-from pipeline.utilization import Meter
 
 
 @dataclass

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from model.cache import Survivors, TreeCache, together, upload
-from pipeline.interfaces import REAL
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, Stop, Visit, joined, segments_of
-from pipeline.trace import OFF, NoTrace
+from pipeline.trace import OFF, REAL, NoTrace
 from pipeline.transport import Link
 
 

@@ -3,16 +3,79 @@
 They know nothing about ranks, devices or messages. Each yields the tokens that it settled, `WAIT` while it waits, and
 on behalf of its draft what a network is to read.
 Sampling is the target's affair, and keyed by position: so every strategy writes the same text, and only the order of
-the verbs differs.
+the verbs differs. They need no torch, so they can be read, tested and simulated without.
 """
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable, Generator, List, Protocol, Sequence, Union
 
 from config.run_config import TreeConfig
-from model.drafts.draft import Draft
+from model.drafts.draft import Draft, Reading
 from model.tree import TokenTree, verify
-from pipeline.interfaces import Progress, Target
+
+
+class Waiting:
+    """What a strategy yields while it waits for its target."""
+
+
+WAIT = Waiting()
+
+# What a strategy yields: the tokens that it settled, that it waits, or what its draft wants read; for the last it is
+# sent what was read.
+Progress = Generator[Union[List[int], Waiting, Reading], Any, None]
+
+
+class Target(Protocol):
+    """The pipeline, as the strategy of one request sees it."""
+
+    @property
+    def depth(self) -> int:
+        """How many segments fill the pipeline."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many segments of this request were sent and have not been verified."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next segment would find the pipeline not yet full."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a segment that is sent now would hardly wait for the first stage."""
+
+    def share(self, size: int | None) -> int | None:
+        """How many of `size` rows of the next segment this request may fill; None is no bound."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a segment has come back, so that `wait` would return at once."""
+
+    def spares(self, promise: float) -> bool:
+        """Whether there is time for a level of guesses that promises so many tokens, before the next answer or after.
+        """
+
+    def holds(self, promise: float) -> bool:
+        """Whether what is to be sent should wait for a level that promises so many tokens, and leave with it."""
+
+    def send(self, nodes: Sequence[int]) -> None:
+        """Send these nodes of the tree; does not wait."""
+
+    def wait(self) -> Progress:
+        """Yield until something has happened to this request, and note in the tree what it says: a segment came back.
+
+        `yield from` it: the decoder sees `WAIT` for as long as there is nothing to do, and serves other requests.
+        """
+
+    def rest(self) -> Progress:
+        """Yield until a segment has come back or, if there is something to send, until the first stage is free."""
+
+    def prune(self) -> None:
+        """Tell every stage what has died."""
+
+    def close(self) -> None:
+        """End the request: every stage has forgotten it on return."""
+
 
 Strategy = Callable[[TokenTree, Target, Draft, TreeConfig], Progress]
 

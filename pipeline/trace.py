@@ -1,32 +1,96 @@
-"""The trace: what each rank did and when, one JSON line per span.
+"""When a rank did what: the clock that it reads, its meter, and its trace, one JSON line per span.
 
-It knows nothing about what is traced. Off, a span is one shared object that does nothing; on, the lines of all ranks
-are merged into a Chrome trace that https://ui.perfetto.dev opens, or become the page of scripts/timeline.
+It knows nothing about what is timed. A trace that is off is one shared object that does nothing; of one that is on, the
+lines of all ranks are merged into a Chrome trace that https://ui.perfetto.dev opens, or become the page of
+scripts/timeline.
 """
 from __future__ import annotations
 
 import json
 import re
 import threading
+import time
+from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ContextManager, Iterator
+from typing import Any, ContextManager, Iterator, Protocol
 
 from config.files import fits, lines
-from config.trees import Growth
-from model.drafts.draft import Draft, Spares, always
-from model.tree import TokenTree
-from pipeline.interfaces import REAL, Clock
 
-if TYPE_CHECKING:
-    from model.drafts.draft import Steps
-
+RECENT = 2.0  # seconds of which a share of work is given
 OFTEN = 0.5  # seconds: what a rank that is killed has not written yet
 RANK_FILE = re.compile(r"rank_[0-9]+\.jsonl")
 CLOCK = "clock"  # a note of a rank on another machine: `ahead`, the seconds by which rank 0's clock is ahead of its own
 SPAN = {"rank": int, "name": str, "t0": float, "t1": float, "thread": str}  # what each has; see config/files.py
-FACTS = ("nodes", "tokens", "parents", "scores", "gone")  # what the span of a growth has
 DELETE = "delete this line, or trace once more"
+
+
+class Clock(Protocol):
+    """Where time is read and spent: real, or modelled."""
+
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+
+    def sleep_until(self, due: float) -> None:
+        """Return once `now()` is `due` or later."""
+
+
+class RealClock:
+    """The machine's monotonic clock, in seconds."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep_until(self, due: float) -> None:
+        while (left := due - time.monotonic()) > 0:
+            time.sleep(left)
+
+
+REAL = RealClock()
+
+
+class Meter:
+    """For how much of its last seconds a rank was at work, and did not wait for messages.
+
+    What happens inside `with meter:` is work, but for what happens inside `with meter.idle():` there. One thread works,
+    and another may look.
+    """
+
+    def __init__(self) -> None:
+        self._counted: tuple[float, float | None] = (0.0, None)  # seconds so far; since when there is more, if there is
+        self._looks: deque[tuple[float, float]] = deque([(time.monotonic(), 0.0)])  # moments, and seconds until then
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of work since the start."""
+        done, since = self._counted
+        return done if since is None else done + time.monotonic() - since
+
+    def __enter__(self) -> None:
+        self._counted = self.seconds, time.monotonic()
+
+    def __exit__(self, *error: object) -> None:
+        self._counted = self.seconds, None
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Nothing is done meanwhile."""
+        working = self._counted[1] is not None
+        self.__exit__()
+        try:
+            yield
+        finally:
+            if working:
+                self.__enter__()
+
+    def share(self) -> float:
+        """The share of work, from 0 to 1, since a look `RECENT` seconds ago, or since the oldest after that."""
+        now, seconds = time.monotonic(), self.seconds
+        self._looks.append((now, seconds))
+        while len(self._looks) > 2 and self._looks[1][0] <= now - RECENT:
+            self._looks.popleft()
+        then, before = self._looks[0]
+        return min(1.0, (seconds - before) / max(now - then, 1e-9))
 
 
 class NoTrace:
@@ -110,32 +174,6 @@ def writable(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"{path} cannot be written ({error.strerror}): make room there, or choose another trace="
                          ) from error
-
-
-class TracedDraft(Draft):
-    """A request's draft whose growth leaves spans: the guesses it added, and those gone since the growth before."""
-
-    def __init__(self, draft: Draft, trace: NoTrace) -> None:
-        self._draft, self._trace = draft, trace
-        self._live: set[int] = set()  # after the last growth
-
-    def refresh(self) -> None:
-        self._draft.refresh()
-
-    def grow(self, tree: TokenTree, growth: Growth, spares: Spares = always) -> Steps[bool]:
-        live, first = len(tree.live), tree.horizon
-        facts: dict[str, list[Any]] = {name: [] for name in FACTS}
-        with self._trace.span("grow", live=live, **facts):
-            grew = yield from self._draft.grow(tree, growth, spares)
-            nodes = [node for node in range(first, tree.horizon) if node in tree.live]
-            guesses = [tree.nodes[node] for node in nodes]
-            facts["nodes"] += nodes
-            facts["tokens"] += [guess.token for guess in guesses]
-            facts["parents"] += [guess.parent for guess in guesses]
-            facts["scores"] += [guess.score for guess in guesses]
-            facts["gone"] += self._live - tree.live
-            self._live = set(tree.live)
-        return grew
 
 
 def rank_files(folder: str | Path) -> list[Path]:

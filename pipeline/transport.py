@@ -18,10 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.failure import Failure, PeerLost, explain, guarded
-from pipeline.messages import Message, Prune, Stop
-from pipeline.trace import OFF, NoTrace
-from pipeline.utilization import Meter
-from pipeline.wire import HEADER, Header, packets, receive
+from pipeline.messages import Header, Message, Prune, Stop, packets, receive
+from pipeline.trace import OFF, Meter, NoTrace
 
 # A pipeline may wait for its next request as long as it likes; the heartbeat finds dead peers.
 IDLE = timedelta(days=30)
@@ -243,7 +241,7 @@ class DistLink(Hearing):
 
         def packet() -> tuple[Header, Tensor]:
             nonlocal since
-            numbers = torch.empty(HEADER, dtype=torch.int64)
+            numbers = torch.empty(len(Header._fields), dtype=torch.int64)
             over(dist.recv, numbers, peer, group)
             since = since or time.monotonic()
             header = Header.read(numbers)

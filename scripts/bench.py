@@ -7,6 +7,8 @@ Usage: python -m scripts.bench overhead|clocks|real_time|load|server|turns|conve
        python -m scripts.bench planner|planner_map|planner_emulated [key=value ...]
        python -m scripts.bench thrift
 
+Where no PRESET is named, the bundled model is measured, and by real_time SmolLM2.
+
 overhead    with trees of 64 nodes: rank 0's own time per turn outside model forwards (tree, verification, sampling,
             messages), a stage's own time per segment outside its layers, and the time from send to receive per link
             (medians); and the speed of the method over ar. pipeline_type=serial shows them without ranks that compute
@@ -21,7 +23,7 @@ server      the same of a server that clients ask over HTTP for some minutes; wh
             gets alone; and the memory, open files and threads of the server's processes (see --help)
 turns       rank 0's own time in a turn, outside models, by how many requests are under way at once
 conversation  ten turns: what each waits for its first token, with and without reuse=true
-acceptance  the mean accepted length, the target's own token included, on the held-out questions of the six tasks with
+acceptance  the mean accepted length, the target's own token included, on the bundled questions of the six sets with
             the tree of EAGLE-2's paper: 60 nodes with the root, six levels, ten children
 draft       how often the next token of the target's greedy text is among a draft's best 1, 3 and 10 guesses, by how
             many guesses of its own it has read; drafts=eagle,model:DIR compares, picture=FILE draws a tree, and sets,

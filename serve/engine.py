@@ -15,8 +15,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from launch.asynchronous import LOOK, Turning
 from launch.asynchronous import Job as Turned
-from launch.generation import Generation
-from launch.pipeline import Pipeline
+from launch.pipeline import Generation, Pipeline
 from pipeline.failure import explain, foreseen, guarded
 from pipeline.requests import Ring
 from serve.metrics import Figures
@@ -181,7 +180,7 @@ class Engine(Turning):
         now = time.monotonic()
         if now - self._looked >= LOOK:
             self._looked = now
-            self.figures.occupy(pipeline.busy())
+            self.figures.occupy(pipeline.rank.busy())
 
     def _take_in(self, job: Job, pipeline: Pipeline) -> None:
         """Let the job's prompt be read, behind those that came before it."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Callable, Literal, Mapping, NamedTuple, Seque
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from config.files import HALF
-from config.ranges import Range
+from config.keys import Range
 from config.run_config import RANGES, RunConfig
 from config.schema.untrusted import parse_object, plain, shown
 from launch.pipeline import Prompt

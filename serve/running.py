@@ -16,14 +16,13 @@ from typing import Any, Callable, Sequence
 
 import uvicorn
 
-from config.cli import DEFAULT_PRESET, parse
+from config.cli import DEFAULT_PRESET
 from config.keys import preset_of, typed
 from config.serve_config import ServeConfig
-from launch.auto import report_left_open, settled
 from launch.console import INTERRUPTED, LOST, die, interrupt, say
-from launch.fork_server import LOOK
 from launch.pipeline import Pipeline
-from launch.processes import kill_all
+from launch.processes import LOOK, kill_all
+from launch.words import settle
 from pipeline.failure import guarded
 from serve.app import Service
 from serve.connections import Complaints, Connection, room
@@ -84,11 +83,11 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
 def build(argv: Sequence[str], command: str, kind: type[ServeConfig], service: type[Service]
           ) -> tuple[Engine, Listener]:
     """The engine and the listener of these words; neither of them runs yet."""
-    words = settled(argv, kind)
-    config = parse(words, command, kind=kind)
-    report_left_open(argv)
-    engine = _engine(words, config)
-    served = service(engine, config, config.model_name or _name(argv) or preset_of(words) or DEFAULT_PRESET)
+    asked = settle(argv, kind, command)
+    asked.report()
+    config = asked.keys
+    engine = _engine(asked.words, config)
+    served = service(engine, config, config.model_name or _name(argv) or preset_of(asked.words) or DEFAULT_PRESET)
     return engine, Listener(served.app, config, served.begun, engine.stop)
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
-from launch.generation import Generation
-from launch.pipeline import Pipeline
+from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
 from model.text import Text
 from model.token_text import TokenText, TokenTexts

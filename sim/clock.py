@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Sequence
 
 from config.profiles import Profile
-from pipeline.interfaces import REAL, Clock
-from pipeline.trace import OFF, NoTrace
+from pipeline.trace import OFF, REAL, Clock, NoTrace
 
 # From here to twice as far, doubles are equally far apart: 2^-34 s. So what begins at a whole second takes the same
 # time wherever it begins, to the last bit.

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from config.profiles import Profile
 from pipeline.drafters import Drafter
-from pipeline.interfaces import Clock
 from pipeline.messages import NOBODY, Message, Prune, Reset, Segment, Start, joined, segments_of
-from pipeline.trace import OFF, NoTrace
+from pipeline.trace import OFF, Clock, NoTrace
 from sim.clock import VirtualClock
 from sim.stages import VirtualStage, Work
 from sim.wires import Wire, size

@@ -18,11 +18,11 @@ from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
 from config.presets import ROOT
-from launch import fork_server
+from launch import processes
 from launch.folder import Folder, private_folder
 from launch.processes import FOLDER
 from launch.run import run
-from pipeline.heartbeat import LOST as NOTED
+from pipeline.failure import LOST as NOTED
 from scripts import generate
 from tests.saved import Command, leaving_nothing, wait_until
 
@@ -91,7 +91,7 @@ def ranks(folder: Path, words: Sequence[str], world: int, prepare: Prepare = not
 # --- whole commands ---------------------------------------------------------------------------------------------------
 
 class Child:
-    """A program that this process forks, with what launch/fork_server.py uses of subprocess.Popen."""
+    """A program that this process forks, with what launch/processes.py uses of subprocess.Popen."""
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]) -> None:
         sys.stdout.flush()
@@ -126,7 +126,7 @@ def _be_program(words: Sequence[str], environment: Mapping[str, str]) -> NoRetur
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
-    fork_server.subprocess = SimpleNamespace(Popen=Child)  # type: ignore[attr-defined]
+    processes.subprocess = SimpleNamespace(Popen=Child)  # type: ignore[attr-defined]
     sys.argv = list(words)
     sys.modules.pop(words[0], None)  # runpy warns of a module that is there already
     code: Any = 1

@@ -193,7 +193,7 @@ def test_the_command_writes_matches_that_simulations_read(target, drafter, tmp_p
     (["sets=qa,qa"], "names something twice"), (["sets="], "sets is empty"), (["sets=nope"], "no data set nope"),
     (["sets=mbpp:"], "mbpp: names no file"), (["num_examples=21", "sets=qa"], "more than the 20 of qa"),
     (["max_new_tokens=2048", "sets=qa"], "no prompt of qa leaves room"), (["dtype=int8"], "dtype=int8 is unknown"),
-    (["template=nope"], "template=nope is unknown"), (["device=tpu"], "device=tpu is unknown"),
+    (["template=nope"], "template=nope is unknown"), (["device=tpu"], "device=tpu is not possible: give auto, cpu"),
     (["drafts=x"], "unknown key drafts: did you mean draft"),
     (["draft=nowhere"], "there is no folder"), (["target="], "name the folder of a model"),
 ], ids=lambda value: " ".join(value)[:20])

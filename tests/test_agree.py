@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from config.cli import all_options
-from config.command import flat
+from config.cli import all_options, flat
 from config.run_config import CHOICES, RunConfig
 from eval.keys import EvalConfig
 from launch.hosts.agreement import GIVEN, LOCAL, clean, judge_facts, settings

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-import config.auto
-from config.auto import question, with_chosen
 from config.cli import parse
 from config.files import write_json
 from config.serve_config import ServeConfig
+from eval.command import evaluate
 from eval.keys import EvalConfig
 from eval.keys import words as evaluation
 from eval.plan import plan as planning
@@ -23,8 +22,10 @@ from eval.plan.candidates import Candidate
 from eval.plan.keys import PlanConfig
 from eval.plan.measure import Checked, check
 from launch import auto
+from launch.auto import question, with_chosen
 from launch.pipeline import Pipeline
 from launch.run import run
+from launch.words import WITHOUT, settle
 from scripts import generate
 from tests.checkpoints import refused
 from tests.test_plan import SITE, book, config_of
@@ -47,6 +48,10 @@ def asked(tmp_path, monkeypatch):
     return found
 
 
+def settled(words, kind=None):
+    return settle(words, kind).words
+
+
 def kept(folder):
     return sorted((folder / "cache" / "flowspec").glob("*.json"))
 
@@ -54,16 +59,17 @@ def kept(folder):
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
 def test_the_first_start_plans_and_says_so_and_later_ones_remember(asked, tmp_path, capsys):
-    words = auto.settled(["toy", "pipeline_type=auto", "prompt=Hello", "temperature=1"])
+    words = settled(["toy", "pipeline_type=auto", "prompt=Hello", "temperature=1"])
     chosen = [f"{key}={value}" for key, value in SERIAL.items()]
     assert words == ["toy", "prompt=Hello", "temperature=1", "template=vicuna", *chosen]
     printed = capsys.readouterr().err.splitlines()
-    assert len(printed) == 2 and "is measured on this machine" in printed[0]
+    assert len(printed) == 2 and "measured on this machine" in printed[0]
     assert "20 tokens/s measured, 10 with ar" in printed[1] and str(kept(tmp_path)[0]) in printed[1]
-    assert auto.settled(["toy", "pipeline_type=auto", "temperature=1", "max_new_tokens=9"])[-1] == "init_depth=3"
+    assert settled(["toy", "pipeline_type=auto", "temperature=1", "max_new_tokens=9"])[-1] == "init_depth=3"
     assert "remembered in" in capsys.readouterr().err and len(asked) == 1
-    assert auto.settled(["toy", "pipeline_type=serial"]) == ["toy", "pipeline_type=serial", "template=vicuna"]
-    assert auto.settled(["pipeline_type=auto", "--help"]) == ["pipeline_type=auto", "--help"]
+    assert settled(["toy", "pipeline_type=serial"]) == ["toy", "pipeline_type=serial", "template=vicuna"]
+    with pytest.raises(SystemExit, match="0"):
+        settled(["pipeline_type=auto", "--help"])
 
 
 def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_for_again(asked, tmp_path, monkeypatch):
@@ -72,17 +78,17 @@ def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_
     words = [f"base_dir={model}", "pipeline_type=auto"]
     for more in ([], ["profile=lan-1g"], ["profile=wifi"], ["draft=suffix"], ["dtype=float64"], ["stages=0+4+4"],
                  ["temperature=1"]):
-        auto.settled([*words, *more])
-        auto.settled([*words, *more, "seed=3", "time=virtual"] if "profile=wifi" in more else [*words, *more])
+        settled([*words, *more])
+        settled([*words, *more, "seed=3", "time=virtual"] if "profile=wifi" in more else [*words, *more])
     assert len(asked) == 7 == len(kept(tmp_path))
     os.utime(model / "config.json", (1, 1))
-    auto.settled(words)
+    settled(words)
     monkeypatch.setattr(auto, "code_version", lambda: "other")
-    auto.settled(words)
+    settled(words)
     monkeypatch.setattr(auto, "_machine", lambda: ["other"])
-    auto.settled(words)
-    auto.settled([*words, "profile=wifi"])
-    auto.settled([*words, "profile=wifi"])
+    settled(words)
+    settled([*words, "profile=wifi"])
+    settled([*words, "profile=wifi"])
     assert len(asked) == 11, "a profile is the same on every machine"
 
 
@@ -92,16 +98,16 @@ def test_another_machine_profile_draft_key_code_or_file_of_the_model_is_planned_
     '{"keys": {"pipeline_type": "ar", "trace": "x"}, "kind": "", "tokens_per_second": 1, "plain_tokens_per_second": 1, '
     '"when": ""}'])
 def test_what_holds_no_choice_is_planned_again(asked, tmp_path, capsys, damage):
-    auto.settled(["pipeline_type=auto"])
+    settled(["pipeline_type=auto"])
     path, = kept(tmp_path)
     if damage is None:
         path.unlink()
         path.mkdir()
     else:
         path.write_text(damage)
-    assert auto.settled(["pipeline_type=auto"])[-1] == "init_depth=3"
+    assert settled(["pipeline_type=auto"])[-1] == "init_depth=3"
     assert len(asked) == 2 and "a new plan is made" in capsys.readouterr().err
-    auto.settled(["pipeline_type=auto"])
+    settled(["pipeline_type=auto"])
     assert len(asked) == 2 + (damage is None), "a folder in the way is found each time"
 
 
@@ -109,13 +115,13 @@ def test_what_holds_no_choice_is_planned_again(asked, tmp_path, capsys, damage):
 def test_a_cache_that_can_hold_nothing_is_planned_without(asked, tmp_path, monkeypatch, capsys, cache):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
-    assert auto.settled(["pipeline_type=auto"])[-1] == "init_depth=3" and len(asked) == 1
+    assert settled(["pipeline_type=auto"])[-1] == "init_depth=3" and len(asked) == 1
     assert "not remembered, since" in capsys.readouterr().err
 
 
 def test_of_two_starts_at_once_one_plans_and_the_other_waits_for_its_choice(asked, tmp_path, monkeypatch, capsys):
     flock, planned = fcntl.flock, auto._planned
-    second = threading.Thread(target=lambda: auto.settled(["pipeline_type=auto"]))
+    second = threading.Thread(target=lambda: settled(["pipeline_type=auto"]))
     waits = threading.Event()
 
     def watched(file, how):
@@ -130,7 +136,7 @@ def test_of_two_starts_at_once_one_plans_and_the_other_waits_for_its_choice(aske
 
     monkeypatch.setattr(fcntl, "flock", watched)
     monkeypatch.setattr(auto, "_planned", slow)
-    auto.settled(["pipeline_type=auto"])
+    settled(["pipeline_type=auto"])
     second.join(60)
     assert len(asked) == 1 and "another start is planning" in capsys.readouterr().err
 
@@ -142,8 +148,9 @@ def test_a_pipeline_a_command_and_a_server_take_the_chosen_method(asked, capsys)
     words = ["pipeline_type=auto", "processes=false", "stages=0+8", "prompt=What does a baker do?", "max_new_tokens=9"]
     assert run(generate.COMMAND, words) == 0
     assert text.text.strip() in capsys.readouterr().out
-    assert "pipeline_type=serial" in auto.settled(["pipeline_type=auto", "port=0"], ServeConfig)
-    assert auto.settled(["pipeline_type=auto"], EvalConfig) == ["toy", "pipeline_type=auto"], "which names its methods"
+    assert "pipeline_type=serial" in settled(["pipeline_type=auto", "port=0"], ServeConfig)
+    assert evaluate("emulated", ["pipeline_type=auto"]) == 2
+    assert "write methods=NAME,NAME" in capsys.readouterr().err
 
 
 # --- the template and the draft ---------------------------------------------------------------------------------------
@@ -154,21 +161,21 @@ def test_template_and_draft_are_judged_by_the_files_of_the_model_wherever_they_a
     (model / "chat_template.jinja").write_text("{{ messages }}")
     words, found = [f"base_dir={model}"], ["template=own", "draft=suffix"]
     for kind in (None, ServeConfig, EvalConfig):
-        assert auto.settled(words, kind) == [*words, *found]
-    assert auto.settled([*words, "prompt_ids=1"])[2:] == found[1:]
-    assert auto.settled([*words, "pipeline_type=ar"])[2:] == found[:1] == auto.settled([*words, "drafts=none"])[2:]
-    assert auto.settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
+        assert settled(words, kind) == [*words, *found]
+    assert settled([*words, "prompt_ids=1"])[2:] == found[1:]
+    assert settled([*words, "pipeline_type=ar"])[2:] == found[:1] == settled([*words, "drafts=none"], EvalConfig)[2:]
+    assert settled(["toy", "template=own", "draft=eagle"]) == ["toy", "template=own", "draft=eagle"]
     write_json(tmp_path / "ours.json", {"preset": "toy", "keys": {"base_dir": str(model), "pipeline_type": "ar"}})
     file = [str(tmp_path / "ours.json")]
-    assert auto.settled(file) == [*file, *found[:1]]
-    evaluated = parse(auto.settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
+    assert settled(file) == ["toy", f"base_dir={model}", "pipeline_type=ar", *found[:1]]
+    evaluated = parse(settled(evaluation(protocol="emulated", argv=file), EvalConfig), kind=EvalConfig)
     run = evaluated.run
     assert (evaluated.drafts, run.draft, run.template, run.profile) == ("", "suffix", "own", "none")
     assert PlanConfig.of(base_dir=str(model), measure=True).chosen_drafts == ("suffix",)
-    auto.report_left_open(["toy"])
-    auto.report_left_open([*words, "template=none"])
+    settle(["toy"]).report()
+    settle([*words, "template=none"]).report()
     printed, = capsys.readouterr().err.splitlines()
-    assert printed == f"flowspec: draft=suffix, since {model} has no draft head"
+    assert printed == f"flowspec: draft=suffix, since {model} {WITHOUT}"
 
 
 def test_a_draft_that_needs_a_head_is_refused_where_there_is_none(tmp_path):
@@ -206,7 +213,7 @@ def test_folders_of_drafts_that_were_not_chosen_are_left_out(typed, chosen, left
 @pytest.mark.parametrize(("words", "message"), [
     ("tp=2", "tp=2 is left to pipeline_type=auto"), ("init_depth=2", "is left to"), ("verify=mss", "name the method"),
     ("hosts=x", "for the ranks of one machine"), ("answers=x", "name method and draft"),
-    ("ssm_ranks=true", "for specinfer alone"), ("promt=x", "did you mean prompt"),
+    ("ssm_ranks=true", "is left to"), ("promt=x", "did you mean prompt"),
     ("temperature=-1", "is not possible"), ("base_dir=nowhere", "nowhere")])
 def test_what_cannot_be_planned_for_is_reported_before_anything_is_measured(asked, capsys, words, message):
     assert run(generate.COMMAND, ["pipeline_type=auto", words]) == 2
@@ -218,9 +225,9 @@ def test_what_cannot_be_planned_for_is_reported_before_anything_is_measured(aske
 
 def test_a_plan_in_a_process_of_its_own_chooses_a_method_or_says_why_it_cannot(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(config.auto, "RECORD", {"question_end": "1", "max_new_tokens": "8", "sets": "gsm8k"})
+    monkeypatch.setattr(auto, "RECORD", {"question_end": "1", "max_new_tokens": "8", "sets": "gsm8k"})
     words = ["pipeline_type=auto", "profile=lan-1g", "time=virtual", "draft=suffix", "stages=0+8"]
-    found = parse(auto.settled(words))
+    found = parse(settled(words))
     assert found.stages == "0+8" and found.draft == "suffix"
     capfd.readouterr()
     (tmp_path / "refusing.py").write_text("import sys\nsys.exit('flowspec: did you mean prompt')")

@@ -9,8 +9,7 @@ from shutil import copytree
 
 import pytest
 
-from config.cli import parse
-from config.command import flat, parts
+from config.cli import flat, parse, parts
 from config.methods import METHODS, Method
 from config.presets import ROOT
 from config.questions import Question
@@ -307,6 +306,9 @@ def test_specinfer_has_a_start_and_a_draft_of_its_own():
 
 @pytest.mark.parametrize(("protocol", "given", "expected"), [
     ("emulated", [], {"profile": "jetson-7b", "question_end": 5, "max_new_tokens": 64, "stages": "0+2+2+2+2"}),
+    ("emulated", ["smollm2"], {"profile": "jetson-7b", "question_end": 5, "max_new_tokens": 128, "stages": "0+7+7+8+8",
+                               "drafts": "", "baseline_draft": "", "results": str(ROOT / "results" / "smollm2")}),
+    ("emulated", ["smollm2", "base_dir=there"], {"profile": "none", "question_end": -1, "max_new_tokens": 256}),
     ("emulated", ["profile=wifi"], {"profile": "wifi", "question_end": 5}),
     ("emulated", ["vicuna-7b"], {"profile": "none", "question_end": -1, "max_new_tokens": 256}),
     ("emulated", ["toy", "seed=2"], {"profile": "jetson-7b", "seed": 2}),

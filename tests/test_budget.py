@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from model.tree import TokenTree
-from pipeline.interfaces import USUAL, Terms
 from pipeline.messages import Segment
-from pipeline.pacing import MESSAGE_ROWS, Batcher, RowAllocator, StageTimes
+from pipeline.pacing import MESSAGE_ROWS, USUAL, Batcher, RowAllocator, StageTimes, Terms
 
 
 @dataclass

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from config.cli import help_text, parse
-from config.command import flat
+from config.cli import flat, help_text, parse
 from config.keys import options
 from config.methods import METHODS
 from config.presets import PRESETS, ROOT, absent
@@ -103,7 +102,7 @@ MISTAKES = {
     "prompt=Who are you": "goes in quotes",
     "prompt=": "prompt is empty",
     "prompt=a prompt_ids=1": "give only one of them",
-    "prompt_ids=1,x": "write numbers with commas between",
+    "prompt_ids=1,x": "give token ids with commas between",
     "temperature=-1": "give 0 for the likeliest token",
     "temperature=nan": "temperature=nan is not a number: write for example temperature=0.0",
     "top_p=0": "give a number from 0.000001 to 1",
@@ -115,7 +114,7 @@ MISTAKES = {
     "pipeline_type=pipdec": "choose one of ar, serial, naive, pruned, continuous, pipedec, pipeinfer",
     "template=alpaca": "choose one of auto, vicuna, llama-2, own, none",
     "dtype=int8": "choose one of auto, float64",
-    "device=gpu": "choose auto, cpu, cuda or cuda:N",
+    "device=gpu": "give auto, cpu, cuda or cuda:N",
     "stages=2+2": "rank 0 has none",
     "stages=0+2+0": "the others at least one",
     "stages=0": "or the number of stages",
@@ -142,17 +141,14 @@ MISTAKES = {
     "ssm=, draft=ssm": "names no folder: write ssm=DIR or ssm=DIR,DIR",
     "pipeline_type=specinfer draft=eagle": "drafts with the small models of ssm=DIR,DIR: leave draft=eagle out",
     "pipeline_type=specinfer draft_dir=small": "is ignored with draft=ssm: name small models with ssm=DIR,DIR",
-    "master=a:70000": "write HOST:PORT, with a port from 1 to 65535",
-    "master=a:b": "write HOST:PORT",
+    "master=a:70000": "give HOST:PORT, with a port from 1 to 65535",
+    "master=a:b": "give HOST:PORT",
     "lookahead=0": "give auto or a number from 1 to 65536",
     "lookahead=half": "give auto or a number from 1 to 65536",
     "replicas=-1": "0 for as many as fill four ranks",
     "replicas=1025": "a number of copies from 1 to 1024",
     "replicas=2x0": "or copies and stages of each, as 2x2",
     "ablate=prune,tree": "there is no tree: choose among expand, none_expand, score_order, prune, thrift",
-    "expand_topk=4": "there is no key expand_topk any more: write width=N",
-    "prune=false": "there is no key prune any more: write ablate=prune where it was false",
-    "none_expand_size=3": "leave it out, it is fixed",
 }
 
 

@@ -109,8 +109,8 @@ def test_a_request_whose_pipeline_is_lost_is_taken_back_once():
         taken.append(task)
         raise PeerLost("rank 1 was lost")
 
-    scheduler = SimpleNamespace(add=lambda task: None, remove=lost, turn=lambda: lost("turn"))
-    settled = Settled(SimpleNamespace(tree=None, settled=[], over=False), scheduler, waits=True)
+    decoder = SimpleNamespace(add=lambda task: None, remove=lost, turn=lambda: lost("turn"))
+    settled = Settled(SimpleNamespace(tree=None, settled=[], over=False), decoder, waits=True)
     with pytest.raises(PeerLost):
         next(settled)
     settled.close()

@@ -15,7 +15,6 @@ from model.drafts.draft import Reading
 from model.drafts.network import read_all
 from model.sample import Sampler
 from pipeline.messages import Prune, Reset, Segment
-from pipeline.scheduler import Scheduler
 from pipeline.trace import Trace, read
 from sim.clock import Pace
 from sim.devices import Lane, SlowHead, SlowLink, SlowPasses, SlowSlice, size
@@ -142,7 +141,7 @@ def test_the_size_of_a_message_is_that_of_the_model_that_it_stands_for():
 def test_every_strategy_writes_its_text_in_an_emulated_cluster(strategy):
     fast = Pace(QUICK.slowed(0.1))
     with pipeline(TINY, 2, strategy, TINY.eagle(), wrap=lambda link: SlowLink(link, fast)) as decoder:
-        decoder.scheduler = Scheduler(decoder.ring, decoder.draft, SlowPasses(read_all, fast))
+        decoder.passes = SlowPasses(read_all, fast)
         assert write(decoder, PROMPT, NEW, SAMPLER) == TINY.text(PROMPT, NEW, SAMPLER)
 
 
@@ -159,8 +158,7 @@ def test_the_wires_of_a_profile_can_be_chosen_and_this_machines_tuning_does_not_
     (["profile=jetson"], "choose one of none, jetson-7b"),
     (["profile=wifi", "slowdown=0"], "slowdown=0.0 is not possible"),
     (["profile=wifi", "wires=-1"], "wires=-1 is not possible"),
-    (["profile=wifi", "wires=,2,3"], "wires=,2,3 is not possible"),
-    (["profile=wifi", "rate_mbps=1"], "there is no key rate_mbps any more: write wires=MBPS")])
+    (["profile=wifi", "wires=,2,3"], "wires=,2,3 is not possible")])
 def test_what_is_no_cluster_is_refused(words, sentence):
     with pytest.raises(ValueError, match=sentence):
         parse(words)

@@ -17,6 +17,7 @@ from config.presets import ROOT
 from launch import ask as generate
 from launch.run import Command, run
 from launch.split.write import split
+from launch.words import WITHOUT
 from model.cache import TreeCache
 from tests import forked
 from tests.saved import here, models, save_tokenizer, wait_until
@@ -48,7 +49,7 @@ def sentence(text: str) -> str:
 @pytest.mark.parametrize(("words", "message"), [
     (["prompt="], "prompt is empty: write the question behind prompt="),
     (["prompt= "], "prompt is empty"),
-    (["prompt_ids=,"], "prompt_ids=, is not a list of token ids: write numbers"),
+    (["prompt_ids=,"], "prompt_ids=, is not possible: give token ids with commas between"),
     (["prompt_ids=5,53"], "prompt_ids has 53, but the model knows 0 to 52 only: take ids of this model's tokenizer"),
     (["prompt_ids=" + "5," * 20, "max_length=20"], "the prompt has 20 tokens and the context only 20: shorten"),
     (["prompt=" + "a" * 300, "template=none", "max_length=300"],
@@ -59,7 +60,7 @@ def sentence(text: str) -> str:
     (["stages=0+2+2"], "is split as 0+1+1+1+1, not as stages=0+2+2: leave stages out"),
     (["stages=3"], "is split as 0+1+1+1+1, not as stages=3: leave stages out"),
     (["stages=0+2+2+2+2"], "adds up to 8 layers, but the model has 4; try 0+1+1+1+1"),
-    (["stages=0+0+4"], "write the layers of every rank"),
+    (["stages=0+0+4"], "give the layers of every rank"),
     (["question_file=nowhere.jsonl"], "there is no file"),
     (["threads_per_rank=1000000"], "give 0 for a share of the cores or a number from 1 to 1024"),
     (["threads_per_rank=1024"], "threads_per_rank=1024 is more than the"),
@@ -132,7 +133,7 @@ def test_without_a_draft_head_suffix_drafts_and_a_head_that_is_named_is_refused(
     assert plain.err == ""
     assert here(*words) == 0
     shown = capsys.readouterr()
-    assert sentence(shown.err) == f"flowspec: draft=suffix, since {headless} has no draft head"
+    assert sentence(shown.err) == f"flowspec: draft=suffix, since {headless} {WITHOUT}"
     assert shown.out.split("tokens ")[0] == plain.out.split("tokens ")[0]
     (headless / "stage_1" / "model.safetensors").unlink()  # what is refused now was refused before loading
     assert here(*words, "draft=eagle+suffix") == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from config.schema.heads import head_problems
+from config.schema.families import head_problems
 from model.drafts.draft import NoDraft
 from model.drafts.eagle import Eagle, Eagle3Head, EagleHead, fit_head
 from model.drafts.network import ModelDraft

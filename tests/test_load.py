@@ -72,10 +72,10 @@ def test_jobs_that_are_given_up_or_fail_leave_nothing_under_way():
         works = concurrent((job(decoder, prompt, under_way) for prompt in PROMPTS), decoder, 4)
         assert next(works) in TEXTS and under_way
         works.close()
-        assert not under_way and not decoder.scheduler.tasks
+        assert not under_way and not decoder.tasks
         with pytest.raises(ValueError, match="of its own"):
             list(concurrent([job(decoder, PROMPTS[0], under_way), failing(decoder)], decoder, 2))
-        assert not under_way and not decoder.scheduler.tasks
+        assert not under_way and not decoder.tasks
         assert decoder.whole(Request(PROMPTS[2], Sampler(), NEW)).token_ids == TEXTS[2]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.sample import Sampler
-from pipeline import scheduler as prefixes
+from pipeline import decode as prefixes
 from pipeline.decode import Request
 from tests.test_prunes import delaying, losing
 from tests.tiny import TINY, pipeline
@@ -88,12 +88,12 @@ def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, reuses, d
     with pytest.MonkeyPatch.context() as patch, pipeline(TINY, data.draw(st.integers(1, 4)), strategy,
                                                          TINY.mixture(*names), wrap=SPOILED[spoil]) as decoder:
         patch.setattr(prefixes, "LEAST", 1)
-        decoder.scheduler.places, decoder.scheduler.reuses = places, reuses
+        decoder.places, decoder.reuses = places, reuses
         for number, (answer, given_up) in run(decoder, requests, together).items():
             prompt, new, temperature, seed, _, _ = requests[number]
             text = alone(prompt, new, temperature, seed)
             assert answer.token_ids == (text[:answer.new_tokens] if given_up else text)
-        held = len(decoder.scheduler._prefixes)
+        held = len(decoder._prefixes)
         assert all(not stage.caches and len(stage.kept) == held for stage in decoder.stages)
         assert held <= places and (reuses or not held)
 
@@ -103,7 +103,7 @@ def test_requests_that_come_and_go_write_what_each_writes_alone(spoil, reuses, d
                                              ("autoregressive", ("suffix",))])
 def test_the_next_turn_of_a_conversation_begins_behind_all_that_was_said(strategy, names, spoil):
     with pipeline(TINY, 3, strategy, TINY.mixture(*names), wrap=SPOILED[spoil]) as decoder:
-        decoder.scheduler.places, decoder.scheduler.reuses = 2, True
+        decoder.places, decoder.reuses = 2, True
         text = [5, 17, 40, 3, 28, 11, 9, 9, 21, 4, 7, 1, 1, 30, 52, 18, 2, 6]
         for turn in range(3):
             text += [turn, 33]

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from launch.folder import Folder
-from pipeline import utilization as meter
-from pipeline.heartbeat import Heartbeat
+from pipeline import trace as meter
+from pipeline.failure import Heartbeat
 from pipeline.messages import Stop
 from pipeline.transport import Inbox
 from tests.saved import wait_until

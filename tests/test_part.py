@@ -25,6 +25,16 @@ def test_a_folder_that_was_never_split_says_which_command_to_type(tmp_path):
         Part(tmp_path / "stage_1")
 
 
+def test_what_is_no_split_is_named_as_what_it_is(out, tmp_path):
+    with refused(f"{tmp_path / 'base'} is a whole model; name it with base_dir=, or split it first"):
+        Part(tmp_path / "base" / "stage_0")
+    with refused(f"{out / 'stage_1'} is the part of one rank; name {out}"):
+        Part(out / "stage_1" / "stage_0")
+    (tmp_path / "m.gguf").write_bytes(b"")
+    with refused("m.gguf is a whole model; name it with base_dir="):
+        Part(tmp_path / "m.gguf" / "stage_0")
+
+
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"version": 99}, "not of this version of FlowSpec; split again"),
     ({"format": "x"}, "split again"), ({"layers": [0, 3]}, "is damaged"), ({"rank": 2}, "is damaged"),

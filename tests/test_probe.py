@@ -8,8 +8,8 @@ import pytest
 from config.profiles import PROFILES
 from launch.probe import SIZES, segment_rows
 from model.sample import Sampler
-from pipeline.interfaces import RealClock
 from pipeline.stage import Stage
+from pipeline.trace import RealClock
 from sim.clock import Pace
 from sim.devices import SlowSlice
 from tests.tiny import TINY, pipeline, write

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from config.presets import ROOT
-from launch import open_rank0, processes
+from launch import processes, ranks
 from launch.folder import DIGITS, Folder, private_folder
 from launch.processes import spawn
 from pipeline import failure as loss
+from pipeline.failure import LOST as NOTED
 from pipeline.failure import PeerLost
-from pipeline.heartbeat import LOST as NOTED
 from serve import running
 from serve.engine import Health
 from tests.saved import command, models, wait_until
@@ -84,13 +84,13 @@ def test_what_the_ranks_have_agreed_on_is_reported_if_a_stopped_one_cannot(capfd
 
 
 def test_a_rank_that_ends_before_all_have_met_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(open_rank0, "join", lambda folder, rank, world: time.sleep(60))
+    monkeypatch.setattr(ranks, "join", lambda folder, rank, world: time.sleep(60))
     with private_folder() as folder:
         others = processes.start_ranks(["tests.rank", "", "deaf", "kill:9", "deaf"], folder, 4, range(1, 4))
         Path(folder, "here0").touch()
         try:
             with pytest.raises(PeerLost, match=r"rank 2 was killed \(SIGKILL\)"):
-                open_rank0.join_beside(others, str(tmp_path), 4)
+                ranks.join_beside(others, str(tmp_path), 4)
         finally:
             others.kill()
 

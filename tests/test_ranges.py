@@ -4,9 +4,8 @@ from __future__ import annotations
 import pytest
 
 from config.cli import all_options, parse
-from config.keys import Option
+from config.keys import Option, Range, number, whole
 from config.presets import PRESETS
-from config.ranges import Range, number, whole
 from config.run_config import RANGES, RunConfig
 from eval.keys import REPEATS, EvalConfig
 
@@ -64,11 +63,13 @@ def test_numbers_are_read_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("prompt_ids=１,2", "is not a list of token ids"), ("prompt_ids=1_0", "is not a list of token ids"),
-    ("prompt_ids=" + "9" * 5000, "is not a list of token ids"), ("tp_shares=1,２", "is no list of speeds"),
+    ("prompt_ids=１,2", "give token ids with commas"), ("prompt_ids=1_0", "give token ids with commas"),
+    ("prompt_ids=" + "9" * 5000, "give token ids with commas"), ("tp_shares=1,２", "give a speed for each rank"),
     ("tp_shares=1," + "9" * 400, "give a number from 0.001 to 1000 for each rank"),
     ("tp_shares=1,0." + "0" * 310 + "1", "give a number from 0.001 to 1000 for each rank"),
-    ("stages=0+２", "is no split"), ("stages=" + "9" * 5000, "is no split"), ("device=cuda:１", "is unknown"),
+    ("stages=0+２", "give the layers of every rank"),
+    ("stages=" + "9" * 5000, "give the layers of every rank"),
+    ("device=cuda:１", "give auto, cpu, cuda"),
     ("wires=,-0.5 profile=wifi", "and milliseconds from 0 to 60000"),
 ])
 def test_lists_of_numbers_are_read_by_the_same_rule(words: str, said: str) -> None:

@@ -203,7 +203,7 @@ class Breaking:
         self._pipeline.close()
 
     def turn(self):
-        if self.losses and self._pipeline.decoder.scheduler.tasks[0].settled is not None:
+        if self.losses and self._pipeline.decoder.tasks[0].settled is not None:
             raise PeerLost(self.losses.pop())
         self._pipeline.turn()
 

@@ -9,8 +9,7 @@ from dataclasses import asdict
 import pytest
 
 import eval.specinfer.flexflow as ff
-from config.cli import parse
-from config.command import flat
+from config.cli import flat, parse
 from config.keys import typed
 from config.presets import ROOT, TOY
 from config.run_config import RunConfig

@@ -22,10 +22,8 @@ from launch.spec import RankSpec
 from model.rules import RULES
 from model.sample import Sampler
 from pipeline.drafters import Drafter, Drafters
-from pipeline.messages import Ask, Drafted
+from pipeline.messages import KINDS, Ask, Drafted, Header, packets, receive
 from pipeline.trace import OFF, read
-from pipeline.wire import ASK as ASKED
-from pipeline.wire import DRAFTED, Header, decode, encode
 from sim.wires import size
 from tests.forked import CONTEXT, ranks
 from tests.saved import here, models, wait_until
@@ -57,8 +55,14 @@ class Line:
 
 
 def over_the_wire(msg):
-    header, body = encode(msg)
-    return decode(Header.read(header), body)
+    (header, body), = packets(msg)
+    return receive(lambda: (Header.read(header), body))
+
+
+def in_numbers(kind, numbers):
+    """The message of a kind that these whole numbers are."""
+    words = torch.tensor(numbers, dtype=torch.int64)
+    return receive(lambda: (Header(KINDS.index(kind), len(words)), words.view(torch.uint8)))
 
 
 class Watched:
@@ -122,27 +126,32 @@ def test_questions_and_trees_come_out_of_the_wire_as_they_went_in():
 
 
 @pytest.mark.parametrize("spoil", [
-    lambda words: words[:-1], lambda words: words[:3], lambda words: words[:0],
-    lambda words: torch.cat((words[:1] * 99, words[1:])), lambda words: -words])
+    lambda words: words[:-1], lambda words: words[:3], lambda words: [99, *words[1:]],
+    lambda words: [-word for word in words]])
 def test_what_contradicts_itself_is_no_message(spoil):
-    laws = torch.rand(2, 9, dtype=torch.float64)
+    laws = torch.empty(0, 0, dtype=torch.float64)
     found = Drafted(7, [1, 2], [0, 1, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
-    later = Drafted(7, [1, 2], [0, 2, 1], [4, 8, 8], [-0.5, -1.25, -1.5], laws)
     for msg in (found, Ask(7, 3, [1, 2], 90, Sampler(), ((2,), (1, 3)))):
-        header, body = encode(msg)
-        words = spoil(body.view(torch.int64)).contiguous()
+        (_, body), = packets(msg)
+        words = body.view(torch.int64).tolist()
+        assert type(in_numbers(type(msg), words)) is type(msg)
         with pytest.raises(ValueError, match="cut off|contradict|later one"):
-            decode(Header(int(header[0]), rows=len(words), bytes=8 * len(words)), words.view(torch.uint8))
-    with pytest.raises(ValueError, match="stands on a later one"):
-        over_the_wire(later)
+            in_numbers(type(msg), spoil(words))
 
 
-@given(st.sampled_from([ASKED, DRAFTED]), st.lists(st.one_of(st.integers(-1, 4), st.integers(-2**63, 2**63 - 1))))
+@pytest.mark.parametrize("parents, laws, sentence", [
+    ([0, 2, 1], torch.rand(3, 9).double(), "stands on a later one"),
+    ([0, 1, 1], torch.rand(3, 9).double(), "contradict"),
+    ([0, 1, 1], torch.rand(2, 9), "contradict"), ([0, 1, 1], torch.rand(2).double(), "contradict")])
+def test_a_tree_whose_parents_or_laws_cannot_be_is_no_message(parents, laws, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        over_the_wire(Drafted(7, [1, 2], parents, [4, 8, 8], [-0.5, -1.25, -1.5], laws))
+
+
+@given(st.sampled_from([Ask, Drafted]), st.lists(st.one_of(st.integers(-1, 4), st.integers(-2**63, 2**63 - 1))))
 def test_numbers_are_a_message_or_refused(kind, numbers):
-    words = torch.tensor(numbers, dtype=torch.int64)
     with suppress(ValueError):
-        found = decode(Header(kind, rows=len(words), bytes=8 * len(words)), words.view(torch.uint8))
-        assert isinstance(found, (Ask, Drafted))
+        assert isinstance(in_numbers(kind, numbers), kind)
 
 
 # --- whole commands ---------------------------------------------------------------------------------------------------

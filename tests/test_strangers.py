@@ -19,7 +19,7 @@ from launch.hosts.agreement import Junk, clean, judge_ways
 from launch.hosts.rendezvous import open_door, reaches
 from launch.hosts.store import STRANGERS, Entries, Store, StoreClient, StoreServer, hang_up
 from launch.trace import learn_time, send_time
-from pipeline.heartbeat import Heartbeat
+from pipeline.failure import Heartbeat
 from pipeline.trace import NoTrace
 from pipeline.transport import PeerLost
 from tests.saved import wait_until

@@ -13,10 +13,10 @@ import torch
 from config.profiles import Profile
 from model.sample import Sampler
 from model.tree import TokenTree, verify
-from pipeline.interfaces import WAIT
 from pipeline.messages import Prune, Reset, Segment
 from pipeline.requests import Ring
 from pipeline.stage import Stage
+from pipeline.strategies import WAIT
 from pipeline.trace import OFF
 from pipeline.transport import Inbox, LocalLink, PeerLost
 from sim.clock import Pace, VirtualClock

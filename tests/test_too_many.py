@@ -8,8 +8,6 @@ import pytest
 
 import split_and_save_models
 from config.presets import ROOT
-from launch.run import run
-from scripts import generate
 from tests.saved import here, save_model
 
 ASK = ("prompt_ids=5,17,40", "ignore_eos=true", "threads_per_rank=1")
@@ -38,7 +36,7 @@ def test_a_split_that_cannot_be_is_refused_before_it_is_written(base, tmp_path, 
 def test_the_command_that_splits_refuses_it_too(base, tmp_path, capsys):
     for words, said in ((["--tp", "99"], "99 ranks are too many"), (["--tp", str(10**30)], "is not possible"),
                         (["--stages", "0+2+2", "--tp", "5"], "5 ranks are too many"),
-                        (["--stages", str(10**30)], "so choose 1 to 4")):
+                        (["--stages", str(10**30)], "or the number of stages")):
         assert split_and_save_models.main([str(base), str(tmp_path / "out"), *words]) == 2
         assert said in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
@@ -57,8 +55,3 @@ def test_the_command_of_tensor_parallelism_hands_on_what_it_does_not_know(tmp_pa
     (tmp_path / "scripts" / "env.sh").write_text("make_env() { :; }\nPY=echo\n")
     done = subprocess.run(["bash", str(tmp_path / "tp" / "run_tp.sh"), *words], text=True, capture_output=True)
     assert done.returncode == code and said in done.stdout + done.stderr
-
-
-def test_a_way_to_add_up_that_is_unknown_is_named_by_its_own_key(capsys):
-    assert run(generate.COMMAND, ["pipeline_type=tp", "tp_type=mega"]) == 2
-    assert capsys.readouterr().err == "flowspec: there is no key tp_type any more: write pipeline_type=tp or galaxy\n"

@@ -89,6 +89,20 @@ def test_a_missing_folder_and_a_folder_without_weights_are_refused(tmp_path):
         Checkpoint(tmp_path / "nowhere")
     with refused("holds no weights"):
         Checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with refused("config.json is a file; name the folder that it lies in, or a GGUF file"):
+        Checkpoint(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(("name", "step"), [
+    ("stage_0/manifest.json", "is a model that was split: name it with model_dir="), ("m.Q4_1.gguf", "name the file"),
+    ("consolidated.00.pth", "convert_llama_weights_to_hf.py"), ("adapter_model.safetensors", "merge_and_unload"),
+    ("weights.safetensors", "save_pretrained"), ("model.onnx", "holds no weights; one of model.safetensors, model")])
+def test_a_model_of_another_form_is_refused_with_the_step_from_there(tmp_path, name, step):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"")
+    with refused(step):
+        Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("length", [4, 100, -8])
@@ -186,7 +200,7 @@ def test_a_draft_head_that_does_not_fit_is_refused_with_both_numbers(model, tmp_
 
 
 @pytest.mark.parametrize(("text", "counts"), [
-    ("0+1+1+6", [0, 1, 1, 6]), ("0+8", [0, 8]), (" 0 + 4+4", [0, 4, 4]), ("1", [0, 8]), ("4", [0, 2, 2, 2, 2]),
+    ("0+1+1+6", [0, 1, 1, 6]), ("0+8", [0, 8]), ("1", [0, 8]), ("4", [0, 2, 2, 2, 2]),
     ("3", [0, 2, 3, 3]), ("8", [0] + [1] * 8),
 ])
 def test_a_split_is_written_as_layers_per_rank_or_as_a_number_of_stages(text, counts):
@@ -194,13 +208,12 @@ def test_a_split_is_written_as_layers_per_rank_or_as_a_number_of_stages(text, co
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("4+4", "must begin with 0, because rank 0 drafts and holds no layers: write 0+4+4"),
+    ("4+4", "is not possible: give the layers of every rank, as 0+2+2+2+2, where rank 0 has none"),
     ("0+2+2", "adds up to 4 layers, but the model has 8; try 0+4+4"),
     ("0+9+9", "adds up to 18 layers"),
-    ("0+4+0+4", "leaves rank 2 without a layer"),
+    ("0+4+0+4", "and the others at least one"),
     ("9", "the model has 8 layers, so choose 1 to 8"),
-    ("0", "choose 1 to 8"),
-    ("", "is not a split"), ("two", "is not a split"), ("0+2+", "is not a split"), ("0+-8+16", "is not a split"),
+    *((text, "is not possible: give the layers") for text in ("0", "", "two", "0+2+", "0+-8+16")),
 ])
 def test_a_bad_split_is_refused_with_the_fix(text, sentence):
     with refused(sentence):

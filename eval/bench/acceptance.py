@@ -7,6 +7,7 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from config.keys import over
+from config.presets import TOY_PRESET
 from config.questions import bundled
 from launch.ask import questions
 from launch.pipeline import Pipeline
@@ -17,7 +18,7 @@ TREE = {"init_total_token": "59", "init_depth": "5", "width": "10", "min_probabi
 
 def acceptance(argv: list[str]) -> int:
     """The command `python -m scripts.bench acceptance`; its exit code."""
-    asked = over(argv, {"pipeline_type": "serial", "max_new_tokens": "128", **TREE})
+    asked = over(argv, {"pipeline_type": "serial", "max_new_tokens": "128", **TREE}, TOY_PRESET)
     return run(Command("scripts.bench acceptance", answer_tasks), asked)
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.command import FOLDERS, ComparedDrafts, parts, starting
+from config.cli import FOLDERS, ComparedDrafts, parts, starting
 from config.files import check_output
-from config.keys import over, typed
+from config.keys import listed, over, typed
+from config.presets import TOY_PRESET
 from config.questions import load
-from config.ranges import listed
 from eval.keys import AsksSets
 from eval.self_feeding import read_text, unrolled
 from launch.pipeline import Pipeline
@@ -43,7 +43,7 @@ class DraftConfig(ComparedDrafts, AsksSets):
 
 def draft(argv: list[str]) -> int:
     """The command `python -m scripts.bench draft`; its exit code."""
-    asked = over(argv, DEFAULTS)
+    asked = over(argv, DEFAULTS, TOY_PRESET)
     given = typed(asked)
     if "drafts" in given and "draft" not in given:
         asked.append(f"draft={starting(listed(given['drafts']))}")

@@ -11,14 +11,15 @@ from statistics import median
 from typing import Any, Callable, Dict, Iterable, Sequence
 
 from config.keys import over, typed
+from config.presets import TOY_PRESET
 from config.run_config import RunConfig
 from eval.bench import QUESTIONS, request
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft
 from pipeline.decode import Decoder, Limits
+from pipeline.rank.trace import NoTrace, read
 from pipeline.strategies import autoregressive
-from pipeline.trace import NoTrace, read
 
 LARGE = "64 nodes"  # the decoder whose turns are measured
 WIDE = 48  # rows from which a segment counts as a wide one
@@ -32,7 +33,7 @@ def overhead(argv: list[str]) -> int:
     launches = "RANK" not in os.environ  # otherwise this is one of the ranks, which was given the folder of the traces
     if launches:
         defaults["trace"] = tempfile.mkdtemp(prefix="flowspec-")
-    asked = over(argv, defaults)
+    asked = over(argv, defaults, TOY_PRESET)
     code = run(Command("scripts.bench overhead", compare), asked)
     if code == 0 and launches:
         report(typed(asked)["trace"])
@@ -43,7 +44,7 @@ def compare(pipeline: Pipeline) -> None:
     """On rank 0: answer a few questions by turns with ar, with trees of 64 nodes, and with trees as the preset has."""
     usual, limits = pipeline.decoder, Limits(pipeline.decoder.max_length)
     large = replace(RunConfig(), init_total_token=64, expand_total_token=64)
-    _watch(usual.draft.networks, pipeline.ring, pipeline.trace)
+    _watch(usual.draft.networks, pipeline.ring, pipeline.rank.trace)
     decoders = {
         "ar": Decoder(usual.ring, NoDraft(), autoregressive, pipeline.config.tree, limits),
         LARGE: Decoder(usual.ring, usual.draft, usual.strategy, large.tree, limits),
@@ -52,7 +53,7 @@ def compare(pipeline: Pipeline) -> None:
     for i, question in enumerate([QUESTIONS[0], *QUESTIONS]):  # the first round warms up
         asked, texts = request(pipeline, question), set()
         for name, decoder in decoders.items():
-            with pipeline.trace.span(name if i else "warm-up"):
+            with pipeline.rank.trace.span(name if i else "warm-up"):
                 answer = decoder.whole(asked)
             texts.add(tuple(answer.token_ids))
             speeds[name].append(answer.tokens_per_second)

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from config.cli import parse
 from config.keys import over, typed
+from config.presets import SMOLLM2
 from eval.bench import QUESTIONS, decoders_of, process_tree, request, speed
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
@@ -24,7 +25,7 @@ HEAD = ("stages", "method", "tokens/s", "over ar", "first token, s", "memory, MB
 
 def real_time(argv: list[str]) -> int:
     """The command `python -m scripts.bench real_time`; its exit code."""
-    words = over(argv, {"max_new_tokens": "128", "ignore_eos": "true"}, "smollm2")
+    words = over(argv, {"max_new_tokens": "128", "ignore_eos": "true"}, SMOLLM2)
     parse(words, "python -m scripts.bench real_time")  # what is wrong with them is said before anything starts
     preset, *keys = words
     options = typed(keys)

@@ -15,8 +15,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence,
 import numpy as np
 
 from config.files import fits
-from config.keys import HELP, read_keys
-from config.ranges import Checked
+from config.keys import HELP, Checked, read_keys
 from config.schema.fields import OBJECT, Kind, check, list_of, number, whole
 from config.schema.untrusted import LARGEST, parse_object, plain, read_bytes, shown
 from eval.dsi import cost_model, formulas

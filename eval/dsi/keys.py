@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Iterator, Mapping, Sequence
 
-from config.ranges import Checked, Range, outside, unknown
+from config.keys import Checked, Range, outside, unknown
 from config.run_config import COUNT
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 from eval.keys import problems_of_files

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from config.keys import read_keys
-from config.ranges import WHOLE, Range, listed, outside
+from config.keys import WHOLE, Range, listed, outside, read_keys
 from eval.dsi.keys import COMMAND
 from eval.pair_keys import TARGET, Measured
 from eval.pairs import Model, check_sets, open_model, prompts_of, sampler_of

@@ -12,8 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from config.cli import parse
-from config.command import flat
+from config.cli import flat, parse
 from config.files import write_json
 from config.keys import preset_of, typed
 from config.methods import METHODS

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config.keys import over, preset_of, typed
+from config.keys import WHOLE, listed, over, preset_of, typed
 from config.presets import TOY
 from config.questions import load
-from config.ranges import WHOLE, listed
 from config.run_config import RunConfig
 from eval.dsi.keys import COMMAND
 from eval.keys import AsksSets, problems_of_files

@@ -13,8 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 import numpy as np
 from tqdm import tqdm
 
-from config.keys import read_keys
-from config.ranges import Range, listed, outside
+from config.keys import Range, listed, outside, read_keys
 from eval.dsi.acceptance import rate
 from eval.dsi.formulas import ACCOUNTINGS, dsi_rate, least_lookahead, si_rate
 from eval.dsi.keys import COMMAND, COUNT

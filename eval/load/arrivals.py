@@ -49,7 +49,7 @@ def serve(decoder: Decoder, asked: Sequence[Request], places: int, moments: Sequ
     They arrive at these moments, and those that find no place wait in their order. Without any moments the next request
     comes when one ends.
     """
-    decoder.scheduler.places = places
+    decoder.places = places
     start = decoder.ring.clock.now()
     arrivals: Iterable[float | None] = [start + moment for moment in moments] if moments else repeat(None)
     jobs = (_job(decoder, number, start, *due) for number, due in enumerate(zip(asked, arrivals)))

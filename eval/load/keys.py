@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Iterator, Sequence
 
+from config.keys import NUMBER, WHOLE, Range, listed, number, outside
 from config.methods import METHODS
-from config.ranges import NUMBER, WHOLE, Range, listed, number, outside
 from config.run_config import RANGES as OF_RUNS
 from config.schema.untrusted import read_bytes
 from config.serve_config import ServeConfig

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from config.files import check_folder
 from config.keys import over, preset_of
+from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import decoders_of
 from eval.load.arrivals import Figures, Served, figures, poisson, serve, unequal
@@ -26,7 +27,7 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from pipeline.decode import Decoder, Request
 
-LOAD_DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
+DEFAULTS = {"profile": "jetson-7b", "time": "virtual", "max_new_tokens": "64"}
 OF_TOY = {"draft": "eagle+suffix"}
 PLOTTED = {"latency": "seconds of a request, median", "latency_p95": "seconds of a request, 95th percentile",
            "ttft": "seconds to the first token, median", "tokens_per_second": "tokens/s of all requests"}
@@ -54,8 +55,13 @@ Tables = Dict[str, List[Row]]  # by the same names
 
 def load(argv: list[str]) -> int:
     """The command `python -m scripts.bench load`; its exit code."""
-    usual = LOAD_DEFAULTS if preset_of(argv) not in ("", "toy") else {**LOAD_DEFAULTS, **OF_TOY}
-    return run(Command("scripts.bench load", measure, LoadConfig), over(argv, usual))
+    return run(Command("scripts.bench load", measure, LoadConfig), words(argv))
+
+
+def words(argv: Sequence[str]) -> list[str]:
+    """The words of a measurement of load: those that were typed, and what they leave open."""
+    is_toy = preset_of(argv) in ("", TOY_PRESET)
+    return over(argv, {**DEFAULTS, **(OF_TOY if is_toy else {})}, TOY_PRESET)
 
 
 def measure(pipeline: Pipeline, own: LoadConfig) -> None:

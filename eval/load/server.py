@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from config.cli import parse
 from config.keys import over
+from config.presets import TOY_PRESET
 from config.questions import by_turns
 from eval.bench import process_tree
 from eval.load.arrivals import TAIL
@@ -121,7 +122,7 @@ class Asker:
 
 def server(argv: list[str]) -> int:
     """The command `python -m scripts.bench server`; its exit code, 1 if a request failed or a text is not its own."""
-    words = over(argv, DEFAULTS)
+    words = over(argv, DEFAULTS, TOY_PRESET)
     config = parse(words, COMMAND, kind=ServeLoadConfig)
     run = config.run
     said = by_turns(config.folder, config.chosen_sets)[:config.questions]

@@ -16,11 +16,12 @@ from unittest.mock import patch
 
 from tqdm import tqdm
 
-from config.keys import over, preset_of, typed
+from config.keys import over, typed
+from config.presets import TOY_PRESET
 from eval.bench import QUESTIONS, decoders_of
 from eval.load.arrivals import serve
 from eval.load.keys import LoadConfig
-from eval.load.pipeline import LOAD_DEFAULTS, OF_TOY, requests_of
+from eval.load.pipeline import requests_of, words
 from eval.tables import in_columns
 from launch.pipeline import Pipeline
 from launch.run import Command, run
@@ -35,8 +36,8 @@ HEAD = ("temperature", "method", "at once", "turns", "own ms a turn", "more per 
 
 def turns(argv: list[str]) -> int:
     """The command `python -m scripts.bench turns`; its exit code."""
-    usual = {**LOAD_DEFAULTS, **OF_TOY, "rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
-    return run(Command("scripts.bench turns", measure, LoadConfig), over(argv, usual))
+    usual = {"rates": "", "at_once": "1,4,8,16", "methods": "streaming", "requests": "32"}
+    return run(Command("scripts.bench turns", measure, LoadConfig), words(over(argv, usual)))
 
 
 def measure(pipeline: Pipeline, own: LoadConfig) -> None:
@@ -62,10 +63,10 @@ def _own(decoder: Decoder, asked: Sequence[Request], count: int) -> tuple[int, f
     """How many turns it takes to serve these, `count` at once, and the seconds of each that are rank 0's own."""
     ring, models, all_of_it = decoder.ring, Stopwatch(), Stopwatch()
     networks = {type(network) for network in decoder.draft.networks}
-    places: list[tuple[Any, str]] = [(ring, "lm_head"), (decoder.scheduler, "passes")]
+    places: list[tuple[Any, str]] = [(ring, "lm_head"), (decoder, "passes")]
     places += product(ring.links, LINK)
     places += product(networks, NETWORK)
-    with models.on(places), all_of_it.on([(decoder.scheduler, "turn")]):
+    with models.on(places), all_of_it.on([(decoder, "turn")]):
         serve(decoder, asked, count)
     return all_of_it.calls, (all_of_it.seconds - models.seconds) / all_of_it.calls
 
@@ -106,9 +107,8 @@ class Stopwatch:
 def conversation(argv: list[str]) -> int:
     """The command `python -m scripts.bench conversation`; its exit code, 1 if a text depends on what was reused."""
     usual = {"max_new_tokens": "48", "profile": "jetson-7b", "time": "virtual", "pipeline_type": "streaming"}
-    words = over(argv, usual)
-    options = {key: value for key, value in typed(words).items() if key != "reuse"}
-    preset = preset_of(words) or "toy"
+    preset, *keys = over(argv, usual, TOY_PRESET)
+    options = {key: value for key, value in typed(keys).items() if key != "reuse"}
     fresh, reused = (_answers(preset, options, reuse) for reuse in ("false", "true"))
     kind = "simulated" if options["time"] == "virtual" else "in real time"
     print(f"seconds to the first token of each turn ({kind}, {options['profile']}, {options['pipeline_type']})\n")

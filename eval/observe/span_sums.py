@@ -14,8 +14,7 @@ from typing import Any, Iterator, Sequence
 from config.files import lines
 from eval.observe.replay import Span, replay
 from eval.observe.time_breakdown import COMPUTING
-from pipeline.interfaces import REAL, Clock
-from pipeline.trace import OFF, NoTrace, rank_files
+from pipeline.trace import OFF, REAL, Clock, NoTrace, rank_files
 
 BEGIN = ("grow", "send", "forward")  # a request begins with one of these …
 TIMED = (*BEGIN, "wait", "verify", "prune")  # … and spends its time in these

@@ -18,9 +18,8 @@ from tqdm import tqdm
 
 from config.cli import parse
 from config.files import write_json
-from config.keys import read_keys
+from config.keys import Checked, Range, outside, read_keys
 from config.profiles import PROFILES, Profile, write
-from config.ranges import Checked, Range, outside
 from eval.keys import problems_of_files
 from eval.plan.candidates import Candidate, families, typed
 from eval.plan.hosts import alone

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Sequence
 
-from config.auto import with_chosen
 from config.cli import DEFAULT_PRESET, parse
 from config.keys import preset_of, typed
 from config.profiles import write
@@ -18,8 +17,9 @@ from eval.plan.candidates import typed as as_typed
 from eval.plan.hosts import alone, write_hosts
 from eval.plan.keys import COMMAND, PlanConfig, words
 from eval.plan.plan import Plan, plan, write_preset
+from launch.auto import with_chosen
 from launch.console import run
-from launch.models import with_model
+from launch.words import with_model
 
 APART = ("profile", "max_new_tokens", "question_begin", "question_end", "hosts")  # of the plan, and of no run
 
@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plan(argv: Sequence[str]) -> int:
-    config = parse(with_model(words(argv)), COMMAND, kind=PlanConfig)
+    argv = with_model(argv)
+    config = parse(words(argv), COMMAND, kind=PlanConfig)
     found = plan(config)
     print("\n".join(report(config, found)))
     _write_boards(config, found)

@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Iterator, Sequence
 
-from config.command import headless, needs_head, no_head
-from config.keys import over
+from config.cli import headless, needs_head, no_head
+from config.keys import NUMBER, Range, listed, outside, over, unknown
 from config.methods import METHODS
-from config.ranges import NUMBER, Range, listed, outside, unknown
 from config.run_config import CHOICES, RunConfig
 from eval.keys import AsksSets, problems_of_files
 from eval.prompts import problems as problems_of_sets

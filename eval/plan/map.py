@@ -13,10 +13,9 @@ from typing import Any, Iterator, NamedTuple, Sequence
 from matplotlib.patches import Patch, Rectangle
 
 from config.files import check_output
-from config.keys import read_keys
+from config.keys import Checked, Range, outside, read_keys, unknown
 from config.methods import METHODS
 from config.profiles import PROFILES, Profile
-from config.ranges import Checked, Range, outside, unknown
 from eval.plan.bench import TOKENS, WORKERS, finalists, in_processes, plan_of
 from eval.plan.candidates import typed
 from eval.plan.keys import PlanConfig

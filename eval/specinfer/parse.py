@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, NoReturn, Sequence
 
-from config.command import CommandKeys
+from config.cli import CommandKeys
 from config.files import fits
 from config.files import whole as read_json
-from config.keys import nearest, typed
+from config.keys import nearest, number, typed, whole
 from config.presets import MODELS
-from config.ranges import number, whole
 
 SPEC_INFER, INCR_DECODING = "spec_infer", "incr_decoding"  # SpecInfer's two programs
 PROGRAMS = {SPEC_INFER: "specinfer", INCR_DECODING: "ar"}  # and the method that is each

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict, Sequence
 
-from config.command import CommandKeys, flat
+from config.cli import CommandKeys, flat
 from config.files import fits
 from config.keys import written
 from config.presets import ROOT

@@ -20,7 +20,7 @@ from typing import Any, Callable, Sequence
 
 import torch.distributed as dist
 
-from config.command import CommandKeys
+from config.cli import CommandKeys
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.console import say

@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping, Union
 import torch
 from torch import Tensor, nn
 
-from config.schema.heads import SPECULATORS, head_problems
+from config.schema.families import SPECULATORS, head_problems
 from model.cache import Admitted, Rows
 from model.drafts.network import TreeDraft
 from model.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, Rotary, Rotation, embedding, fill, linear

