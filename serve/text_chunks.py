@@ -9,8 +9,7 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 from launch.pipeline import Generation, Pipeline
 from model.sample import Logprob
-from model.text import Text
-from model.token_text import TokenText, TokenTexts
+from model.text import Text, TokenText, TokenTexts
 from model.tree import TokenTree
 from serve.protocol import Choice, Refused
 
