@@ -18,7 +18,7 @@ from launch.pipeline import Pipeline
 from launch.run import Command, run
 from model.drafts.draft import NoDraft
 from pipeline.decode import Decoder, Limits
-from pipeline.rank.trace import NoTrace, read
+from pipeline.trace import NoTrace, read
 from pipeline.strategies import autoregressive
 
 LARGE = "64 nodes"  # the decoder whose turns are measured
