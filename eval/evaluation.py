@@ -122,10 +122,13 @@ class Evaluation:
         done = len(jobs) - len(left)
         with tqdm(total=len(jobs), initial=done,
                   unit="answer", file=sys.stderr) as bar:
+            asked: Sequence[Question] = ()
             for batch in _batches(left, self.config.concurrency):
+                before, asked = asked, [left[key] for key in batch]
                 first = batch[0]
                 bar.set_description(f"{first.set} t={first.temperature:g} {' '.join(first.contender)}")
-                self.pipeline.unlearn()  # so that figures do not depend on the order of answers
+                same = asked == before and len(asked) == 1
+                self.pipeline.unlearn(same)  # so that figures do not depend on the order of answers
                 works = (self._answer(key, left[key], results.texts) for key in batch)
                 for line in concurrent(works, self.decoders[first.contender], self.config.concurrency):
                     results.add(line)

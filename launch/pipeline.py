@@ -223,12 +223,15 @@ class Pipeline:
         """Raise PeerLost if a rank is lost; takes no time."""
         self.ring.poll()
 
-    def unlearn(self) -> None:
-        """Let the next answer be made as if it were the first one; none is under way."""
+    def unlearn(self, same: bool = False) -> None:
+        """Let the next answer be made as if it were the first one; none is under way.
+
+        In virtual time the target computes once what it says in all answers to the `same` question.
+        """
         self.ring.unlearn()
         for draft in self.drafts.values():
             draft.unlearn()
-        self.rank.restart()
+        self.rank.restart(same)
 
     def _generation(self, prompt: Prompt, options: dict[str, Any],
                     decode: Callable[[Request], tuple[Answer, Settled]]) -> Generation:

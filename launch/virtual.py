@@ -59,8 +59,12 @@ def as_virtual(prepared: Prepared, own: Own = NO_OWN_TIME,
             drafter = build_drafter(prepared.spec(rank), traces[rank], its_clock)
             drafters.append(DrafterWay(profile, drafter, clock, its_clock, traces[0]))
 
-        wires, counted = Wires(cluster.links, None, alone, drafters), [cluster, *drafters]
-        yield Rank(spec, wires, traces[0], clock, restart=lambda: [each.restart() for each in counted])
+        def restart(same: bool) -> None:
+            cluster.restart(same)
+            for drafter in drafters:
+                drafter.restart()
+
+        yield Rank(spec, Wires(cluster.links, None, alone, drafters), traces[0], clock, restart=restart)
     for trace in traces:
         trace.close()
     join_traces(spec)

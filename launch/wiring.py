@@ -70,7 +70,7 @@ class Rank(NamedTuple):
     """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
 
     `busy` says for what share of its last seconds each rank was at work, where that is known. `restart` lets modelled
-    time begin again, where it is only counted.
+    time begin again, where it is only counted, for the same question or another one.
     """
 
     spec: RankSpec
@@ -78,7 +78,7 @@ class Rank(NamedTuple):
     trace: NoTrace
     clock: Clock = REAL
     busy: Callable[[], list[float]] = list
-    restart: Callable[[], object] = int
+    restart: Callable[[bool], object] = bool
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""

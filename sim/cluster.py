@@ -96,13 +96,15 @@ class Cluster:
         self._wires.append(wire)
         return wire
 
-    def restart(self) -> None:
+    def restart(self, same: bool) -> None:
         """Begin at a whole second what takes as long as at any other, to the last bit; no request is open.
 
-        What the target says is computed again, since its last bits depend on the rows that are computed together.
+        What the target says is computed again, since its last bits depend on the rows that are computed together:
+        unless the next question is the `same`, of which each row was computed as it would be again.
         """
         self._clock.even()
-        self._paths.clear()
+        if not (same and self._memory.deferred):
+            self._paths.clear()
         for wire in self._wires:
             wire.restart()
         for work in self._works:

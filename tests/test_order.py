@@ -80,9 +80,14 @@ def test_a_cluster_that_restarts_is_cool_draws_the_same_jitter_and_has_forgotten
 
     first = spent(0)
     assert spent(1) != first
-    cluster.restart()
-    assert known.after(known.root, 30) == 0
+    cluster.restart(True)
+    assert known.after(known.root, 30) == 0, "rows were computed together"
     assert spent(2) == first
+    link.defer()
+    cluster.restart(True)
+    assert known.after(known.root, 31) == 7, "each row is computed by itself"
+    cluster.restart(False)
+    assert known.after(known.root, 31) == 0
 
 
 def test_what_begins_at_a_whole_second_takes_the_same_time_to_the_last_bit():
