@@ -171,4 +171,4 @@ def main(pipeline: Pipeline) -> None:
         ask_one(pipeline)
 
 
-COMMAND = Command("scripts.generate", main)
+GENERATE = Command("scripts.generate", main)
