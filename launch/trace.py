@@ -18,8 +18,7 @@ from config.files import ROOM, write
 from config.run_config import RunConfig
 from config.schema.untrusted import plain
 from launch.spec import RankSpec
-from model.text import Text
-from model.token_text import TokenTexts
+from model.text import Text, TokenTexts
 from pipeline.trace import CLOCK, OFF, REAL, Clock, NoTrace, Trace, merge, read
 
 PINGS = 8

@@ -421,7 +421,7 @@ class Decoder:
         read = self.passes([task.reading for task in asking if task.reading is not None])
         seconds = self.ring.clock.now() - begin
         for task, said in zip(asking, read):
-            task.target.drafting += seconds
+            task.target.drafted(seconds)
             task.go_on(said)
         self._end_those_over()
 

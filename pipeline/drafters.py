@@ -11,7 +11,7 @@ from typing import Any, Sequence
 import numpy as np
 import torch
 
-from config.run_config import Growth
+from config.trees import Growth
 from model.drafts.draft import Draft, Passes, Spares, Steps, always
 from model.drafts.network import at_once, read_all
 from model.sample import Sampler

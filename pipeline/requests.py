@@ -53,7 +53,7 @@ class RequestTarget(Target):
         self.segments = 0  # sent so far
         self.reused = 0  # tokens of the prompt that the stages held already
         self.passed_over = 0  # segments that left without any of its guesses, since one left with some
-        self.drafting = 0.0  # seconds that networks have computed for the newest level
+        self._drafting = 0.0  # seconds that networks have computed for the newest level
 
     @property
     def depth(self) -> int:
@@ -123,10 +123,14 @@ class RequestTarget(Target):
         alone = self.terms.plain and len(self.ring.running) == 1
         return not alone or self.ring.pacing.fallback.guesses
 
+    def drafted(self, seconds: float) -> None:
+        """Networks have computed so long for the newest level."""
+        self._drafting += seconds
+
     def _level_is_done(self) -> None:
-        if self.drafting:
-            self.ring.pacing.gate.drafted(self.drafting)
-        self.drafting = 0.0
+        if self._drafting:
+            self.ring.pacing.gate.drafted(self._drafting)
+        self._drafting = 0.0
 
     def send(self, nodes: Sequence[int]) -> None:
         assert nodes and not self.ended, f"{len(nodes)} nodes are sent for request {self.request}"

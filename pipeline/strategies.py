@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Generator, List, Protocol, Sequence, Union
 
-from config.run_config import TreeConfig
+from config.trees import TreeConfig
 from model.drafts.draft import Draft, Reading
 from model.tree import TokenTree, verify
 

@@ -10,7 +10,7 @@ import time
 from typing import Any, AsyncIterator, Callable, Dict, NamedTuple, Sequence
 
 from launch.asynchronous import Reports
-from model.token_text import TokenText
+from model.text import TokenText
 from serve.engine import Ended, Engine, Event, Job
 from serve.protocol import Choice, Refused
 from serve.text_chunks import Piece, Token

@@ -23,7 +23,7 @@ from serve.protocol import Choice, Refused
 from serve.text_chunks import Pieces, fitting_ids, sight
 
 GLANCE = 0.05  # seconds between two sights of an answer
-ASK = 1.0  # seconds between two questions to a ring that has nothing to do
+RING_INTERVAL = 1.0  # seconds between two questions to a ring that has nothing to do
 TRIES = 5  # to bring a pipeline up again
 PAUSE = 1.0  # seconds between two of them
 UNAVAILABLE = 503  # the status of HTTP for whose pipeline is not there any more
@@ -173,7 +173,7 @@ class Engine(RequestLoop):
         self.figures.plain.set(pipeline.round_trip)
         config, self._failed = pipeline.config, 0
         self._heard, self._messages = time.monotonic(), 0
-        self._patience = math.inf if config.virtual else config.timeout + ASK  # virtual time passes by requests alone
+        self._patience = math.inf if config.virtual else config.timeout + RING_INTERVAL  # virtual: by requests alone
         self.state = Health("ready")
 
     def _look(self, pipeline: Pipeline) -> None:
@@ -230,7 +230,7 @@ class Engine(RequestLoop):
         heard = ring.heard > self._messages
         if heard if self._running else not ring.unanswered:
             self._heard, self._messages = now, ring.heard
-        if not self._running and not ring.unanswered and now - self._asked >= ASK:
+        if not self._running and not ring.unanswered and now - self._asked >= RING_INTERVAL:
             self._asked = now
             ring.ask()
 
@@ -283,8 +283,8 @@ class Engine(RequestLoop):
         running, self._running = self._running, []
         hint, retry = ("", 0) if final else ("; ask again", 5)
         for job in running:
-            said = f"the answer is lost: {reason}{hint}"
-            self._end(job, Refused(said, code="rank_lost", status=UNAVAILABLE, retry=retry))
+            lost = Refused(f"the answer is lost: {reason}{hint}", code="rank_lost", status=UNAVAILABLE, retry=retry)
+            self._end(job, lost)
             job.generation = None  # which holds the pipeline, for as long as its client takes to hear of the end
         if final:
             self.drop(Refused(reason, code="rank_lost", status=UNAVAILABLE))

@@ -7,8 +7,7 @@ import torch
 
 from config.presets import TOY
 from model.sample import Sampler
-from model.text import Text
-from model.token_text import TokenTexts
+from model.text import Text, TokenTexts
 from model.weights.checkpoint import Checkpoint
 from model.whole import Whole
 from tests.serving import QUESTION, server
