@@ -179,3 +179,26 @@ def test_what_virtual_time_cannot_do_is_refused_with_the_fix(capsys):
                            (["time=virtual", "profile=wifi", "hosts=h"], "leave hosts out")):
         assert run(GENERATE, ["toy", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_only_what_the_text_reaches_is_computed_and_all_methods_share_it():
+    with Pipeline.open("toy", time="virtual", profile="jetson-7b", draft="eagle+suffix", max_new_tokens=12) as pipeline:
+        computed = []
+        ring = pipeline.ring
+        said, ring.look_up = ring.look_up, lambda paths: computed.append(len(paths)) or said(paths)
+        for method in ("ar", "naive", "continuous", "streaming"):
+            decoder = pipeline.decoder_for(replace(pipeline.config, pipeline_type=method))
+            prompt = pipeline.prompt_ids(QUESTION, pipeline.config.template)
+            answer = decoder.whole(pipeline.request(prompt, pipeline.config, ""))
+            assert sum(computed) <= 2 * (len(prompt) + answer.new_tokens), method  # features of the tip, and its logits
+            computed.clear()
+
+
+def test_logprobs_are_the_same_in_virtual_time():
+    found = []
+    for options in ({}, {"time": "virtual", "profile": "jetson-7b"}):
+        with Pipeline.open("toy", dtype="float64", max_new_tokens=6, processes=False, **options) as pipeline:
+            answer = pipeline.generate(QUESTION, logprobs=2, prompt_logprobs=True).answer
+            lists = answer.logprobs, answer.prompt_logprobs
+            found.append([[one and (one.token, round(one.logprob, 9)) for one in each] for each in lists])
+    assert found[0] == found[1] and len(found[0][0]) == 6
