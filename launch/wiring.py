@@ -77,8 +77,8 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = list
-    restart: Callable[[], object] = int
+    busy: Callable[[], list[float]] = lambda: []
+    restart: Callable[[], object] = lambda: None
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
