@@ -30,7 +30,7 @@ from launch.trace import open_trace
 from launch.words import settle, with_model
 from pipeline.trace import Clock, NoTrace
 
-USUAL = "emulated"  # the protocol of the model that every command means where none is named
+USUAL_PROTOCOL = "emulated"  # the protocol of the model that every command means where none is named
 MODULE = "scripts.evaluate start"  # what a rank is
 TOO_FAST = 3  # exit code of a start whose emulated cluster this machine cannot keep pace with
 OTHER = "choose another results="
@@ -132,7 +132,7 @@ def evaluate(protocol: str, argv: Sequence[str]) -> int:
         print(f"{__doc__}\nPROTOCOL is one of {', '.join(PROTOCOLS)}")
         return 0
     try:
-        if protocol == USUAL:
+        if protocol == USUAL_PROTOCOL:
             argv = with_model(argv)
         argv, config = _read(words(protocol, argv))
         find_board(config.run, os.environ)

@@ -204,7 +204,7 @@ def _speeds(found: Points, points: Collection[str]) -> dict[str, Speeds]:
         for contender, temperature in itertools.product(results.contenders, results.temperatures):
             label = results.label(contender)
             name = f"{label} t={temperature:g}" if several else label
-            line = lines.setdefault(name, dict.fromkeys(points, metrics.NOTHING))
+            line = lines.setdefault(name, dict.fromkeys(points, metrics.NO_INTERVAL))
             line[point] = speeds(results, contender, results.sets, temperature)["xi"]
     return {name: list(line.values()) for name, line in lines.items()}
 

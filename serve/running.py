@@ -39,8 +39,7 @@ class Listener(uvicorn.Server):
     It calls `ending` when it ends: at once, if there is nothing under way, and else `LEAVE` seconds later.
     """
 
-    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any],
-                 ending: Callable[[], Any]) -> None:
+    def __init__(self, app: Any, config: ServeConfig, begun: Callable[[str], Any], ending: Callable[[], Any]) -> None:
         most, backlog = room(config)
         connection: Any = partial(Connection, most)
         # Of what a stranger sends wrong, uvicorn writes a warning.

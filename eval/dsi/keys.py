@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Iterator, Mapping, Sequence
 
 from config.keys import Checked, Range, outside, unknown
+from config.run_config import COUNT
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 from eval.keys import problems_of_files
 
 COMMAND = "python -m scripts.simulate"
-COUNT = 1_000_000_000  # the most of anything that is counted
 COST = Range(0.000000001, 1_000_000_000)
-MOST = 20_000_000  # tokens of all texts together, which are kept until the end
+MOST_TOKENS = 20_000_000  # tokens of all texts together, which are kept until the end
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Simulation(Keys):
             yield (f"num_target_servers={self.num_target_servers} are too few for k={self.k}: a verification every "
                    f"{self.k * self.c:g} that lasts {self.failure_cost:g} needs {needed}; give "
                    f"num_target_servers={needed} or more, 0 for as many as it takes, or k={least} or more")
-        if self.num_repeats * self.S > MOST:
+        if self.num_repeats * self.S > MOST_TOKENS:
             yield (f"num_repeats={self.num_repeats} texts of S={self.S} tokens are too many for the memory: give "
-                   f"num_repeats={MOST // self.S} or less")
+                   f"num_repeats={MOST_TOKENS // self.S} or less")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from config.keys import ASKS, HELP, check_name, typed
 from config.methods import METHODS
 from config.questions import Question
 from config.schema.untrusted import harmless, plain
-from eval.specinfer.flexflow import ANOTHER, Request, answer_to, keep
+from eval.specinfer.flexflow import ANOTHER_OUTPUT, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch import console
 from launch.ask import questions, table
@@ -71,7 +71,7 @@ def _program(name: str, argv: Sequence[str]) -> int:
     call = read(name, argv)
     path = typed(call.words).get("lines")
     if path:
-        check_output(path, ANOTHER)
+        check_output(path, ANOTHER_OUTPUT)
     if call.ignored:
         say(plain(call.ignored))
     say(f"the same by this project's own command: {call.command}")
