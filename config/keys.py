@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, ClassVar, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from config import files
 
@@ -253,7 +253,10 @@ def unknown(values: Mapping[str, Any], choices: Mapping[str, Sequence[str]]) -> 
 
 @dataclass(frozen=True)
 class Checked:
-    """Keys that fit together, or ValueError with the first of their `problems`."""
+    """Keys that are what the tables say and fit together, or ValueError with the first of their `problems`."""
+
+    RANGES: ClassVar[Mapping[str, Range | Form]] = {}
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     def __post_init__(self) -> None:
         problem = next(self.problems(), "")
@@ -262,7 +265,8 @@ class Checked:
 
     def problems(self) -> Iterator[str]:
         """What is wrong, each in a sentence that names the fix. A dataclass with more keys adds its own to these."""
-        yield from ()
+        yield from outside(vars(self), self.RANGES)
+        yield from unknown(vars(self), self.CHOICES)
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
-from launch.asynchronous import LOOK, Turning
-from launch.asynchronous import Job as Turned
+from launch import asynchronous
+from launch.asynchronous import POLL_SECONDS, RequestLoop
 from launch.pipeline import Generation, Pipeline
 from pipeline.failure import explain, foreseen, guarded
 from pipeline.requests import Ring
@@ -43,7 +43,7 @@ Event = Any  # Piece, the facts of a sight of the answer under way, Ended or Ref
 
 
 @dataclass(eq=False)
-class Job(Turned):
+class Job(asynchronous.Job):
     """One answer that is asked for, and who hears of it."""
 
     choice: Choice
@@ -79,7 +79,7 @@ class Health(NamedTuple):
     reason: str = ""
 
 
-class Engine(Turning):
+class Engine(RequestLoop):
     """A pipeline that stays, and comes back when a rank is lost. `opened` opens it."""
 
     def __init__(self, opened: Callable[[], Pipeline], limits: Limits) -> None:
@@ -178,7 +178,7 @@ class Engine(Turning):
 
     def _look(self, pipeline: Pipeline) -> None:
         now = time.monotonic()
-        if now - self._looked >= LOOK:
+        if now - self._looked >= POLL_SECONDS:
             self._looked = now
             self.figures.occupy(pipeline.rank.busy())
 
@@ -222,7 +222,7 @@ class Engine(Turning):
         """The same while the engine's thread brings the pipeline up again, which may last."""
         while self.state.status == "restarting":
             self._excuse()
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
     def _feel(self, ring: Ring) -> None:
         """Note whether the ring answers: by what comes back of requests, and without any by what it is asked."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from config.cli import parse
 from config.serve_config import ServeConfig, is_loopback
-from launch.ask import COMMAND
+from launch.ask import GENERATE
 from launch.run import run
 from launch.split.write import split
 from scripts.serve import build, keyed, main
@@ -50,7 +50,7 @@ def text(tmp_path_factory):
     """What `run_pipe.sh` answers with the options of SAMPLED."""
     output = tmp_path_factory.mktemp("pipe") / "answer.json"
     words = [f"prompt={QUESTION}", "temperature=0.8", "seed=5", "max_new_tokens=40", "threads_per_rank=1"]
-    assert run(COMMAND, ["processes=false", *words, f"output={output}"]) == 0
+    assert run(GENERATE, ["processes=false", *words, f"output={output}"]) == 0
     return json.loads(output.read_text())["text"]
 
 

@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Iterator, Sequence
 
-from config.keys import Checked, Range, outside, unknown
+from config.keys import Checked, Range
 from config.run_config import COUNT
 from eval.dsi.formulas import ACCOUNTINGS, least_lookahead, servers_needed
 from eval.keys import problems_of_files
@@ -15,19 +15,7 @@ MOST_TOKENS = 20_000_000  # tokens of all texts together, which are kept until t
 
 
 @dataclass(frozen=True)
-class Keys(Checked):
-    """Keys with tables of what each may be."""
-
-    RANGES: ClassVar[Mapping[str, Range]] = {}
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
-
-    def problems(self) -> Iterator[str]:
-        yield from outside(vars(self), self.RANGES)
-        yield from unknown(vars(self), self.CHOICES)
-
-
-@dataclass(frozen=True)
-class Simulation(Keys):
+class Simulation(Checked):
     """What is simulated. Costs are in one unit, which is that of the results."""
 
     RANGES = {
@@ -133,7 +121,7 @@ class Online(Simulation):
 
 
 @dataclass(frozen=True)
-class Heatmap(Keys):
+class Heatmap(Checked):
     """Heat maps of how much faster SI, DSI and pipelines are, by drafter latency and acceptance rate.
 
     Every cell has the cost of a token in the long run, by formulas, of each method at its best lookahead: for DSI the
@@ -188,7 +176,7 @@ class Heatmap(Keys):
 
 
 @dataclass(frozen=True)
-class Paper(Keys):
+class Paper(Checked):
     """The speed-ups of the ten rows of Table 2, beside the published ones.
 
     online: in the accounting of the published online simulator, without its overhead; offline: in that of the

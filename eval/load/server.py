@@ -32,7 +32,7 @@ from eval.load.arrivals import TAIL
 from eval.load.keys import ServeLoadConfig, of_the_server
 from eval.metrics import quantile
 from eval.tables import in_columns
-from launch.console import LOST, say
+from launch.console import EXIT_LOST, say
 
 COMMAND = "python -m scripts.bench server"
 DEFAULTS = {"max_new_tokens": "64"}
@@ -158,7 +158,7 @@ def _serving(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]
         yield process, line.split()[-1]
     finally:
         process.send_signal(signal.SIGINT)
-        if process.wait() == LOST:
+        if process.wait() == EXIT_LOST:
             say("the server has lost its pipeline")
 
 

@@ -17,7 +17,7 @@ from eval.specinfer.flexflow import ANOTHER_OUTPUT, Request, answer_to, keep
 from eval.specinfer.parse import PROGRAMS, Parser, SpecInferConfig, read
 from launch import console
 from launch.ask import questions, table
-from launch.console import WRONG, say
+from launch.console import EXIT_WRONG, say
 from launch.pipeline import Pipeline
 from launch.run import Command, run
 
@@ -45,7 +45,7 @@ def answer_all(pipeline: Pipeline, own: SpecInferConfig) -> None:
     if len(answers) > 1:
         print(f"All {len(answers)} answers\n\n{table(answers)}")
     if len(answers) < len(asked):
-        raise SystemExit(WRONG)
+        raise SystemExit(EXIT_WRONG)
 
 
 def _show(piece: str) -> None:
