@@ -66,6 +66,11 @@ class Wires:
         return [*self.links, *self.drafters, *fan]
 
 
+def unmeasured() -> list[float]:
+    """How busy ranks are where nobody measures it."""
+    return []
+
+
 class Rank(NamedTuple):
     """A rank that is connected to the others: what it is built from, its wires, its trace and its clock.
 
@@ -77,7 +82,7 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-    busy: Callable[[], list[float]] = lambda: []
+    busy: Callable[[], list[float]] = unmeasured
     restart: Callable[[], object] = lambda: None
 
     def serve(self) -> None:
