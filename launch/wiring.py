@@ -82,13 +82,8 @@ class Rank(NamedTuple):
     wires: Wires
     trace: NoTrace
     clock: Clock = REAL
-<<<<<<< HEAD
-    busy: Callable[[], list[float]] = list
-    restart: Callable[[bool], object] = bool
-=======
     busy: Callable[[], list[float]] = unmeasured
-    restart: Callable[[], object] = lambda: None
->>>>>>> main
+    restart: Callable[[bool], object] = lambda same: None
 
     def serve(self) -> None:
         """Compute this rank's layers for the ring, or draft with its small model for rank 0, until it is stopped."""
