@@ -23,6 +23,7 @@ from model.sample import Sampler
 from model.tree import Guess, TokenTree
 
 OFTEN, SELDOM = 16, 64  # tokens over which foresight is taken; and over which it is believed in again, untried
+EULER = 0.5772  # the mean of Gumbel noise
 LONG, RUN = 8, 16  # tokens of a match behind which its continuation is taken at once, and how far
 Given = Mapping[str, Guesses]  # by source
 Bucket = Tuple[Tuple[str, ...], int]  # the sources that have guesses, and how long a match is
@@ -228,7 +229,8 @@ class Mixture(Draft):
         if not stand.given:
             return False
         mixed = self._blend.mix(stand.given, stand.match.length, stand.depth)
-        stand.children = self._foreseen(mixed, tree.nodes[node].pos + 1)[:width]
+        rest = 1 - sum(chance for _, chance in mixed) if set(stand.given) == {SUFFIX} else 0.0
+        stand.children = self._foreseen(mixed, rest, tree.nodes[node].pos + 1)[:width]
         self._stands[node] = stand
         return True
 
@@ -245,8 +247,11 @@ class Mixture(Draft):
             match = self._suffix.match(tree, step, match)
         return match
 
-    def _foreseen(self, mixed: Guesses, position: int) -> Guesses:
-        """Probabilities once the noise of a position is known, which chooses among the tokens: see docs/design.md."""
+    def _foreseen(self, mixed: Guesses, rest: float, position: int) -> Guesses:
+        """Probabilities once the noise of a position is known, which chooses among the tokens: see docs/design.md.
+
+        `rest` is the probability of all tokens of which nobody has said anything.
+        """
         if not self._sampler.temperature or not mixed:
             return mixed
         tokens = torch.tensor([token for token, _ in mixed])
@@ -254,7 +259,8 @@ class Mixture(Draft):
         order = tokens.argsort()
         noise = torch.empty_like(chance)
         noise[order] = self._sampler.noise([position], tokens[order])[0]
-        worth = torch.softmax(chance.log() + noise, -1)
+        others = torch.tensor([max(rest, 0.0)], dtype=torch.float64).log() + EULER
+        worth = torch.softmax(torch.cat([chance.log() + noise, others]), -1)[:-1]
         best = worth.argsort(descending=True, stable=True)
         return list(zip(tokens[best].tolist(), worth[best].tolist()))
 
